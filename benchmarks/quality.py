@@ -96,7 +96,7 @@ def variants(quick: bool) -> list[Variant]:
         Variant(
             "bitdelta, tensor scales, embeddings whole", bitdelta(group_size=None, embeddings="dense", **half)
         ),
-        Variant("bitdelta, as by default", bitdelta()),
+        Variant("bitdelta, default settings", bitdelta()),
         Variant("bitdelta, tensor scales", bitdelta(**small)),
         Variant("bitdelta, tensor scales, bits trained", bitdelta(calibration_samples=1600, **bits), 400),
         Variant("bitdelta, row scales", bitdelta(**{**small, "group_size": "row"})),

@@ -386,7 +386,9 @@ def _folder() -> Path:
     folder = next((folder for folder in _PAGES if folder.is_dir()), None)
     if folder is None:
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"no guides in {_PAGES[0]}", "install gym-fed again; its wheel has them"
+            ErrorCode.FILE_NOT_FOUND,
+            f"no guides in {_PAGES[0]}",
+            "reinstall gym-fed; its wheel contains them",
         )
     return folder
 

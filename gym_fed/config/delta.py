@@ -183,7 +183,7 @@ class CodecPolicy(StrictModel):
     def _validate_combinations(self) -> CodecPolicy:
         if self.codec == "as-merged" and self.error_feedback:
             raise ValueError(
-                "codec 'as-merged' loses nothing but rounding, and a residual is no product of factors; "
+                "codec 'as-merged' loses only rounding, and a residual is not a product of factors; "
                 "set error_feedback: false"
             )
         if self._differs("feedback_decay") and not self.error_feedback:
@@ -194,7 +194,7 @@ class CodecPolicy(StrictModel):
             self.model_fields_set.add("feedback_decay")
         if self.max_bits_per_weight is not None and not self.error_feedback and self.codec != "auto":
             raise ValueError(
-                "max_bits_per_weight leaves tensors out of the file, which loses them for good without "
+                "max_bits_per_weight leaves tensors out of the file, which loses them permanently without "
                 "error_feedback; set error_feedback: true or codec: auto, or remove the budget"
             )
         if self._differs("small_tensors", "embeddings", "head") and self.adds_up:
@@ -202,11 +202,11 @@ class CodecPolicy(StrictModel):
                 f"codec {self.codec!r} encodes every tensor: remove small_tensors, embeddings and head"
             )
         if self._differs("group_size", "scale_dtype"):
-            self._belongs("group_size and scale_dtype belong to codecs with scales", "has_scales")
+            self._belongs("group_size and scale_dtype apply only to codecs with scales", "has_scales")
         if self._differs("symmetric"):
-            self._belongs("symmetric belongs to codecs with offsets (the grids)", "has_offsets")
+            self._belongs("symmetric applies only to codecs with offsets (the grids)", "has_offsets")
         if self._differs("lora_rank"):
-            self._belongs("lora_rank belongs to codecs of factors", "low_rank", auto=False)
+            self._belongs("lora_rank applies only to codecs of factors", "low_rank", auto=False)
         elif self._rank_is_needed:
             for key in ("codec", "embeddings", "head"):
                 word = codec_of(getattr(self, key))
@@ -216,22 +216,24 @@ class CodecPolicy(StrictModel):
             raise ValueError(f"small_tensors: codec {self.small_tensors!r} is not for small tensors")
         for word in (self.embeddings, self.head):
             if word != SAME_ROW and word.endswith(ROW) and not CODECS.type_of(codec_of(word)).has_scales:
-                raise ValueError(f"{word!r}: codec {codec_of(word)!r} has no scales to give each row one")
+                raise ValueError(
+                    f"{word!r}: codec {codec_of(word)!r} has no scales, so it cannot have one per row"
+                )
         if self.factors not in (*_PLAIN_FACTORS, "auto"):
             from gym_quant.factor_encoding import is_factor_codec
 
             if not is_factor_codec(self.factors):
                 raise ValueError(f"factors: codec {self.factors!r} is not for factors")
         if self.factor_bits is not None and self.factors != "auto":
-            raise ValueError(f"factor_bits belongs to factors 'auto', not to {self.factors!r}")
+            raise ValueError(f"factor_bits applies to factors 'auto', not to {self.factors!r}")
         if self._differs("distill_steps"):
             self._belongs("distill_steps trains scales", "has_scales")
         if self._differs("scale_gain"):
-            self._belongs("scale_gain belongs to codecs of mean magnitudes", "takes_gain")
+            self._belongs("scale_gain applies only to codecs whose scales are mean magnitudes", "takes_gain")
         if self.scale_gain != 1.0 and self.distill_steps:
             raise ValueError("distill_steps trains the scales that scale_gain sets; use one of them")
         if self.distill_bits and not self.distill_steps:
             raise ValueError("distill_bits does nothing without distill_steps; set distill_steps above 0")
         if self.factor_group_size is not None and not self.quantises_factors:
-            raise ValueError(f"factor_group_size belongs to quantised factors, not to {self.factors}")
+            raise ValueError(f"factor_group_size applies to quantised factors, not to {self.factors}")
         return self

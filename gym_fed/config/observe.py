@@ -18,7 +18,7 @@ def _validate_endpoint(text: str) -> str:
         parts = urlsplit(text)
         has_port = parts.port is not None
     except ValueError as error:
-        raise ValueError(f"{shown!r} is no URL: {error}") from error
+        raise ValueError(f"{shown!r} is not a URL: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or not has_port or parts.path.strip("/"):
         raise ValueError(f"{shown!r} is not the URL of an OTLP/gRPC receiver, such as http://127.0.0.1:4317")
     if parts.username is not None:

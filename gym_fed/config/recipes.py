@@ -46,7 +46,7 @@ def recipes() -> list[Recipe]:
     folder = next((f for f in folders if f.is_dir()), None)
     if folder is None:
         reason = f"no recipes in {folders[0]}"
-        raise GymError(ErrorCode.FILE_NOT_FOUND, reason, "install gym-fed again; its wheel has them")
+        raise GymError(ErrorCode.FILE_NOT_FOUND, reason, "reinstall gym-fed; its wheel contains them")
     files = [*folder.glob("*.yaml"), *folder.glob("models/*.yaml")]
     return [
         Recipe(file.stem, file, _summary(file), tuple(sizes_for(file)))
@@ -139,7 +139,7 @@ def _sized(text: str, file: Path, size: str) -> str:
     size_name = next((name for name in sizes if name.lower() == size.lower()), None)
     if size_name is None:
         reason = f"--size {size}: {file.stem} has no such size"
-        remedy = f"one of {', '.join(sizes)}" if sizes else "its model has one size; leave --size out"
+        remedy = f"one of {', '.join(sizes)}" if sizes else "its model has only one size; omit --size"
         raise GymError(ErrorCode.USAGE, reason, remedy)
     chosen = sizes[size_name]
     text = _with(text, "model", chosen["model"], chosen["licence"])
@@ -154,14 +154,12 @@ def _placed(text: str, file: Path, machine: str) -> str:
     machines = _table(file, "machines")
     if machine not in machines:
         raise GymError(
-            ErrorCode.USAGE, f"--on {machine}: no such kind of machine", f"one of {', '.join(machines)}"
+            ErrorCode.USAGE, f"--on {machine}: unknown kind of machine", f"one of {', '.join(machines)}"
         )
     recipe = yaml.safe_load(text)
     if machine == "mps" and "quantization" in recipe:
-        reason = (
-            f"--on mps: {file.stem} holds its base in 4 bits, which bitsandbytes does on CUDA and CPU alone"
-        )
-        raise GymError(ErrorCode.USAGE, reason, "copy the recipe of LoRA instead")
+        reason = f"--on mps: {file.stem} uses a 4-bit base, which bitsandbytes supports only on CUDA and CPU"
+        raise GymError(ErrorCode.USAGE, reason, "copy the LoRA recipe instead")
     values = dict(machines[machine])
     rows = values.pop("per_device_train_batch_size", None)
     if rows is not None:

@@ -190,7 +190,7 @@ class FilterConfig(StrictModel):
         if not self.on and self.model_fields_set - {"input", "output"}:
             raise ValueError("neither input nor output is on, so nothing is filtered: set one of them")
         if self.on and not (self.rules or self.package_rules or self.classifier):
-            raise ValueError("there are no rules: give rules, package_rules: true or a classifier")
+            raise ValueError("there are no rules: set rules, package_rules: true or a classifier")
         return self
 
     @property
@@ -314,12 +314,13 @@ class ServingConfig(ReadsOtherWords):
     def _validate_host(self) -> ServingConfig:
         if self.api_keys is None and self.host not in LOOPBACK:
             raise ValueError(
-                f"host {self.host} is open to others, but api_keys is not set: make one with `gym api keys add`, "
+                f"host {self.host} is open to others, but api_keys is not set: create a key with `gym api keys add`, "
                 "or serve on 127.0.0.1"
             )
         if self.api_keys is None and self.trusted_proxies:
             raise ValueError(
-                "trusted_proxies opens this server to others, but api_keys is not set: make one with `gym api keys add`"
+                "trusted_proxies opens this server to others, but api_keys is not set: create a key with `gym api "
+                "keys add`"
             )
         return self
 
@@ -327,6 +328,6 @@ class ServingConfig(ReadsOtherWords):
     def _validate_vllm(self) -> ServingConfig:
         if self.engine.kind != "vllm" and "vllm" in self.model_fields_set and self.vllm != VllmConfig():
             raise ValueError(
-                f"vllm is set, but engine.kind is {self.engine.kind}: set engine: vllm, or leave it out"
+                f"vllm is set, but engine.kind is {self.engine.kind}: set engine: vllm, or remove it"
             )
         return self

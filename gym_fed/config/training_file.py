@@ -22,7 +22,7 @@ Source = ParsedConfig | str | Path
 _COMMANDS = {
     "predict": ("predicts", "gym predict {}"),
     "export": ("merges and exports a model", "gym export {}"),
-    "inference": ("answers with a model", "gym chat {0}, or gym api {0}"),
+    "inference": ("generates answers with a model", "gym chat {0}, or gym api {0}"),
 }
 
 
@@ -52,15 +52,15 @@ def load_training_config(
         return _from_overrides(overrides, ignore_unsupported=ignore_unsupported, processes=processes)
     parsed = ParsedConfig.read(source)
     if "search" in parsed.values:
-        reason = f"{parsed.place('search')}: search: describes many runs, not one"
-        raise GymError(ErrorCode.CONFIG_INVALID, reason, f"search with: gym tune {parsed.file}")
+        reason = f"{parsed.place('search')}: search: describes several runs, not one"
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, f"run the search with: gym tune {parsed.file}")
     if parsed.dialect is None:
         return load_config(parsed, TrainingConfig, overrides), []
     job = parsed.dialect.job_of(parsed.values)
     if job in _COMMANDS:
         purpose, command = _COMMANDS[job]
         raise GymError(
-            ErrorCode.USAGE, f"{parsed.file}: {purpose}, and gym train trains", command.format(parsed.file)
+            ErrorCode.USAGE, f"{parsed.file}: {purpose}, but gym train trains", command.format(parsed.file)
         )
     values = dict(parsed.values)
     ours = []
@@ -122,7 +122,9 @@ def as_yaml(source: Source, *, ignore_unsupported: bool = False) -> tuple[str, l
         reason = (
             f"{parsed.file}: not a {_titles()} file: no model_name_or_path with a stage or finetuning_type"
         )
-        raise GymError(ErrorCode.USAGE, reason, "ours need no import; check one with: gym configs validate")
+        raise GymError(
+            ErrorCode.USAGE, reason, "files of gym-fed need no import; check one with: gym configs validate"
+        )
     load_training_config(parsed, ignore_unsupported=ignore_unsupported)  # what is written can be loaded
     translation = parsed.dialect.translate(parsed.values, "train")
     comments = [f"# {key}: {text}" for key, text in {**translation.lost, **translation.notes}.items()]
@@ -145,7 +147,7 @@ def _from_overrides(
     translation = dialect.translate(values, "train", processes)
     lost = [f"--set: {key}: no counterpart: {why}" for key, why in translation.lost.items()]
     if lost and not ignore_unsupported:
-        hint = "leave them out, or pass --ignore-unsupported to train without them"
+        hint = "remove them, or pass --ignore-unsupported to train without them"
         raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(lost), hint)
     notes = [f"{key}: {text}" for key, text in translation.notes.items()]
     return validate(translation.values, TrainingConfig, "--set", None, {()}), [*lost, *notes]
@@ -187,7 +189,7 @@ def _notes(parsed: ParsedConfig, translation: Translation, *, ignore_unsupported
     notes = [f"{parsed.place(key)}: {key}: {text}" for key, text in translation.notes.items()]
     if lost and not ignore_unsupported:
         reason = "\n".join(lost)
-        remedy = "remove these keys, or pass --ignore-unsupported to go on without them"
+        remedy = "remove these keys, or pass --ignore-unsupported to continue without them"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
     return [*lost, *notes]
 

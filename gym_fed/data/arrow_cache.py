@@ -42,7 +42,7 @@ FORMAT_VERSION = 2
 MAX_CACHE_BYTES = 100 * 10**9
 """Bytes of all files of the common folder together."""
 
-_SPACE = "rows and encoded rows take about seven times the bytes of their files"
+_SPACE = "rows and encoded rows take about seven times the size of their files"
 
 _held_files: dict[Path, IO[bytes]] = {}
 """Files that this process maps. Their shared locks, which last as long as the process, prevent their removal."""
@@ -96,7 +96,7 @@ class ArrowCache:
             with suppress(OSError):  # a read-only disk, from which nothing is removed
                 os.utime(self.path)
         else:
-            console.err.print(f"{self.path}: its bytes have changed; it is written again")
+            console.err.print(f"{self.path}: its bytes have changed; it will be rewritten")
         return is_intact
 
     def facts(self) -> dict[str, Any]:

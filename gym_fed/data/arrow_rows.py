@@ -274,7 +274,7 @@ def _encoded(row: Row, number: int) -> tuple[Any, ...]:
             return {_TAG: ["timedelta", [value.days, value.seconds, value.microseconds]]}
         if isinstance(value, Decimal):
             return {_TAG: ["Decimal", str(value)]}
-        raise TypeError(f"a row has a value of type {type(value).__name__}, which data files cannot hold")
+        raise TypeError(f"a row has a value of type {type(value).__name__}, which data files cannot store")
 
     try:
         text = json.dumps(row, ensure_ascii=False, default=substitute).encode()

@@ -66,8 +66,8 @@ def buffered(name: str, stream: BinaryIO) -> io.BufferedReader:
     if (binary := next((kind for mark, kind in _BINARY if head.startswith(mark)), None)) is not None:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{name}: is {binary}, and no text",
-            "write the rows as .parquet, .jsonl, .json, .csv or .txt",
+            f"{name}: is {binary}, not text",
+            "save the rows as .parquet, .jsonl, .json, .csv or .txt",
         )
     wide_encoding = next((encoding for mark, encoding in _WIDE if head.startswith(mark)), None)
     if wide_encoding is None and head.count(0) > len(head) // 4:  # every other byte of ASCII in UTF-16
@@ -75,7 +75,7 @@ def buffered(name: str, stream: BinaryIO) -> io.BufferedReader:
     if wide_encoding is not None:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{name}: is {wide_encoding}, and rows are read in UTF-8",
+            f"{name}: is {wide_encoding}, but must be UTF-8",
             f"convert it: iconv -f {wide_encoding} -t UTF-8 FILE > NEW",
         )
     return reader
@@ -103,12 +103,12 @@ def bounded_whole(name: str, reader: io.BufferedReader) -> bytes:
     """
     data = reader.read(MAX_ROW_BYTES + 1)
     if len(data) > MAX_ROW_BYTES:
-        raise too_long(f"{name}: the text", "split it into files, or write .jsonl with a row a paragraph")
+        raise too_long(f"{name}: the text", "split it into files, or write .jsonl with one row per paragraph")
     return data
 
 
 def too_long(
-    what: str, remedy: str = "shorten or drop the row; a list of rows belongs into a .json file"
+    what: str, remedy: str = "shorten or drop the row; a list of rows belongs in a .json file"
 ) -> GymError:
     """Return the error for a row that is too long."""
     return GymError(ErrorCode.DATA_INVALID, f"{what} is longer than {MAX_ROW_BYTES >> 20} MiB", remedy)
@@ -140,7 +140,7 @@ class JsonItems:
         if self._next() != "[":
             self._item(1)  # which reports invalid JSON
             raise GymError(
-                ErrorCode.DATA_INVALID, f"{self._name}: expected a list of rows", "put the rows in [ ]"
+                ErrorCode.DATA_INVALID, f"{self._name}: expected a list of rows", "enclose the rows in [ ]"
             )
         self._at += 1
         number = 0
@@ -225,9 +225,7 @@ class JsonItems:
 
 def not_utf8(problem: str) -> GymError:
     """Return the error for bytes that are not UTF-8."""
-    remedy = (
-        "save the file as UTF-8; text of older Windows programs: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
-    )
+    remedy = "save the file as UTF-8; for text from older Windows programs: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
     return GymError(ErrorCode.DATA_INVALID, problem, remedy)
 
 

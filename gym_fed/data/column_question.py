@@ -87,19 +87,19 @@ def agreed_columns(
         refused = unknown_format(sample[0], guess)
         if other_texts is not None:
             refused = BadRow(
-                f"only 'text' would be learned, but column {other_texts!r} holds texts too",
-                f"to leave it out, add --columns text=text; if this is right, add: {guess.option}",
+                f"only 'text' would be learned, but column {other_texts!r} also has text",
+                f"to ignore it, add --columns text=text; if this is right, add: {guess.option}",
             )
         elif given:
             refused = BadRow(
                 f"{columns_option(given)} does not name enough columns",
-                f"if this is right, give: {guess.option}",
+                f"if this is right, add: {guess.option}",
             )
         raise GymError(ErrorCode.DATA_INVALID, f"{rows[0][0]}: {refused.problem}", refused.remedy)
     _show(file.name, guess, sample)
     if not yes and not typer.confirm("Use these columns?", default=True, err=True):
         raise GymError(
-            ErrorCode.USAGE, f"{file.name}: its columns are not agreed", f"name them: {guess.option}"
+            ErrorCode.USAGE, f"{file.name}: its columns are not confirmed", f"name them: {guess.option}"
         )
     _is_new(key)
     return guess.columns

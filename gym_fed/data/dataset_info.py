@@ -114,12 +114,12 @@ def read_dataset_info(path: Path) -> dict[str, DatasetEntry]:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no dataset_info.json at {file}",
-            "dataset_dir names its folder; without one, name files or sets of `gym data catalogue`: "
+            "set dataset_dir to its folder; or use files, or sets of `gym data catalogue`: "
             "gym train --model MODEL --data my.jsonl",
         )
-    values = read_object(file, ErrorCode.CONFIG_INVALID, "an object with an object a dataset is expected")
+    values = read_object(file, ErrorCode.CONFIG_INVALID, "expected an object with one object per dataset")
     if not all(isinstance(value, dict) for value in values.values()):
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: expected an object with an object a dataset")
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: expected an object with one object per dataset")
     return {name: validate(value, DatasetEntry, f"{file}: {name}") for name, value in values.items()}
 
 
@@ -150,9 +150,9 @@ def _require_here(name: str, info: Path) -> None:
     if entry is not None and entry.llamafactory is not None and not info.exists():
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
-            f"no dataset_info.json at {info}, and the rows of {name!r} lie in LLaMA-Factory's repository",
-            "clone github.com/hiyouga/LLaMA-Factory and give dataset_dir: LLaMA-Factory/data, or name a set of "
-            "`gym data catalogue` that is on the hub",
+            f"no dataset_info.json at {info}, but the rows of {name!r} are in LLaMA-Factory's repository",
+            "clone github.com/hiyouga/LLaMA-Factory and set dataset_dir: LLaMA-Factory/data, or use a set of "
+            "`gym data catalogue` that is on the Hub",
         )
 
 
@@ -163,7 +163,7 @@ def _rows(name: str, entry: DatasetEntry, base: Path) -> Iterator[PlacedRow]:
         return _renamed(as_object(raw), entry)
 
     if entry.script_url is not None:
-        raise _refused(name, "script_url would run code of the dataset", "convert the data to files")
+        raise _refused(name, "script_url would run the dataset's code", "convert the data to files")
     if entry.hf_hub_url is not None:
         raw = hub_rows(entry.hf_hub_url, subset=entry.subset, split=entry.split, folder=entry.folder)
         yield from converted(raw, format, rename)
@@ -178,11 +178,11 @@ def _rows(name: str, entry: DatasetEntry, base: Path) -> Iterator[PlacedRow]:
         hub = "ModelScope" if entry.ms_hub_url else "Modelers"
         raise _refused(
             name,
-            f"lies on {hub} only, whose client is not part of gym-fed",
-            "download it and name its file_name",
+            f"is only on {hub}, which gym-fed does not support",
+            "download it and set file_name",
         )
     else:
-        raise _refused(name, "names no place", "give file_name or hf_hub_url")
+        raise _refused(name, "has no source", "set file_name or hf_hub_url")
 
 
 def _refused(name: str, problem: str, remedy: str) -> GymError:
@@ -236,7 +236,7 @@ def _renamed(raw: Raw, entry: DatasetEntry) -> Raw:
 
 def _turns(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise BadRow("the conversation is not a list of turns", "give at least a question and an answer")
+        raise BadRow("the conversation is not a list of turns", "it needs at least a question and an answer")
     return value
 
 

@@ -132,7 +132,7 @@ def largest_ids(file: Path) -> dict[str, int]:
     largest: dict[str, int] = {}
     for batch in read_batches(file):
         if not set(batch.schema.types) <= set(_TYPES.values()):
-            raise ValueError("it has columns that no algorithm writes")
+            raise ValueError("it has unknown columns")
         batch.validate(full=True)
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if column.null_count:
@@ -140,11 +140,11 @@ def largest_ids(file: Path) -> dict[str, int]:
             if pa.types.is_list(column.type):
                 least = pc.min(column.flatten()).as_py()
                 if least is not None and least < 0 and (least != IGNORED or not name.endswith("labels")):
-                    raise ValueError(f"{name} holds {least}, which is no token")
+                    raise ValueError(f"{name} holds {least}, which is not a token")
         if {"labels", "input_ids"} <= set(batch.schema.names) and not pc.list_value_length(
             batch.column("labels")
         ).equals(pc.list_value_length(batch.column("input_ids"))):
-            raise ValueError("a row has another number of labels than of input_ids")
+            raise ValueError("a row has different numbers of labels and input_ids")
         _note_largest(batch, largest)
     return largest
 

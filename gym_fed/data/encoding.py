@@ -192,8 +192,8 @@ def _encoded_before(tokenizer: Any, row: dict[str, Any], number: int) -> Encoded
     if largest >= len(tokenizer):
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{place_of(row, number)} holds token {largest}, and the model's tokenizer has {len(tokenizer)}",
-            "encode the rows with the tokenizer of the model that is trained",
+            f"{place_of(row, number)} holds token {largest}, but the model's tokenizer has {len(tokenizer)}",
+            "encode the rows with the tokenizer of the model to train",
         )
     return {"input_ids": list(row["input_ids"]), "labels": list(row["labels"])}
 

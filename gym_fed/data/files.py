@@ -92,13 +92,13 @@ def find_files(path: str | Path) -> list[DataFile]:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no data file at {path}",
-            "give the path of a data file or a folder of them",
+            "use the path of a data file or a folder of them",
         )
     if not paths:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no data files in {path}",
-            f"data files end in {', '.join((*SUFFIXES, _SHARD))}, or in .gz after that",
+            f"data files end in {', '.join((*SUFFIXES, _SHARD))}, optionally followed by .gz",
         )
     return [_data_file(name, path, fs, prefix, alone=fs.isfile(root)) for name in sorted(paths)]
 
@@ -223,7 +223,7 @@ def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{file.name}: cannot be read: {error}",
-            "restore the file, or leave it out",
+            "restore the file, or remove it from the sources",
         ) from error
 
 
@@ -291,7 +291,7 @@ def _read_json(name: str, reader: io.BufferedReader) -> Iterator[Placed]:
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{name}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}",
-            "a .json file is one list of rows; name the file .jsonl if it has a row a line",
+            "a .json file is one list of rows; rename the file to .jsonl if it has one row per line",
         ) from error
     except RecursionError as error:
         raise GymError(ErrorCode.DATA_INVALID, f"{name}: nested too deeply", "flatten the rows") from error
@@ -342,7 +342,7 @@ def _read_csv(name: str, stream: io.BufferedReader, delimiter: str) -> Iterator[
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{place}: {more_or_fewer} cells than the header has",
-                f"quote cells that hold {delimiter_name(delimiter)}",
+                f"quote cells that contain {delimiter_name(delimiter)}",
             )
         cells = {key: cell_value(key, value) for key, value in row.items() if value != ""}
         yield place, CsvRow(cells, tuple(row))
@@ -394,5 +394,5 @@ def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:
                         yield f"{name}: row {number}", without_filled_nulls(row)
     except (pyarrow.ArrowException, UnicodeDecodeError, KeyError) as error:  # KeyError: a map has a key twice
         raise GymError(
-            ErrorCode.DATA_INVALID, f"{name}: not a readable Parquet file: {error}", "write it again"
+            ErrorCode.DATA_INVALID, f"{name}: not a readable Parquet file: {error}", "rewrite the file"
         ) from error

@@ -49,7 +49,7 @@ def generate(name: str, num: int, *, seed: int = 0, split: Split = "train") -> l
                 break
         else:
             raise GymError(
-                ErrorCode.DATA_INVALID, f"task {name!r} has no {split} rows", "give it more prompts"
+                ErrorCode.DATA_INVALID, f"task {name!r} has no {split} rows", "add prompts to the task"
             )
         rows.append(
             {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]}

@@ -48,7 +48,7 @@ def hub_rows(
     source = cached_dataset(name)
     commit = to_stream(name).commit if source is None else None
     where = f"{name} ({subset}, {split})" if subset else f"{name} ({split})"
-    remedy = f"fetch it once with: hf download --repo-type dataset {name}; or give files with path"
+    remedy = f"fetch it once with: hf download --repo-type dataset {name}; or use files with path"
     try:
         with hub_errors("dataset", name):
             with _plain_requests():
@@ -107,7 +107,7 @@ def _require_own_files(name: str, source: str | None, data_files: Any) -> None:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
                     f"hub dataset {name!r}: its card names {plain(path, 200)!r}, which is not one of its files",
-                    "choose another data set, or give files with path",
+                    "choose another data set, or use files with path",
                 )
 
 

@@ -60,7 +60,7 @@ class Input:
             raise GymError(
                 ErrorCode.USAGE,
                 f"hub dataset {self.name}: cannot be cached",
-                "download it and give its files",
+                "download it and use its files",
             )
         if self.source.path is not None:
             return [config, [_mark(file) for file in find_files(self.source.path)]]
@@ -75,7 +75,7 @@ class Input:
         entry = read_dataset_info(info).get(str(self.source.dataset))
         if entry is None or entry.hf_hub_url is not None:
             raise GymError(
-                ErrorCode.USAGE, f"dataset {self.name}: cannot be cached", "download it and give its files"
+                ErrorCode.USAGE, f"dataset {self.name}: cannot be cached", "download it and use its files"
             )
         base = info if info.is_dir() else info.parent
         place = entry.cloud_file_name or base / (entry.file_name or "")
@@ -95,10 +95,10 @@ def as_input(source: Any) -> Input:
         return Input(DataConfig(path=str(source)), 1.0 if weight is None else float(weight))
     if isinstance(source, DataConfig):
         if weight is not None and source.weight != 1.0:
-            raise GymError(ErrorCode.USAGE, f"{source.path}: has two weights", "give it in one place")
+            raise GymError(ErrorCode.USAGE, f"{source.path}: has two weights", "set only one")
         if source.role != "learn":
             raise GymError(
-                ErrorCode.USAGE, "a pipeline does not mark rows to forget", "use data: of the config"
+                ErrorCode.USAGE, "a pipeline cannot mark rows to forget", "use data: of the config"
             )
         return Input(source, source.weight if weight is None else float(weight))
     if isinstance(source, Sequence) and all(isinstance(row, dict) for row in source):
@@ -106,7 +106,7 @@ def as_input(source: Any) -> Input:
     raise GymError(
         ErrorCode.USAGE,
         f"a source is {type(source).__name__}",
-        "give a path, a DataConfig or a list of rows, or a pair of one and its weight",
+        "pass a path, a DataConfig or a list of rows, or a pair of one of these and its weight",
     )
 
 

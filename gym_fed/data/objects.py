@@ -154,7 +154,7 @@ class Objects:
             raise GymError(
                 ErrorCode.TOO_LARGE,
                 f"{self.url}/{path}: has more than {counted(limit, 'byte')}",
-                "it is not what was pushed: check the store",
+                "it differs from what was pushed: check the store",
             )
         with self._open(target) as stream:
             data = bytes(stream.read(limit + 1))
@@ -210,7 +210,7 @@ def _no_file(path: str) -> GymError:
     return GymError(
         ErrorCode.STATE_CORRUPT,
         f"{path}: is not a regular file",
-        "it is not what was pushed: check the store",
+        "it differs from what was pushed: check the store",
     )
 
 

@@ -129,7 +129,7 @@ class CsvRows(PageLayout):
                 raise GymError(
                     ErrorCode.DATA_INVALID,
                     f"{place}: {more_or_fewer} cells than the header has",
-                    f"quote cells that hold {delimiter_name(self._delimiter)}",
+                    f"quote cells that contain {delimiter_name(self._delimiter)}",
                 )
             filled = {
                 key: cell_value(key, value) for key, value in zip(header, cells, strict=True) if value != ""
@@ -154,7 +154,9 @@ class JsonListRows(PageLayout):
         if mark is None:
             if text[at : at + 1] != "[":
                 raise GymError(
-                    ErrorCode.DATA_INVALID, f"{self._name}: expected a list of rows", "put the rows in [ ]"
+                    ErrorCode.DATA_INVALID,
+                    f"{self._name}: expected a list of rows",
+                    "enclose the rows in [ ]",
                 )
             at = after_space(text, at + 1)
         while text[at : at + 1] != "]":
@@ -215,7 +217,7 @@ class ParquetRows(PageLayout):
 
     def _unreadable(self, error: Exception) -> GymError:
         return GymError(
-            ErrorCode.DATA_INVALID, f"{self._name}: not a readable Parquet file: {error}", "write it again"
+            ErrorCode.DATA_INVALID, f"{self._name}: not a readable Parquet file: {error}", "rewrite the file"
         )
 
     def read(self, stream: BinaryIO, mark: Any) -> Iterator[tuple[_Record, Any]]:
@@ -267,7 +269,7 @@ def _whole(name: str, stream: BinaryIO, remedy: str) -> str:
     if len(data) > MAX_WHOLE_BYTES:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"{name}: has more than {MAX_WHOLE_BYTES >> 20} MiB, and such a file is read whole",
+            f"{name}: has more than {MAX_WHOLE_BYTES >> 20} MiB, but such a file must fit in memory",
             remedy,
         )
     try:

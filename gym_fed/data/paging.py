@@ -58,7 +58,7 @@ class PagedRow:
             raise GymError(
                 ErrorCode.TOO_LARGE,
                 f"{self.place}: the row has {counted(self.num_bytes, 'byte')}",
-                f"rows of up to {MAX_ROW_BYTES} bytes are read here",
+                f"rows of up to {MAX_ROW_BYTES} bytes can be shown",
             )
         return self._load()
 
@@ -149,7 +149,7 @@ class PagedFile:
         return GymError(
             ErrorCode.DATA_INVALID,
             f"{self.name}: cannot be read: {error}",
-            "restore the file, or leave it out",
+            "restore the file, or remove it",
         )
 
 

@@ -68,9 +68,9 @@ class DataPipeline(ExpectedElsewhere):
         assistant_only: bool | None = None,
     ) -> None:
         if not sources:
-            raise GymError(ErrorCode.USAGE, "sources: none given", "give at least one path")
+            raise GymError(ErrorCode.USAGE, "sources: none given", "pass at least one path")
         if sequence_length is not None and tokenizer is None:
-            raise GymError(ErrorCode.USAGE, "sequence_length needs a tokenizer", "give the model's tokenizer")
+            raise GymError(ErrorCode.USAGE, "sequence_length needs a tokenizer", "pass the model's tokenizer")
         if sequence_length is not None and sequence_length < 2:
             raise GymError(ErrorCode.USAGE, f"sequence_length {sequence_length} is below 2")
         if assistant_only is not None and sequence_length is None:
@@ -121,7 +121,7 @@ class DataPipeline(ExpectedElsewhere):
         """
         limits = (min_tokens, max_tokens, min_characters, max_characters, max_repetition)
         if function is None and all(limit is None for limit in limits):
-            raise GymError(ErrorCode.USAGE, "filter: nothing to filter by", "give a function or a limit")
+            raise GymError(ErrorCode.USAGE, "filter: nothing to filter by", "pass a function or a limit")
         if (min_tokens is not None or max_tokens is not None) and self.tokenizer is None:
             raise GymError(ErrorCode.USAGE, "min_tokens and max_tokens need a tokenizer")
         return self._with_step(FilterStep(function, key, *limits))
@@ -138,7 +138,7 @@ class DataPipeline(ExpectedElsewhere):
                 ErrorCode.USAGE, f"near {near} is out of range", "from 0.3 to below 1, such as 0.8"
             )
         if not exact and near is None:
-            raise GymError(ErrorCode.USAGE, "dedup: neither exact nor near", "ask for at least one")
+            raise GymError(ErrorCode.USAGE, "dedup: neither exact nor near", "use at least one")
         return self._with_step(DedupStep(exact, near))
 
     def mix(
@@ -193,7 +193,7 @@ class DataPipeline(ExpectedElsewhere):
     def cache(self, folder: str | Path) -> DataPipeline:
         """Cache encoded rows in ``folder``, and reuse them while nothing that they depend on has changed."""
         if self.sequence_length is None:
-            raise GymError(ErrorCode.USAGE, "cache keeps encoded rows; give sequence_length")
+            raise GymError(ErrorCode.USAGE, "cache stores encoded rows; set sequence_length")
         new = self._copy()
         new._cache = Path(folder)
         return new
@@ -296,7 +296,7 @@ class DataPipeline(ExpectedElsewhere):
             raise GymError(
                 ErrorCode.USAGE,
                 "cache: a filter's function cannot be distinguished from another one",
-                'name what it does: filter(function, key="short answers, version 1")',
+                'pass a key that says what it does: filter(function, key="short answers, version 1")',
             )
         return {
             "sources": [[entry.key(), entry.weight] for entry in self._inputs],
@@ -308,7 +308,7 @@ class DataPipeline(ExpectedElsewhere):
 
     def _with_step(self, step: Step) -> DataPipeline:
         if self._limit is not None:
-            raise GymError(ErrorCode.USAGE, "take comes after all filters", "filter first, then take")
+            raise GymError(ErrorCode.USAGE, "take must come after all filters", "filter first, then take")
         new = self._copy()
         new._after = (*self._after, step)
         return new

@@ -50,7 +50,9 @@ class Learned:
     def refused(self) -> BadRow:
         """Return the error for a row that is no conversation."""
         key = "train_on_eos" if self.roles is None else "roles_to_train"
-        return BadRow(f"is no conversation, and {key} is about turns", f"remove {key}, or give conversations")
+        return BadRow(
+            f"is not a conversation, but {key} applies to turns", f"remove {key}, or use conversations"
+        )
 
 
 def load_rows(
@@ -202,7 +204,7 @@ def unknown_format(row: Row, guess: ColumnGuess | None) -> BadRow:
         f"no format is known with the columns {shown or '(none)'}",
         f"if this is right, add: {guess.option}"
         if guess is not None
-        else f"{needed}name other columns, such as --columns prompt=question,completion=answer",
+        else f"{needed}choose other columns, such as --columns prompt=question,completion=answer",
     )
 
 
@@ -216,13 +218,13 @@ def _medium(source: Any, folder: Path | None, column: str) -> Any:
         return source
     name = MEDIA[column]
     if "://" in source:
-        remedy = f"gym-fed fetches no {column}; save it and give its path"
-        raise BadRow(f"{name} {source!r} is on the network", remedy)
+        remedy = f"gym-fed fetches no {column}; download it and use its path"
+        raise BadRow(f"{name} {source!r} is a URL", remedy)
     path = Path(source).expanduser()
     for candidate in (path, *([folder / path] if folder is not None else [])):
         if candidate.is_file():
             return str(candidate.resolve())
-    raise BadRow(f"no {name} file at {source!r}", "paths are taken from the data file's folder")
+    raise BadRow(f"no {name} file at {source!r}", "paths are relative to the data file's folder")
 
 
 def _check_places(row: Row, column: str) -> None:
@@ -263,7 +265,7 @@ def parse_columns(text: str | None) -> dict[str, str]:
     for ours, theirs in _pairs(text or ""):
         if ours in columns or theirs in columns.values():
             twice = ours if ours in columns else theirs
-            raise GymError(ErrorCode.USAGE, f"--columns: {twice!r} is named twice", "name each column once")
+            raise GymError(ErrorCode.USAGE, f"--columns: {twice!r} is given twice", "give each column once")
         columns[ours] = theirs
     return columns
 
@@ -358,7 +360,7 @@ def _turns(value: Any, key: str) -> list[Any]:
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = parsed(value, key)
     if not isinstance(value, list):
-        raise BadRow(f"{key!r} is not a list of turns", "name the column of the turns: messages=COLUMN")
+        raise BadRow(f"{key!r} is not a list of turns", "give the column of the turns: messages=COLUMN")
     return value
 
 

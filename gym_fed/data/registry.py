@@ -149,7 +149,7 @@ class DatasetRegistry:
             elif not target.is_file() or file_sha256(target) != file.sha256:
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
-                    f"{target}: exists, with another content than in {manifest.name}@{manifest.version}",
+                    f"{target}: exists with different content than in {manifest.name}@{manifest.version}",
                     "choose another folder",
                 )
         for file in missing:
@@ -193,7 +193,7 @@ class DatasetRegistry:
         if (manifest.name, manifest.version) != (name, version):
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{self._objects.url}/{path}: is of {manifest.name}@{manifest.version}",
+                f"{self._objects.url}/{path}: belongs to {manifest.name}@{manifest.version}",
             )
         return manifest
 
@@ -243,7 +243,7 @@ def _local_files(path: Path) -> Iterator[tuple[Path, str]]:
             if file.is_file() and not any(part.startswith(".") for part in relative.parts):
                 files.append((file, relative.as_posix()))
     if not files:
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no files at {path}", "give a file, or a folder with files")
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no files at {path}", "use a file, or a folder with files")
     yield from files
 
 
@@ -303,8 +303,8 @@ def checked_licence(text: str | None) -> str:
     if text is None or not text.strip():
         raise GymError(
             ErrorCode.USAGE,
-            "licence: not given",
-            "name it, such as CC-BY-4.0; one without an SPDX identifier is called LicenseRef-NAME",
+            "licence: missing",
+            "give one, such as CC-BY-4.0; use LicenseRef-NAME for one without an SPDX identifier",
         )
     parts = re.split(r"\s+(AND|OR)\s+", text.strip())
     by_lower = {name.lower(): name for name in KNOWN}
@@ -318,7 +318,7 @@ def checked_licence(text: str | None) -> str:
             raise GymError(
                 ErrorCode.USAGE,
                 f"licence: {parts[at]!r} is not a known SPDX identifier",
-                f"{meant}what has no identifier is called LicenseRef-NAME",
+                f"{meant}use LicenseRef-NAME for one without an identifier",
             )
         parts[at] = known
     return " ".join(parts)

@@ -49,11 +49,11 @@ _KEYS = {
 _WHOLE = ("messages", "text", "segments", "input_ids")
 """Keys of which one makes a supervised row."""
 _REMEDY = {
-    "supervised": "give conversations (messages), text, or prompt and completion",
-    "preference": "give prompt, chosen and rejected",
-    "unpaired": "give prompt, completion and label (true or false, 1 or 0), or preference pairs",
-    "stepwise": "give prompt, completions and labels",
-    "prompt": "give a prompt, or conversations that end with the assistant",
+    "supervised": "use conversations (messages), text, or prompt and completion",
+    "preference": "use prompt, chosen and rejected",
+    "unpaired": "use prompt, completion and label (true or false, 1 or 0), or preference pairs",
+    "stepwise": "use prompt, completions and labels",
+    "prompt": "use a prompt, or conversations that end with the assistant",
 }
 
 
@@ -177,7 +177,7 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
     problem = "has none of the keys of a row" if actual is None else f"is a {actual} row"
     raise GymError(
         ErrorCode.DATA_INVALID,
-        f"{place_of(row, number)} {problem}, and {kind} rows are needed",
+        f"{place_of(row, number)} {problem}, but {kind} rows are needed",
         f"{_REMEDY[kind]}{_column_remedy(row, kind) if actual in (None, 'prompt') else ''}",
     )
 
@@ -196,11 +196,11 @@ def _solution(row: Row, kind: RowKind, number: int) -> list[Row]:
         return [{**whole, "label": right}]
     if kind == "supervised" and right:
         return [whole]
-    problem = "has a wrong step, which would be learned" if kind == "supervised" else f"is no {kind} row"
+    problem = "has a wrong step, which would be learned" if kind == "supervised" else f"is not a {kind} row"
     raise GymError(
         ErrorCode.DATA_INVALID,
         f"{place_of(row, number)} {problem}",
-        "leave it out, or train with kto, which learns from right and wrong solutions",
+        "drop the row, or train with kto, which learns from right and wrong solutions",
     )
 
 
@@ -228,7 +228,7 @@ def _require_types(row: Row, kind: RowKind | None, number: int) -> None:
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{place_of(row, number)}: {key!r} is {type(row[key]).__name__}, expected {expected}",
-                'give texts as strings, and messages as a list of {"role": ..., "content": ...}',
+                'write texts as strings, and messages as a list of {"role": ..., "content": ...}',
             )
 
 
@@ -278,7 +278,7 @@ def surrogate_in(row: dict[str, Any]) -> str | None:
             surrogate = _first_surrogate(value)
         if surrogate is not None:
             code, at = surrogate
-            return f"{key!a} holds \\u{code:04x} at character {at}, which is half a character"
+            return f"{key!a} holds \\u{code:04x} at character {at}, which is an incomplete character"
     return None
 
 
@@ -352,7 +352,7 @@ def representative(rows: Iterable[Row], count: int) -> list[Row]:
     chosen = {place: row for place, row in enumerate(rows) if place in wanted}
     if len(chosen) < len(wanted):
         reason = "the rows have changed while they were read"
-        raise GymError(ErrorCode.DATA_INVALID, reason, "start again when the file is complete")
+        raise GymError(ErrorCode.DATA_INVALID, reason, "run the command again when the file is complete")
     return [chosen[place] for place in places]
 
 

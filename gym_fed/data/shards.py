@@ -58,10 +58,10 @@ def read_shard(name: str, stream: BinaryIO) -> Iterator[tuple[str, Any]]:
         key = member
         if hash(key) in finished:
             raise _refused(
-                name, path, "lies apart from the rest of its sample", "write the archive with tar --sort=name"
+                name, path, "is not next to the rest of its sample", "write the archive with tar --sort=name"
             )
         if suffix in fields:
-            raise _refused(name, path, "is in the archive twice", "give each sample a name of its own")
+            raise _refused(name, path, "is in the archive twice", "use a different name for each sample")
         fields[suffix] = (path, data)
         size += len(data)
         if size > MAX_ROW_BYTES:
@@ -82,34 +82,33 @@ def _members(name: str, stream: BinaryIO) -> Iterator[tuple[str, str, str, bytes
             headers.count = 0
             vars(archive)["members"].clear()  # tarfile keeps every member that it has seen
             if len(archive.pax_headers) > _MAX_GLOBAL_HEADERS:
-                raise _refused(
-                    name, member.name, "follows too many global headers", "write the archive again"
-                )
+                raise _refused(name, member.name, "follows too many global headers", "recreate the archive")
             if archive.offset <= before:
-                raise _refused(
-                    name, member.name, "lies before the member that precedes it", "write the archive again"
-                )
+                raise _refused(name, member.name, "overlaps the preceding member", "recreate the archive")
             before = archive.offset
             if member.isdir() or PurePosixPath(member.name).name.startswith("."):
                 continue
             match = _NAME.fullmatch(member.name)
             if not member.isreg() or member.issparse():
                 raise _refused(
-                    name, member.name, "is no plain file", "shards hold files, and no links or devices"
+                    name,
+                    member.name,
+                    "is not a regular file",
+                    "a shard may contain only files, no links or devices",
                 )
             if match is None:
-                raise _refused(name, member.name, "has no suffix", "members are named SAMPLE.SUFFIX")
+                raise _refused(name, member.name, "has no suffix", "name members SAMPLE.SUFFIX")
             if member.size > MAX_ROW_BYTES:
                 raise too_long(f"{name}: {_shown(member.name)}", "shrink or drop the sample")
             stream.seek(member.offset_data)
             data = stream.read(member.size)
             if len(data) < member.size:
-                raise _refused(name, member.name, "is cut off", "fetch or write the archive again")
+                raise _refused(name, member.name, "is truncated", "download or recreate the archive")
             stream.read(-member.size % tarfile.BLOCKSIZE)  # so that tarfile need not seek back
             yield match[1], match[2].lower(), member.name, data
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise GymError(
-            ErrorCode.DATA_INVALID, f"{name}: not a readable tar archive: {error}", "write the archive again"
+            ErrorCode.DATA_INVALID, f"{name}: not a readable tar archive: {error}", "recreate the archive"
         ) from error
 
 
@@ -129,7 +128,7 @@ class _HeaderReader(io.RawIOBase):
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{self._name}: a header of more than {counted(_MAX_HEADER_BYTES, 'byte')}",
-                "write the archive again",
+                "recreate the archive",
             )
         return self._stream.read(size)
 
@@ -174,7 +173,7 @@ def _json(name: str, key: str, fields: Fields) -> dict[str, Any]:
             name, fields["json"][0], f"is not valid JSON: {error}", "correct or drop the sample"
         ) from error
     if not isinstance(row, dict):
-        raise _refused(name, fields["json"][0], "is no JSON object", "write the row as { ... }")
+        raise _refused(name, fields["json"][0], "is not a JSON object", "write the row as { ... }")
     return row
 
 
@@ -188,7 +187,7 @@ def _in_order(name: str, key: str, row: dict[str, Any], fields: Fields, images: 
     names = [PurePosixPath(str(each)).name for each in (given if isinstance(given, list) else [given])]
     if missing := [each for each in names if each not in by_name]:
         raise _refused(
-            name, key, f"names the picture {_shown(missing[0])}, which it lacks", "add it to the sample"
+            name, key, f"names the picture {_shown(missing[0])}, which is missing", "add it to the sample"
         )
     return [by_name[each] for each in names]
 

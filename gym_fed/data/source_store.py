@@ -45,7 +45,7 @@ def fill_source(cache: ArrowCache, source: DataConfig, kind: RowKind) -> Iterato
     yield from cache.fill(lambda sink: write_rows(rows, sink), dict, lambda: source_digest(source, kind))
     if not cache.is_filled():
         reason = f"{source.path}: changed while it was being read"
-        raise GymError(ErrorCode.DATA_INVALID, reason, "start again when the file is complete")
+        raise GymError(ErrorCode.DATA_INVALID, reason, "run the command again when the file is complete")
 
 
 def stored_rows(source: DataConfig, kind: RowKind = "any") -> ArrowRows:

@@ -125,7 +125,7 @@ def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow
         raise GymError(
             ErrorCode.USAGE,
             f"data set {name!r} is in LLaMA-Factory's repository, not on the Hub",
-            "clone github.com/hiyouga/LLaMA-Factory and write "
+            "clone github.com/hiyouga/LLaMA-Factory and use "
             f"data: [{{dataset: {name}, dataset_info: LLaMA-Factory/data}}]",
         )
     if entry.pictures is not None:
@@ -136,7 +136,7 @@ def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow
         )
     chosen_split = split or entry.split
     if chosen_split is None:
-        raise GymError(ErrorCode.USAGE, f"data set {name!r} has no split of its own", "name one with split")
+        raise GymError(ErrorCode.USAGE, f"data set {name!r} has no default split", "choose one with split")
     subsets: list[str | None] = [*entry.subsets] or [entry.subset]
     for subset in subsets:
         raw = hub_rows(entry.hub, subset=subset, split=chosen_split, folder=entry.folder, files=entry.files)
@@ -151,7 +151,9 @@ def rows_of_entry(entry: CatalogueEntry, raw: Iterator[tuple[str, Any]]) -> Iter
         row = as_object(value)
         missing = [theirs for ours, theirs in columns.items() if theirs not in row and ours not in _MAY_LACK]
         if missing:
-            raise BadRow(f"has no column {missing[0]!r}", "the set has changed; name its columns with hub")
+            raise BadRow(
+                f"has no column {missing[0]!r}", "the set has changed; set its columns in an entry with hub"
+            )
         renamed = {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
         if entry.speakers and isinstance(turns := renamed.get("conversations"), list):
             renamed["conversations"] = [_spoken(turn, entry.speakers) for turn in turns]

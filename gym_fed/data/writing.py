@@ -31,8 +31,8 @@ def check_output(file: Path, overwrite: bool) -> None:
     if "://" in str(file) or _suffix(file) not in SUFFIXES:
         raise GymError(
             ErrorCode.USAGE,
-            f"{file}: cannot write such a file",
-            f"give a local path with {', '.join(SUFFIXES)}",
+            f"{file}: cannot write this type of file",
+            f"use a local path ending in {', '.join(SUFFIXES)}",
         )
     if file.is_dir() or (file.exists() and not overwrite):
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
@@ -74,20 +74,20 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
     actual = kind_of(row)
     if actual != kind and not allow_loss and not (actual == "supervised" and kind == "prompt"):
         raise BadRow(
-            f"is a {actual} row, and {format} holds {kind} rows", "choose another format, or --allow-loss"
+            f"is a {actual} row, but {format} stores {kind} rows", "choose another format, or --allow-loss"
         )
     try:
         alike = as_kind([row], kind)
     except GymError as error:
         raise BadRow(error.message.removeprefix("row 1 "), error.hint) from error
     if actual == "supervised" and kind == "prompt" and (lost := _only_of_the_answer(row)):
-        raise BadRow(f"{format} would lose {lost} of its answer", "choose messages, which holds everything")
+        raise BadRow(f"{format} would lose {lost} of its answer", "choose messages, which stores everything")
     written = []
     for converted_row in alike:
         raw = into.write(converted_row)
         if (back := into.read(raw)) != converted_row:
             lost = ", ".join(_lost(converted_row, back)) or "a part of it"
-            raise BadRow(f"{format} would lose {lost}", "choose messages, which holds everything")
+            raise BadRow(f"{format} would lose {lost}", "choose messages, which stores everything")
         written.append(raw)
     return written
 
@@ -192,8 +192,8 @@ def _write_parquet(stream: BinaryIO, rows: Iterable[Row]) -> None:
             if not set(names) <= set(table.column_names) or without_filled_nulls(table.to_pylist()) != batch:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
-                    f"rows {number + 1} to {number + len(batch)} have nulls, or keys that the rows before them lack, "
-                    "which Parquet would leave out",
+                    f"rows {number + 1} to {number + len(batch)} have nulls, or keys that earlier rows lack, which "
+                    "Parquet would drop",
                     "write JSONL instead",
                 )
             number += len(batch)

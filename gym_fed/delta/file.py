@@ -281,7 +281,7 @@ def _check_codecs(manifest: Manifest, limits: DeltaLimits) -> None:
             if split_rows(record.name) is not None and not codec.for_added_rows:
                 raise CodecError(f"added rows have codec {record.codec!r}, which is not one for added rows")
             if codec.adds_up and not limits.sums:
-                raise CodecError(f"codec {record.codec!r} is for soups alone")
+                raise CodecError(f"codec {record.codec!r} is only for soups")
             normal = codec.normalise(record.params, record.shape)
             if repr(sorted(normal.items())) != repr(sorted(record.params.items())):  # 1 is not 1.0
                 raise CodecError(f"parameters {record.params} are not in normal form {normal}")

@@ -66,7 +66,7 @@ class Environment(Grader):
                 raise GymError(
                     ErrorCode.USAGE,
                     f"{type(environment).__name__} is no environment: it has no {attribute}",
-                    "give an object by the protocol of verifiers (docs/algorithms.md)",
+                    "pass an object that follows the verifiers protocol (docs/algorithms.md)",
                 )
         self._funcs: list[Callable[..., Any]] = list(funcs or ())
         self._weights = [float(weight) for weight in weights or [1.0] * len(self._funcs)]

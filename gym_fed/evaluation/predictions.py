@@ -208,13 +208,13 @@ def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> in
             difference = f"with another {keys[0]}" if keys else "on other rows"
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{folder}: holds unfinished predictions {difference}",
+                f"{folder}: contains unfinished predictions {difference}",
                 "choose another output_dir, or delete that folder",
             )
     elif folder.exists() and any(folder.iterdir()):
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{folder}: is not empty and holds no predictions",
+            f"{folder}: is not empty and contains no predictions",
             "choose another output_dir",
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ def _whole_batches(file: Path, size: int, total: int) -> int:
 def _require_unfinished(folder: Path) -> None:
     if (folder / RESULTS).is_file():
         raise GymError(
-            ErrorCode.FILE_EXISTS, f"{folder}: holds finished predictions", "choose another output_dir"
+            ErrorCode.FILE_EXISTS, f"{folder}: contains finished predictions", "choose another output_dir"
         )
 
 

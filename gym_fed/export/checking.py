@@ -63,12 +63,12 @@ class ReadBack:
         chosen, source = self._chosen, self._source
         if not (source.adapted and chosen.merges):
             return
-        self._own = self._answers(source.model, "answering as the source does")
+        self._own = self._answers(source.model, "computing the source's answers")
         if chosen.stored_as(self._options) is None:
             with source.model.disable_adapter():
-                self._untuned = self._answers(source.model, "answering as the base does", tokens=0)
+                self._untuned = self._answers(source.model, "computing the base's answers", tokens=0)
         self._options.report("merging", 0, 0)
-        merged = compared(self._own, self._answers(source.whole(), "answering as the merged model does"))
+        merged = compared(self._own, self._answers(source.whole(), "computing the merged model's answers"))
         _require_equal(merged, MERGED_TOLERANCE, "merging the adapter gives", ExportFormat.remedy)
 
     def before_writing(self, options: Options) -> None:
@@ -79,10 +79,10 @@ class ReadBack:
         """
         chosen, source, self._options = self._chosen, self._source, options
         if self._own is None and chosen.changes(source, options):
-            self._own = self._answers(source.model, "answering as the source does")
+            self._own = self._answers(source.model, "computing the source's answers")
         in_blocks = chosen.merges and chosen.stored_as(options) is None
         if in_blocks and source.delta is not None and source.read_base is not None:
-            self._untuned = self._answers(source.read_base(), "answering as the base does", tokens=0)
+            self._untuned = self._answers(source.read_base(), "computing the base's answers", tokens=0)
 
     def of(self, part: Path) -> dict[str, Any]:
         """Read ``part`` back and compare.
@@ -106,9 +106,9 @@ class ReadBack:
         expected = chosen.expected(source, part, options)
         result.update(chosen.stored(source, expected, part, options))
         if self._own is None and expected is not source.model:
-            self._own = self._answers(source.model, "answering as the source does")
+            self._own = self._answers(source.model, "computing the source's answers")
         parts = {"reading": chosen.reading, **chosen.parts(source, part)}
-        ours = self._answers(expected, "computing what it must answer", hashed=parts.get("hashed", False))
+        ours = self._answers(expected, "computing the expected answers", hashed=parts.get("hashed", False))
         if self._own is not None:
             result["against_the_source"] = compared(self._own, ours)
         del expected
@@ -182,14 +182,14 @@ class ReadBack:
             if status == RUN_FAILED:
                 raise GymError(
                     ErrorCode.EXPORT_DIFFERS,
-                    f"the program fails on texts of other lengths than it was recorded with: {why}; nothing was kept",
+                    f"the program fails on texts of lengths other than the recorded one: {why}; nothing was kept",
                     "export it as huggingface or gguf",
                 )
             if why:
                 raise GymError(
                     ErrorCode.EXPORT_UNCHECKED,
                     f"what was written could not be read back: {why}",
-                    "compare it in the program that it is for; --skip-check writes it without this check",
+                    "compare it in the program that will use it; --skip-check writes it without this check",
                 )
             tensors: dict[str, Any] = load_file(answer)
             return tensors

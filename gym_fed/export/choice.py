@@ -41,7 +41,7 @@ def _row(name: str) -> dict[str, Any]:
         return {
             "format": name, "writes": why, "quantizations": [], "read_by": "", "suffix": "", "needs": [], "missing": [],
         }  # fmt: skip
-    there = ", which reads the folder; what it is for is not run here" if chosen.unchecked else ""
+    there = ", which reads the folder; the target program is not run here" if chosen.unchecked else ""
     text = (sys.modules[chosen.__module__].__doc__ or "").split("\n\n")[0]
     return {
         "format": name,
@@ -132,7 +132,7 @@ def _require_suffix(chosen: ExportFormat, path: Path) -> None:
     if chosen.name == FOLDER and suffix in _IN_A_FOLDER:
         raise GymError(
             ErrorCode.USAGE,
-            f"{path} ends in {path.suffix}, but files of that kind are written into a folder",
+            f"{path} ends in {path.suffix}, but such files are written into a folder",
             f"-o {path.with_suffix('')} --format {_IN_A_FOLDER[suffix]}",
         )
     remedy = f"-o {path.with_suffix(chosen.suffix if chosen.is_file else '')}"
@@ -153,7 +153,7 @@ def _quantization(chosen: ExportFormat, name: str) -> str:
         return name
     note(
         f"quantization {name}",
-        f"`--quantization {own_name}`" if own_name else f"what format {chosen.name} is without it",
+        f"`--quantization {own_name}`" if own_name else f"format {chosen.name}'s default",
     )
     return own_name
 
@@ -167,7 +167,7 @@ def _require_quantization(chosen: ExportFormat, name: str) -> None:
     if not name or name in chosen.quantizations:
         return
     plain = name.lower().replace("-", "_")
-    _refuse_for_formats_with(plain, f"format {chosen.name} has no quantization {name}, which belongs to")
+    _refuse_for_formats_with(plain, f"format {chosen.name} has no quantization {name}, which is for")
 
 
 def _refuse_for_formats_with(quantization: str, problem: str) -> None:

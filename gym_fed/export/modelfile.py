@@ -24,13 +24,13 @@ def modelfile(file: str, tokenizer: Any) -> str:
     lines = [f"FROM {file}"]
     template = ollama_template(tokenizer)
     if template is None:
-        lines.append("# write its TEMPLATE here by hand: its chat template has no form that Ollama reads")
+        lines.append("# write TEMPLATE here by hand: Ollama has no equivalent of the model's chat template")
     else:
         lines.append(f'TEMPLATE """{template}"""')
         if tokenizer.eos_token and not _ends_a_value(tokenizer.eos_token):
             lines.append(f'PARAMETER stop "{tokenizer.eos_token}"')
         elif tokenizer.eos_token:
-            lines.append("# write its PARAMETER stop here by hand: its end token has quotes or lines")
+            lines.append("# write PARAMETER stop here by hand: the end token contains quotes or line breaks")
     return "\n".join(lines) + "\n"
 
 

@@ -82,7 +82,7 @@ def _factors(source: Source, rank: int | None, report: Report) -> LoraFactors:
             also = f": it also trained {', '.join(others[:_SHOWN])}" if others else ""
             raise GymError(
                 ErrorCode.USAGE,
-                f"{source.name}: its adapter is more than LoRA's two factors a matrix{also}",
+                f"{source.name}: its adapter has more than two LoRA factors per matrix{also}",
                 "export it as huggingface or gguf, merged",
             )
         return _of_one_rank(lora_factors(source.model), 1.0, (), {})
@@ -110,7 +110,7 @@ def _factors(source: Source, rank: int | None, report: Report) -> LoraFactors:
     if not by_name:
         raise GymError(
             ErrorCode.USAGE,
-            f"{source.name}: LoRA holds none of its {counted(len(left_out), 'changed tensor')}",
+            f"{source.name}: LoRA can represent none of its {counted(len(left_out), 'changed tensor')}",
             "export it as huggingface or gguf, merged",
         )
     lost += math.fsum(left_out.values())
@@ -290,7 +290,9 @@ def require_delta_options(source: Source, options: Options) -> None:
     if source.delta is None and (options.rank is not None or options.rows):
         option = "--data" if options.rank is None else "--rank"
         raise GymError(
-            ErrorCode.USAGE, f"{option}: {source.name} has an adapter of its own", "it goes with a variant"
+            ErrorCode.USAGE,
+            f"{option}: {source.name} has its own adapter",
+            "the option applies only to a variant",
         )
 
 
@@ -308,8 +310,8 @@ def lora_facts(source: Source, options: Options) -> dict[str, Any]:
     if not options.rows:
         if factors.norm_kept < _MIN_KEPT_GAIN:
             notes.append(
-                f"LoRA of rank {factors.rank} keeps {factors.norm_kept:.1%} of the delta's squared norm; how much of "
-                "its gain is not known: measure it with --data FILE of held-out rows"
+                f"LoRA of rank {factors.rank} keeps {factors.norm_kept:.1%} of the delta's squared norm; its share "
+                "of the gain is unknown: measure it with --data FILE of held-out rows"
             )
         return {"lora": lora, "notes": notes}
     gain = kept_gain(source, options.rank, options.rows, options)
@@ -319,7 +321,7 @@ def lora_facts(source: Source, options: Options) -> dict[str, Any]:
     )
     where = f"on {options.rows_name} ({counted(gain.rows, 'row')}: {losses})"
     if gain.kept is None:
-        notes.append(f"the variant gains nothing {where}, so there is no share of a gain to keep")
+        notes.append(f"the variant gains nothing {where}, so the kept share is undefined")
     elif gain.kept < _MIN_KEPT_GAIN:
         notes.append(f"LoRA of rank {factors.rank} keeps {gain.kept:.1%} of the gain {where}")
     return {"lora": lora, "notes": notes}
@@ -331,7 +333,7 @@ def _left_out_notes(factors: LoraFactors) -> list[str]:
     names = sorted(factors.left_out, key=lambda name: -factors.left_out[name])
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return [
-        f"LoRA holds no norms, biases and embeddings: left out: {counted(len(names), 'changed tensor')}, "
+        f"LoRA cannot represent norms, biases and embeddings; left out: {counted(len(names), 'changed tensor')}, "
         f"{math.fsum(factors.left_out.values()):.1%} of the delta's squared norm: "
         f"{', '.join(names[:_NAMES_SHOWN])}{more}"
     ]

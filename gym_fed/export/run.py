@@ -93,7 +93,7 @@ def _export(
         record["quantization"] = quantization
     stored_as = chosen.stored_as(options) if chosen.merges else None
     share = None if stored_as is None else source.kept(stored_as)
-    reasons = [reason for reason in ("" if check else "the check was left out", chosen.unchecked) if reason]
+    reasons = [reason for reason in ("" if check else "the check was skipped", chosen.unchecked) if reason]
     record["unchecked"] = "; ".join(reasons) or False
     whole: AbstractContextManager[Path] = (whole_file_or_none if chosen.is_file else whole_or_not_at_all)(
         path
@@ -170,7 +170,7 @@ def _kept_unchecked(
     else:
         write_atomically(part / RECORD, _text(record))
         part.rename(unchecked)
-    return GymError(error.code, f"{error.message}; it is kept, unchecked, as {unchecked}", error.hint)
+    return GymError(error.code, f"{error.message}; the unchecked file is kept as {unchecked}", error.hint)
 
 
 def _about(chosen: ExportFormat, source: Source, options: Options) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _note_uncompared(record: dict[str, Any]) -> None:
     """Add a note for each part of the files that the check could not compare."""
     for part in ("vocabulary", "tensors"):
         if why := ((record["check"] or {}).get(part) or {}).get("not_compared"):
-            note = f"the {part} in the file could not be compared, only what it answers: {why}"
+            note = f"the {part} in the file could not be compared, only its answers: {why}"
             record["notes"] = [*record.get("notes", ()), note]
 
 

@@ -179,8 +179,8 @@ def licences_of(source: Source) -> dict[str, Path]:
                     if file.stat().st_size > _MAX_LICENCE_BYTES:
                         raise GymError(
                             ErrorCode.MODEL_INVALID,
-                            f"{file}: a licence of {readable_bytes(file.stat().st_size)}",
-                            "check what it is: licences are copied with every export",
+                            f"{file}: a licence file of {readable_bytes(file.stat().st_size)}",
+                            "check its content: licences are copied with every export",
                         )
                     licences.setdefault(file.name, file)
     return licences

@@ -53,10 +53,10 @@ _OWNED = {
     "dtype": "the base's digest is that of its float32 weights",
     "model_init": "a variant is of a base",
     "quantization": "a variant is of a base whose weights are whole",
-    "rope_scaling": "a variant holds differences of weights, and would lose it",
+    "rope_scaling": "a variant holds only differences of weights, so it would be lost",
     "chat_template": "a variant is served with its base's template",
     "reasoning": "what measures the variant reads the rows as they are; leave reasoning out of them",
-    "mixture_of_depths": "a variant holds differences of weights, and would lose it",
+    "mixture_of_depths": "a variant holds only differences of weights, so it would be lost",
 }
 _DEFAULT_ALGORITHM = {"supervised": "sft", "preference": "dpo"}
 

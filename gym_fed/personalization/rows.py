@@ -29,7 +29,7 @@ MIN_ROWS = 8
 
 _KINDS = ("supervised", "preference")
 _REMEDY = (
-    "give rows with messages, prompt and completion, or text; or all of them with prompt, chosen and rejected"
+    "use rows with messages, prompt and completion, or text; or all of them with prompt, chosen and rejected"
 )
 
 

@@ -85,7 +85,7 @@ class CalibratedPolicy(CodecPolicy, Calibration):
     @model_validator(mode="after")
     def _one_file_by_itself(self) -> Self:
         if self.codec == "as-merged":
-            raise ValueError("codec 'as-merged' is for soups alone")
+            raise ValueError("codec 'as-merged' is only for soups")
         if self.menu is not None and (not self.menu or self.max_bits_per_weight is None):
             raise ValueError("menu names the codecs for a budget; set codec: auto and max_bits_per_weight")
         return self

@@ -118,7 +118,7 @@ class Defaults:
             key: stored.get(key, fields[key].default) for key in keys if key not in config.model_fields_set
         }
         return [
-            Default(key, value, "as the unfinished run in output_dir has it")
+            Default(key, value, "as in the unfinished run in output_dir")
             for key, value in values.items()
             if value != getattr(config, key)
         ]

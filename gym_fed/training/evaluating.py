@@ -85,11 +85,11 @@ def _require_figures(config: TrainingConfig) -> None:
         problem, remedy = "there are no rows to evaluate on", "add eval_data"
     elif kind.uses_reference:
         problem, remedy = (
-            f"{config.algorithm} compares a model with the one it starts from, which are the same",
+            f"{config.algorithm} compares a model with its initial state, but here the two are the same",
             "sft",
         )
     elif kind.task_type != "CAUSAL_LM" or not kind.keeps_encoded:
-        problem, remedy = f"{config.algorithm} has no figures of a model as it is", "sft"
+        problem, remedy = f"{config.algorithm} has no metrics for an untrained model", "sft"
     if problem is not None:
         hint = remedy if not config.eval_data else f"use algorithm: {remedy}"
         raise GymError(ErrorCode.CONFIG_INVALID, f"evaluate_only: {problem}", hint)

@@ -229,7 +229,7 @@ def _devices(wanted: str | Sequence[str]) -> list[torch.device]:
         return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     names = [wanted] if isinstance(wanted, str) else list(wanted)
     if not names:
-        raise GymError(ErrorCode.USAGE, "devices: the list is empty", "give auto, or a device such as cpu")
+        raise GymError(ErrorCode.USAGE, "devices: the list is empty", "use auto, or a device such as cpu")
     return [pick_device(name) for name in names]
 
 
@@ -257,8 +257,8 @@ def _writer(what: Any) -> Callable[[Path], Any]:
         return lambda path: save_file({key: value.contiguous() for key, value in what.items()}, path)
     parts = [what.model, what.tokenizer] if isinstance(what, LoadedModel) else [what]
     if not all(hasattr(part, "save_pretrained") for part in parts):
-        reason = f"save_safely: does not know how to write {type(what).__name__}"
-        raise GymError(ErrorCode.USAGE, reason, "give bytes, text, a mapping of tensors, or a model")
+        reason = f"save_safely: cannot write {type(what).__name__}"
+        raise GymError(ErrorCode.USAGE, reason, "pass bytes, text, a mapping of tensors, or a model")
 
     def write(path: Path) -> None:
         path.mkdir()

@@ -80,8 +80,8 @@ class Search:
         self._on_trial = on_trial
         self._on_report = on_report
         self._should_stop = should_stop
-        reason = "privacy: every trial of a search costs privacy, and the search is not accounted for"
-        remedy = "search on rows that are not private, and train with what was found"
+        reason = "privacy: every trial of a search costs privacy, which is not accounted for"
+        remedy = "search on rows that are not private, and train with the best settings"
         refuse_first((config.privacy is not None, reason, remedy))
         for values in _settings_to_check(
             config.search.parameters
@@ -111,7 +111,7 @@ class Search:
                 self._tell(study, trial)
             except _Stopped as stop:
                 raise GymError(
-                    ErrorCode.INTERRUPTED, str(stop), "run the same command again to go on from there"
+                    ErrorCode.INTERRUPTED, str(stop), "run the same command again to resume"
                 ) from stop
             finally:
                 lock.release()
@@ -262,7 +262,7 @@ class Search:
         if not values:
             known = ", ".join(sorted({key for line in lines for key in line} - {"step"}))
             raise GymError(
-                ErrorCode.CONFIG_INVALID, f"search.metric: the run logs no {metric!r}", f"one of {known}"
+                ErrorCode.CONFIG_INVALID, f"search.metric: the run does not log {metric!r}", f"one of {known}"
             )
         return values[-1]
 
@@ -297,11 +297,11 @@ class Search:
             if _comparable(with_schema_defaults(stored, self.config)) != _comparable(
                 with_schema_defaults(parse_value(text), self.config)
             ):
-                reason = f"{self.folder}: holds another search"
+                reason = f"{self.folder}: contains another search"
                 remedy = "choose another output_dir, or delete the folder"
                 raise GymError(ErrorCode.FILE_EXISTS, reason, remedy)
         elif self.folder.exists() and any(self.folder.iterdir()):
-            reason = f"{self.folder}: is not empty and holds no search"
+            reason = f"{self.folder}: is not empty and contains no search"
             raise GymError(ErrorCode.FILE_EXISTS, reason, "choose an empty or new output_dir")
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text.encode())

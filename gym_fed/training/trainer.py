@@ -97,9 +97,9 @@ class Trainer(ExpectedElsewhere):
         from gym_fed.evaluation.graders.base import build_graders
 
         if (model is None) != (tokenizer is None):
-            raise GymError(ErrorCode.USAGE, "a model in memory needs its tokenizer, and the other way round")
+            raise GymError(ErrorCode.USAGE, "a model in memory needs its tokenizer, and vice versa")
         if model is None and config.model is None and config.model_init is None:
-            raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
+            raise GymError(ErrorCode.CONFIG_INVALID, "model: not set", "set model or model_init")
         self._defaults = Defaults(config, model, check=check)
         config = self.config = resolve_adapters(self._defaults.for_method(config))
         self._check = check
@@ -192,7 +192,7 @@ class Trainer(ExpectedElsewhere):
 
     def _require_result(self) -> TrainResult:
         if self.result is None:
-            raise GymError(ErrorCode.USAGE, "nothing is trained yet", "call train() first")
+            raise GymError(ErrorCode.USAGE, "nothing has been trained yet", "call train() first")
         return self.result
 
     def _run(

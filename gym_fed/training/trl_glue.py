@@ -96,7 +96,9 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
                 if missing
                 else ""
             )
-            more = f"has {len(unexpected)} that it has not, such as {unexpected[0]}" if unexpected else ""
+            more = (
+                f"has {len(unexpected)} that it does not have, such as {unexpected[0]}" if unexpected else ""
+            )
             reason = f"the checkpoint {' and '.join(filter(None, (lack, more)))}"
             remedy = "delete the checkpoint, or start again in another output_dir"
             raise GymError(ErrorCode.MODEL_INVALID, reason, remedy)

@@ -96,7 +96,7 @@ class RunPlaces:
         if folder is None or not (folder / "run.json").is_file():
             raise GymError(
                 ErrorCode.NOT_FOUND,
-                f"{text(path)}: holds no run of gym train",
+                f"{text(path)}: contains no run of gym train",
                 "give the output_dir of a run, the folder with run.json",
             )
         with self._lock:

@@ -344,7 +344,7 @@ def sum_of_squares(tensor: Tensor) -> float:
 def positive(factor: float) -> float:
     """Return ``factor``; raise ``CodecError`` unless it is finite and positive."""
     if not math.isfinite(factor) or factor <= 0.0:
-        raise CodecError(f"a delta is scaled by a finite number above 0, not by {factor!r}")
+        raise CodecError(f"a delta's scaling must be a finite number above 0, not {factor!r}")
     return factor
 
 

@@ -53,7 +53,7 @@ def part_params(codec: str, group: int) -> Params:
     """
     params = get_codec(codec).factor_params(group)
     if params is None:
-        raise CodecError(f"codec {codec!r} writes no factors")
+        raise CodecError(f"codec {codec!r} does not write factors")
     return params
 
 

@@ -172,10 +172,10 @@ def _flattened(
             }
         for key, tensor in parts.items():
             if key in flat:
-                raise CodecError(f"tensor {key!r} would be there twice")
+                raise CodecError(f"tensor {key!r} would be stored twice")
             if tensor.dtype not in _LABELS or tensor.ndim > _MAX_DIMENSIONS:
                 raise CodecError(
-                    f"tensor {key!r} is {list(tensor.shape)} {tensor.dtype}: a file cannot hold it"
+                    f"tensor {key!r} is {list(tensor.shape)} {tensor.dtype}: a file cannot store it"
                 )
             flat[key] = tensor.detach().cpu().contiguous()
     return flat, linears
@@ -200,13 +200,13 @@ def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def _require_digests(data: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Check every tensor's digest. Removes the digests from ``metadata``."""
     if _DIGESTS not in metadata:
-        raise CodecError(f"is not a file of packed weights: its metadata hold no {_DIGESTS!r}")
+        raise CodecError(f"is not a file of packed weights: its metadata have no {_DIGESTS!r}")
     expected = _json(metadata.pop(_DIGESTS).encode(), f"table of {_DIGESTS!r}")
     if expected.keys() != data.keys():
         raise CodecError(f"its table of {_DIGESTS!r} is not one of its tensors")
     for name, digest in _digests(data).items():
         if digest != expected[name]:
-            raise CodecError(f"tensor {name!r}: its bytes are not those that were written")
+            raise CodecError(f"tensor {name!r}: its bytes have changed since they were written")
 
 
 def _mapped(path: Path, require: Callable[[os.stat_result], None] | None) -> tuple[mmap.mmap, bytes]:
@@ -236,7 +236,7 @@ def _header(text: bytes, size: int) -> tuple[dict[str, _HeaderEntry], dict[str, 
     header = _json(text, "header")
     metadata = header.pop("__metadata__", None)
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CodecError("its metadata are no texts")
+        raise CodecError("its metadata are not strings")
     if len(header) > MAX_TENSORS:
         raise CodecError(f"has {len(header)} tensors, over the limit of {MAX_TENSORS}")
     entries = {name: _entry(name, value) for name, value in header.items()}
@@ -254,14 +254,14 @@ def _header(text: bytes, size: int) -> tuple[dict[str, _HeaderEntry], dict[str, 
 
 def _entry(name: str, value: object) -> _HeaderEntry:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        raise CodecError(f"tensor {name!r} has no dtype, shape and data_offsets alone")
+        raise CodecError(f"tensor {name!r} must have exactly dtype, shape and data_offsets")
     label, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(label, str) or label not in _DTYPES:
         raise CodecError(f"tensor {name!r} has dtype {label!r}, not one of {', '.join(_DTYPES)}")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
-        raise CodecError(f"tensor {name!r} has no shape of up to {_MAX_DIMENSIONS} sizes")
+        raise CodecError(f"tensor {name!r} needs a shape of up to {_MAX_DIMENSIONS} sizes")
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise CodecError(f"tensor {name!r} has no two data_offsets")
+        raise CodecError(f"tensor {name!r} needs two data_offsets")
     dtype = _DTYPES[label]
     if offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
         raise CodecError(f"tensor {name!r} has {offsets[1] - offsets[0]} bytes, not those of {shape} {label}")
@@ -283,7 +283,7 @@ def _tensor(view: mmap.mmap, start: int, entry: _HeaderEntry) -> Tensor:
 def _assembled(data: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, PackedLinear | Tensor]:
     """Rebuild packed layers from their fields; the remaining tensors are plain. Removes the table from ``metadata``."""
     if _LINEARS not in metadata:
-        raise CodecError(f"is not a file of packed weights: its metadata hold no {_LINEARS!r}")
+        raise CodecError(f"is not a file of packed weights: its metadata have no {_LINEARS!r}")
     assembled: dict[str, PackedLinear | Tensor] = {}
     for name, entry in _json(metadata.pop(_LINEARS).encode(), f"table of {_LINEARS!r}").items():
         try:
@@ -297,18 +297,18 @@ def _assembled(data: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, P
 
 def _linear(name: str, entry: object, data: dict[str, Tensor]) -> PackedLinear:
     if not isinstance(entry, dict) or set(entry) != {"format", "rows", "cols", "fields"}:
-        raise CodecError("has no format, rows, cols and fields alone")
+        raise CodecError("must have exactly format, rows, cols and fields")
     format, fields = entry["format"], entry["fields"]
     if not isinstance(format, str) or format not in linear_formats():
         raise CodecError(f"has format {format!r}, not one of {', '.join(linear_formats())}")
     if not _are_sizes([entry["rows"], entry["cols"]]):
-        raise CodecError(f"has rows {entry['rows']!r} and cols {entry['cols']!r}: no sizes")
+        raise CodecError(f"has rows {entry['rows']!r} and cols {entry['cols']!r}, which are not sizes")
     if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
-        raise CodecError("has fields that are no names")
+        raise CodecError("has fields that are not names")
     tensors = {}
     for field in fields:
         if f"{name}.{field}" not in data:
-            raise CodecError(f"has no tensor {field!r} of its own in the file")
+            raise CodecError(f"has no separate tensor {field!r} in the file")
         tensors[field] = data.pop(f"{name}.{field}")
     return get_linear(format).of(tensors, entry["rows"], entry["cols"])
 
@@ -319,13 +319,13 @@ def _json(text: bytes, what: str) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) != len(pairs):
-            raise CodecError(f"its {what} has a name twice")
+            raise CodecError(f"its {what} has a duplicate name")
         return made
 
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=once)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CodecError(f"its {what} is no JSON in UTF-8: {error}") from error
+        raise CodecError(f"its {what} is not JSON in UTF-8: {error}") from error
     if not isinstance(value, dict):
         raise CodecError(f"its {what} is not an object")
     return value

@@ -152,7 +152,8 @@ class Registry(Generic[T]):
         ]
         if len(classes) != 1 or getattr(classes[0], "name", name) != name:
             raise TypeError(
-                f"{module.__file__} must hold one {base.__name__}, called {name!r}, not {[c.__name__ for c in classes]}"
+                f"{module.__file__} must define one {base.__name__}, called {name!r}, not "
+                f"{[c.__name__ for c in classes]}"
             )
         return cast("type[T]", classes[0])
 
@@ -172,7 +173,7 @@ class Registry(Generic[T]):
         ):
             raise self.broken(
                 name,
-                f"{whose}: {point.value} is no {base.__name__} called {name!r}",
+                f"{whose}: {point.value} is not a {base.__name__} called {name!r}",
                 f"repair or remove {point.dist.name}",
             )
         missing = ", ".join(sorted(getattr(member, "__abstractmethods__", ())))

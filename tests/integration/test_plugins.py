@@ -171,7 +171,7 @@ def test_gym_train_runs_an_algorithm_and_a_tuning_method_of_an_installed_package
     assert "pip install gym-fed-example==1.0" in without.stderr
     other = install(tmp_path / "source", tmp_path / "site", "1.1")
     refused = run(other, "gym", "train", tmp_path / "train.yaml")
-    assert "and here it is of gym-fed-example 1.1" in refused.stderr
+    assert "but here it is from gym-fed-example 1.1" in refused.stderr
 
 
 def test_gym_grade_and_gym_train_use_a_grader_of_an_installed_package(site: Path, tmp_path: Path) -> None:
@@ -359,4 +359,4 @@ def test_a_round_is_merged_recorded_and_replayed_with_members_of_an_installed_pa
     refused = run(other, "gym-server", "ledger", "replay", "1", "--dir", hub)
     assert refused.returncode != 0
     assert "round 1 needs aggregator 'example_middle' of gym-fed-example 1.0" in refused.stderr
-    assert "and here it is of gym-fed-example 1.1" in refused.stderr
+    assert "but here it is from gym-fed-example 1.1" in refused.stderr

@@ -186,5 +186,5 @@ def test_a_strategy_that_needs_others_is_refused_alone(tmp_path: Path) -> None:
     words = command(tmp_path / "run", 1, ["distributed.strategy=fsdp2"])
     ended = run_here(["gym", *words[3:]])
     assert ended.returncode == 10
-    assert "distributed.strategy: fsdp2 needs several processes, and this is one" in ended.stderr
+    assert "distributed.strategy: fsdp2 needs several processes, but there is only one" in ended.stderr
     assert not (tmp_path / "run").exists()

@@ -34,7 +34,7 @@ OPTIONS = {
     **dict.fromkeys(("-m", "-hf", "-hfr", "--hf-repo", "--model-path"), "--base MODEL"),
     "--chat-template-file": "--chat-template FILE",
     "--generation-config": "--set sampling.temperature=1 and the like; without it, the model's "
-    "generation_config.json counts",
+    "generation_config.json applies",
     "--override-generation-config": _SAMPLING.format("temperature"),
     **dict.fromkeys(("--temp", "--temperature"), _SAMPLING.format("temperature")),
     **{f"--{name.replace('_', '-')}": _SAMPLING.format(name) for name in ("top_k", "top_p", "min_p")},

@@ -100,18 +100,18 @@ class DpoSettings(ReferenceSettings):
                 f"{counted(len(self.loss_type), 'entry')} of loss_type"
             )
         if self.label_smoothing and not losses & _SMOOTHED:
-            raise ValueError(f"label_smoothing: only {', '.join(sorted(_SMOOTHED))} read it")
+            raise ValueError(f"label_smoothing: only {', '.join(sorted(_SMOOTHED))} use it")
         if "exo_pair" in losses and not self.label_smoothing:
-            raise ValueError("label_smoothing: exo_pair needs it above 0; its paper takes 1e-3")
+            raise ValueError("label_smoothing: exo_pair needs a value above 0; its paper uses 1e-3")
         if self.f_divergence_type != "reverse_kl" and not losses <= _DIVERGENT:
             others = ", ".join(sorted(losses - _DIVERGENT))
             raise ValueError(f"f_divergence_type: {self.f_divergence_type} is not defined for {others}")
         if self.f_alpha_divergence_coef != 0.5 and self.f_divergence_type != "alpha_divergence":
-            raise ValueError("f_alpha_divergence_coef: only f_divergence_type: alpha_divergence reads it")
+            raise ValueError("f_alpha_divergence_coef: only f_divergence_type: alpha_divergence uses it")
         if self.discopop_tau != 0.05 and "discopop" not in losses:
-            raise ValueError("discopop_tau: only loss_type discopop reads it")
+            raise ValueError("discopop_tau: only loss_type discopop uses it")
         if self.use_weighting and losses & {"aot", "aot_unpaired"}:
-            raise ValueError("use_weighting: aot and aot_unpaired sort the pairs and cannot weigh them")
+            raise ValueError("use_weighting: aot and aot_unpaired sort the pairs and cannot weight them")
         return self
 
 
@@ -173,5 +173,5 @@ class TdpoSettings(PreferenceSettings):
     @model_validator(mode="after")
     def _validate_alpha(self) -> TdpoSettings:
         if self.variant == 1 and self.alpha != 0.5:
-            raise ValueError("alpha: variant 1 has none; remove it, or take variant 2")
+            raise ValueError("alpha: variant 1 does not use it; remove it, or use variant 2")
         return self

@@ -37,14 +37,16 @@ class RolloutEngine(VllmConnection):
         if self.max_staleness and self.correction == "none":
             raise ValueError(f"max_staleness: {self.max_staleness} needs correction: truncated")
         if self.correction == "none" and self.cap != type(self).model_fields["cap"].default:
-            raise ValueError(f"cap: {self.cap:g} is read by correction: truncated only")
+            raise ValueError(f"cap: {self.cap:g} applies only to correction: truncated")
         if self.url is None:
             if self.api_key_file is not None:
-                raise ValueError("api_key_file is for a vLLM that runs; set url, too")
+                raise ValueError("api_key_file applies only to a running vLLM; set url as well")
             return self
         for name in ("python", "args", "tensor_parallel_size", "start_seconds", "dtype"):
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
-                raise ValueError(f"{name} is for a vLLM that is started here, and url names one that runs")
+                raise ValueError(
+                    f"{name} applies only to a vLLM that gym-fed starts, but url names a running one"
+                )
         if not is_loopback(self.url) and (self.api_key_file is None or self.url.startswith("http:")):
             raise ValueError(f"url: {self.url} is not on this machine; use https and api_key_file")
         return self

@@ -23,30 +23,30 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
     if config.secure_aggregation is not None:
         yield Problem(
             "secure_aggregation",
-            "needs rounds in which all start together; set rounds.mode: synchronous",
+            "needs rounds in which all contributors start together; set rounds.mode: synchronous",
         )
     if config.privacy is not None:
         yield Problem(
             "privacy",
-            "is accounted for random samples of contributors, and the order of arrival is no random sample; set "
+            "is accounted for random samples of contributors, and the order of arrival is not a random sample; set "
             "rounds.mode: synchronous",
         )
     if config.rounds.audit is not None:
         yield Problem(
             "rounds.audit",
-            "draws steps of one task, and a continuous round has updates of several; remove it, or set rounds.mode: "
+            "draws steps of one task, but a continuous round has updates of several; remove it, or set rounds.mode: "
             "synchronous",
         )
     if not AGGREGATORS.type_of(soup.aggregator).weighs_windows():
         yield Problem(
             "soup.aggregator",
-            f"{soup.aggregator!r} cannot weigh more updates than are added; use byzantine_robust, or another rule that "
+            f"{soup.aggregator!r} cannot weigh updates of earlier rounds; use byzantine_robust, or another rule that "
             "gives whole updates a coefficient without a root update",
         )
     elif config.root is not None:
         yield Problem(
             "root",
-            "is for verdicts on updates of one version, and a continuous round has updates of several; remove root, or "
+            "judges updates of one version, but a continuous round has updates of several; remove root, or "
             "set rounds.mode: synchronous",
         )
     for name in soup.pre_aggregators:

@@ -85,12 +85,14 @@ class PayTerms(StrictModel):
         """Describe the terms in one line."""
         pool = f"{counted(self.pool, 'credit')} a round"
         if self.quality_weight == 0.0:
-            return f"{pool}, shared by all who are merged; contributions are not measured"
+            return f"{pool}, shared by all merged contributors; contributions are not measured"
         rest = (
-            f", {1 - self.quality_weight:.0%} shared by all who are merged" if self.quality_weight < 1 else ""
+            f", {1 - self.quality_weight:.0%} shared by all merged contributors"
+            if self.quality_weight < 1
+            else ""
         )
         return (
-            f"at most {pool} and {self.credits_per_nat:,.0f} per nat of held-out loss that is certainly gained: "
+            f"at most {pool} and {self.credits_per_nat:,.0f} per nat of held-out loss gained with confidence: "
             f"{self.quality_weight:.0%} by {self.score}{rest}"
         )
 
@@ -203,11 +205,11 @@ class RewardsConfig(StrictModel):
             )
         if self.measures and self.weights[0] == 0.0:
             raise ValueError(
-                f"quality_weight: 0 pays nothing by score {self.score}, and taking part is paid from what was gained; "
+                f"quality_weight: 0 pays nothing by score {self.score}, and participation is paid from the gain; "
                 "use score: participation"
             )
         if self.score_options and not CONTRIBUTIONS.type_of(self.score).Config.model_fields:
-            raise ValueError(f"score_options: score {self.score!r} has none")
+            raise ValueError(f"score_options: score {self.score!r} has no options")
         return self
 
     def check_gate(self, heldout: bool, evaluates: bool) -> None:
@@ -227,12 +229,12 @@ class RewardsConfig(StrictModel):
         if self.measures:
             yield Problem(
                 "rewards.score",
-                f"{self.score!r} looks into single updates, which {section} hides; write rewards: {{score: "
+                f"{self.score!r} needs single updates, which {section} hides; write rewards: {{score: "
                 "participation}",
             )
         if self.score_on == "evals":
             yield Problem(
-                "rewards.score_on", f"'evals' looks into single updates, which {section} hides; write loss"
+                "rewards.score_on", f"'evals' needs single updates, which {section} hides; write loss"
             )
         for key in _OFF_WHERE_UPDATES_ARE_HIDDEN:
             if getattr(self, key):

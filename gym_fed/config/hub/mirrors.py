@@ -24,5 +24,5 @@ class MirrorConfig(StrictModel):
     @classmethod
     def _validate_address(cls, text: str) -> str:
         if Endpoint.parse(text, least_port=LEAST_PORT).is_everywhere:
-            raise ValueError(f"nobody can connect to {text}; name the host as contributors reach it")
+            raise ValueError(f"nobody can connect to {text}; give the host name that contributors use")
         return text

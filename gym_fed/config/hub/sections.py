@@ -205,7 +205,7 @@ class GateConfig(StrictModel):
     def _validate_suites(self) -> GateConfig:
         names = [evaluation.suite for evaluation in self.evals]
         if repeated := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"evals: suite {repeated!r} is there twice")
+            raise ValueError(f"evals: suite {repeated!r} is listed twice")
         return self
 
 
@@ -332,7 +332,7 @@ class DashboardConfig(StrictModel):
         if not all(prompt.strip() for prompt in prompts):
             raise ValueError("a prompt is empty")
         if len(set(prompts)) < len(prompts):
-            raise ValueError("a prompt is there twice")
+            raise ValueError("a prompt is listed twice")
         return prompts
 
 

@@ -45,5 +45,5 @@ def check_seeding(seeding: SeedingConfig | None, hidden_by: str) -> None:
         hidden_by: Name of the section that hides updates; empty if none does.
     """
     if seeding is not None and hidden_by:
-        text = f"shows contributors each other's addresses, and {hidden_by} hides what they do; remove one of them"
+        text = f"shows contributors each other's addresses, but {hidden_by} hides what they do; remove one of them"
         raise Problems("", [Problem("seeding", text)])

@@ -107,7 +107,7 @@ class ServerConfig(ServerSections):
     @classmethod
     def _validate_public_address(cls, text: str | None) -> str | None:
         if text is not None and Endpoint.parse(text).is_everywhere:
-            raise ValueError(f"nobody can connect to {text}; name the host as contributors reach it")
+            raise ValueError(f"nobody can connect to {text}; give the host name that contributors use")
         return text
 
     @model_validator(mode="after")
@@ -119,12 +119,16 @@ class ServerConfig(ServerSections):
                 "",
                 [
                     Problem(
-                        "root.data", "is the gate's held-out set: what judges must not have been trained on"
+                        "root.data",
+                        "is the gate's held-out set: data that judges updates must not be trained on",
                     )
                 ],
             )
         if (self.variants.max_bytes or 0) > self.admission.max_update_bytes:
-            limit = f"is above admission.max_update_bytes ({self.admission.max_update_bytes}), which every upload keeps"
+            limit = (
+                f"is above admission.max_update_bytes ({self.admission.max_update_bytes}), the limit of every "
+                "upload"
+            )
             raise Problems("", [Problem("variants.max_bytes", limit)])
         hidden_by = next(
             (key for key in ("privacy", "secure_aggregation") if getattr(self, key) is not None), ""
@@ -138,7 +142,7 @@ class ServerConfig(ServerSections):
         check_distillation(self.recipe, self.codec)
         check_frozen_a(self.recipe, self.codec)
         if self.codec.codec == "as-merged" or self.codec.adds_up:
-            text = f"is {self.codec.codec!r}, which is for soups alone; name the codec of an update"
+            text = f"is {self.codec.codec!r}, which is only for soups; choose a codec for updates"
             raise Problems("", [Problem("codec.codec", text)])
         if problems := list(_about_sparse(self)):
             raise Problems("", problems)
@@ -203,7 +207,8 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
     if config.admission.norm_ratio is not None:
         yield Problem(
             "admission.norm_ratio",
-            "rejects an update by the norms of all, and who is rejected is seen; write admission: {norm_ratio: null} "
+            "rejects an update by the norms of all updates, and rejections are visible; write admission: "
+            "{norm_ratio: null} "
             "(privacy.clipping_norm limits what one can do)",
         )
     if config.admission.max_norm is not None:
@@ -218,13 +223,13 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
     if config.root is not None and not (rule.bounds_one and rule.needs_root()):
         yield Problem(
             "root",
-            f"{config.soup.aggregator} does not judge each update against the root update by itself; remove it, or "
+            f"{config.soup.aggregator} does not judge each update against the root update separately; remove it, or "
             "write soup: {aggregator: root_gate}, which does",
         )
     if config.recipe.sends_factors and not config.recipe.lora.freeze_a:
         yield Problem(
             "recipe.finetuning",
-            "lora trains two factors, and noise on both is multiplied with itself; write recipe: {lora: {freeze_a: "
+            "lora trains two factors, so noise on both is multiplied with itself; write recipe: {lora: {freeze_a: "
             "true}}, or finetuning: full",
         )
     yield from config.rewards.looks_into_updates("privacy")
@@ -248,13 +253,14 @@ def _about_rounds(config: ServerSections) -> Iterator[Problem]:
     if begin < stay:
         yield Problem(
             "secure_aggregation.begin_with",
-            f"{begin} is fewer than must stay to the end, {stay}; raise it, by one for each contributor that may go",
+            f"{begin} is fewer than must stay until the end, {stay}; raise it, by one for each contributor that may "
+            "drop out",
         )
     if 2 * secure.threshold <= begin:
         yield Problem(
             "secure_aggregation.threshold",
-            f"{secure.threshold} is not more than half of the {begin} with whom a round begins, so that a hub could "
-            f"show two halves of them different participants; set it to at least {begin // 2 + 1}",
+            f"{secure.threshold} is not more than half of the {begin} with whom a round begins, so a hub could show "
+            f"different participants to two halves of them; set it to at least {begin // 2 + 1}",
         )
     if config.privacy is None and secure.step_norm is None:
         yield Problem(
@@ -273,7 +279,7 @@ def _about_updates(config: ServerSections) -> Iterator[Problem]:
     if config.recipe.sends_factors:
         yield Problem(
             "recipe.finetuning",
-            "lora: signs of a product of factors are no product of factors; set finetuning: full",
+            "lora: signs of a product of factors are not a product of factors; set finetuning: full",
         )
     if config.admission.max_norm is not None:
         yield Problem("admission.max_norm", "measures single updates; set it to null")
@@ -293,7 +299,8 @@ def _about_soup(config: ServerSections) -> Iterator[Problem]:
     if not AGGREGATORS.type_of(soup.aggregator).counts_votes:
         yield Problem(
             "soup.aggregator",
-            f"{soup.aggregator!r} is no function of the sum; use {' or '.join(AGGREGATORS.own_with('counts_votes'))}",
+            f"{soup.aggregator!r} is not a function of the sum; use "
+            f"{' or '.join(AGGREGATORS.own_with('counts_votes'))}",
         )
     if soup.pre_aggregators:
         yield Problem("soup.pre_aggregators", "compare single updates; remove them")
@@ -318,11 +325,11 @@ def _about_regions(config: ServerSections) -> Iterator[Problem]:
     if config.recipe.sends_factors or not config.soup.codec.adds_up:
         yield Problem(
             "soup.codec",
-            "must add up as integers, so that the root's versions are taken over exactly; set recipe.finetuning: full "
+            "must add up as integers, so that the root's versions are reproduced exactly; set recipe.finetuning: full "
             "and soup.codec: {codec: lattice}",
         )
     if config.rounds.mode == "continuous":
-        yield Problem("rounds.mode", "'continuous' takes updates of older versions; set it to synchronous")
+        yield Problem("rounds.mode", "'continuous' accepts updates of older versions; set it to synchronous")
     if config.soup.server_optimizer != "none":
         yield Problem(
             "soup.server_optimizer",
@@ -371,6 +378,8 @@ def _about_audits(config: ServerSections, audit: AuditConfig) -> Iterator[Proble
         )
     for key in ("privacy", "secure_aggregation"):
         if getattr(config, key) is not None:
-            yield Problem(key, "hides updates, and an audit shows them; remove it, or rounds.audit")
+            yield Problem(key, "hides updates, but an audit shows them; remove it, or rounds.audit")
     if recipe.privacy is not None:
-        yield Problem("recipe.privacy", "protects rows that an audit discloses; remove it, or rounds.audit")
+        yield Problem(
+            "recipe.privacy", "protects rows, but an audit discloses them; remove it, or rounds.audit"
+        )

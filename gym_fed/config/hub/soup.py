@@ -109,13 +109,15 @@ class SoupRecipe(StrictModel):
     def _validate_combinations(self) -> SoupRecipe:
         if (self.weighting == "num_examples") != (self.num_examples_cap is not None):
             raise ValueError(
-                "num_examples_cap is required for weighting: num_examples and belongs to no other"
+                "num_examples_cap is required for weighting: num_examples and allowed for no other"
             )
         if (self.weighting == "reputation") != (self.reputation_floor is not None):
-            raise ValueError("reputation_floor is required for weighting: reputation and belongs to no other")
+            raise ValueError(
+                "reputation_floor is required for weighting: reputation and allowed for no other"
+            )
         for key in ("aggregator_options", "server_optimizer_options"):
             if _MALICIOUS in getattr(self, key):
-                raise ValueError(f"{key}.{_MALICIOUS}: set soup.{_MALICIOUS}, which holds for every rule")
+                raise ValueError(f"{key}.{_MALICIOUS}: set soup.{_MALICIOUS}, which applies to every rule")
         for name, options in self.pre_aggregator_options.items():
             if _MALICIOUS in options:
                 raise ValueError(f"pre_aggregator_options.{name}.{_MALICIOUS}: set soup.{_MALICIOUS} instead")
@@ -167,7 +169,9 @@ class SoupRecipe(StrictModel):
         """
         if self.reputation_floor is not None:
             reason = "weighting: reputation needs a hub, which keeps reputations"
-            raise GymError(ErrorCode.CONFIG_INVALID, reason, "use weighting: uniform, or weigh by --weight")
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, reason, "use weighting: uniform, or set weights with --weight"
+            )
         if self.num_examples_cap is None:
             return [1.0] * len(num_examples)
         return [float(max(1, min(count, self.num_examples_cap))) for count in num_examples]
@@ -249,7 +253,7 @@ class DeltaSoupConfig(ReadsOtherWords):
             return self
         if self.norm_ratio is not None:
             raise ValueError(
-                "norm_ratio leaves contributions out by the norms of all, which no noise covers; with "
+                "norm_ratio excludes contributions by the norms of all, which no noise covers; with "
                 "differential_privacy write norm_ratio: null (None in Python)"
             )
         _refuse_methods(self.method, self.differential_privacy)

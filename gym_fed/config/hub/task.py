@@ -117,16 +117,14 @@ class TrainingRecipe(OpenModel):
         if self.group_by_length and self.privacy is not None:
             raise ValueError("group_by_length: with privacy, batches would depend on the rows; remove it")
         if self.group_by_length and ALGORITHMS.type_of(self.algorithm).orders_rows:
-            raise ValueError(f"group_by_length: {self.algorithm} orders its rows by itself; remove it")
+            raise ValueError(f"group_by_length: {self.algorithm} determines the order of its rows; remove it")
         if self.keep_optimizer_state and self.sends_factors:
             raise ValueError(
-                f"keep_optimizer_state: {self.finetuning} trains new factors every round, whose moments are of no use "
-                "to the next; remove it, or set finetuning: full"
+                f"keep_optimizer_state: {self.finetuning} trains new factors every round, whose moments are useless "
+                "in the next round; remove it, or set finetuning: full"
             )
         if self.keep_optimizer_state and self.privacy is not None:
-            raise ValueError(
-                "keep_optimizer_state: DP-SGD has an optimiser of its own; remove it, or privacy"
-            )
+            raise ValueError("keep_optimizer_state: DP-SGD has its own optimiser; remove it, or privacy")
         if self.privacy is not None and not ALGORITHMS.type_of(self.algorithm).per_example:
             those = " or ".join(ALGORITHMS.own_with("per_example"))
             raise ValueError(f"privacy: {self.algorithm} is not accounted for; use {those}, or remove it")
@@ -137,7 +135,7 @@ class TrainingRecipe(OpenModel):
         if self.per_device_train_batch_size < least:
             raise ValueError(
                 f"per_device_train_batch_size: {self.algorithm} learns from {counted(least, 'row')} at once; "
-                f"take at least {least}"
+                f"use at least {least}"
             )
         switched_off = getattr(chosen, "disable_dropout", False)
         if switched_off and self.lora.lora_dropout and self.sends_factors:
@@ -242,7 +240,7 @@ class TaskSpec(StrictModel):
         if self.soups and self.soups[-1].integers and not self.soups[-1].sum_sha256:
             raise ValueError("the last soup names no sum")
         if self.audit is not None and not self.recipe.sends_factors:
-            raise ValueError("audit: only LoRA updates are audited, and recipe.finetuning is not lora")
+            raise ValueError("audit: only LoRA updates are audited, but recipe.finetuning is not lora")
         return self
 
 
@@ -250,7 +248,7 @@ def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     """Raise ``Problems`` if the codec's distillation has no values to train or would bypass the noise."""
     problems = []
     if codec.distill_steps and recipe.privacy is not None:
-        text = ": distillation looks at the data without noise, and recipe.privacy is set; set it to 0"
+        text = ": distillation uses the data without noise, but recipe.privacy is set; set it to 0"
         problems.append(Problem("codec.distill_steps", text))
     if codec.distill_steps and recipe.sends_factors:
         text = f"is for full deltas; with recipe.finetuning {recipe.finetuning} set it to 0"
@@ -263,7 +261,7 @@ def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     """Raise ``Problems`` if the codec would not preserve the shared A of all contributors."""
     if recipe.sends_factors and recipe.lora.freeze_a and codec.quantises_factors:
         text = (
-            f"needs factors as they were trained, but codec.factors is {codec.factors!r}, which writes other factors "
+            f"needs the trained factors, but codec.factors is {codec.factors!r}, which writes other factors "
             "of the same product; set codec.factors to bfloat16 or float32"
         )
         raise Problems("", [Problem("recipe.lora.freeze_a", text)])
@@ -308,7 +306,7 @@ def check_lineage(spec: TaskSpec) -> None:
                 ErrorCode.BASE_MISMATCH,
                 f"version {height} of the task ({soup.version_digest}) does not follow from the one before it and soup "
                 f"{soup.sha256[:16]}...",
-                "the hub names versions that its own soups do not make: ask its coordinator for `gym-server ledger "
+                "the hub's versions do not follow from its own soups: ask its coordinator for `gym-server ledger "
                 "verify`",
             )
         parent, last_round = soup.version_digest, soup.server_round

@@ -64,7 +64,9 @@ class StrictModel(BaseModel):
 
 def _no_url(value: Any) -> Any:
     if isinstance(value, str) and "://" in value:
-        raise ValueError(f"{value!r} is a URL, and this is a local folder; copy the result there afterwards")
+        raise ValueError(
+            f"{value!r} is a URL, but this must be a local folder; copy the result there afterwards"
+        )
     return value
 
 

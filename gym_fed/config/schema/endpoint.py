@@ -43,8 +43,10 @@ class Endpoint(NamedTuple):
         if not colon or not host or port is None:
             raise ValueError(f"{plain(text, 80)!r} is not host:port")
         if not least_port <= port <= 65535:
-            raise ValueError(f"port {port} is not from {least_port} to 65535")
+            raise ValueError(f"port {port} is not between {least_port} and 65535")
         bare = host.removeprefix("[").removesuffix("]")
         if any(not c.isprintable() or c in " /@[]" for c in bare) or (":" in bare and host != f"[{bare}]"):
-            raise ValueError(f"{plain(host, 80)!r} is no host; an IPv6 address stands in brackets, as [::1]")
+            raise ValueError(
+                f"{plain(host, 80)!r} is not a host; an IPv6 address must be in brackets, such as [::1]"
+            )
         return cls(host, port)

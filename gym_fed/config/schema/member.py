@@ -102,7 +102,7 @@ class ByMember(StrictModel):
         if not (isinstance(settings, type) and issubclass(settings, cls)):
             raise cls.member_kind.broken(
                 name,
-                f"{cls.member_kind.kind} {name!r}: its Settings is no {cls.__name__}",
+                f"{cls.member_kind.kind} {name!r}: its Settings is not a {cls.__name__}",
                 "repair or remove the package that adds it",
             )
         return settings
@@ -142,7 +142,9 @@ class Chosen:
         key, kind = self.base.member_key, self.base.member_kind
         if isinstance(entry, str):
             MemberOf(kind)._known(entry)
-            raise ValueError(f"{entry!r} alone is no entry; write {{{key}: {entry}}}, with its other keys")
+            raise ValueError(
+                f"{entry!r} alone is not an entry; write {{{key}: {entry}}}, with its other keys"
+            )
         if isinstance(entry, Mapping):
             if entry.get(key) not in kind.names():  # refused by its name alone
                 entry = {key: entry[key]} if key in entry else {}

@@ -92,7 +92,7 @@ class OpenModel(ReadsOtherWords):
             settings_types.append(cls.features.type_of(name).Settings or bool)
         settings_types = [settings for settings in settings_types if settings is not None]
         if len(settings_types) > 1:
-            reason = f"{name}: two members of that name have a section"
+            reason = f"{name}: two members of this name have a section"
             raise GymError(
                 ErrorCode.MISSING_DEPENDENCY, reason, "remove one of the packages that provide them"
             )
@@ -122,7 +122,7 @@ class OpenModel(ReadsOtherWords):
             elif chosen not in kind.own() and kind.type_of(chosen).Settings is not None:
                 if chosen in cls.model_fields:
                     raise kind.broken(
-                        chosen, f"{kind.kind} {chosen!r}: gym-fed has a key of that name", "rename it"
+                        chosen, f"{kind.kind} {chosen!r}: gym-fed has a key of this name", "rename it"
                     )
                 filled[chosen] = {} if filled.get(chosen) is None else filled[chosen]
         return {

@@ -156,7 +156,7 @@ def only_recorded(recorded: Sequence[PluginRecord], where: str) -> Iterator[None
 def _unrecorded(used: PluginRecord, where: str) -> GymError:
     return GymError(
         ErrorCode.MISSING_DEPENDENCY,
-        f"{where} names {used.kind} {used.name!r} and no package of it; here it is of {used.distribution} "
+        f"{where} names {used.kind} {used.name!r} without a package, but here it is from {used.distribution} "
         f"{used.version}",
         f"remove {used.distribution}, or update gym-fed",
     )
@@ -186,7 +186,7 @@ def _require(record: PluginRecord, where: str) -> None:
     remedy = f"pip install {record.distribution}=={record.version}, if you trust it"
     if kind is None:
         raise GymError(
-            ErrorCode.MISSING_DEPENDENCY, f"{need}, and this release knows no {record.kind}", "update gym-fed"
+            ErrorCode.MISSING_DEPENDENCY, f"{need}, but this release has no {record.kind}", "update gym-fed"
         )
     if record.name not in kind:
         raise GymError(ErrorCode.MISSING_DEPENDENCY, f"{need}, which is not installed here", remedy)
@@ -194,17 +194,17 @@ def _require(record: PluginRecord, where: str) -> None:
     if origin is None:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            f"{need}, and here {record.name!r} is gym-fed's own",
+            f"{need}, but here {record.name!r} is gym-fed's own",
             "use the release of gym-fed that it was recorded with",
         )
     if (origin.distribution, origin.version) != (record.distribution, record.version):
-        reason = f"{need}, and here it is of {origin.distribution} {origin.version}"
+        reason = f"{need}, but here it is from {origin.distribution} {origin.version}"
         raise GymError(ErrorCode.MISSING_DEPENDENCY, reason, remedy)
     if origin.digest != record.digest:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            f"{need}, and what is installed under that version has other files (sha256 {origin.digest[:12]})",
-            "install it from where the other side has it, if you trust it",
+            f"{need}, but the version installed here has different files (sha256 {origin.digest[:12]})",
+            "install it from the same source as the other side, if you trust it",
         )
 
 

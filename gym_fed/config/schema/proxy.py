@@ -24,7 +24,8 @@ def path_prefix(text: str) -> str:
     prefix = text.removesuffix("/")
     if prefix and (len(prefix) > MAX_PREFIX_CHARS or not _PREFIX.fullmatch(prefix)):
         raise ValueError(
-            f"{plain(text, 80)!r} is not a path prefix: write it as /gym or /tools/gym, with letters, digits, -, _, ~ "
+            f"{plain(text, 80)!r} is not a path prefix: write it like /gym or /tools/gym, with letters, digits, -, _, "
+            "~ "
             f"and ., and at most {MAX_PREFIX_CHARS} characters"
         )
     return prefix
@@ -40,10 +41,10 @@ def proxy_network(text: str) -> str:
         network = ipaddress.ip_network(text.strip(), strict=False)
     except ValueError as error:
         raise ValueError(
-            f"{plain(text, 80)!r} is no IP address or network; write 10.0.0.2 or 10.0.0.0/24"
+            f"{plain(text, 80)!r} is not an IP address or network; write 10.0.0.2 or 10.0.0.0/24"
         ) from error
     if network.prefixlen == 0:
-        raise ValueError(f"{network} is every address: anyone could then forge a proxy's headers")
+        raise ValueError(f"{network} includes every address: anyone could forge a proxy's headers")
     return str(network)
 
 
@@ -60,7 +61,7 @@ def web_origin(text: str) -> str:
     origin = text.lower()
     if not _ORIGIN.fullmatch(origin):
         raise ValueError(
-            f"{plain(text, 80)!r} is no origin; write scheme and host alone: https://chat.example.org"
+            f"{plain(text, 80)!r} is not an origin; write only scheme and host: https://chat.example.org"
         )
     return origin
 

@@ -114,6 +114,6 @@ def catalogue_entry(name: str) -> CatalogueEntry:
     if name not in by_name:
         close = difflib.get_close_matches(name, by_name, n=3) or list(entries)[:8]
         reason = f"the catalogue has no data set {name!r}"
-        remedy = f"give another name, such as {', '.join(close)}; `gym data catalogue` lists all"
+        remedy = f"use another name, such as {', '.join(close)}; `gym data catalogue` lists all"
         raise GymError(ErrorCode.NOT_FOUND, reason, remedy)
     return by_name[name]

@@ -52,7 +52,7 @@ class RopeScalingConfig(StrictModel):
         given = self.model_fields_set - {"type", "factor", "original_max_position_embeddings"}
         given = {name for name in given if getattr(self, name) is not None}
         if idle := sorted(given - may.get(self.type, set())):
-            raise ValueError(f"{idle[0]} means nothing to type {self.type}")
+            raise ValueError(f"{idle[0]} has no effect with type {self.type}")
         if missing := sorted(must.get(self.type, set()) - given):
             raise ValueError(f"type {self.type} needs {' and '.join(missing)}")
         return self
@@ -129,7 +129,7 @@ class ComputeSections(StrictModel):
     @model_validator(mode="after")
     def _validate_features(self) -> ComputeSections:
         if self.torch_compile_backend is not None and not self.torch_compile:
-            raise ValueError("torch_compile_backend: is given, but torch_compile is off")
+            raise ValueError("torch_compile_backend: is set, but torch_compile is off")
         if self.mixed_precision != "no" and self.dtype != "float32":
             raise ValueError(
                 f"mixed_precision: {self.mixed_precision} keeps weights in float32, but dtype is {self.dtype}"
@@ -139,7 +139,7 @@ class ComputeSections(StrictModel):
                 f"base_dtype: weights trained next to it are in float32, but dtype is {self.dtype}"
             )
         if self.shift_attention is not None and self.attention != "auto":
-            raise ValueError("attention: shift_attention has its own; leave attention at auto")
+            raise ValueError("attention: shift_attention has its own implementation; leave attention at auto")
         return self
 
 
@@ -186,13 +186,13 @@ class DistributedSettings(StrictModel):
     @model_validator(mode="after")
     def _validate_strategy(self) -> DistributedSettings:
         if self.zero_stage is not None and self.strategy != "deepspeed":
-            raise ValueError(f"zero_stage is for strategy deepspeed, not for {self.strategy}")
+            raise ValueError(f"zero_stage applies to strategy deepspeed, not to {self.strategy}")
         if self.cpu_offload and self.strategy not in ("fsdp2", "deepspeed"):
-            raise ValueError(f"cpu_offload is for fsdp2 and deepspeed, not for {self.strategy}")
+            raise ValueError(f"cpu_offload applies to fsdp2 and deepspeed, not to {self.strategy}")
         if self.sequence_parallel_size is not None and self.strategy != "sequence_parallel":
-            raise ValueError(f"sequence_parallel_size is for sequence_parallel, not for {self.strategy}")
+            raise ValueError(f"sequence_parallel_size applies to sequence_parallel, not to {self.strategy}")
         if self.pipeline_schedule is not None and self.strategy != "pipeline_parallel":
-            raise ValueError(f"pipeline_schedule is for pipeline_parallel, not for {self.strategy}")
+            raise ValueError(f"pipeline_schedule applies to pipeline_parallel, not to {self.strategy}")
         return self
 
 

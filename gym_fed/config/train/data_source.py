@@ -86,7 +86,7 @@ class DataConfig(StrictModel):
     def _validate_source(self) -> DataConfig:
         given = [key for key in ("path", "tasks", "name", "hub", "dataset") if getattr(self, key) is not None]
         if len(given) != 1:
-            raise ValueError("give either path or tasks or name or hub or dataset")
+            raise ValueError("give one of path, tasks, name, hub and dataset")
         for key, sources in _ONLY_WITH.items():
             if getattr(self, key) not in (None, "auto", "turn", 1, {}) and given[0] not in sources:
                 raise ValueError(f"{key} is for {' and '.join(sources)}, not for {given[0]}")
@@ -194,11 +194,13 @@ class DataSections(StrictModel):
         if self.preprocess_only and self.tokenized_path is None:
             raise ValueError("preprocess_only: needs tokenized_path, the folder for the encoded rows")
         if self.group_by_length and not self.shuffle:
-            raise ValueError("group_by_length orders the rows by itself; remove shuffle: false")
+            raise ValueError("group_by_length determines the order of the rows; remove shuffle: false")
         if self.train_on_prompt and self.assistant_only_loss:
             raise ValueError("train_on_prompt and assistant_only_loss exclude each other")
         if self.mask_history and (self.train_on_prompt or self.assistant_only_loss is False):
-            raise ValueError("mask_history learns the last answer alone; train_on_prompt learns everything")
+            raise ValueError(
+                "mask_history learns only the last answer, but train_on_prompt learns everything"
+            )
         if self.mask_history and self.packing is True:
             raise ValueError("mask_history and packing exclude each other; packing: bfd does not")
         return self
@@ -218,10 +220,10 @@ class DataSections(StrictModel):
             given = source.roles_to_train is not None or source.train_on_eos != "turn"
             if given and learns_all:
                 raise ValueError(
-                    f"data: {key} is about turns, and this run learns whole conversations; remove it, or set "
+                    f"data: {key} applies to turns, but this run learns whole conversations; remove it, or set "
                     "assistant_only_loss: true (and packing: false)"
                 )
             if self.mask_history and (source.roles_to_train is not None or source.train_on_eos == "all"):
                 raise ValueError(
-                    f"data: {key} and mask_history, which learns the last answer alone; remove one"
+                    f"data: {key} and mask_history (which learns only the last answer) exclude each other; remove one"
                 )

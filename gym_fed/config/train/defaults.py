@@ -145,9 +145,7 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
     method = config.finetuning
     if "finetuning" not in given and (why := _needs_full(config)) is None:
         method = ADAPTER
-        fact = (
-            "comes in few bits" if is_quantized else f"is pre-trained and has {in_words(num_weights)} weights"
-        )
+        fact = "is quantised" if is_quantized else f"is pre-trained and has {in_words(num_weights)} weights"
         defaults.append(Default("finetuning", ADAPTER, f"the model {fact}; an adapter keeps what it knows"))
     elif "finetuning" not in given:
         defaults.append(Default("finetuning", method, str(why)))
@@ -158,7 +156,7 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
         return defaults
     if "lr_scheduler_type" not in given and "lr_scheduler_kwargs" not in given:
         defaults.append(
-            Default("lr_scheduler_type", _SCHEDULE, "falls to 0, so that the last steps change little")
+            Default("lr_scheduler_type", _SCHEDULE, "decays to 0, so that the last steps change little")
         )
     if not {"warmup_steps", "warmup_ratio"} & given and config.lr_scheduler_type != "constant":
         reason = "Adam's estimates are noisy in the first steps"
@@ -192,8 +190,8 @@ def learning_rate(algorithm: str, finetuning: str, optimizer: str = "adamw") -> 
     if scale is None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"learning_rate: no value is known for optimizer {optimizer}",
-            "give learning_rate, or leave optimizer at adamw",
+            f"learning_rate: no default is known for optimizer {optimizer}",
+            "set learning_rate, or leave optimizer at adamw",
         )
     rate = scale * TUNING.type_of(finetuning).default_learning_rate
     rate *= ALGORITHMS.type_of(algorithm).learning_rate_scale
@@ -267,14 +265,14 @@ def row_defaults(
 
         size = next(filter(fits, sizes), None)
         if size is None and "gradient_checkpointing" not in given and not config.gradient_checkpointing:
-            choose("gradient_checkpointing", True, "not even one row would fit into the memory without it")
+            choose("gradient_checkpointing", True, "without it, not even one row would fit into memory")
             size = next(filter(fits, sizes), None)
         is_adapter = TUNING.type_of(config.finetuning).is_adapter
         if size is None and is_adapter and not {"base_dtype", "dtype", "quantization"} & given:
-            choose("base_dtype", "bfloat16", "in float32 the model would not fit into the memory")
+            choose("base_dtype", "bfloat16", "in float32, the model would not fit into memory")
             size = next(filter(fits, sizes), None)
         reason = (
-            "fits into the memory"
+            "fits into memory"
             if size
             else "the smallest; it may still run out of memory: see gym train --plan"
         )
@@ -296,7 +294,7 @@ def _length(rows: RowFacts, room: int) -> tuple[int, str]:
     """Return the row length and its reason; ``room`` tokens are reserved for an answer."""
     context = None if rows.context is None else max(_LENGTH_STEP, rows.context - room)
     if not rows.longest:
-        return min(_JOINED_LENGTH, context or _JOINED_LENGTH), "rows are joined, or hold pictures"
+        return min(_JOINED_LENGTH, context or _JOINED_LENGTH), "rows are packed, or contain pictures"
     fitted, reason = (
         rows.longest,
         f"the longest of {counted(rows.num_rows, 'row')} has {counted(rows.longest, 'token')}",
@@ -307,7 +305,7 @@ def _length(rows: RowFacts, room: int) -> tuple[int, str]:
         reason += f"; the longest, {rows.longest:,}, is cut"
     length = max(_LEAST_LENGTH, -(-fitted // _LENGTH_STEP) * _LENGTH_STEP)
     if context is not None and length > context:
-        return context, f"{reason}; the model reads {rows.context:,}"
+        return context, f"{reason}; the model's context is {rows.context:,}"
     return length, reason
 
 
@@ -317,7 +315,7 @@ def _epochs(config: TrainingConfig, num_rows: int) -> tuple[float, str]:
     if algorithm.row_kind in _PREFERENCES:
         epochs, most_epochs = 1, _MOST_PREFERENCE_EPOCHS
     elif algorithm.row_kind != "supervised" or not algorithm.assistant_only_default:
-        return 1.0, f"{config.algorithm} sees its rows once"
+        return 1.0, f"{config.algorithm} uses its rows once"
     else:
         epochs = next((epochs for most, epochs in _EPOCHS if num_rows <= most), 1)
     steps_per_epoch = math.ceil(num_rows / rows_per_step(num_rows))

@@ -93,7 +93,7 @@ class OptimizationSections(StrictModel):
         for name in given:
             if name not in known:
                 takes = ", ".join(known) or "none"
-                raise ValueError(f"lr_scheduler_kwargs: {kind} has no argument {name!r}; it takes {takes}")
+                raise ValueError(f"lr_scheduler_kwargs: {kind} has no argument {name!r}; it accepts {takes}")
         if "min_lr" in known and ("min_lr" in given) == ("min_lr_rate" in given):
             raise ValueError(f"lr_scheduler_kwargs: {kind} needs either min_lr or min_lr_rate")
         if kind == "warmup_stable_decay" and "num_decay_steps" not in given:

@@ -153,7 +153,7 @@ class RunSections(StrictModel):
                 raise ValueError(f"{kind}_strategy: steps needs {kind}_steps")
             if strategy in ("no", "epoch") and steps:
                 raise ValueError(
-                    f"{kind}_steps: {steps} is not read under {kind}_strategy: {strategy}; remove one"
+                    f"{kind}_steps: {steps} has no effect with {kind}_strategy: {strategy}; remove one"
                 )
         if self.early_stopping is not None and self.eval_strategy == "no":
             raise ValueError("early_stopping: needs evaluations, and eval_strategy is no")
@@ -161,13 +161,13 @@ class RunSections(StrictModel):
             for key in ("early_stopping", "loss_spikes", "auto_batch_size"):
                 if getattr(self, key) is not None:
                     raise ValueError(
-                        f"resume_from_checkpoint: {key} keeps more than a checkpoint holds; go on in the run's own "
+                        f"resume_from_checkpoint: {key} keeps more than a checkpoint holds; resume in the run's own "
                         "output_dir instead"
                     )
         spikes = self.loss_spikes
         if spikes is not None and spikes.rollback and not 0 < self.save_steps <= spikes.window:
             raise ValueError(
-                f"loss_spikes: to go back there must be a checkpoint; set save_steps between 1 and the window "
+                f"loss_spikes: a rollback needs a checkpoint; set save_steps between 1 and the window "
                 f"of {spikes.window} (it is {self.save_steps}), or rollback: false"
             )
         return self

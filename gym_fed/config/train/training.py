@@ -94,14 +94,14 @@ class TrainingConfig(
         forgets = any(source.role == "forget" for source in (*self.data, *self.eval_data))
         if forgets and not ALGORITHMS.type_of(self.algorithm).forgets:
             those = " and ".join(ALGORITHMS.own_with("forgets"))
-            raise ValueError(f"data: role forget is for {those}, not for {self.algorithm}")
+            raise ValueError(f"data: role forget applies to {those}, not to {self.algorithm}")
         if self.model is not None and self.model_init is not None:
             raise ValueError("give either model or model_init, not both")
         if self.adapter and self.model_init is not None:
-            raise ValueError("adapter: is of a trained model, not of model_init")
+            raise ValueError("adapter: needs a trained model, not model_init")
         if self.new_adapter and not TUNING.type_of(self.finetuning).is_adapter:
             raise ValueError(
-                f"new_adapter: finetuning {self.finetuning} trains none; remove it, all are merged"
+                f"new_adapter: finetuning {self.finetuning} trains no adapter; remove it: all adapters are merged"
             )
         if self.model_init is not None and TUNING.type_of(self.finetuning).is_adapter:
             raise ValueError(f"finetuning: {self.finetuning} needs a trained model, not model_init")
@@ -118,10 +118,10 @@ class TrainingConfig(
             self._validate_learned_turns(learns_all or self.packing is True)
         if self.reasoning == "off" and not ALGORITHMS.type_of(self.algorithm).packs:
             those = " and ".join(ALGORITHMS.own_with("packs"))
-            raise ValueError(f"reasoning: off is for {those}; {self.algorithm} takes learn or drop")
+            raise ValueError(f"reasoning: off applies to {those}; {self.algorithm} accepts learn or drop")
         if self.packing == "bfd" and not ALGORITHMS.type_of(self.algorithm).packs:
             those = " and ".join(ALGORITHMS.own_with("packs"))
-            raise ValueError(f"packing: bfd is for {those}, not for {self.algorithm}")
+            raise ValueError(f"packing: bfd applies to {those}, not to {self.algorithm}")
         if self.eval_split and self.eval_data:
             raise ValueError("give either eval_data or eval_split, not both")
         return self
@@ -196,7 +196,7 @@ class SearchConfig(TrainingConfig):
         if self.search.metric.startswith("eval_") and not (self.eval_data or self.eval_split):
             raise ValueError(f"search.metric: {self.search.metric} needs eval_data or eval_split")
         if not self.save_final:
-            raise ValueError("save_final: a trial is finished when it is saved; leave it on")
+            raise ValueError("save_final: a trial is complete only when it is saved; leave it on")
         return self
 
     def trial(self, **changes: Any) -> dict[str, Any]:

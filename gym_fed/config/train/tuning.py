@@ -259,11 +259,11 @@ class Ia3Settings(StrictModel):
 
 _QUANTISERS = {"bitsandbytes": (4, 8), "hqq": (2, 3, 4, 5, 6, 8), "torchao": (2, 3, 4, 5, 6, 8)}
 """Bits of each method."""
-_STORED = "its models are stored quantised; give the folder or name of one as model"
+_STORED = "its models are stored quantised; set model to the folder or name of one"
 _NOT_QUANTISERS = {
     "quanto": "it compiles its kernels for 2 and 4 bits on first use; use hqq or torchao",
     **dict.fromkeys(("aqlm", "awq", "gptq"), _STORED),
-    "eetq": "no release installs with this torch; use bitsandbytes or torchao with 8 bits",
+    "eetq": "no release can be installed with this torch; use bitsandbytes or torchao with 8 bits",
 }
 """Quantization methods of other trainers, with the reason why they are not supported."""
 
@@ -302,7 +302,7 @@ class QuantizationSettings(StrictModel):
             has = ", ".join(map(str, bits))
             raise ValueError(f"bits: {self.method} supports {has}, not {self.bits}; use hqq or torchao")
         if self.method == "bitsandbytes" and self.group_size != 64:
-            raise ValueError("group_size is for hqq and torchao; remove it")
+            raise ValueError("group_size applies only to hqq and torchao; remove it")
         if self.bits == 8 or self.method != "bitsandbytes":
             for key, value in (("quant_type", "nf4"), ("double_quant", True), ("compute_dtype", None)):
                 if getattr(self, key) != value:
@@ -348,7 +348,7 @@ class AdapterSections(StrictModel):
         for key in ("adapter", "reference_adapter"):
             named = getattr(self, key)
             if len(set(named)) != len(named):
-                raise ValueError(f"{key}: an adapter is named twice")
+                raise ValueError(f"{key}: an adapter is listed twice")
         return self
 
 

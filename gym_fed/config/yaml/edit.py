@@ -175,6 +175,6 @@ def _is_single_change(after: Any, before: Any, path: KeyPath, value: Value | Non
 def _refused(path: tuple[str, ...]) -> GymError:
     return GymError(
         ErrorCode.USAGE,
-        f"{'.'.join(path)} is written in a way that the form cannot change",
-        "edit the text itself",
+        f"{'.'.join(path)} has a notation that the form cannot edit",
+        "edit the YAML text",
     )

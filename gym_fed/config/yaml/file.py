@@ -240,7 +240,9 @@ def _key_for(container: dict[str, Any] | list[Any], key: str | int, path: KeyPat
     if isinstance(key, int) and key < len(container):
         return key
     message = f"--set {dotted(path)}: no item {key!r} in a list of {len(container)}"
-    raise GymError(ErrorCode.CONFIG_INVALID, message, "items count from 0; to lengthen a list, set it whole")
+    raise GymError(
+        ErrorCode.CONFIG_INVALID, message, "items count from 0; to lengthen a list, set the whole list"
+    )
 
 
 def _lines(
@@ -289,7 +291,7 @@ def _describe(
     if error["type"] == "extra_forbidden":
         message = "unknown key" + _suggest(path, schema, values)
     elif error["type"] == "missing":
-        message = "required, but not given"
+        message = "required, but missing"
     elif not isinstance(error["input"], dict | list):
         message = f"{message} (got {shown(error['input'])})"
     return _placed(path, message, source, marks, overridden)

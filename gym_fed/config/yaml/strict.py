@@ -84,14 +84,14 @@ def read_run_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.yaml"
     if not file.is_file():
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"{folder}: holds no run", "give a folder that gym train has written"
+            ErrorCode.FILE_NOT_FOUND, f"{folder}: contains no run", "use a folder written by gym train"
         )
     try:
         config = parse_config(file, read_config_text(file))[0]
     except GymError as error:
         raise GymError(ErrorCode.STATE_CORRUPT, error.message) from error
     if not config:
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds no settings")
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: contains no settings")
     return config
 
 
@@ -128,7 +128,7 @@ def _key(node: yaml.Node, path: KeyPath, file: Path) -> str | int:
     if kind == "int" and node.value.isdecimal():
         return int(node.value)
     if kind == "merge":
-        message = "merge keys are not read; write the keys out"
+        message = "merge keys are not supported; write the keys out"
     else:
         message = f"YAML reads this key as {kind}, not as text; put it in quotes"
     raise _refusal(file, node.start_mark, f"{dotted(path) or '(file)'}: {message}")

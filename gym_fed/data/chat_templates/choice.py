@@ -292,16 +292,16 @@ def _source(value: str) -> str:
     try:
         if file.is_file():
             if file.stat().st_size > 4 * _MAX_CHARACTERS:
-                raise _bad(f"the file {value} is too large for a chat template", "give a Jinja file")
+                raise _bad(f"the file {value} is too large for a chat template", "use a Jinja file")
             return file.read_text(encoding="utf-8")
         if file.is_dir():
-            raise _bad(f"{value} is a folder", "give the file in it, such as chat_template.jinja")
+            raise _bad(f"{value} is a folder", "use the file in it, such as chat_template.jinja")
     except (OSError, UnicodeDecodeError) as error:
-        raise _bad(f"the file {value} cannot be read: {error}", "give a Jinja file in UTF-8") from error
+        raise _bad(f"the file {value} cannot be read: {error}", "use a Jinja file in UTF-8") from error
     near = get_close_matches(value[:200], (*NAMED, NONE), n=1)
     raise _bad(
         f"{value[:200]!r} is neither a file, nor Jinja, nor a known name{f' (nearest: {near[0]})' if near else ''}",
-        f"give a path, a template, or one of: {', '.join((*NAMED, NONE))}",
+        f"use a path, a template, or one of: {', '.join((*NAMED, NONE))}",
     )
 
 

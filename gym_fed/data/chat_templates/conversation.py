@@ -40,7 +40,7 @@ _READS_REASONING = re.compile(r"""(?:\.|\[['"]|get\(['"])(?:reasoning_content|th
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _TOOLS = ("has tools", "calls tools")
 _REMEDY = {
-    "has reasoning": "set reasoning: drop to learn the answers alone, or use a template that shows it",
+    "has reasoning": "set reasoning: drop to learn only the answers, or use a template that shows it",
     **dict.fromkeys(_TOOLS, "use a model whose chat template supports tools, or drop the row"),
 }
 
@@ -75,7 +75,7 @@ def write_answered(
     if any(message.get("weight", 1) != 1 or "masked" in message for message in answer):
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{place}: a message of an answer has a weight, and answers are compared whole",
+            f"{place}: a message of an answer has a weight, but whole answers are compared",
             "drop the weight",
         )
     messages = [_clean(message, reasoning) for message in [*prompt, *answer]]
@@ -129,7 +129,7 @@ class ChatRenderer:
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{place}: the chat template rewrites earlier turns, so the assistant's words cannot be located",
-                "set mask_history: true to learn the last answer alone, give a chat_template: with {% generation %} "
+                "set mask_history: true to learn only the last answer, use a chat_template with {% generation %} "
                 "marks, or set assistant_only_loss: false",
             ) from error
 
@@ -239,8 +239,8 @@ def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> se
         elif weight == 0 and prompts_too:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: a message of the {message['role']} role has weight 0, and prompts are learned, too",
-                "leave assistant_only_loss and train_on_prompt alone, or drop the weight",
+                f"{place}: a message of the {message['role']} role has weight 0, but prompts are learned too",
+                "remove assistant_only_loss and train_on_prompt, or drop the weight",
             )
     return numbers
 
@@ -260,8 +260,8 @@ def _showing(template: Template, messages: list[Message], tools: Any, place: str
 def _refused(place: str, error: Exception) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
-        f"{place}: the model's chat template refuses it: {error}",
-        "change or drop the row, or set chat_template to one that takes it (a model's own may know tools)",
+        f"{place}: the model's chat template rejects it: {error}",
+        "change or drop the row, or set chat_template to one that accepts it (the model's own may support tools)",
     )
 
 

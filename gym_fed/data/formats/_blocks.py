@@ -52,7 +52,7 @@ def turns_of(turn: Raw) -> list[Raw]:
         if other := next(
             (key for key in REASONING if turn.get(key) not in (None, "", "\n".join(thoughts))), None
         ):
-            raise BadRow(f"'thinking' blocks and {other!r} of one turn differ", "give one of them")
+            raise BadRow(f"'thinking' blocks and {other!r} of one turn differ", "keep one of them")
         spoken["reasoning_content"] = "\n".join(thoughts)
     return [*results, spoken]
 
@@ -64,7 +64,7 @@ def _result(content: Any) -> str:
     texts = [text_of_part(part) for part in content] if isinstance(content, list) else [None]
     if any(text is None for text in texts):
         raise BadRow(
-            "a tool's result has parts that are not text", "give the result as text, or drop the row"
+            "a tool's result has parts that are not text", "write the result as text, or drop the row"
         )
     return "".join(text for text in texts if text)
 
@@ -103,7 +103,7 @@ def with_calls_joined(messages: list[tuple[Message, bool, bool]]) -> list[Messag
         if weighted and message.get("weight", 1) != last.get("weight", 1):
             raise BadRow(
                 "tool calls of one turn have different weights",
-                "give the weight at the first turn of the assistant",
+                "set the weight only at the assistant's first turn",
             )
         joined[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), *message["tool_calls"]]}
     return joined

@@ -22,7 +22,7 @@ MASK_KEYS = (*WEIGHTS, *_DETAILS, "masked")
 """Keys of a turn that decide what is learned."""
 PART_FLAGS = ("train", "weight")
 """Keys of a content part that decide whether it is learned."""
-_REMEDY = "a turn is learned or it is not; round the weight, or drop the row"
+_REMEDY = "a turn is either learned or not; round the weight, or drop the row"
 
 _roles: ContextVar[Collection[str] | None] = ContextVar("roles that are learned", default=None)
 
@@ -72,7 +72,7 @@ def given_weight(turn: Raw, role: str) -> int | None:
     for key, weight in given.items():
         _require_binary(weight, key in _SWITCHES, f"{key!r} of the {role}'s turn")
     if len({float(weight) for weight in given.values()}) > 1:
-        raise BadRow(f"{' and '.join(map(repr, given))} of one turn differ", "give one of them")
+        raise BadRow(f"{' and '.join(map(repr, given))} of one turn differ", "keep one of them")
     return int(next(iter(given.values()))) if given else None
 
 

@@ -81,7 +81,7 @@ def conversation(turns: Any, key: str) -> list[Message]:
         turns = parsed(turns, key)
     if not isinstance(turns, list) or not turns:
         example = "a human and a gpt turn" if key == "conversations" else "a user and an assistant message"
-        raise BadRow(f"{key!r} is not a list of turns", f"give at least {example}")
+        raise BadRow(f"{key!r} is not a list of turns", f"add at least {example}")
     whole = [part for turn in pairs_as_turns(turns) for part in turns_of(as_object(turn))]
     return with_calls_joined([_message(turn) for turn in whole])
 
@@ -114,7 +114,7 @@ def _message(turn: Raw) -> tuple[Message, bool, bool]:
     thought, thought_key = _reasoning(turn, speaker)
     learned = learned_parts(turn, speaker, {"content": key, "reasoning_content": thought_key})
     if calls_alone and "masked" in learned:
-        raise BadRow("parts of a tool call have weights", "give the whole turn a weight")
+        raise BadRow("parts of a tool call have weights", "set a weight for the whole turn")
     message = {**_parsed_turn(turn, role, key), **thought, **learned}
     return message, calls_alone, given_weight(turn, speaker) is not None
 
@@ -176,7 +176,7 @@ def _part(part: Any) -> Raw:
     if not isinstance(image, str | dict):
         raise BadRow(
             f"'content' has parts that are not text, images, audio or video, such as type {str(kind)[:40]!r}",
-            'give every part as {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}',
+            'write every part as {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}',
         )
     return {"type": "image", "source": image}
 
@@ -194,9 +194,7 @@ def _medium(part: Raw, medium: str, kind: str) -> Raw:
         return {"type": medium}
     frames = given if isinstance(given, list) and medium == "video" else [given]
     if not all(isinstance(one, str | dict) for one in frames):
-        raise BadRow(
-            f"'content' has a part of type {kind!r} without a file", f"give its path under {medium!r}"
-        )
+        raise BadRow(f"'content' has a part of type {kind!r} without a file", f"set {medium!r} to its path")
     return {"type": medium, "source": given}
 
 
@@ -230,7 +228,7 @@ def _source(source: Any) -> Any:
         return source
     key = "data" if source.get("type") == "base64" else "url"
     if not isinstance(source.get(key), str) or not source[key]:
-        raise BadRow(f"the source of an image has no {key!r}", "give it, or drop the row")
+        raise BadRow(f"the source of an image has no {key!r}", "add it, or drop the row")
     return f"data:{source.get('media_type')};base64,{source[key]}" if key == "data" else source[key]
 
 
@@ -245,7 +243,7 @@ def _reasoning(turn: Raw, role: str) -> tuple[Message, str]:
     if texts and role != "assistant":
         raise BadRow(f"{next(iter(texts))!r} in a turn of the {role}", "only the assistant has reasoning")
     if len(set(texts.values())) > 1:
-        raise BadRow(f"{' and '.join(map(repr, texts))} of one turn differ", "give one of them")
+        raise BadRow(f"{' and '.join(map(repr, texts))} of one turn differ", "keep one of them")
     key = next(iter(texts), "reasoning_content")
     return ({"reasoning_content": texts[key]} if texts else {}), key
 
@@ -314,7 +312,7 @@ def alpaca_question(row: Raw) -> list[Message]:
     history = row.get("history") or []
     history = parsed(history, "history") if isinstance(history, str) else history
     if not isinstance(history, list):
-        raise BadRow("'history' is not a list", "give it as a list of [question, answer] pairs")
+        raise BadRow("'history' is not a list", "write it as a list of [question, answer] pairs")
     for pair in history:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) for p in pair)):
             raise BadRow(
@@ -333,9 +331,7 @@ def require_learned(answers: list[Any]) -> None:
     """
     messages = [message for answer in answers if isinstance(answer, list) for message in answer]
     if any(m.get("weight") == 0 or "masked" in m for m in messages):
-        raise BadRow(
-            "an answer that is judged has a turn with weight 0", "remove the weight, or drop the row"
-        )
+        raise BadRow("a judged answer has a turn with weight 0", "remove the weight, or drop the row")
 
 
 def _answer(row: Raw, key: str) -> Any:
@@ -367,9 +363,9 @@ def _whole_conversations(prompt: str, answers: list[Any], keys: tuple[str, ...])
 
 def _implicit(answers: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Any]]:
     """Return the common prefix of all answers, and each remainder (as in trl.extract_prompt)."""
-    problem = f"{' and '.join(map(repr, keys))} do not begin alike, and there is no 'prompt'"
+    problem = f"{' and '.join(map(repr, keys))} have no common beginning, and there is no 'prompt'"
     if len(answers) < 2 or len({type(answer) for answer in answers}) != 1:
-        raise BadRow(problem, "give the prompt, as a text or as messages")
+        raise BadRow(problem, "add the prompt, as text or as messages")
     first, second = answers
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] == second[shared]:
@@ -381,6 +377,6 @@ def _implicit(answers: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Any]
     if not shared or shared in (len(first), len(second)):
         raise BadRow(
             problem if not shared else "one answer is the beginning of the other",
-            "give the prompt, as a text or as messages",
+            "add the prompt, as text or as messages",
         )
     return first[:shared], [first[shared:], second[shared:]]

@@ -91,7 +91,7 @@ def string(row: Raw, key: str, *, optional: bool = False) -> str:
         raise EmptyCell(repr(key))
     if not isinstance(value, str):
         problem = "is missing" if key not in row else f"is {type(value).__name__}"
-        raise BadRow(f"{key!r} {problem}, expected text", f"give {key!r} as a JSON string")
+        raise BadRow(f"{key!r} {problem}, expected text", f"write {key!r} as a JSON string")
     if not optional and not value.strip():
         raise EmptyCell(repr(key))
     return value
@@ -114,10 +114,10 @@ def conversation_of(row: Raw, format: str) -> tuple[list[Message], Raw]:
     remedy = "choose text"
     if "completion" in row:
         remedy = (
-            "choose completion; a question and its answer are a conversation when they are read as "
+            "choose completion; to read a question and its answer as a conversation, use "
             "--columns instruction=QUESTION,output=ANSWER"
         )
-    raise BadRow(f"is not a conversation, as {format} needs", remedy)
+    raise BadRow(f"is not a conversation, which {format} needs", remedy)
 
 
 def context_of(row: Raw) -> Raw:
@@ -144,14 +144,12 @@ def with_context(row: Raw, converted: Raw, *keys: str) -> Raw:
     for column in MEDIA:
         own, listed = inline[column], _media_of(row, column)
         if own and listed:
-            raise BadRow(
-                f"has {column!r} and parts with {column} of their own", f"give the {column} in one way"
-            )
+            raise BadRow(f"has {column!r} and parts with their own {column}", "keep only one of the two")
         if own or listed:
             converted[column] = [*own, *listed]
     if (forget := row.get("forget")) is not None:
         if not isinstance(forget, bool):
-            raise BadRow(f"'forget' is {forget!r}, expected true or false", "true for rows to unlearn")
+            raise BadRow(f"'forget' is {forget!r}, expected true or false", "use true for rows to unlearn")
         if forget:
             converted["forget"] = True
     return converted
@@ -168,7 +166,7 @@ def without_context(row: Raw, converted: Raw, *keys: str) -> Raw:
     if lost:
         raise BadRow(
             f"has {lost[0]!r} next to {keys[0]!r}, which would not be learned with it",
-            "give messages instead, or remove the column",
+            "use messages instead, or remove the column",
         )
     return converted
 
@@ -220,7 +218,7 @@ def _tools_of(row: Raw) -> list[Raw]:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRow(
-                "'tools' contains something other than functions", "give each tool a name and parameters"
+                "'tools' contains something other than functions", "each tool needs a name and parameters"
             )
         if function is not tool:
             note_unread(f"a tool's {key}" for key in tool if key not in ("type", "function"))
@@ -242,7 +240,7 @@ def _require_one_call(row: Raw, converted: Raw) -> None:
     if parallel is False and any(len(message.get("tool_calls", ())) > 1 for message in _turns_of(converted)):
         raise BadRow(
             "has parallel_tool_calls: false and a turn with several calls",
-            "remove the key, or give each call a turn with its result",
+            "remove the key, or put each call and its result into separate turns",
         )
 
 
@@ -284,7 +282,7 @@ def _media_of(row: Raw, column: str) -> list[Any]:
             if not (isinstance(one, str) or keys & {"bytes", "path"} or is_array):
                 raise BadRow(
                     f"{column!r} holds {type(one).__name__}",
-                    f"give paths of {MEDIA[column]} files in {column!r}",
+                    f"use paths of {MEDIA[column]} files in {column!r}",
                 )
     return sources
 
@@ -303,6 +301,4 @@ def parsed(text: str, key: str) -> Any:
         ValueError,
         RecursionError,
     ) as error:  # such as a number of 5,000 digits, or lists nested thousands deep
-        raise BadRow(
-            f"{key!r} cannot be read as JSON", "write plain JSON that is not nested deeply"
-        ) from error
+        raise BadRow(f"{key!r} cannot be read as JSON", "write plain JSON without deep nesting") from error

@@ -56,7 +56,7 @@ def _label(row: Raw) -> bool:
     if liked is None:
         problem = "is missing" if key not in row else f"is {row[key]!r}"
         raise BadRow(
-            f"{key!r} {problem}, expected true or false (or 1 or 0)", "true when the answer was liked"
+            f"{key!r} {problem}, expected true or false (or 1 or 0)", "use true if the answer was liked"
         )
     return liked
 

@@ -44,7 +44,7 @@ class Preference(Format):
             prompt, chosen, rejected = _answered_twice(row)
         require_learned([chosen, rejected])
         if chosen == rejected:
-            raise BadRow("'chosen' and 'rejected' are the same", "drop the row: it prefers nothing")
+            raise BadRow("'chosen' and 'rejected' are the same", "drop the row: it states no preference")
         if row.get("rejected_images", row.get("images")) != row.get("images"):
             raise BadRow(
                 "'rejected_images' differ from 'images'", "both answers need the same images; drop the row"
@@ -92,18 +92,20 @@ def _answered_twice(row: Raw) -> tuple[list[Any], list[Any], list[Any]]:
     start = 1 + max((at for at, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
     prompt, chosen = turns[:start], turns[start:]
     if not chosen:
-        raise BadRow("the conversation ends with a question", "end it with the answer that was preferred")
+        raise BadRow("the conversation ends with a question", "end it with the preferred answer")
     if (given := row.get("rejected_response")) is None:
         if row.get("rejected_messages") is None:
             raise BadRow(
                 "has no rejected answer: 'rejected_response' and 'rejected_messages' are missing or null",
-                "give one of them, or drop the row",
+                "add one of them, or drop the row",
             )
         rejected = conversation(row["rejected_messages"], "rejected_messages")
         if rejected[:start] != prompt:
             rejected = [*system_of(row), *rejected]
         if rejected[:start] != prompt:
-            raise BadRow("'rejected_messages' begin differently", "give both conversations the same prompt")
+            raise BadRow(
+                "'rejected_messages' have a different prompt", "use the same prompt in both conversations"
+            )
         return prompt, chosen, rejected[start:]
     if isinstance(given, list):
         return prompt, chosen, conversation(given, "rejected_response")

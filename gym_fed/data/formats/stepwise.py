@@ -19,9 +19,9 @@ class Stepwise(Format):
     def read(self, row: Raw) -> Raw:
         steps, labels = row.get("completions"), row.get("labels")
         if not isinstance(steps, list) or not steps or not all(isinstance(step, str) for step in steps):
-            raise BadRow("'completions' is not a list of texts", "give one text a step")
+            raise BadRow("'completions' is not a list of texts", "use one text per step")
         judged = [label_of(label) for label in labels] if isinstance(labels, list) else []
         if len(judged) != len(steps) or None in judged:
-            raise BadRow("'labels' has no true or false for each step", "give one label a step")
+            raise BadRow("'labels' has no true or false for each step", "use one label per step")
         converted = {"prompt": string(row, "prompt"), "completions": steps, "labels": judged}
         return without_context(row, converted, "prompt", "completions", "labels")

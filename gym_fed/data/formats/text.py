@@ -25,5 +25,5 @@ class Text(Format):
 
     def write(self, row: Raw) -> Raw:
         if "text" not in row:
-            raise BadRow("has speakers, which text would lose", "choose messages or sharegpt")
+            raise BadRow("has speakers, which the format text would lose", "choose messages or sharegpt")
         return row

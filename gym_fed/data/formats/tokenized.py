@@ -30,13 +30,13 @@ class Tokenized(Format):
         if min(ids) < 0:
             raise BadRow(f"'input_ids' has {min(ids)}", "tokens are numbers from 0")
         if 0 in _numbers(row, "attention_mask", [1] * len(ids)):
-            raise BadRow("'attention_mask' hides tokens", "leave out the padding, and its mask")
+            raise BadRow("'attention_mask' hides tokens", "remove the padding and its mask")
         labels = _numbers(row, "labels", ids)
         for key in _MASKS:
             mask = _numbers(row, key, [1] * len(ids))
             labels = [label if learned else _IGNORED for label, learned in zip(labels, mask, strict=True)]
         if any(label not in (_IGNORED, token) for label, token in zip(labels, ids, strict=True)):
-            raise BadRow("'labels' has other tokens than 'input_ids'", f"a label is {_LABELS}")
+            raise BadRow("'labels' has different tokens than 'input_ids'", f"a label is {_LABELS}")
         converted = {"input_ids": ids, "labels": labels}
         return without_context(row, converted, "input_ids", "labels", "attention_mask", *_MASKS)
 
@@ -50,9 +50,9 @@ def _numbers(row: Raw, key: str, default: list[int] | None) -> list[int]:
     """Return a list of as many integers as the row has tokens."""
     numbers: Any = row.get(key, default)
     if not isinstance(numbers, list) or not numbers or not all(isinstance(number, int) for number in numbers):
-        raise BadRow(f"{key!r} is not a list of integers", "write one number a token")
+        raise BadRow(f"{key!r} is not a list of integers", "write one number per token")
     if default is not None and len(numbers) != len(default):
         raise BadRow(
-            f"{key!r} has {len(numbers)} numbers for {len(default)} tokens", "write one number a token"
+            f"{key!r} has {len(numbers)} numbers for {len(default)} tokens", "write one number per token"
         )
     return [int(number) for number in numbers]

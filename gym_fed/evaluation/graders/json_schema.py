@@ -39,7 +39,7 @@ class JsonSchemaConfig(GraderConfig):
 
 
 class JsonSchemaGrader(Grader):
-    """1 if the answer, or its only fenced block, is JSON that the schema allows."""
+    """1 if the answer, or its only fenced block, is JSON that matches the schema."""
 
     Settings = JsonSchemaConfig
     config: JsonSchemaConfig

@@ -53,7 +53,7 @@ LENGTH = 128
 """Tokens per sample; fewer if the model has fewer positions."""
 
 
-OWN = "own texts of gym-fed"
+OWN = "built-in texts"
 
 
 _ROWS_OF_A_TASK = 8
@@ -110,8 +110,8 @@ def calibration_of(
     if not samples:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{source}: {counted(len(stream), 'token')} to calibrate with, {length} are needed",
-            "give more rows, or leave --data out for texts of this project",
+            f"{source}: {counted(len(stream), 'token')} to calibrate with, but {length} are needed",
+            "pass more rows, or omit --data to use built-in texts",
         )
     return CalibrationSamples(source, samples)
 
@@ -152,15 +152,15 @@ def _text(row: dict[str, Any], tokenizer: Any) -> str:
         return f"{row['prompt']}{row['completion']}"
     raise GymError(
         ErrorCode.DATA_INVALID,
-        f"a row has the keys {', '.join(sorted(row))}, and text calibrates",
-        "give rows with text, messages, or prompt and completion",
+        f"a row has the keys {', '.join(sorted(row))}, but calibration needs text",
+        "use rows with text, messages, or prompt and completion",
     )
 
 
 def of_bits(*bits: int) -> Mapping[str, Tolerance]:
     """Return the quantizations ``w4``, ``w4g128``, ``w4g128_rtn`` and so on, with their tolerances.
 
-    Without ``g`` the largest group that fits all layers is used; ``_rtn`` rounds to the nearest, uncalibrated.
+    Without ``g`` the largest group that fits all layers is used; ``_rtn`` rounds to nearest, uncalibrated.
     """
     groups = ("", *(f"g{size}" for size in GROUPS))
     names = [f"w{bit}{group}{how}" for bit in bits for how in ("", "_rtn") for group in groups]
@@ -190,8 +190,8 @@ class FewBits(ExportFormat):
         if options.rows and not self._iterations(options):
             raise GymError(
                 ErrorCode.USAGE,
-                f"--quantization {options.quantization} rounds to the nearest, without calibration",
-                f"leave --data out, or take {options.quantization.removesuffix('_rtn')}",
+                f"--quantization {options.quantization} rounds to nearest, without calibration",
+                f"omit --data, or use {options.quantization.removesuffix('_rtn')}",
             )
 
     def remedy_of(self, options: Options) -> str:
@@ -202,7 +202,7 @@ class FewBits(ExportFormat):
         finer = finer or ["--format gguf --quantization q8_0"]
         return (
             f"{quantization} loses too much of the model: use {' or '.join(finer)}; "
-            "--skip-check writes it all the same"
+            "--skip-check writes it anyway"
         )
 
     def use(self, path: Path) -> str:
@@ -266,7 +266,7 @@ class FewBits(ExportFormat):
             "symmetric": self.symmetric,
             "rounding": f"SignRound, {iterations} iterations"
             if iterations
-            else "to the nearest, uncalibrated",
+            else "round to nearest, uncalibrated",
         }
         if iterations:
             record["calibration"] = _calibration(source, options).record()
@@ -294,8 +294,8 @@ class FewBits(ExportFormat):
             raise GymError(
                 ErrorCode.USAGE,
                 f"--quantization {self.quantization(options)}: {layer} of {source.name} has {width} inputs, "
-                f"no multiple of {named}",
-                f"take w{self._bits(options)}g{fits[0]}, or w{self._bits(options)}, which finds the group",
+                f"not a multiple of {named}",
+                f"use w{self._bits(options)}g{fits[0]}, or w{self._bits(options)}, which selects the group size",
             )
         return int(named)
 
@@ -334,13 +334,16 @@ def compare_packed(folder: Path, model: Any, most: float) -> dict[str, Any]:
             if not error <= most:
                 raise GymError(
                     ErrorCode.EXPORT_DIFFERS,
-                    f"the files are not the source: tensor {name} differs by more than its type rounds by; "
+                    f"the files differ from the source: tensor {name} differs by more than the rounding error of its "
+                    "type; "
                     "nothing was kept",
-                    "report this with the model's name; --skip-check writes it all the same",
+                    "report this with the model's name; --skip-check writes it anyway",
                 )
     result: dict[str, Any] = {"compared": len(seen), "largest_error": largest}
     if unknown:
-        result["not_compared"] = f"{counted(unknown, 'tensor')} have other names than the model's parameters"
+        result["not_compared"] = (
+            f"{counted(unknown, 'tensor')} do not match the names of the model's parameters"
+        )
     return result
 
 

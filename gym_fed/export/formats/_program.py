@@ -101,7 +101,11 @@ class ProgramFormat(ExportFormat):
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
         if not self.is_file:
             return {}
-        return {"notes": ["one file holds no tokenizer, chat template or config; a folder has them"]}
+        return {
+            "notes": [
+                "a single file has no tokenizer, chat template or config; export a folder to include them"
+            ]
+        }
 
     def at(self, path: Path) -> ExportFormat:
         if not self.suffix or path.suffix.lower() != self.suffix:

@@ -50,7 +50,9 @@ class PeftAdapter(ExportFormat):
         if source.delta is not None:
             return lora_facts(source, options)
         lacks = _unsupported_by_vllm(source.model.active_peft_config)
-        return {"notes": [f"vLLM refuses adapters with {lacks}: export huggingface for it"]} if lacks else {}
+        return (
+            {"notes": [f"vLLM refuses adapters with {lacks}: for vLLM, export huggingface"]} if lacks else {}
+        )
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         import torch

@@ -92,9 +92,7 @@ class Tolerance:
         if self.kl is not None and not figures["kl"] <= self.kl:
             return f"probabilities that are {figures['kl']:.3g} nats off, with {self.kl:g} allowed"
         if self.top1 is not None and not figures["top1"] >= self.top1:
-            return (
-                f"the same likeliest token at only {figures['top1']:.1%} of positions, not at {self.top1:.0%}"
-            )
+            return f"the same most likely token at only {figures['top1']:.1%} of positions, not at {self.top1:.0%}"
         if self.greedy and not figures["same_greedy_tokens"]:
             return "a different answer to the same prompt"
         if not figures.get("same_weights", True):
@@ -204,7 +202,9 @@ class ExportFormat(ABC):
             ),
         ):
             if value is not None and not is_read:
-                raise GymError(ErrorCode.USAGE, f"format {self.name} has no {option}", f"it is for {where}")
+                raise GymError(
+                    ErrorCode.USAGE, f"format {self.name} has no {option}", f"it applies to {where}"
+                )
 
     def of_source(self, source: Source, options: Options) -> Options:
         """Fill in options that depend on the source; called after its answers are computed."""

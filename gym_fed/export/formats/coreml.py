@@ -27,15 +27,15 @@ print("largest distance of logits:", np.abs(actual - expected["logits"].detach()
 _README = """# Core ML: run these commands on a Mac
 
 gym-fed wrote this folder and has not run Core ML, which only runs on macOS. `model.pt2` was read
-back by torch, unless `export.json` says that the check was left out. Nobody has tried the conversion of this model.
+back by torch, unless `export.json` says that the check was skipped. The conversion of this model has not been tested.
 
     python3 -m venv core && . core/bin/activate
     pip install coremltools==9.0 torch=={torch} numpy
     python convert.py
 
 The torch that reads `model.pt2` must be no older than {torch}, which wrote it. coremltools 9.0 was made for an older
-one, and prints a warning. Its path for programs of torch.export is a beta; where it refuses an operation, export with
-`--format torchscript` and convert `model.pt` by `ct.convert(torch.jit.load("model.pt"), inputs=[...])`.
+one, and prints a warning. Its path for programs of torch.export is a beta; if it refuses an operation, export with
+`--format torchscript` and convert `model.pt` with `ct.convert(torch.jit.load("model.pt"), inputs=[...])`.
 """
 
 

@@ -33,13 +33,13 @@ class Delta(ExportFormat):
         if source.base is None or source.read_base is None:
             raise GymError(
                 ErrorCode.USAGE,
-                f"format delta: the run's base is not named: {source.name} is not known to differ from another model",
-                f"give a run or an adapter, or use: gym delta encode BASE {source.name} -o FILE.gymdelta",
+                f"format delta: the base is unknown: {source.name} records no model that it was trained from",
+                f"use a run or an adapter, or run: gym delta encode BASE {source.name} -o FILE.gymdelta",
             )
         if source.base_changed:
             raise GymError(
                 ErrorCode.USAGE,
-                "rope_scaling: a delta holds differences of weights, and would lose the scaling",
+                "rope_scaling: a delta holds only differences of weights, so the scaling would be lost",
                 "export it as huggingface or adapter",
             )
 

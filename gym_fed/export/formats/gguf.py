@@ -113,14 +113,14 @@ class Gguf(ExportFormat):
         kind = str(getattr(config, "model_type", ""))
         architecture = next(iter(getattr(config, "architectures", None) or []), "a model without a class")
         if has_media_part(config):
-            raise refused(source, "it reads images or sound, whose part (mmproj) is not written")
+            raise refused(source, "it reads images or sound, but the part for them (mmproj) is not written")
         if kind == MIXTURE_OF_DEPTHS:
             raise refused(source, "llama.cpp has no mixture of depths")
         adapters = getattr(source.model, "peft_config", {})
         if any(adapter.is_prompt_learning for adapter in adapters.values()):
-            raise refused(source, "it has a tuned prompt, which changes no weights")
+            raise refused(source, "it has a tuned prompt, which is not part of the weights")
         if architecture.endswith("ForSequenceClassification"):
-            raise refused(source, "it is a reward model, which writes no answers")
+            raise refused(source, "it is a reward model, which generates no text")
         if architecture not in known_architectures():
             raise refused(source, f"llama.cpp's converter does not know {architecture}")
         if why := rope_refusal(config):
@@ -151,7 +151,7 @@ class Gguf(ExportFormat):
         finer = [name for name in names[: names.index(quantization)] if name.startswith("q")][::-1] or ["f32"]
         return (
             f"{quantization} loses too much of the model: use --quantization {' or '.join(finer)}; "
-            "--skip-check writes it all the same"
+            "--skip-check writes it anyway"
         )
 
     def write(self, source: Source, target: Path, options: Options) -> None:
@@ -165,7 +165,7 @@ class Gguf(ExportFormat):
         notes = rope_notes(source.model.config)
         if stripping := stripping_tokens(tokenizer):
             notes.append(
-                f"GGUF does not record that added tokens take white space around them or are whole words: "
+                f"GGUF does not record that added tokens strip white space or match only whole words: "
                 f"{counted(len(stripping), 'token')} ({', '.join(map(repr, stripping[:3]))}, ...)"
             )
         return {"notes": notes} if notes else {}

@@ -53,7 +53,7 @@ class GgufAdapter(ExportFormat):
             raise self.refusal(source, "has no adapter and no delta", "export it as gguf")
         if source.below or source.base_changed:
             why = "was trained on other adapters" if source.below else "changes its base's rotary positions"
-            why += ", and one file is applied to a plain base"
+            why += ", but a single adapter file is applied to an unmodified base"
             raise self.refusal(source, why, "export it merged, as gguf")
         require_adaptable(source.name, source.model.config)
 
@@ -72,8 +72,8 @@ class GgufAdapter(ExportFormat):
         if source.tokenizer.chat_template != load_tokenizer(str(source.base)).chat_template:
             record["notes"] = [
                 *record.get("notes", []),
-                "its chat template is not the base's, and an adapter's file has none: give it to llama-server with "
-                "--chat-template-file",
+                "its chat template differs from the base's, and an adapter file has none: pass it to llama-server "
+                "with --chat-template-file",
             ]
         return record
 

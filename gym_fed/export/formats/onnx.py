@@ -35,9 +35,7 @@ class Onnx(ProgramFormat):
     def remedy_of(self, options: Options) -> str:
         if not self._in_8_bits(options):
             return self.remedy
-        return (
-            "int8 loses too much of the model: leave --quantization out; --skip-check writes it all the same"
-        )
+        return "int8 loses too much of the model: omit --quantization; --skip-check writes it anyway"
 
     def write_program(self, model: Any, file: Path, options: Options) -> None:
         from transformers.exporters import OnnxConfig
@@ -72,7 +70,7 @@ class Onnx(ProgramFormat):
             raise GymError(
                 ErrorCode.USAGE,
                 f"{weights / 1e9:.1f} GB of weights do not fit in one ONNX file, which is limited to 2 GiB",
-                "give a folder: -o FOLDER --format onnx",
+                "use a folder: -o FOLDER --format onnx",
             )
         onnx_ir.save(
             program, str(file), external_data=f"{file.name}.data" if weights > MAX_INSIDE_BYTES else None

@@ -15,7 +15,7 @@ exec trtllm-serve "$(dirname "$0")" --host 127.0.0.1 --port 8000 "$@"
 _README = """# TensorRT-LLM: run these commands on a Linux machine with an NVIDIA GPU
 
 gym-fed wrote this folder and has not run TensorRT-LLM. The weights were only read back by transformers, unless
-`export.json` says that the check was left out.
+`export.json` says that the check was skipped.
 
 In NVIDIA's container, which has TensorRT-LLM (choose the tag of a release at catalog.ngc.nvidia.com):
 
@@ -31,7 +31,7 @@ Then send a request:
 
     curl http://127.0.0.1:8000/v1/models
 
-TensorRT-LLM from 1.0 on loads a Hugging Face folder as it is (its PyTorch backend); nothing is built. Releases before
+TensorRT-LLM 1.0 and later load a Hugging Face folder directly (PyTorch backend); no engine is built. Releases before
 1.0, and the `tensorrt` backend, build an engine: convert the folder with `convert_checkpoint.py` of the model's
 family, in the examples of that release, and then
 

@@ -48,7 +48,8 @@ def require_adaptable(name: str, config: Any) -> None:
     if config.model_type not in _ARCHITECTURES:
         raise GymError(
             ErrorCode.USAGE,
-            f"format gguf_adapter: {name} is a {config.model_type} model, and {', '.join(_ARCHITECTURES)} are written",
+            f"format gguf_adapter: {name} is a {config.model_type} model, but only {', '.join(_ARCHITECTURES)} are "
+            "supported",
             "export it merged, as gguf",
         )
 
@@ -79,7 +80,7 @@ def write_adapter(file: Path, factors: LoraFactors, config: Any, name: str) -> N
         if theirs is None or (weight == "lm_head.weight" and config.tie_word_embeddings):
             raise GymError(
                 ErrorCode.USAGE,
-                f"format gguf_adapter: llama.cpp has no weight {weight} of its own in this model",
+                f"format gguf_adapter: llama.cpp has no separate weight {weight} in this model",
                 "export it merged, as gguf",
             )
         rows = _reordered(weight, b, config, known)
@@ -116,7 +117,7 @@ def peft_state(file: Path, config: Any) -> tuple[dict[str, Tensor], float]:
     for tensor in read.tensors:
         theirs, _, which = tensor.name.rpartition(".lora_")
         if theirs not in ours or which not in ("a", "b"):
-            raise ValueError(f"{file.name}: {tensor.name!r} is a factor of no weight of the base")
+            raise ValueError(f"{file.name}: {tensor.name!r} is not a factor of any weight of the base")
         weight = ours[theirs]
         values = torch.from_numpy(tensor.data.copy()).float()
         if which == "b":

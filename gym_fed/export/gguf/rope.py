@@ -33,7 +33,7 @@ def rope_refusal(config: Any) -> str:
         betas = {key: float(rope.get(key) or value) for key, value in _BETAS.items()}
         if kind == "yarn" and betas != _BETAS and config.model_type not in ("mistral3", "ministral3"):
             stated = ", ".join(f"{key} {value:g}" for key, value in betas.items())
-            return f"its YaRN scaling has {stated}, and llama.cpp computes it with 32 and 1"
+            return f"its YaRN scaling has {stated}, but llama.cpp uses 32 and 1"
     return ""
 
 
@@ -43,14 +43,15 @@ def rope_notes(config: Any) -> list[str]:
     notes = []
     if "dynamic" in {rope.get("rope_type") for rope in _by_layer_type(config).values()}:
         notes.append(
-            f"dynamic RoPE scaling is not stored in GGUF: the file is the same up to {counted(positions, 'token')}"
+            "dynamic RoPE scaling is not stored in GGUF: the exported model is exact only up to "
+            f"{counted(positions, 'token')}"
         )
     window = getattr(config, "sliding_window", None) or 0
     layers = getattr(config, "layer_types", None) or ["sliding_attention"]
     if config.model_type in _UNWINDOWED and "sliding_attention" in layers and 0 < window < positions:
         notes.append(
-            f"llama.cpp has no sliding window for {config.model_type}: the file is the same up to "
-            f"{counted(window, 'token')}, and attends to all tokens of longer texts"
+            f"llama.cpp has no sliding window for {config.model_type}: the exported model is exact only up to "
+            f"{counted(window, 'token')}and attends to all tokens of longer texts"
         )
     return notes
 
@@ -110,7 +111,7 @@ def different_rotations(file_config: Any, config: Any) -> str:
                 kind += ", tensor rope_freqs.weight" if kind == "llama3" else ""
                 return f"the rotary frequencies{where} are not those of the source's RoPE scaling ({kind})"
             if not math.isclose(factor, scaling, rel_tol=_RTOL):
-                return f"the factor of rotations{where} is {factor:.5g}, not {scaling:.5g}"
+                return f"the rotation factor{where} is {factor:.5g}, not {scaling:.5g}"
     return ""
 
 

@@ -60,13 +60,13 @@ def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
 
     config = model.config
     if config.model_type not in MODEL_TYPES:
-        return {"not_compared": f"where GGUF keeps the parameters of {config.model_type} is not known here"}
+        return {"not_compared": f"the GGUF names of the parameters of {config.model_type} are unknown"}
     header = read_header(file)
     _require_settings(header, config)
     try:
         read = transformers_config(header)
     except GymError as error:
-        return {"not_compared": f"its settings are not read here: {error.message}"}
+        return {"not_compared": f"its settings cannot be read: {error.message}"}
     _require_same_forward(read, config)
     try:
         mapped = mapped_tensors(header, config)
@@ -95,7 +95,7 @@ def largest_error(name: str, kind: str, expected: torch.Tensor, stored: torch.Te
     import torch
 
     if kind not in ROUNDINGS:
-        raise _differs(f"{name} is {kind}, which is not written here")
+        raise _differs(f"{name} is {kind}, a type that gym-fed does not write")
     rounding = ROUNDINGS[kind]
     largest, product, square = 0.0, 0.0, 0.0
     step = _AT_ONCE // rounding.block
@@ -112,7 +112,7 @@ def largest_error(name: str, kind: str, expected: torch.Tensor, stored: torch.Te
         if beyond.any():
             raise _differs(
                 f"{name} ({kind}) is {float(error[beyond][0]):.3g} off in a block whose largest value is "
-                f"{float(size[beyond][0]):.3g}, more than its type rounds by"
+                f"{float(size[beyond][0]):.3g}, more than the rounding error of its type"
             )
         largest = max(largest, float((excess.clamp(min=0) / size.clamp(min=1e-30)).max()))
         product += float((our_part * other).sum(dtype=torch.float64))
@@ -217,7 +217,7 @@ def compare_vocabulary(file: Path, tokenizer: Any) -> dict[str, Any]:
     state = json.loads(backend.to_str())
     model = header.values.get(f"{_PREFIX}model")
     if model not in _MODELS:
-        return {"not_compared": f"the file's tokenizer is of the kind {model}"}
+        return {"not_compared": f"the file's tokenizer model is {model}"}
     tokens: list[str] = header.values[f"{_PREFIX}tokens"]
     kinds = [int(kind) for kind in header.values[f"{_PREFIX}token_type"]]
     is_bytes = model == "gpt2"
@@ -225,7 +225,7 @@ def compare_vocabulary(file: Path, tokenizer: Any) -> dict[str, Any]:
     ids = {number: text for text, number in _vocabulary(state["model"]).items()}
     if len(kinds) != len(tokens) or max([*ids, *added]) >= len(tokens):
         raise _other_vocabulary(
-            f"it has {counted(len(tokens), 'token')}, the tokenizer {max([*ids, *added]) + 1}"
+            f"it has {counted(len(tokens), 'token')}, but the tokenizer has {max([*ids, *added]) + 1}"
         )
     unknown = state["model"].get("unk_token")
     for number, (text, kind) in enumerate(zip(tokens, kinds, strict=True)):
@@ -233,7 +233,9 @@ def compare_vocabulary(file: Path, tokenizer: Any) -> dict[str, Any]:
         if token is None:
             expected = ids.get(number)
             if expected is None and kind != _UNUSED:
-                raise _other_vocabulary(f"token {number} is {_shown(text)}, and the tokenizer has none")
+                raise _other_vocabulary(
+                    f"token {number} is {_shown(text)}, but the tokenizer has no such token"
+                )
             if expected is not None and (text != expected or (is_bytes and kind in _ADDED_KINDS)):
                 raise _other_vocabulary(
                     f"token {number} is {_shown(text)} of kind {kind}, not {_shown(expected)}"
@@ -281,14 +283,14 @@ def _shown(text: str | None) -> str:
 
 
 def _other_vocabulary(why: str) -> GymError:
-    return _differs(f"the vocabulary is not the tokenizer's: {why}")
+    return _differs(f"the vocabulary differs from the tokenizer's: {why}")
 
 
 def _differs(why: str) -> GymError:
     return GymError(
         ErrorCode.EXPORT_DIFFERS,
-        f"the file is not the source: {why}; nothing was kept",
-        "report this with the model's name; --skip-check writes it all the same",
+        f"the file differs from the source: {why}; nothing was kept",
+        "report this with the model's name; --skip-check writes it anyway",
     )
 
 

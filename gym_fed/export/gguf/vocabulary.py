@@ -184,8 +184,8 @@ def patch_tokenizers(model_class: Any) -> None:
             return known
         if not match.name:
             raise UnknownTokenizerError(
-                f"its tokenizer splits {match.text!r} as no pre-tokenizer of llama.cpp does; "
-                f"the nearest is {match.nearest}"
+                f"no pre-tokenizer of llama.cpp splits {match.text!r} like its tokenizer; the "
+                f"closest is {match.nearest}"
             )
         return match.name
 

@@ -144,7 +144,9 @@ def with_adapter(model: Any, file: Path) -> Any:
             layer.scaling["default"] = alpha / rank
     result: Any = set_peft_model_state_dict(wrapped, state)
     if result.unexpected_keys:
-        raise ValueError(f"{file.name}: {result.unexpected_keys[0]!r} is a factor of no weight of the base")
+        raise ValueError(
+            f"{file.name}: {result.unexpected_keys[0]!r} is not a factor of any weight of the base"
+        )
     return wrapped.eval()
 
 

@@ -68,10 +68,8 @@ class Sft(Algorithm):
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         if is_processor(tokenizer):
             require_plain_loss(config)
-            reason = (
-                "privacy: models that read images or sound are not tried with gradients of single examples"
-            )
-            refuse_first((config.privacy is not None, reason, "use a model of text alone"))
+            reason = "privacy: per-example gradients are not tested with models that read images or sound"
+            refuse_first((config.privacy is not None, reason, "use a text-only model"))
             return encode_media_rows(
                 config,
                 tokenizer,
@@ -190,8 +188,9 @@ class _Seen:
             notes.append(f"reasoning: {config.reasoning}: {self._reasoning} of {every} learned without it")
         if learns_prompts and self._no_text:
             notes.append(
-                f"warning: packing: true learns the prompts of {self._no_text} of {rows}, too; packing: bfd learns "
-                "the answers alone, and train_on_prompt: true says that prompts are meant"
+                f"warning: packing: true also learns the prompts of {self._no_text} of {rows}; packing: bfd learns "
+                "only "
+                "the answers, and train_on_prompt: true says that prompts are intended"
             )
         return notes
 
@@ -205,10 +204,10 @@ def check_token_loss(config: TrainingConfig) -> None:
     named = "reference_model" if config.reference_model else "reference_adapter"
     changed = "" if config.sft is None else _changed(config)
     strategy = config.distributed_strategy
-    unused = f"{named}: {config.algorithm} compares with no other model by this loss"
-    split = f"sft.loss_type: asft keeps a second model, and {strategy} splits one"
+    unused = f"{named}: {config.algorithm} does not use a reference model with this loss"
+    split = f"sft.loss_type: asft keeps a second model, but {strategy} shards only one"
     conflict = next((key for key in ("privacy", "mixture_of_depths", "liger") if getattr(config, key)), None)
-    own_loss = f"sft.{changed}: {conflict} has a loss of its own"
+    own_loss = f"sft.{changed}: {conflict} has its own loss"
     refuse_first(
         (
             has_named_reference(config) and not uses_anchor(config),
@@ -223,7 +222,9 @@ def check_token_loss(config: TrainingConfig) -> None:
 def require_plain_loss(config: TrainingConfig) -> None:
     """Refuse a loss other than ``nll`` for a model that reads images or sound."""
     key = "" if config.sft is None else _changed(config)
-    refuse_first((key, f"sft.{key}: models that read images or sound learn by nll", f"remove sft.{key}"))
+    refuse_first(
+        (key, f"sft.{key}: models that read images or sound are trained with nll", f"remove sft.{key}")
+    )
 
 
 def loss_arguments(config: TrainingConfig) -> tuple[dict[str, Any], Callable[..., Any] | None]:

@@ -57,7 +57,7 @@ class StepRecorder(StepObserver):
         if len(leaves) != state.global_step + 1:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"the record in {self._folder} has {counted(len(leaves), 'state')}, and the checkpoint is of step "
+                f"the record in {self._folder} has {counted(len(leaves), 'state')}, but the checkpoint is of step "
                 f"{state.global_step}",
                 "delete the task's folder to train again",
             )

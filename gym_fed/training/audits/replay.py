@@ -69,7 +69,7 @@ class StepReplay(StepObserver):
         self.num_weights = own.numel()
         recorded = self._read_state(0, self.num_weights)[WEIGHTS]
         if not relative_distance(recorded, own, float(own.double().norm())) <= self._tolerance:
-            self.report.fail("training did not begin from the recipe's adapter")
+            self.report.fail("training did not start from the recipe's adapter")
         self.fix_randomness(args, state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ class StepReplay(StepObserver):
         step = int(state.global_step)
         if self.computes(step):
             if self.take_batch_digest() != self._batch_digests[step]:
-                self.report.fail(f"the batch of step {step} is not made of these rows")
+                self.report.fail(f"the batch of step {step} does not consist of these rows")
             self._compare(step, take_state(self._parameters, _inner(kwargs["optimizer"])))
         if step >= max(self._steps):
             control.should_training_stop = True
@@ -101,7 +101,7 @@ class StepReplay(StepObserver):
         self.report.distances[step] = distance
         if not distance <= self._tolerance:
             self.report.fail(
-                f"step {step} differs by {distance:.2g} of the step; {self._tolerance:g} is tolerated"
+                f"step {step} differs by {distance:.2g} of the step; the tolerance is {self._tolerance:g}"
             )
 
 

@@ -46,9 +46,9 @@ def attention_of(model: Any, name: str) -> Iterator[None]:
         GymError: ``MODEL_INVALID`` if the model's code does not support it.
     """
     before = model.config._attn_implementation
-    reason = f"attention: {type(model).__name__} cannot be given another attention ({name})"
+    reason = f"attention: {type(model).__name__} does not support another attention ({name})"
     error = GymError(
-        ErrorCode.MODEL_INVALID, reason, f"its own is {before}; remove attention and shift_attention"
+        ErrorCode.MODEL_INVALID, reason, f"it uses {before}; remove attention and shift_attention"
     )
     try:
         model.set_attn_implementation(name)

@@ -69,7 +69,9 @@ def active_features(config: TrainingConfig) -> dict[str, Feature]:
     own, fields = FEATURES.own(), type(config).model_fields
     hidden = [name for name in FEATURES.names() if name not in own and name in fields]
     for name in hidden:
-        log.warning("left out: feature %r: its key is one of ours; remove the package that adds it", name)
+        log.warning(
+            "left out: feature %r: gym-fed has a key of this name; remove the package that adds it", name
+        )
     names = (name for name in FEATURES.names() if name not in hidden)
     return {name: FEATURES.new(name) for name in names if getattr(config, name, None) not in _OFF}
 
@@ -139,15 +141,13 @@ def _check_routed(model: Any, config: TrainingConfig) -> None:
     if getattr(model.config, "mixture_of_depths", None) is None:
         return
     conflict = router_conflict(config)
-    refuse_first((conflict, f"model: is a mixture of depths, and {conflict}", "take a dense model"))
+    refuse_first((conflict, f"model: is a mixture of depths, but {conflict}", "use a dense model"))
 
 
 def router_conflict(config: TrainingConfig) -> str | None:
     """Return why the algorithm does not support a mixture of depths; None if it does."""
     if ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM" or writes_answers(config):
-        return f"{config.algorithm} needs a model that all blocks and a cache belong to"
+        return f"{config.algorithm} needs a model with all blocks and a cache"
     if reference_mode(config) is not None:
-        return (
-            f"the reference of {config.algorithm} would send other tokens through the blocks than the policy"
-        )
+        return f"the reference of {config.algorithm} would route different tokens through the blocks than the policy"
     return None

@@ -24,13 +24,16 @@ class BaseDtype(Feature):
         strategy = config.distributed_strategy
         method = config.finetuning
         biases = getattr(section, "bias", "none") != "none"
-        shards = f" is not split by {strategy}, which shards weights of one type together"
+        shards = f" does not work with {strategy}, which shards weights of one dtype together"
         refuse_first(
             (
                 tuning.trains_all and not tuning.is_adapter,
-                " is for frozen weights, and full tuning freezes none",
+                " applies to frozen weights, but full fine-tuning freezes none",
             ),
-            (not tuning.is_adapter, f" is for the base of an adapter, and finetuning: {method} has none"),
+            (
+                not tuning.is_adapter,
+                f" applies to the base of an adapter, but finetuning: {method} has no adapter",
+            ),
             (biases, " would hold the base's biases, which are trained", f"set {method}.bias: none"),
             (config.splits_state, shards, "set dtype: bfloat16, or distributed.strategy: ddp"),
             prefix=key,

@@ -17,13 +17,13 @@ class MixtureOfDepths(Feature):
 
     def check(self, config: TrainingConfig) -> None:
         frozen = not TUNING.type_of(config.finetuning).trains_all
-        compiled = "torch_compile cannot compile blocks whose number of tokens follows from the data"
+        compiled = "torch_compile cannot compile blocks whose number of tokens depends on the data"
         conflict = router_conflict(config)
         refuse_first(
             (frozen, f"finetuning: {config.finetuning} would not train the routers"),
             (conflict, str(conflict)),
             (config.torch_compile, compiled),
-            (config.unsloth, "unsloth has its own blocks"),
+            (config.unsloth, "unsloth replaces the blocks"),
             prefix="mixture_of_depths: ",
             remedy="use finetuning: full, an algorithm such as sft or pretrain, and no compilation",
         )

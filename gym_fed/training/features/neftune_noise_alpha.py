@@ -15,9 +15,7 @@ class NeftuneNoiseAlpha(Feature):
     tried = "yes"
 
     def check(self, config: TrainingConfig) -> None:
-        shared = (
-            f"the reference of {config.algorithm} is this model without its adapter, and would be noised too"
-        )
+        shared = f"the reference of {config.algorithm} is this model without its adapter, and would get the noise too"
         refuse_first(
             (writes_answers(config), f"{config.algorithm} would generate its answers with the noise"),
             (

@@ -19,7 +19,10 @@ class ShiftAttention(Feature):
     tried = "yes"
 
     def check(self, config: TrainingConfig) -> None:
-        full = f"the reference of {config.algorithm} uses full attention, so the policy would not start equal to it"
+        full = (
+            f"the reference of {config.algorithm} uses full attention, so the policy would differ from it at the "
+            "start"
+        )
         other = ", or use finetuning: lora with its default start and no precompute_ref_log_probs"
         once = ALGORITHMS.type_of(config.algorithm).scores_reference_once
         differs = reference_mode(config) in ("evaluation", "either")

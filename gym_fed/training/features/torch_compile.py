@@ -26,7 +26,7 @@ class TorchCompile(Feature):
         # Listing backends imports torch._dynamo, which takes seconds, so it is done only for other backends.
         if backend not in (_DEFAULT_BACKEND, *_NEEDS_NO_COMPILER):
             known = torch.compiler.list_backends()
-            reason = f"torch_compile_backend: {backend!r} is unknown here"
+            reason = f"torch_compile_backend: {backend!r} is unknown"
             remedy = f"one of {', '.join(sorted({*known, _DEFAULT_BACKEND, *_NEEDS_NO_COMPILER}))}"
             refuse_first((backend not in known, reason, remedy))
         on_cpu = pick_device(config.device).type == "cpu"

@@ -20,10 +20,10 @@ class Unsloth(Feature):
         require_package(
             "unsloth",
             "unsloth: true",
-            remedy="install it in an environment of its own (its pins exclude those of gym-fed), or remove the key",
+            remedy="install it in a separate environment (its pins conflict with those of gym-fed), or remove the key",
         )
-        reason = "unsloth: true loads a model as it lies on disk"
-        remedy = "name a model, and leave model_init and quantization away"
+        reason = "unsloth: true loads a model unchanged from disk"
+        remedy = "set model, and remove model_init and quantization"
         refuse_first((config.model is None or config.quantization is not None, reason, remedy))
 
 

@@ -84,6 +84,6 @@ class JobSet(ClusterScheduler):
 
 
 _HEADER = """# Needs the JobSet controller. The claim gym-train (ReadWriteMany) holds the model and the rows at
-# the paths of the config, relative to /work, and the run is written there. Name your own image,
+# the paths of the config, relative to /work, and the run is written there. Set your own image,
 # node selector and claim.
 """

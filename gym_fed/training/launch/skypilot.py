@@ -26,6 +26,6 @@ class SkyPilot(ClusterScheduler):
         return _HEADER + yaml_text(task)
 
 
-_HEADER = """# The machines share no disk: mount a bucket (file_mounts, mode: MOUNT) and set output_dir in it,
-# so that a run that was moved resumes. Name the accelerator that you want.
+_HEADER = """# The machines do not share a disk: mount a bucket (file_mounts, mode: MOUNT) and set output_dir in it,
+# so that a run that was moved resumes. Set the accelerator that you want.
 """

@@ -34,7 +34,7 @@ class Slurm(ClusterScheduler):
 _SCRIPT = """#!/bin/bash
 {header}
 # The folder of this script, the model, the rows and the output folder must be on a disk that all machines share.
-# Add what your cluster asks for: --partition, --account, --time; and the environment that has `gym`.
+# Add what your cluster requires: --partition, --account, --time; and activate the environment that has `gym`.
 set -euo pipefail
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 stopped=

@@ -73,7 +73,9 @@ class StringThread:
         if isinstance(row.get("prompt"), list):
             return cls.of_messages(row["prompt"], rest)
         raise GymError(
-            ErrorCode.DATA_INVALID, f"no thread in a row with {', '.join(row)}", "give messages or a prompt"
+            ErrorCode.DATA_INVALID,
+            f"cannot make a thread of a row with {', '.join(row)}",
+            "use messages or a prompt",
         )
 
     def system(self, text: str) -> StringThread:

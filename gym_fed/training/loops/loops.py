@@ -61,8 +61,8 @@ class DPO(Loop):
         for number, (chosen, rejected) in enumerate(self.dataset, 1):
             answered([chosen, rejected])
             if chosen.prompt().turns != rejected.prompt().turns:
-                reason = f"pair {number}: the two threads do not begin alike"
-                raise GymError(ErrorCode.DATA_INVALID, reason, "give two answers to one prompt")
+                reason = f"pair {number}: the two threads have different prompts"
+                raise GymError(ErrorCode.DATA_INVALID, reason, "use two answers to the same prompt")
             prompt, *answers = chosen.prompt().messages(), chosen.messages()[-1:], rejected.messages()[-1:]
             rows.append({"prompt": prompt, "chosen": answers[0], "rejected": answers[1]})
         return rows
@@ -154,7 +154,7 @@ class PPO(Graded):
         **options: Any,
     ) -> None:
         if "max_steps" in options:
-            raise GymError(ErrorCode.USAGE, "PPO: max_steps", "give max_num_ppo_steps")
+            raise GymError(ErrorCode.USAGE, "PPO: max_steps", "set max_num_ppo_steps")
         super().__init__(
             dataset,
             policy_model,
@@ -194,7 +194,7 @@ class PPO(Graded):
 
         critic = self.value_model.model
         if not isinstance(critic, Critic):
-            reason = "PPO: value_model is no critic"
+            reason = "PPO: value_model is not a critic"
             raise GymError(ErrorCode.USAGE, reason, 'spawn it: context.spawn("value", model=...)')
         if not self._critic_folder.exists():  # a resumed loop uses the existing one
             self._critic_folder.mkdir(parents=True)

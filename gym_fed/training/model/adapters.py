@@ -67,7 +67,7 @@ def require_none_merged(config: TrainingConfig) -> None:
     """Refuse to merge an adapter into a model in memory, which belongs to the caller."""
     for adapter in merged_first(config):
         reason = f"adapter: {adapter.name} would be merged into the model in memory"
-        raise GymError(ErrorCode.USAGE, reason, "merge it first, or give model: NAME instead of a model")
+        raise GymError(ErrorCode.USAGE, reason, "merge it first, or pass model: NAME instead of a model")
 
 
 def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
@@ -123,7 +123,7 @@ def check_adapters(config: TrainingConfig) -> None:
 
     adapters, merged = starting_adapters(config), merged_first(config)
     for key, value in (("unsloth", config.unsloth), ("distributed", config.distributed)):
-        reason = f"adapter: does not go with {key}, which loads the base in another way"
+        reason = f"adapter: cannot be combined with {key}, which loads the base in a different way"
         remedy = f"remove {key}, or merge the adapters first with: gym export"
         refuse_first((value and getattr(value, "strategy", "") != "ddp", reason, remedy))
     for adapter in adapters:
@@ -138,13 +138,15 @@ def check_adapters(config: TrainingConfig) -> None:
     for adapter in adapters:
         saved = adapter.config.get("task_type")
         expected = task if adapter is adapters[-1] and continued is not None else "CAUSAL_LM"
-        reason = f"{adapter.name} is of a model for {saved}, and {config.algorithm} needs one for {expected}"
-        remedy = "give it to reward_model alone" if saved == "SEQ_CLS" else _NEW_ADAPTER
+        reason = f"{adapter.name} is for a {saved} model, but {config.algorithm} needs one for {expected}"
+        remedy = "use it only with reward_model" if saved == "SEQ_CLS" else _NEW_ADAPTER
         refuse_first((saved not in (None, expected), reason, remedy), prefix="adapter: ")
     if merged:
         quantised = "quantization is set" if config.quantization is not None else prequantised(config.model)
         reason = f"{merged[0].name} would be merged into quantised weights ({quantised}), which is not exact"
-        remedy = "give one adapter to train on, or merge the others into the unquantised base first with: gym export"
+        remedy = (
+            "keep one adapter to train, or merge the others into the unquantised base first with: gym export"
+        )
         refuse_first((quantised, reason, remedy), prefix="adapter: ")
     resolve_adapters(config)
 
@@ -153,6 +155,6 @@ def _require_kind(adapter: Adapter, config: TrainingConfig) -> None:
     kinds = {name.upper(): name for name in TUNING.own() if TUNING.type_of(name).is_adapter}
     kind = kinds.get(adapter.kind)
     other = f"finetuning: is {config.finetuning}, but the adapter {adapter.name} is {kind or adapter.kind}"
-    fixed = f"adapter: {adapter.name} is adalora, whose ranks were settled at the end of its run"
+    fixed = f"adapter: {adapter.name} is adalora, whose ranks were fixed at the end of its run"
     remedy = f"set finetuning: {kind}, or new_adapter: true" if kind else "set new_adapter: true"
     refuse_first((kind != config.finetuning, other, remedy), (kind == "adalora", fixed, _NEW_ADAPTER))

@@ -40,7 +40,7 @@ def empty_config(config: TrainingConfig) -> Any:
     if config.model_init is not None:
         return new_config(config.model_init, load_tokenizer(config.model_init.tokenizer))
     if config.model is None:
-        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not set", "set model or model_init")
     return read_config(config.model)
 
 
@@ -67,7 +67,7 @@ def read_config(name: str, *, from_hub: bool = True) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, RecursionError) as error:
         raise GymError(
-            ErrorCode.MODEL_INVALID, f"{name}: its config cannot be read: {error}", "give another model"
+            ErrorCode.MODEL_INVALID, f"{name}: its config cannot be read: {error}", "use another model"
         ) from error
 
 
@@ -87,7 +87,7 @@ def new_config(settings: ModelInit, tokenizer: Any) -> Any:
             ErrorCode.CONFIG_INVALID,
             f"model_init.vocab_size: {settings.vocab_size}, but the tokenizer {settings.tokenizer} has "
             f"{counted(len(tokenizer), 'token')}",
-            "raise it, leave it out, or name another tokenizer",
+            "raise it, remove it, or set another tokenizer",
         )
     return model_classes(settings.architecture)[0](
         vocab_size=settings.vocab_size or len(tokenizer),

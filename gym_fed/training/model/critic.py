@@ -88,8 +88,8 @@ def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Crit
                     ErrorCode.MODEL_INVALID, f"ppo.critic: {name} cannot be read as a model: {error}"
                 ) from error
     sizes = [int(model.get_input_embeddings().num_embeddings) for model in (body, policy)]
-    reason = f"ppo.critic: {name} has {counted(sizes[0], 'token')}, and the policy has {sizes[1]}"
-    remedy = "give a model with the policy's tokenizer, or remove the key"
+    reason = f"ppo.critic: {name} has {counted(sizes[0], 'token')}, but the policy has {sizes[1]}"
+    remedy = "use a model with the policy's tokenizer, or remove the key"
     refuse_first((sizes[0] != sizes[1], reason, remedy))
     critic = Critic(body.to(next(policy.parameters()).device), train_body=train_body)
     if (folder / _HEAD).is_file():

@@ -44,7 +44,7 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
     if not hasattr(loaded.model, "merge_and_unload"):
         return pack_layers(merge_starting_adapters(loaded.model, config), config), loaded.tokenizer
     reason = f"model: {config.model} is itself an adapter"
-    remedy = f"give model: its base, and adapter: {config.model} to train it on, or finetuning: full"
+    remedy = f"set model to its base, and adapter: {config.model} to train it on, or finetuning: full"
     refuse_first((TUNING.type_of(config.finetuning).is_adapter, reason, remedy))
     return pack_layers(
         merge_starting_adapters(merged(loaded.model, config.model), config), config
@@ -57,7 +57,7 @@ def require_dtype(model: Any, config: TrainingConfig) -> None:
     key = "base_dtype" if config.base_dtype is not None else "dtype"
     if key in config.model_fields_set and dtype != config.loaded_dtype and not is_quantised(model):
         reason = f"{key}: {config.loaded_dtype} is set, but the model in memory is {dtype}"
-        remedy = f"give model.to(torch.{config.loaded_dtype}), or remove the key"
+        remedy = f"pass model.to(torch.{config.loaded_dtype}), or remove the key"
         raise GymError(ErrorCode.USAGE, reason, remedy)
 
 

@@ -84,7 +84,7 @@ def wrap(
     if getattr(peft_config, "target_parameters", None):
         own_patterns = False  # PEFT compares patterns with layers, not with parameters
         reason = (
-            f"{section}.{needs_layers}: PEFT does not have it for parameters such as the fused experts of "
+            f"{section}.{needs_layers}: PEFT does not support it for parameters such as the fused experts of "
         )
         reason += type(model).__name__
         remedy = (
@@ -109,20 +109,20 @@ def wrap(
     except (ValueError, UserWarning, RuntimeWarning, re.error) as error:
         first, kind = str(error).strip().splitlines()[0], type(model).__name__
         if isinstance(error, re.error):
-            problem = f"{section}.target_modules: {error.pattern!r} is no regular expression: {first}"
+            problem = f"{section}.target_modules: {error.pattern!r} is not a regular expression: {first}"
             hint = "correct it, or list the names"
         elif "did not match" in first or "exclude_modules" in first:
             problem, hint = (
                 f"{section}: {first}",
-                "name modules that target_modules names, too, or remove the key",
+                "name modules that are also in target_modules, or remove the key",
             )
         elif "is incompatible with" in first:
             problem = f"{section}.target_modules: {first.partition('. ')[0]}"
-            hint = "leave it out, or use all-linear"
+            hint = "remove it, or use all-linear"
         elif "arget modules" in first or "target_modules" in first:
             targets = peft_config.target_modules
             shown = repr(sorted(targets) if isinstance(targets, set) else targets)
-            problem = f"{section}.target_modules: {shown} fits no layer of {kind}"
+            problem = f"{section}.target_modules: {shown} matches no layer of {kind}"
             hint = "use all-linear, or names such as q_proj and v_proj"
         else:
             problem = f"{section}: does not fit {kind}: {first}"
@@ -182,10 +182,13 @@ def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
     head = model.get_output_embeddings() if hasattr(model, "peft_config") else None
     if not isinstance(head, BaseTunerLayer):
         return
-    key, hint = f"{config.finetuning}.target_modules", "put it into modules_to_save, which trains it whole"
+    key, hint = (
+        f"{config.finetuning}.target_modules",
+        "put it into modules_to_save, which trains the whole module",
+    )
     if config.adapter and not config.new_adapter:
         key, hint = f"adapter: {config.adapter[-1]}", "set new_adapter: true to merge it and train another"
-    reason = f"{key}: is on the output head, whose adapter the loss of {config.algorithm} does not see"
+    reason = f"{key}: is on the output head, whose adapter the loss of {config.algorithm} ignores"
     refuse_first((True, reason, hint))
 
 
@@ -241,11 +244,11 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
             except re.error as error:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
-                    f"{section}.{key}: {module_name!r} is no regular expression: {error}",
-                    "correct it, or give a module's name",
+                    f"{section}.{key}: {module_name!r} is not a regular expression: {error}",
+                    "correct it, or use a module's name",
                 ) from error
             reason = f"{section}.{key}: {type(model).__name__} has no module {module_name!r}"
-            remedy = "give names such as q_proj, embed_tokens or norm, or remove it"
+            remedy = "use names such as q_proj, embed_tokens or norm, or remove it"
             refuse_first((not is_present, reason, remedy))
 
 
@@ -270,7 +273,11 @@ def _require_parameters(model: Any, peft_config: Any, section: str) -> None:
         odd = next((tuple(value.shape) for value in matches if value.dim() not in (2, 3)), None)
         refuse_first(
             (not matches, f"{where}: {kind} has no parameter {suffix!r}", remedy),
-            (odd is not None, f"{where}: {suffix!r} of {kind} has the shape {odd}, and is no matrix", remedy),
+            (
+                odd is not None,
+                f"{where}: {suffix!r} of {kind} has the shape {odd}, so it is not a matrix",
+                remedy,
+            ),
         )
 
 
@@ -278,7 +285,10 @@ def _require_plain_head(adapted: Any, adapter: Adapter) -> None:
     """Refuse an adapter on single tokens of tied embeddings: PEFT also wraps the output head, which TRL cannot read."""
     head = adapted.get_base_model().get_output_embeddings()
     if adapter.config.get("trainable_token_indices") and head is not None and not hasattr(head, "bias"):
-        reason = f"adapter: {adapter.name} has trainable_token_indices, and the model's output head is its embedding"
+        reason = (
+            f"adapter: {adapter.name} has trainable_token_indices, but the model's output head shares its "
+            "embedding"
+        )
         remedy = "set new_adapter: true to merge that adapter and train another"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
 
@@ -306,11 +316,13 @@ def _load(adapted: Any, adapter: Adapter) -> None:
             or own.shape != weights[key].shape
             or not torch.equal(own.cpu(), weights[key].to(own.dtype))
         ):
-            raise does_not_fit(adapter, name, f"it holds {key}, which the model has not, or otherwise")
+            raise does_not_fit(
+                adapter, name, f"it holds {key}, which the model lacks or has in a different form"
+            )
         del weights[key]
     for key, value in expected.items():
         if value.shape != weights[key].shape:
-            shapes = f"{list(weights[key].shape)}, and the model wants {list(value.shape)}"
+            shapes = f"{list(weights[key].shape)}, but the model expects {list(value.shape)}"
             raise does_not_fit(adapter, name, f"{key} is {shapes}")
     with own_names_kept():
         set_peft_model_state_dict(adapted, weights)
@@ -330,7 +342,7 @@ def _require_layers(model: Any, settings: Any, adapter: Adapter, config: Trainin
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"{config.finetuning}.target_modules: is {_names(section.target_modules)!r}, but the adapter "
-            f"{adapter.name} is on {_names(own)!r}; {odd[0]} has it in one of them",
+            f"{adapter.name} is on {_names(own)!r}; they differ in {odd[0]}",
             "remove the key, or set new_adapter: true to merge that adapter and train another",
         )
 

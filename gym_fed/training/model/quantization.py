@@ -39,7 +39,7 @@ def check_quantization(config: TrainingConfig) -> None:
     method = prequantised(config.model)
     if config.quantization is not None:
         key = f"quantization.method: {config.quantization.method}"
-        reason = f"quantization: {config.model} is quantised already, by {method}"
+        reason = f"quantization: {config.model} is already quantised by {method}"
         refuse_first((method is not None, reason, "remove the section"))
         _require_method(config, key)
         on_mps = pick_device(config.device).type == "mps"
@@ -54,7 +54,7 @@ def check_quantization(config: TrainingConfig) -> None:
         (
             method == "hqq",
             hqq,
-            "give the model that it was made from, and quantization: {method: hqq, bits: 4}",
+            "use the model that it was made from, with quantization: {method: hqq, bits: 4}",
         ),
         (not TUNING.type_of(config.finetuning).on_quantized, untrained, "use finetuning: lora"),
         (method not in _PREQUANTISED, unknown, f"one of {', '.join(_PREQUANTISED)}"),
@@ -78,7 +78,7 @@ def _require_method(config: TrainingConfig, key: str) -> None:
         return
     settings = config.lora
     plain_lora = TUNING.type_of(config.finetuning).on_packed and not (settings and settings.use_dora)
-    reason = f"{key} is tried with plain LoRA alone"
+    reason = f"{key} is tested only with plain LoRA"
     refuse_first((not plain_lora, reason, "use finetuning: lora without use_dora, or method: bitsandbytes"))
 
 
@@ -110,8 +110,10 @@ def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
 def require_quantised(model: Any, config: TrainingConfig) -> None:
     """Refuse an unquantised model in memory although the config has ``quantization``."""
     if config.quantization is not None and not is_quantised(model):
-        reason = "quantization: the model in memory is not quantised, and only a model that is loaded can be"
-        remedy = "give model: NAME in the config, or quantise the model first and remove the section"
+        reason = (
+            "quantization: the model in memory is not quantised, and only a model that gym-fed loads can be"
+        )
+        remedy = "set model: NAME in the config, or quantise the model first and remove the section"
         raise GymError(ErrorCode.USAGE, reason, remedy)
 
 

@@ -27,18 +27,22 @@ def check_reference(config: TrainingConfig) -> None:
     refuse_first(
         (
             not ALGORITHMS.type_of(algorithm).takes_reference,
-            f"{algorithm} compares with no other model",
+            f"{algorithm} does not use a reference model",
             lambda: f"remove it; {', '.join(ALGORITHMS.own_with('takes_reference'))} do",
         ),
         (has_no_weight, f"{algorithm}.beta is 0, so it is not used", f"set it, or remove {key}"),
-        (strategy != "ddp", f"distributed.strategy {strategy} splits one model", "use ddp, or remove it"),
+        (
+            strategy != "ddp",
+            f"distributed.strategy {strategy} shards only one model",
+            "use ddp, or remove it",
+        ),
         prefix=f"{key}: ",
     )
     resolve(_base_of(config))
     adapters = _adapters(config)
     several = "reference_adapter: several would be merged into quantised weights (quantization is set)"
     too_many = config.quantization and len(adapters) > 1
-    refuse_first((too_many, several, "give one, or merge them first with: gym export"))
+    refuse_first((too_many, several, "use one, or merge them first with: gym export"))
     for adapter in adapters:
         own = folder_here(adapter.base)
         require_base(adapter, _base_of(config), (own, Path(resolve(_base_of(config)))))
@@ -68,8 +72,8 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
         else:
             model = merge_adapters(model, adapters)
     sizes = [int(lm.get_input_embeddings().weight.shape[0]) for lm in (model, policy)]
-    reason = f"reference_model: {name} has {counted(sizes[0], 'token')}, and the policy has {sizes[1]}"
-    refuse_first((sizes[0] != sizes[1], reason, "give a model with the policy's tokenizer"))
+    reason = f"reference_model: {name} has {counted(sizes[0], 'token')}, but the policy has {sizes[1]}"
+    refuse_first((sizes[0] != sizes[1], reason, "use a model with the policy's tokenizer"))
     model = pack_layers(model, config)
     if config.quantization is None:
         model = model.to(next(policy.parameters()).device)
@@ -88,7 +92,7 @@ def _base_of(config: TrainingConfig) -> str:
     name = config.reference_model or config.model
     if name is None:
         raise GymError(
-            ErrorCode.CONFIG_INVALID, "reference_adapter: of which model? model is not given", "name it"
+            ErrorCode.CONFIG_INVALID, "reference_adapter: needs a model, but model is not set", "set model"
         )
     return name
 

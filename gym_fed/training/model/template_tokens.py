@@ -70,7 +70,7 @@ def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
     if not adds:
         names = suggested_templates(tokenizer)
         reason = f"chat_template: {plain(config.chat_template, 60)} ends an answer with {end}, which is not a token of "
-        remedy = f", or choose a template whose end token it has: {names}" if names else ""
+        remedy = f", or choose a template whose end token the tokenizer has: {names}" if names else ""
         reason = f"{reason}the tokenizer, so the model would never stop"
         remedy = f"set chat_template_tokens: add (full fine-tuning){remedy}"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
@@ -134,7 +134,7 @@ def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> N
         for number, row in enumerate(rows or (), start=1):
             columns = () if "prompt" in row else (row[key] for key in _TOKEN_COLUMNS if key in row)
             largest = max((max(ids, default=-1) for ids in columns), default=-1)
-            reason = f"row {number} holds token {largest}, but the embeddings only have rows 0 to {size - 1}"
+            reason = f"row {number} holds token {largest}, but the embeddings have only rows 0 to {size - 1}"
             remedy = "use the model's own tokenizer, or set chat_template_tokens: add (full fine-tuning)"
             refuse_first((largest >= size, reason, remedy))
 

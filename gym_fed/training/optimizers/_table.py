@@ -73,12 +73,12 @@ class ScheduleFree(LibraryOptimizer):
         other = config.lr_scheduler_type
         schedule = f"lr_scheduler_type: {other} with {config.optimizer}, which replaces schedules"
         unused = config.warmup_ratio or (config.warmup_steps and not self.warms_up)
-        remedy = "give warmup_steps" if self.warms_up else "remove it: this optimizer warms up by itself"
+        remedy = "set warmup_steps" if self.warms_up else "remove it: this optimizer has its own warm-up"
         refuse_first(
             (
                 other != "constant",
                 schedule,
-                f"set it to constant{'; warmup_steps still counts' if self.warms_up else ''}",
+                f"set it to constant{'; warmup_steps still applies' if self.warms_up else ''}",
             ),
             (unused, f"{key}: optimizer {config.optimizer} cannot use it", remedy),
         )

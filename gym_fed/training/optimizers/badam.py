@@ -37,9 +37,7 @@ class BAdam(LibraryOptimizer):
 
     whole_weights = True
     of_one_model = "trains the layers of one model in turn"
-    of_one_process = (
-        "switches weights on and off, and several processes would no longer share their gradients"
-    )
+    of_one_process = "switches weights on and off, so several processes would no longer share gradients"
 
     def __init__(self) -> None:
         super().__init__("badam:BlockOptimizer", package="badam")
@@ -52,19 +50,23 @@ class BAdam(LibraryOptimizer):
         mode, has_start = values["switch_mode"], values["start_block"] is not None
         refuse_first(
             (mode not in _MODES, f"switch_mode {mode!r} is unknown", f"one of {', '.join(_MODES)}"),
-            (mode == "random" and has_start, "start_block is not read by switch_mode random", "remove it"),
-            (mode == "fixed" and not has_start, "switch_mode fixed needs start_block", "name a block"),
+            (
+                mode == "random" and has_start,
+                "start_block has no effect with switch_mode random",
+                "remove it",
+            ),
+            (mode == "fixed" and not has_start, "switch_mode fixed needs start_block", "set it"),
             *(
                 (
                     values[name] != _OWN[name]
                     and (not isinstance(values[name], int) or values[name] < lowest),
                     f"{name} is {values[name]!r}",
-                    f"give a whole number of at least {lowest}",
+                    f"use an integer of at least {lowest}",
                 )
                 for name, lowest in (("switch_block_every", 1), ("start_block", 0))
             ),
             *(
-                (not isinstance(values[name], bool), f"{name} is {values[name]!r}", "give true or false")
+                (not isinstance(values[name], bool), f"{name} is {values[name]!r}", "use true or false")
                 for name in ("include_embedding", "include_lm_head")
             ),
             prefix="optimizer_args: ",
@@ -105,9 +107,9 @@ class BAdam(LibraryOptimizer):
                 )
             except IndexError as error:
                 reason = (
-                    f"optimizer_args: start_block is {own['start_block']}, and the model has fewer blocks"
+                    f"optimizer_args: start_block is {own['start_block']}, but the model has fewer blocks"
                 )
-                raise GymError(ErrorCode.CONFIG_INVALID, reason, "count them from 0") from error
+                raise GymError(ErrorCode.CONFIG_INVALID, reason, "blocks count from 0") from error
 
 
 @cache

@@ -197,7 +197,7 @@ def factored_bytes(weight: TrainedWeight) -> float:
 
 def check_known(config: TrainingConfig, known: list[str]) -> None:
     """Refuse names in ``optimizer_args`` that are not ``known``."""
-    remedy = f"it takes {', '.join(sorted(known)) or 'none'}"
+    remedy = f"it accepts {', '.join(sorted(known)) or 'none'}"
     refuse_first(
         *(
             (name not in known, f"optimizer_args: {config.optimizer} has no argument {name!r}", remedy)
@@ -216,7 +216,7 @@ def refuse_loraplus(config: TrainingConfig) -> None:
     refuse_first(
         (
             config.lora is not None and config.lora.loraplus_lr_ratio is not None,
-            f"lora.loraplus_lr_ratio: optimizer {config.optimizer} groups the weights in its own way",
+            f"lora.loraplus_lr_ratio: optimizer {config.optimizer} has its own parameter groups",
             "use optimizer: adamw",
         )
     )

@@ -89,12 +89,14 @@ class RunPlan:
             ("memory at the peak", f"{gib(self.memory.peak)} on {self.device}, {has}"),
             ("tokens per step", f"{self.tokens:,} at most"),
             ("operations per step", f"{self.operations:.2e}"),
-            ("steps", "as many as the rows give" if self.steps is None else f"{self.steps:,}"),
+            ("steps", "depends on the rows" if self.steps is None else f"{self.steps:,}"),
         ]
         if self.available is None:
-            lines.append(("time", f"not tried: this machine has no {self.device}"))
+            lines.append(("time", f"not measured: this machine has no {self.device}"))
         elif self.seconds is None:
-            lines.append(("time", "not tried: its blocks are too large for that here, or it reads images"))
+            lines.append(
+                ("time", "not measured: its blocks are too large for this machine, or it reads images")
+            )
         else:
             lines.append(("time per step", f"{self.seconds:.2f} s, calibrated on this machine"))
             if self.steps is not None:

@@ -135,8 +135,8 @@ class LatticeNoise:
         share = noise_multiplier * math.sqrt(num_values) / _STEPS_PER_STD
         if share >= 0.5:
             weights = counted(num_values, "trained weight", "are")
-            reason = f"privacy: {weights} too many for exact noise of multiplier {noise_multiplier:g}"
-            remedy = "train fewer weights, as with finetuning: lora, or lower noise_multiplier"
+            reason = f"privacy: {weights} too many for exact noise with multiplier {noise_multiplier:g}"
+            remedy = "train fewer weights, for example with finetuning: lora, or lower noise_multiplier"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
         self.std = noise_multiplier * max_grad_norm / (1.0 - share)
         self._step = self.std / _STEPS_PER_STD
@@ -246,18 +246,18 @@ def require_exact(gradients: ClippedGradients) -> None:
             norm = torch.stack(flat).norm() if flat else torch.zeros(())
             if ghost:
                 if abs(computed[""][row].double() - norm) > _TOLERANCE * norm + 1e-8:
-                    raise _not_exact(gradients.mode, "norms of gradients of single examples are not exact")
+                    raise _not_exact(gradients.mode, "norms of per-example gradients are not exact")
                 continue
             for name, gradient in expected.items():
                 exact = torch.zeros_like(weights[name]) if gradient is None else gradient
                 if (computed[name][row] - exact).double().norm() > _TOLERANCE * norm + 1e-8:
-                    raise _not_exact(gradients.mode, f"{name}: gradients of single examples are not exact")
+                    raise _not_exact(gradients.mode, f"{name}: per-example gradients are not exact")
         gradients.hooks.enable_hooks()
 
 
 def _grad_sample(weight: Any) -> torch.Tensor:
     if not isinstance(weight.grad_sample, torch.Tensor) or len(weight.grad_sample) != _ROWS:
-        raise ValueError("no gradient for each example")
+        raise ValueError("no per-example gradient")
     return weight.grad_sample.clone()
 
 
@@ -265,7 +265,7 @@ def _not_exact(mode: str, why: str) -> GymError:
     remedy = "set privacy.grad_sample_mode: hooks" if mode == "ghost" else "use finetuning: lora"
     return GymError(
         ErrorCode.CONFIG_INVALID,
-        f"privacy.grad_sample_mode {mode!r}: this model has no gradients per example: {why}",
+        f"privacy.grad_sample_mode {mode!r}: this model has no per-example gradients: {why}",
         f"{remedy}; models with batch norm, experts, or weights outside of modules cannot be trained privately",
     )
 

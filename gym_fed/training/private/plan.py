@@ -85,7 +85,7 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
             ErrorCode.CONFIG_INVALID,
             f"per_device_train_batch_size x gradient_accumulation_steps is {batch}: a step would see more than "
             f"{counted(num_examples, 'example')}",
-            "lower them: privacy comes from seeing a small share of the examples in a step",
+            "lower them: privacy relies on using a small share of the examples per step",
         )
     steps = config.max_steps or math.ceil(config.num_train_epochs * num_examples / batch)
     plan = Plan(
@@ -109,14 +109,14 @@ def _require_a_signal(plan: Plan) -> None:
     share = plan.noise_share
     figures = (
         f"privacy: noise_multiplier is {plan.noise_multiplier:.4g}: over {counted(plan.steps, 'step')} of about "
-        f"{counted(plan.expected_batch_size, 'example')} the noise is {share:.3g} times what the examples can "
-        "add at most"
+        f"{counted(plan.expected_batch_size, 'example')} the noise is {share:.3g} times the maximum "
+        "contribution of the examples"
     )
-    remedy = "raise target_epsilon (or lower noise_multiplier), or take larger batches or more steps"
+    remedy = "raise target_epsilon (or lower noise_multiplier), or use larger batches or more steps"
     if share > _HOPELESS:
         raise GymError(ErrorCode.CONFIG_INVALID, figures, remedy)
     if share > 1:
-        console.err.print(f"{figures}; hardly anything will be learned. {remedy.capitalize()}")
+        console.err.print(f"{figures}; almost nothing will be learned. {remedy.capitalize()}")
 
 
 def _noise_multiplier(privacy: TrainingPrivacy, sampling_probability: float, steps: int) -> float:

@@ -131,7 +131,7 @@ class ModelPipeline:
         if self._captures and not args and kwargs.get("input_ids") is not None:
             raise _DecoderCalled(kwargs)
         if self._hidden is None:
-            raise GymError(ErrorCode.INTERNAL, "a part of the model was called outside of the pipeline")
+            raise GymError(ErrorCode.INTERNAL, "a part of the model was called outside the pipeline")
         return BaseModelOutputWithPast(last_hidden_state=self._hidden)
 
     def _captured(self, run: Callable[[], Any]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Machines:
             return cls()
         host, _, port = (endpoint or "").rpartition(":")
         refuse_first(
-            (count == 1, "--rdzv-endpoint is for several machines", "add --nnodes N, or leave it out"),
+            (count == 1, "--rdzv-endpoint applies only to several machines", "add --nnodes N, or omit it"),
             (endpoint is None, f"--nnodes {count}: --rdzv-endpoint is missing", _MEETING),
             (
                 not host or not port.isdecimal() or not 0 < int(port) < 65536,
@@ -90,7 +90,7 @@ class Machines:
         """
         if self.count == 1:
             return Here(self.host, True)
-        remedy = "name an address that every machine reaches, such as 10.0.0.1:29500"
+        remedy = "use an address that every machine can reach, such as 10.0.0.1:29500"
         try:
             family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as probe:

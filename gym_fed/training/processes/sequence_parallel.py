@@ -169,7 +169,7 @@ class RowSplitter:
         self.calls += 1
         unsupported = [key for key in _UNSUPPORTED if kwargs.get(key) is not None]
         if unsupported:
-            reason = f"computes attention with {', '.join(unsupported)}"
+            reason = f"uses the attention implementation {', '.join(unsupported)}"
             raise GymError(ErrorCode.MODEL_INVALID, _reason(self.decoder, reason), _HINT)
         if not self._splits:
             return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -253,7 +253,8 @@ def require_splittable(model: Any, config: TrainingConfig) -> None:
         (not isinstance(heads, int), "has no single number of heads, or reads more than text"),
         (
             isinstance(heads, int) and heads % size,
-            f"has {counted(heads or 0, 'attention head')}, which {counted(size, 'process')} cannot share evenly",
+            f"has {counted(heads or 0, 'attention head')}, which cannot be divided evenly among "
+            f"{counted(size, 'process')}",
             "set distributed.sequence_parallel_size to a divisor of both the heads and the processes",
         ),
         (routers, "balances its experts over whole rows (output_router_logits)"),
@@ -280,7 +281,7 @@ def require_splittable(model: Any, config: TrainingConfig) -> None:
         model.train(was_training)
     distance = float((parts - whole).norm() / whole.norm().clamp(min=1e-12))
     is_same = calls and distance <= _TOLERANCE.get(model.dtype, 5e-2)
-    reason = "has other outputs when rows are split: its blocks read earlier tokens outside of its attention"
+    reason = "has different outputs when rows are split: its blocks read earlier tokens outside the attention"
     refuse_first((not is_same, _reason(model, reason), _HINT), code=ErrorCode.MODEL_INVALID)
 
 

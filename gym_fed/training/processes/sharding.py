@@ -47,7 +47,7 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     optimizer = OPTIMIZERS.new(config.optimizer)
     key = f"distributed.strategy: {settings.strategy}"
     wanted = settings.world_size
-    size = f"distributed.world_size: the run needs {wanted}, here is {num_processes}"
+    size = f"distributed.world_size: the run needs {wanted}, but has {num_processes}"
     several = num_processes > 1 and optimizer.of_one_process
     one_process = f"optimizer: {config.optimizer} {optimizer.of_one_process}"
     alone = num_processes == 1 and settings.strategy != "ddp"
@@ -58,7 +58,7 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
             f"gym train --nproc {wanted} ..., or --nnodes N on each of several machines",
         ),
         (several, one_process, "use one process, or another optimizer"),
-        (alone, f"{key} needs several processes, and this is one", "gym train --nproc 2 ..."),
+        (alone, f"{key} needs several processes, but there is only one", "gym train --nproc 2 ..."),
     )
     if settings.strategy == "ddp":
         return
@@ -76,7 +76,7 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     refuse_first(
         (
             by_deepspeed and rolls_back,
-            " cannot go back to a checkpoint within a run, as loss_spikes.rollback does",
+            " cannot return to a checkpoint within a run, as loss_spikes.rollback does",
             "set loss_spikes.rollback: false, or use ddp or fsdp2",
         ),
         (
@@ -89,16 +89,16 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
             f" splits the trained weights, which {config.optimizer} does not support here",
             lambda: f"use ddp, or one of {', '.join(OPTIMIZERS.own_with('shards'))}",
         ),
-        (config.quantization, " does not go with quantization", "use ddp, or remove quantization"),
+        (config.quantization, " cannot be combined with quantization", "use ddp, or remove quantization"),
         (
             settings.strategy == "tensor_parallel" and TUNING.new(config.finetuning).is_adapter,
-            f" splits the layers, and PEFT's layers for {config.finetuning} expect whole ones",
+            f" splits the layers, but PEFT's layers for {config.finetuning} expect whole ones",
             "use ddp or fsdp2, or finetuning: full",
         ),
         (
             settings.strategy in _AT_LOADING and config.model_init,
-            " splits a model while it is read, and model_init has nothing to read",
-            "save the new model first (gym train with one step), and give its folder as model",
+            " shards a model while loading it, but model_init loads none",
+            "save the new model first (gym train with one step), and set model to its folder",
         ),
         prefix=key,
     )
@@ -112,8 +112,8 @@ def _check_sequence_parallel(config: TrainingConfig, num_processes: int) -> None
     refuse_first(
         (
             num_processes % size,
-            f".sequence_parallel_size: {counted(num_processes, 'process')} are no multiple of {size}",
-            f"start a number of processes that {size} divides, or remove the key",
+            f".sequence_parallel_size: {counted(num_processes, 'process')} are not a multiple of {size}",
+            f"start a multiple of {size} processes, or remove the key",
         ),
         (
             not ALGORITHMS.type_of(config.algorithm).splits_rows,
@@ -122,10 +122,10 @@ def _check_sequence_parallel(config: TrainingConfig, num_processes: int) -> None
         ),
         (
             config.attention not in ("auto", "sdpa"),
-            f" computes attention by sdpa, and attention is {config.attention}",
+            f" uses sdpa, but attention is {config.attention}",
             "remove attention",
         ),
-        (conflict, f" does not go with {conflict}", f"remove {conflict}, or use ddp"),
+        (conflict, f" cannot be combined with {conflict}", f"remove {conflict}, or use ddp"),
         prefix=key if num_processes % size == 0 else "distributed",
     )
 
@@ -146,29 +146,29 @@ def _check_pipeline(config: TrainingConfig, num_processes: int) -> None:
         ),
         (
             steps < num_processes,
-            f" needs as many micro-batches as processes, {num_processes}, and gradient_accumulation_steps is {steps}",
+            f" needs as many micro-batches as processes({num_processes}), but gradient_accumulation_steps is {steps}",
             f"set gradient_accumulation_steps: {num_processes} or more, and a smaller per_device_train_batch_size",
         ),
         (
             not tuning.pipelines,
-            f" was not tried with finetuning: {config.finetuning}",
+            f" is not tested with finetuning: {config.finetuning}",
             lambda: f"use one of {', '.join(TUNING.own_with('pipelines'))}",
         ),
         (
             not OPTIMIZERS.new(config.optimizer).shards,
-            f" gives each process other weights, which {config.optimizer} does not support here",
+            f" gives each process different weights, which {config.optimizer} does not support here",
             lambda: f"use one of {', '.join(OPTIMIZERS.own_with('shards'))}",
         ),
-        (conflict, f" does not go with {conflict}", f"remove {conflict}, or use ddp or fsdp2"),
+        (conflict, f" cannot be combined with {conflict}", f"remove {conflict}, or use ddp or fsdp2"),
         (
             "float16" in (config.dtype, config.loaded_dtype) or config.mixed_precision == "fp16",
-            " scales no gradients, which 16-bit floats need",
+            " does not scale gradients, which fp16 needs",
             "use bfloat16 or bf16",
         ),
-        (rolls_back, " cannot go back to a checkpoint within a run", "set loss_spikes.rollback: false"),
+        (rolls_back, " cannot return to a checkpoint within a run", "set loss_spikes.rollback: false"),
         (
             reference is False,
-            f" computes the reference before the first step, and {config.algorithm}.precompute_ref_log_probs is false",
+            f" computes the reference before the first step, but {config.algorithm}.precompute_ref_log_probs is false",
             "remove it",
         ),
         prefix="distributed.strategy: pipeline_parallel",

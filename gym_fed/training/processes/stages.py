@@ -231,9 +231,9 @@ class ModelStages:
         self._refuse(
             (
                 len(stacks) != 1 or embedding is None or head is None,
-                "is no embedding, blocks and head in a row",
+                "is not a sequence of embedding, blocks and head",
             ),
-            (len(others) != 1, "has other weights than embedding, blocks, one norm and head"),
+            (len(others) != 1, "has weights besides embedding, blocks, one norm and head"),
             (
                 getattr(base.config, "output_router_logits", False),
                 "adds losses of its blocks (output_router_logits)",
@@ -284,7 +284,7 @@ class ModelStages:
         owners, seen = {}, set()
         for name, value in self._saved().items():
             place = value.data_ptr()
-            self._refuse((place not in ranks, f"has {name}, which is in no stage"))
+            self._refuse((place not in ranks, f"has {name}, which belongs to no stage"))
             if place not in seen:
                 owners[name] = (ranks[place], value.shape, value.dtype)
             seen.add(place)
@@ -330,13 +330,13 @@ class ModelStages:
         assert hidden is not None  # there are stages
         distance = float((hidden.float() - whole).norm() / whole.norm().clamp(min=1e-12))
         is_same = distance <= _TOLERANCE.get(self.base.dtype, 5e-2)
-        self._refuse((not is_same, "has other outputs when its blocks are run in parts"))
+        self._refuse((not is_same, "has different outputs when its blocks are run in parts"))
 
     def _require_trained(self) -> None:
         for stage in range(self.size):
             trains = any(p.requires_grad for module in self._modules_of(stage) for p in module.parameters())
             first, last = self._ranges[stage].start, self._ranges[stage].stop - 1
-            reason = f"trains nothing in blocks {first} to {last}, which one process would hold"
+            reason = f"trains nothing in blocks {first} to {last}, which would be one process's stage"
             self._refuse((not trains, reason, "use fewer processes, or ddp"))
 
 

@@ -118,7 +118,7 @@ class RolloutClient:
         if abs(answer.logprobs[0]) > 1e-6:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"vLLM at {self._server.address.url} reports log-probabilities from before the sampling's parameters",
+                f"vLLM at {self._server.address.url} reports log-probabilities without the sampling parameters",
                 "start it with --logprobs-mode processed_logprobs",
             )
 
@@ -182,9 +182,7 @@ class RolloutClient:
 
     def _away(self, reason: str) -> GymError:
         url = self._server.address.url
-        return GymError(
-            ErrorCode.UNAVAILABLE, f"vLLM at {url} {reason}", "start it again, and resume the run"
-        )
+        return GymError(ErrorCode.UNAVAILABLE, f"vLLM at {url} {reason}", "restart it, and resume the run")
 
     async def _load(self, policy: RolloutPolicy, *, again: bool) -> None:
         if self._client is None:
@@ -242,7 +240,7 @@ class RolloutClient:
         if room < 1:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"a prompt has {counted(len(prompt), 'token')}, and vLLM's context is {self._context}",
+                f"a prompt has {counted(len(prompt), 'token')}, but vLLM's context is {self._context}",
                 "shorten the prompt",
             )
         body = completion_body(
@@ -274,11 +272,11 @@ def _require_sampled(answer: SampledAnswer, max_tokens: int, num_tokens: int) ->
         ),
         (
             any(not 0 <= token < num_tokens for token in ids),
-            f"a token that is not from 0 to {num_tokens - 1:,}",
+            f"a token that is not between 0 and {num_tokens - 1:,}",
         ),
         (
             any(not math.isfinite(value) or value > _ROUNDING for value in logprobs),
-            "a log-probability that is no number up to 0",
+            "a log-probability that is not a number up to 0",
         ),
         prefix="vLLM answered with ",
         code=ErrorCode.PROTOCOL_MISMATCH,

@@ -109,7 +109,8 @@ class VllmGeneration:
             ahead = self._request(policy, place, prompts)
         elif ahead.prompts != prompts:
             raise GymError(
-                ErrorCode.INTERNAL, f"generation {generation} has other prompts than requested ahead"
+                ErrorCode.INTERNAL,
+                f"generation {generation} has different prompts than those requested ahead",
             )
         answers = ahead.answers.result()
         if is_training and not self._calls:

@@ -71,7 +71,7 @@ def _server(job: Job, given: RolloutEngine, context: int, answers: int) -> VllmP
     config = job.config
     rank = rank_for_vllm(job.model)
     if given.url is not None:
-        shorten = "set max_length so that it and max_completion_length are {} together or less"
+        shorten = "set max_length so that its sum with max_completion_length is at most {}"
         return connect_vllm(given, f"{config.algorithm}.rollouts", context, shorten)
     installation = VllmInstallation.find(given.python)
     dtype = given.dtype or config.dtype

@@ -15,7 +15,7 @@ from gym_fed.serving.vllm.installation import TARGETS
 from gym_fed.serving.vllm_plugin.uploads import CONFIG_KEY
 
 _LARGEST_RANK = 512
-_REMEDY = "change it, or leave {} out: the model then generates in this process"
+_REMEDY = "change it, or remove {}: the model then generates in this process"
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def rank_for_vllm(model: Any) -> int:
         if module.rpartition(".")[2] not in TARGETS:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
-                f"rollouts: vLLM has no adapter for {module or name}",
-                f"set lora.target_modules to some of {', '.join(TARGETS)}, or leave rollouts out",
+                f"rollouts: vLLM does not support an adapter for {module or name}",
+                f"set lora.target_modules to some of {', '.join(TARGETS)}, or remove rollouts",
             )
     if rank > _LARGEST_RANK:
         raise GymError(ErrorCode.CONFIG_INVALID, f"lora.r: {rank} is over vLLM's maximum {_LARGEST_RANK}")
@@ -86,7 +86,7 @@ def check_rollouts(name: str, settings: Any, config: TrainingConfig) -> None:
     tuning = TUNING.type_of(config.finetuning)
     lora = config.lora if tuning.sends_factors else None
     if lora is None:
-        reason = f"finetuning: {config.finetuning} trains weights that vLLM would not get; it takes LoRA"
+        reason = f"finetuning: {config.finetuning} trains weights that vLLM would not receive; use lora"
         raise GymError(
             ErrorCode.CONFIG_INVALID, f"{name}.rollouts: {reason}", _REMEDY.format(f"{name}.rollouts")
         )
@@ -95,21 +95,21 @@ def check_rollouts(name: str, settings: Any, config: TrainingConfig) -> None:
     merges = len(config.adapter) > 1 or (bool(config.adapter) and config.new_adapter)
     spikes, ahead = config.loss_spikes, settings.rollouts.max_staleness
     refuse_first(
-        (lora.use_dora, "lora.use_dora: vLLM has no DoRA"),
-        (lora.bias != "none", f"lora.bias: {lora.bias} trains biases, which vLLM does not take"),
-        (bool(lora.modules_to_save), "lora.modules_to_save: vLLM does not take whole modules"),
-        (bool(lora.target_parameters), "lora.target_parameters: vLLM has no LoRA of parameters"),
-        (changes_base, "lora.init_lora_weights changes the base, which vLLM would not get"),
+        (lora.use_dora, "lora.use_dora: vLLM does not support DoRA"),
+        (lora.bias != "none", f"lora.bias: {lora.bias} trains biases, which vLLM does not support"),
+        (bool(lora.modules_to_save), "lora.modules_to_save: vLLM does not support whole modules"),
+        (bool(lora.target_parameters), "lora.target_parameters: vLLM does not support LoRA of parameters"),
+        (changes_base, "lora.init_lora_weights changes the base, which vLLM would not receive"),
         (config.quantization is not None, "quantization: vLLM's base is not quantised in the same way"),
-        (config.rope_scaling is not None, "rope_scaling changes the base, which vLLM would not get"),
-        (merges, "adapter: a merged adapter changes the base, which vLLM would not get"),
+        (config.rope_scaling is not None, "rope_scaling changes the base, which vLLM would not receive"),
+        (merges, "adapter: a merged adapter changes the base, which vLLM would not receive"),
         (config.model is None, "model: vLLM needs its name or folder"),
         (config.auto_batch_size is not None, "auto_batch_size tries batches, each of which would need answers"),
         (
             bool(ahead) and spikes is not None and spikes.rollback,
-            "loss_spikes.rollback changes the order of prompts, which max_staleness needs in advance",
+            "loss_spikes.rollback changes the order of prompts, but max_staleness requests them in advance",
         ),
-        (processes > 1, f"{processes} processes: rollouts are for runs of one process"),
+        (processes > 1, f"{processes} processes: rollouts support only one process"),
         prefix=f"{name}.rollouts: ",
         remedy=_REMEDY.format(f"{name}.rollouts"),
     )  # fmt: skip

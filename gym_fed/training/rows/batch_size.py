@@ -54,7 +54,7 @@ def check_batch_size(config: TrainingConfig) -> None:
     groups = f"a batch of {config.algorithm} consists of whole groups of answers"
     refuse_first(
         (ALGORITHMS.type_of(config.algorithm).generates, groups),
-        (world_size() > 1, f"{counted(world_size(), 'process')} might each find another size"),
+        (world_size() > 1, f"{counted(world_size(), 'process')} might each find a different size"),
         prefix="auto_batch_size: ",
         remedy="remove the section, and set per_device_train_batch_size",
     )
@@ -75,7 +75,7 @@ def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
         raise GymError(
             ErrorCode.FILE_EXISTS,
             f"{config.output_dir}: holds an unfinished run with {counted(global_batch(resized), 'row')} a step, "
-            f"and the config has {global_batch(config)}",
+            f"but the config has {global_batch(config)}",
             "choose another output_dir, or pass --overwrite to delete the unfinished run",
         )
     return resized
@@ -152,8 +152,8 @@ def find_batch_size(
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         size = fits(step, candidates, budget_bytes(config, on_cuda) - _ADAM_BYTES * trained)
     if size is None:
-        reason = "auto_batch_size: not even one row fits into the memory"
-        remedy = "shorten max_length, turn gradient_checkpointing on, or raise memory_gib"
+        reason = "auto_batch_size: not even one row fits into memory"
+        remedy = "shorten max_length, enable gradient_checkpointing, or raise memory_gib"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
     return config.model_copy(update={_SIZES[0]: size, _SIZES[1]: rest // size})
 

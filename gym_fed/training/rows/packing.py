@@ -63,14 +63,16 @@ def require_packable(model_config: Any, config: TrainingConfig) -> None:
     state = carried_state(model_config)
     routed = config.mixture_of_depths or getattr(model_config, "mixture_of_depths", None)
     leaks = f"{kind} carries state from token to token ({state}), which would leak into the next row"
-    routes = "the routers of mixture_of_depths choose among the tokens of all packed rows"
-    untested = f"{kind} is not one of the architectures whose packed rows were found not to see each other"
+    routes = "the routers of mixture_of_depths select from the tokens of all packed rows"
+    untested = (
+        f"{kind} is not among the architectures whose packed rows are known not to attend to each other"
+    )
     refuse_first(
         (state is not None, leaks, "set packing: false"),
         (packing == "bfd" and routed, routes),
         (packing == "bfd" and kind not in ISOLATES_ROWS, untested),
         prefix=f"packing: {value}: ",
-        remedy="set packing: false, or packing: true, whose rows see each other",
+        remedy="set packing: false, or packing: true, where rows attend to each other",
     )
 
 

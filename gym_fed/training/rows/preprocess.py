@@ -29,14 +29,18 @@ def preprocess(config: TrainingConfig) -> tuple[RowCounts, RowCounts | None, dic
         GymError: ``USAGE`` without ``tokenized_path``; as ``TokenizedRows.read`` and ``write``.
     """
     if config.tokenized_path is None:
-        raise GymError(ErrorCode.USAGE, "tokenized_path: not given", "name the folder for the encoded rows")
+        raise GymError(
+            ErrorCode.USAGE, "tokenized_path: not set", "set it to the folder for the encoded rows"
+        )
     check_config(config)
     algorithm, store = ALGORITHMS.new(config.algorithm), TokenizedRows(config.tokenized_path)
     if not store.is_filled():
         store.require_free()
     name = config.model if config.model_init is None else config.model_init.tokenizer
     if name is None:
-        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name the model of the tokenizer")
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, "model: not set", "set it to the model whose tokenizer is used"
+        )
     tokenizer = template_tokenizer(load_tokenizer(name), config)
     with present_time_set(datetime.now().isoformat(timespec="seconds")):
         rows = encode_run(config, algorithm, tokenizer, *rows_of_run(config, None, None))

@@ -60,7 +60,7 @@ def rows_of_run(
         return [], None
     if config.streaming and dataset is not None:
         reason = "streaming: rows are passed to train()"
-        raise GymError(ErrorCode.USAGE, reason, "remove streaming, or name the rows in data of the config")
+        raise GymError(ErrorCode.USAGE, reason, "remove streaming, or list the rows under data in the config")
     if config.streaming:
         sample: Sequence[Row] = _stream(config).sample(_SAMPLE_ROWS)
         return sample, _held_out(config, eval_dataset)
@@ -183,7 +183,9 @@ def split_rows(rows: Sequence[Row], size: float, *, seed: int) -> tuple[Sequence
     _, first, groups = np.unique(_contents(rows), return_index=True, return_inverse=True)
     number = round(size * len(first)) if size < 1 else round(size)
     reason = f"eval_split: {size:g} of {counted(len(first), 'different row')} would hold out {number}"
-    refuse_first((not 0 < number < len(first), reason, "leave at least one row on both sides"))
+    refuse_first(
+        (not 0 < number < len(first), reason, "keep at least one row for training and one for evaluation")
+    )
     in_order = np.sort(first)
     held = np.sort(in_order[random.Random(seed).sample(range(len(first)), number)])
     learned = np.flatnonzero(~np.isin(first[groups], held))
@@ -228,7 +230,7 @@ def _held_out(config: TrainingConfig, eval_dataset: Any) -> Sequence[Row] | None
 
 def _require_rows(name: str, rows: Sequence[Row]) -> None:
     if not rows:
-        raise GymError(ErrorCode.DATA_INVALID, f"{name}: there are no rows", "give at least one")
+        raise GymError(ErrorCode.DATA_INVALID, f"{name}: contains no rows", "add at least one")
 
 
 def _stored(config: TrainingConfig, source: DataConfig) -> ArrowRows:

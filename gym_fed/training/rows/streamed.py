@@ -113,7 +113,7 @@ class StreamedRows:
         for number, position, counts in reversed(self._blocks):
             if number <= learned:
                 return {"position": asdict(position), "number": number, "learned": learned, "counts": counts}
-        reason = f"the position after {counted(learned, 'encoded row')} is not known any more"
+        reason = f"the position after {counted(learned, 'encoded row')} is no longer known"
         raise GymError(ErrorCode.INTERNAL, reason, "raise buffer_size")
 
     def start(self, state: dict[str, Any] | None, begun: Callable[[], None] | None = None) -> None:
@@ -194,7 +194,7 @@ def check_streaming(config: TrainingConfig, num_processes: int) -> None:
         (excluded, f"{excluded} needs all rows before the first step", f"remove {excluded}"),
         (epochs, f"{epochs}: epoch, but a stream has none", f"{epochs}: steps, and its number of steps"),
         (config.max_steps is None, "the number of rows is not known", "set max_steps"),
-        (fraction is not None, f"weight {fraction} would draw among all rows", "use whole weights"),
+        (fraction is not None, f"weight {fraction} would sample from all rows", "use integer weights"),
         (not algorithm.streams, f"{config.algorithm} needs all rows before the first step", f"use {those}"),
         (
             num_processes > 1,

@@ -44,7 +44,7 @@ _KEYS = (
 """Keys that decide how rows are encoded. The seed decides which rows are held out, and their order."""
 
 _INDEX = "index.json"
-_IMAGES = "the model reads images or sound, which are prepared while training"
+_IMAGES = "the model reads images or sound, which are prepared during training"
 _REMEDY = "set the keys that the rows were encoded with, or choose another tokenized_path"
 
 
@@ -94,10 +94,10 @@ class TokenizedRows:
             index = json.loads((self.path / _INDEX).read_text(encoding="utf-8"))
             if index["format"] != FORMAT_VERSION:
                 raise ValueError(
-                    f"it is of format {plain(index['format'], 40)}, and this release reads {FORMAT_VERSION}"
+                    f"it is of format {plain(index['format'], 40)}, but this release reads {FORMAT_VERSION}"
                 )
             if not (isinstance(index["made_by"], dict) and isinstance(index["files"], dict)):
-                raise ValueError("made_by and files are no mappings")
+                raise ValueError("made_by and files are not mappings")
             for key in ("digests", "counts", "eval_counts"):
                 index[key]
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -122,8 +122,8 @@ class TokenizedRows:
             if (then := index["made_by"].get(key)) != now[key]:
                 reason = f"tokenized_path: {self._difference(key, then, now[key])}"
                 raise GymError(ErrorCode.CONFIG_INVALID, reason, _REMEDY)
-        reason = f"tokenized_path: the rows that data and eval_data name are not those in {self.path}"
-        remedy = f"delete {self.path}, or remove data and eval_data: the encoded rows are enough"
+        reason = f"tokenized_path: the rows of data and eval_data differ from those in {self.path}"
+        remedy = f"delete {self.path}, or remove data and eval_data: the encoded rows suffice"
         others = digests is not None and list(digests) != index["digests"]
         refuse_first((others, reason, remedy), code=ErrorCode.DATA_INVALID)
         size, eval_counts = len(tokenizer), None
@@ -161,7 +161,9 @@ class TokenizedRows:
         own = {"train.arrow", "eval.arrow", _INDEX}
         other_files = sorted(file.name for file in self.path.glob("*") if file.name not in own)
         if other_files:
-            reason = f"tokenized_path: {self.path} is not empty ({other_files[0]}) and holds no encoded rows"
+            reason = (
+                f"tokenized_path: {self.path} is not empty ({other_files[0]}) and contains no encoded rows"
+            )
             raise GymError(ErrorCode.FILE_EXISTS, reason, "choose an empty or new folder")
 
     def _write(self, name: str, rows: Any) -> str:
@@ -193,8 +195,8 @@ class TokenizedRows:
     def _difference(self, key: str, then: Any, now: Any) -> str:
         if key in ("tokenizer", "chat_template"):
             part = "chat template" if key == "chat_template" else key
-            return f"the rows in {self.path} were encoded with another {part}"
-        return f"the rows in {self.path} were encoded with {key} {then!r}, and it is {now!r}"
+            return f"the rows in {self.path} were encoded with a different {part}"
+        return f"the rows in {self.path} were encoded with {key} {then!r}, but it is now {now!r}"
 
 
 def check_tokenized(config: TrainingConfig) -> None:
@@ -203,7 +205,7 @@ def check_tokenized(config: TrainingConfig) -> None:
         return
     algorithm = ALGORITHMS.type_of(config.algorithm)
     reads_images = algorithm.keeps_encoded and algorithm.reads_images and config.model is not None
-    varies = f"the rows of {config.algorithm} are made with a second model, or answered while training"
+    varies = f"the rows of {config.algorithm} need a second model, or are generated during training"
     refuse_first(
         (not algorithm.keeps_encoded, varies),
         (reads_images and is_vision_model(str(config.model)), _IMAGES),

@@ -54,7 +54,9 @@ def soup_with(
     named = others if isinstance(others, Mapping) else {f"{i}": other for i, other in enumerate(others, 1)}
     if OWN in named:
         raise GymError(
-            ErrorCode.USAGE, f"{OWN!r} is this trainer's own work", "call the contributor otherwise"
+            ErrorCode.USAGE,
+            f"{OWN!r} is reserved for this trainer's own result",
+            "rename the contributor",
         )
     _require_weights_alone(config, "a soup")
     base = _base(config)
@@ -165,7 +167,7 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
 def _require_weights_alone(config: TrainingConfig, what: str) -> None:
     """Refuse a run that changed more of its base than weights."""
     if config.rope_scaling is not None:
-        reason = f"rope_scaling: {what} holds differences of weights, and would lose the scaling"
+        reason = f"rope_scaling: {what} holds only differences of weights, so the scaling would be lost"
         raise GymError(ErrorCode.USAGE, reason, "export it as huggingface or adapter")
 
 
@@ -177,8 +179,8 @@ def _whole(model: Any) -> Any:
 def _base(config: TrainingConfig) -> Any:
     """Load the model that the run started from."""
     if config.model is None:
-        reason = "the run's base is not named: model is not in the config"
-        remedy = "give TrainingConfig(model=...), the name or folder that training started from"
+        reason = "the base is unknown: the config has no model"
+        remedy = "set TrainingConfig(model=...), the name or folder that training started from"
         raise GymError(ErrorCode.USAGE, reason, remedy)
     model = load_model(config.model, dtype=config.loaded_dtype).model
     # A run that started from an adapter trained the merged model.

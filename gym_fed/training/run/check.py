@@ -162,9 +162,7 @@ class LearningCheck:
             write_atomically(file, f"{json.dumps(asdict(self._before))}\n".encode())
         if not self._before.retention:
             self._items = []
-            self.skipped.append(
-                "what the model kept: it does not know the ordinary questions and texts of the check"
-            )
+            self.skipped.append("what the model kept: the base does not know the check's questions and texts")
 
     def result(
         self, model: Any, history: Sequence[dict[str, float]], best_step: int | None = None
@@ -265,8 +263,9 @@ class LearningCheck:
         error = math.inf if held_out is None or held_out.stderr is None else held_out.stderr
         if held_out is not None and rise > 2 * error and not self._algorithm.forgets:
             warnings.append(
-                f"the loss on held-out rows rose, {held_out.before:.3f} -> {held_out.after:.3f}: the run learned its "
-                "rows by heart, or learning_rate is too high; train for fewer epochs (num_train_epochs), lower the "
+                f"the loss on held-out rows rose, {held_out.before:.3f} -> {held_out.after:.3f}: the run has "
+                "memorised its rows, or learning_rate is too high; train for fewer epochs (num_train_epochs), lower "
+                "the "
                 "rate, or add rows"
             )
         if retention is not None:
@@ -276,7 +275,7 @@ class LearningCheck:
             ]
             if not self._config.chosen_sections().get("lora"):
                 remedies.append("train an adapter (finetuning: lora)")
-            remedies.append("train shorter")
+            remedies.append("train for fewer steps")
             lost = retention.warning(remedies)
             warnings += [] if lost is None else [lost]
         if self._must_end and after.ended and not any(after.ended):

@@ -65,20 +65,20 @@ def damage(checkpoint: Path) -> str | None:
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
         if actual != digest:
-            return f"{name} has another SHA-256 digest than when it was saved"
+            return f"{name} has a different SHA-256 digest than when it was saved"
     return None
 
 
 def require_intact(checkpoint: Path) -> None:
     """Refuse a named checkpoint that is incomplete or damaged."""
     problem = (
-        damage(checkpoint) if (checkpoint / SEAL).exists() else f"it has no {SEAL}: saving it was cut off"
+        damage(checkpoint) if (checkpoint / SEAL).exists() else f"it has no {SEAL}: saving was interrupted"
     )
     if problem is not None:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
             f"resume_from_checkpoint: {checkpoint} is damaged: {problem}",
-            "restore the file, or name another checkpoint; without the key a run resumes from its newest intact one",
+            "restore the file, or choose another checkpoint; without the key, a run resumes from its newest intact one",
         )
 
 
@@ -95,7 +95,7 @@ def newest_intact(checkpoints: Path) -> Path | None:
     for checkpoint in _newest_first(checkpoints):
         if not (checkpoint / SEAL).exists():
             shutil.rmtree(checkpoint)
-            _warn(f"{checkpoint}: deleted, because saving it was cut off")
+            _warn(f"{checkpoint}: deleted, because saving was interrupted")
         elif (problem := damage(checkpoint)) is not None:
             damaged.append((checkpoint, problem))
         else:
@@ -106,7 +106,7 @@ def newest_intact(checkpoints: Path) -> Path | None:
         reason = (
             f"{checkpoints}: no checkpoint is intact: {'; '.join(f'{c.name}: {why}' for c, why in damaged)}"
         )
-        remedy = "restore the file, or pass --overwrite to delete the run and start again at the first step"
+        remedy = "restore the file, or pass --overwrite to delete the run and start from the first step"
         raise GymError(ErrorCode.STATE_CORRUPT, reason, remedy)
     return None
 
@@ -204,9 +204,7 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
     own = sorted(checkpoints.glob("checkpoint-*"), key=step_of)
     if config.resume_from_checkpoint is True and not own:
         reason = f"resume_from_checkpoint: true, but there is no checkpoint in {checkpoints}"
-        remedy = (
-            "remove the key to resume the run in output_dir, if there is one, or name a checkpoint's folder"
-        )
+        remedy = "remove the key to resume the run in output_dir, if there is one, or set it to a checkpoint's folder"
         raise GymError(ErrorCode.FILE_NOT_FOUND, reason, remedy)
     if not isinstance(config.resume_from_checkpoint, str):
         return None
@@ -216,7 +214,7 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"resume_from_checkpoint: {named.name} is not the newest in {checkpoints}, which is {own[-1].name}",
-                f"remove the key, or name another output_dir to begin there from {named.name}",
+                f"remove the key, or choose another output_dir to start there from {named.name}",
             )
         return None
     if own:
@@ -224,8 +222,8 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
     if not (named / "trainer_state.json").is_file() or not (named.parent.parent / "run.json").is_file():
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"resume_from_checkpoint: {named} is no checkpoint of a run of gym train",
-            "name OUTPUT_DIR/checkpoints/checkpoint-N; what other programs have trained goes into model or adapter",
+            f"resume_from_checkpoint: {named} is not a checkpoint of a gym train run",
+            "use OUTPUT_DIR/checkpoints/checkpoint-N; for results of other programs, use model or adapter",
         )
     return named
 
@@ -234,8 +232,8 @@ def another_run(named: Path, error: GymError) -> GymError:
     """Return the error for a checkpoint from a run with different settings; ``error`` names the difference."""
     return GymError(
         ErrorCode.CONFIG_INVALID,
-        f"resume_from_checkpoint: {named} cannot be gone on with here: {error.message}",
-        "only how often and where it is written may differ; to train on from what it learnt, give model or adapter",
+        f"resume_from_checkpoint: {named} cannot be resumed here: {error.message}",
+        "only the intervals and the place of writing may differ; to train its result further, set model or adapter",
     )
 
 

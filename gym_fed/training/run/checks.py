@@ -71,7 +71,10 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     check_batch_size(config)
     refuse_first(
         (not config.shuffle and config.privacy, "privacy draws every batch at random"),
-        (not config.shuffle and algorithm.orders_rows, f"{config.algorithm} orders its rows by itself"),
+        (
+            not config.shuffle and algorithm.orders_rows,
+            f"{config.algorithm} determines the order of its rows",
+        ),
         prefix="shuffle: false, but ",
         remedy="remove the key",
     )
@@ -92,14 +95,14 @@ def check_inputs(config: TrainingConfig) -> None:
     from gym_fed.evaluation.graders.base import build_graders
 
     if config.model is None and config.model_init is None:
-        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not set", "set model or model_init")
     resolve(_tokenizer_name(config))
     check_vision_keys(config)
     refuse_first((not config.data, "data: no rows to train on", "list at least one path or tasks entry"))
     for source in (*config.data, *config.eval_data):
         if source.hub is None and source.name is None and not check_template(config, source_rows(source)):
             name = source.path or source.dataset
-            raise GymError(ErrorCode.DATA_INVALID, f"data: {name} holds no rows", "give at least one")
+            raise GymError(ErrorCode.DATA_INVALID, f"data: {name} contains no rows", "add at least one")
     check_graders(config, build_graders(config.graders))
 
 
@@ -157,7 +160,7 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
     names = [grader.name for grader in graders]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     no_rewards = ALGORITHMS.new(config.algorithm).needs_graders and not names
-    reason = f"{config.algorithm} learns from rewards, and nothing gives any"
+    reason = f"{config.algorithm} learns from rewards, but there are no graders"
     refuse_first(
         (no_rewards, reason, "list at least one, such as: graders: [{grader: exact}]"),
         (duplicate is not None, f"two graders are called {duplicate!r}", "name them differently"),
@@ -187,7 +190,7 @@ def check_privacy(config: TrainingConfig, num_processes: int) -> None:
     weighs = any(source.weight != 1 for source in config.data)
     clips = config.max_grad_norm != TrainingConfig.model_fields["max_grad_norm"].default
     noised = OPTIMIZERS.new(config.optimizer).per_example
-    untried = "not tried with gradients of single examples"
+    untried = "not tested with per-example gradients"
     refuse_first(
         (
             not algorithm.per_example,
@@ -198,22 +201,22 @@ def check_privacy(config: TrainingConfig, num_processes: int) -> None:
         (config.lora and config.lora.use_dora, f"lora.use_dora: its magnitudes are {untried}"),
         (
             not noised,
-            f"optimizer: {config.optimizer} may need more than noised gradients",
+            f"optimizer: {config.optimizer} may use more than noised gradients",
             "use adamw or sgd",
         ),
-        (joins, "packing: clipping does not bound a row that is joined to others", "set packing: false"),
-        (weighs, "data.weight: a row may be taken several times, or depend on the others", "set it to 1"),
-        (samples, "data.num_examples, data.dataset: the rows depend on each other", "name a file in path"),
-        (config.eval_split, "eval_split: the held-out rows depend on the others", "give eval_data"),
+        (joins, "packing: clipping does not bound a row that is packed with others", "set packing: false"),
+        (weighs, "data.weight: a row may be used several times, or depend on the others", "set it to 1"),
+        (samples, "data.num_examples, data.dataset: the rows depend on each other", "set path to a file"),
+        (config.eval_split, "eval_split: the held-out rows depend on the others", "set eval_data"),
         (config.group_by_length, "group_by_length: batches would depend on the rows"),
         (clips, "max_grad_norm: clips batches, not single examples", "set privacy.max_grad_norm"),
-        (config.loss_spikes, "loss_spikes: reads the training loss, which is not noised"),
-        (config.auto_batch_size, "auto_batch_size: tries rows out", "give per_device_train_batch_size"),
+        (config.loss_spikes, "loss_spikes: uses the training loss, which is not noised"),
+        (config.auto_batch_size, "auto_batch_size: tries rows out", "set per_device_train_batch_size"),
         (features, f"{', '.join(features)}: {untried}"),
         (config.quantization, f"quantization: {untried}"),
         (config.dtype != "float32", f"dtype: {config.dtype} makes clipping inexact", "set dtype: float32"),
         (num_processes > 1, f"{num_processes} processes: each would add its own noise", "set --nproc 1"),
-        suffix=", and privacy is set",
+        suffix=", but privacy is set",
         remedy="remove it",
     )
 
@@ -224,13 +227,16 @@ def _check_delta(config: TrainingConfig) -> None:
         return
     strategy = config.distributed_strategy
     refuse_first(
-        (config.model is None, "the base has no name: give model"),
-        (ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM", "a reward model has another head"),
-        (config.rope_scaling, "a delta does not hold rope_scaling"),
-        (config.mixture_of_depths, "a delta does not hold the routers of mixture_of_depths"),
+        (config.model is None, "the base has no name: set model"),
+        (
+            ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM",
+            "a reward model has a different head",
+        ),
+        (config.rope_scaling, "a delta does not contain rope_scaling"),
+        (config.mixture_of_depths, "a delta does not contain the routers of mixture_of_depths"),
         (config.splits_state, f"under distributed.strategy {strategy} no process has the whole model"),
         prefix="save_delta: ",
-        remedy="remove it, and use gym delta encode after the run where that goes",
+        remedy="remove it, and use gym delta encode after the run, if possible",
     )
 
 

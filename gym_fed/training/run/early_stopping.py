@@ -57,7 +57,7 @@ class EarlyStop(TrainerCallback):
         """Save the weights of an improvement; stop after too many evaluations without one."""
         if self._settings.metric not in (metrics or {}):
             known = ", ".join(sorted(metrics or {}))
-            reason = f"early_stopping.metric: evaluation gives no {self._settings.metric!r}"
+            reason = f"early_stopping.metric: evaluation does not report {self._settings.metric!r}"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, f"one of {known}")
         if self.best_step(state) == state.global_step and self._settings.restore_best:
             self._keep(state.global_step)

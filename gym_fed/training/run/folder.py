@@ -62,7 +62,7 @@ class FolderLock:
         except LockHeldError as error:
             holder = read_at(self._file.fileno(), 20, 0).decode("ascii", errors="replace") or "unknown"
             self.release()
-            reason = f"{folder}: another process ({holder}) is at work in it"
+            reason = f"{folder}: another process ({holder}) is using it"
             remedy = "wait for it or stop it, or choose another output_dir"
             raise GymError(ErrorCode.STATE_LOCKED, reason, remedy) from error
         except OSError as error:  # a file system without locks
@@ -150,7 +150,7 @@ class RunFolder:
             require_run_plugins(self.path)
             self._require_same(config, data_digest, eval_digest)
         elif other_files := sorted(p.name for p in self.path.glob("*") if p.name != LOCK_FILE):
-            reason = f"is not empty ({other_files[0]}) and holds no run"
+            reason = f"is not empty ({other_files[0]}) and contains no run"
             raise self._occupied(reason, "choose an empty or new output_dir")
 
     def open(
@@ -224,7 +224,7 @@ class RunFolder:
             begun = json.loads(file.read_text(encoding="utf-8")).get("begun")
             if begun is None:
                 raise self._occupied(
-                    "holds an unfinished run of an older release, which this one cannot resume"
+                    "holds an unfinished run of an older release, which this release cannot resume"
                 )
             return str(datetime.fromisoformat(begun).isoformat())
         if config is not None and (named := named_checkpoint(config, self.checkpoints)) is not None:
@@ -254,7 +254,7 @@ class RunFolder:
         if not self.path.exists() or not any(self.path.iterdir()):
             return
         if not (self.path / "run.json").exists():
-            raise self._occupied("holds no run, so it is not deleted", "choose another output_dir")
+            raise self._occupied("contains no run, so it is not deleted", "choose another output_dir")
         lock = FolderLock(self.path)
         shutil.rmtree(self.path)
         lock.release()
@@ -321,18 +321,18 @@ class RunFolder:
             f"{_OTHERWISE}"
         )
         refuse_first(
-            (changed, f"of another config: {differences}"),
+            (changed, f"with a different config: {differences}"),
             (
                 before != world_size() and not same_step,
-                f"of {counted(before, 'process')}, and now there are {world_size()}",
+                f"with {counted(before, 'process')}, but now there are {world_size()}",
                 same_number,
             ),
             (
                 begun.get("adapters_sha256", []) != adapter_digests(config),
-                "from other adapters: their files have changed since",
+                "from different adapters: their files have changed since",
             ),
-            (begun["data_sha256"] != data_digest, "on other data"),
-            (begun.get("eval_data_sha256") != eval_digest, "with other held-out rows"),
+            (begun["data_sha256"] != data_digest, "on different data"),
+            (begun.get("eval_data_sha256") != eval_digest, "with different held-out rows"),
             code=ErrorCode.FILE_EXISTS,
             prefix=f"{self.path}: holds an unfinished run ",
             remedy=_OTHERWISE,
@@ -359,4 +359,4 @@ def _differences(key: str, old: Any, new: Any) -> list[str]:
         keys = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
         return [text for k in keys for text in _differences(f"{key}.{k}", old.get(k), new.get(k))]
     before, now = ("a section" if isinstance(value, dict) else repr(value) for value in (old, new))
-    return [f"{key} was {before} and is {now}"]
+    return [f"{key} was {before} and is now {now}"]

@@ -55,8 +55,8 @@ class KeptMoments(StepObserver):
                 if held.shape != parameter.shape:
                     raise GymError(
                         ErrorCode.STATE_CORRUPT,
-                        f"the kept moment {moment} of {name!r} has shape {list(held.shape)}, the weight "
-                        f"{list(parameter.shape)}",
+                        f"the kept moment {moment} of {name!r} has shape {list(held.shape)}, but the "
+                        f"weight has {list(parameter.shape)}",
                         "delete moments.safetensors in the home's folder residuals to start from zero",
                     )
                 moments[moment] = held.to(parameter, copy=True)

@@ -70,7 +70,7 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
             return
         differences = "; ".join(_difference(key, last.get(key), value) for key, value in changed.items())
         warnings.warn(
-            f"{folder}: resumed in another environment, so results may differ: {differences}",
+            f"{folder}: resumed in a different environment, so results may differ: {differences}",
             RunWarning,
             stacklevel=2,
         )

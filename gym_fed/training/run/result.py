@@ -136,7 +136,11 @@ def listed(folder: Path) -> dict[str, Any]:
     try:
         return summary(folder)
     except (GymError, TypeError, ValueError, AttributeError, OSError) as error:
-        reason = error.message if isinstance(error, GymError) else f"{folder}: holds what no run has written"
+        reason = (
+            error.message
+            if isinstance(error, GymError)
+            else f"{folder}: holds a result that no run has written"
+        )
         return {
             "folder": str(folder),
             "status": "unreadable",

@@ -29,8 +29,9 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
     limit = getattr(section, "max_completion_length", None)
     if clipped and limit is not None and (share := sum(clipped) / len(clipped)) > _MANY_TRUNCATED:
         warnings.append(
-            f"{share:.0%} of the answers were cut at {config.algorithm}.max_completion_length = {limit}, so their "
-            f"rewards say little; raise it, or ask for shorter answers"
+            f"{share:.0%} of the answers were truncated at {config.algorithm}.max_completion_length = {limit}, so "
+            "their "
+            f"rewards mean little; raise it, or ask for shorter answers"
         )
     has_groups = getattr(section, "num_generations", 1) > 1  # PPO generates one answer per prompt
     rewards = [entry["reward"] for entry in history if "reward" in entry]
@@ -40,7 +41,7 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
         warnings.append(
             f"all answers to a prompt got the same reward for {share:.0%} of the prompts, from which nothing is "
             f"learned; look at the graders with gym grade, raise {config.algorithm}.num_generations or temperature, "
-            "or take prompts that the model sometimes gets right"
+            "or use prompts that the model sometimes answers correctly"
         )
     return warnings
 

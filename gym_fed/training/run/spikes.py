@@ -122,11 +122,11 @@ class Rollbacks:
         event = f"{spike.metric} is {spike.value} at step {spike.step}"
         if to_step is None:
             reason = f"{event}, before the first checkpoint: training has diverged"
-            raise Diverged(ErrorCode.DATA_INVALID, reason, "lower learning_rate, or look at the first rows")
+            raise Diverged(ErrorCode.DATA_INVALID, reason, "lower learning_rate, or check the first rows")
         if len(self.entries) >= self._settings.max_rollbacks:
             steps = ", ".join(str(entry["step"]) for entry in self.entries)
             reason = f"{event}; rollbacks so far: {len(self.entries)} (at steps {steps})"
-            remedy = "lower learning_rate, look at the rows, or raise loss_spikes.max_rollbacks"
+            remedy = "lower learning_rate, check the rows, or raise loss_spikes.max_rollbacks"
             raise Diverged(ErrorCode.DATA_INVALID, reason, remedy)
         skipped = _skipped_batches(to_step, spike.step, len(trainer.get_train_dataloader()), trainer.args)
         self.entries.append({**asdict(spike), "to_step": to_step, "skipped": skipped})

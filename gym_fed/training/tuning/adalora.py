@@ -67,7 +67,7 @@ def adalora_schedule(settings: AdaLoraSettings, steps: int) -> tuple[int, int]:
     refuse_first(
         (
             first + final >= steps or steps - final < 2,
-            f"adalora: a run of {counted(steps, 'optimiser step')} leaves none in which ranks fall",
+            f"adalora: a run of {counted(steps, 'optimiser step')} leaves none for reducing ranks",
             "train longer, or lower adalora.warmup_fraction and final_fraction"
             if steps > 1
             else "train for two steps or more",

@@ -25,7 +25,7 @@ class Freeze(_Full):
         layers = _layers(model)
         count = settings.num_trainable_layers
         reason = f"freeze.num_trainable_layers: is {count}, but the model has {counted(len(layers), 'layer')}"
-        refuse_first((abs(count) > len(layers), reason, "give at most that many"))
+        refuse_first((abs(count) > len(layers), reason, "set at most that many"))
         model.requires_grad_(False)
         for head in _heads(model):
             head.requires_grad_(True)
@@ -44,8 +44,8 @@ class Freeze(_Full):
 
 def _added_blocks(layers: list[Any], count: int) -> list[Any]:
     """Return the last of every ``len(layers) / count`` layers, which are LLaMA Pro's added blocks."""
-    reason = f"freeze.llama_pro: {counted(len(layers), 'layer', 'are')} no multiple of num_trainable_layers {count}"
-    remedy = "give as many as there were blocks added, to a model that was expanded"
+    reason = f"freeze.llama_pro: {counted(len(layers), 'layer', 'are')} not a multiple of num_trainable_layers {count}"
+    remedy = "set it to the number of added blocks of an expanded model"
     refuse_first((len(layers) % count, reason, remedy))
     stride = len(layers) // count
     return layers[stride - 1 :: stride]
@@ -76,6 +76,6 @@ def _unfreeze(roots: list[Any], name: str, key: str) -> None:
             if path.split(".")[-len(parts) :] == parts:
                 module.requires_grad_(True)
                 is_present = True
-    reason = f"{key}: {name!r} names no module"
-    remedy = "give names such as mlp, self_attn.q_proj, embed_tokens, norm or lm_head"
+    reason = f"{key}: {name!r} matches no module"
+    remedy = "use names such as mlp, self_attn.q_proj, embed_tokens, norm or lm_head"
     refuse_first((not is_present, reason, remedy))

@@ -24,7 +24,7 @@ class Full(Tuning):
     federates = True
 
     def check(self, config: TrainingConfig) -> None:
-        refuse_quantization(config, "weights in few bits cannot be trained")
+        refuse_quantization(config, "quantised weights cannot be trained")
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         model.requires_grad_(True)  # a model is still frozen after an adapter is merged or removed

@@ -51,7 +51,7 @@ class LoraTuning(Tuning):
     def own_optimizer(cls, config: TrainingConfig) -> str | None:
         if config.lora is None or not config.lora.lora_fa:
             return None
-        return "lora.lora_fa: its optimiser projects the gradients of adapters alone"
+        return "lora.lora_fa: its optimiser projects only the gradients of adapters"
 
     def check(self, config: TrainingConfig) -> None:
         settings = config.lora
@@ -67,7 +67,7 @@ class LoraTuning(Tuning):
         if settings.bias != "none":
             refuse_quantization(config, "lora.bias trains weights of the base")
         if settings.lora_fa and not OPTIMIZERS.new(config.optimizer).makes_lora_fa:
-            reason = f"lora.lora_fa: has an optimiser of its own, an AdamW; optimizer is {config.optimizer}"
+            reason = f"lora.lora_fa: has its own optimiser, an AdamW; optimizer is {config.optimizer}"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, "set optimizer to adamw")
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
@@ -196,7 +196,7 @@ def _require_sendable(name: str, layer: Any) -> None:
     """Refuse a layer whose factors are sent in another form (``delta.factors``), since A is not a factor of its own."""
     ((_, rank),) = layer.r.items()
     narrowest = min(layer.in_features, layer.out_features)
-    left_out = f"leave {name.rpartition('.')[2]} out of lora.target_modules"
+    left_out = f"remove {name.rpartition('.')[2]} from lora.target_modules"
     refuse_first(
         (
             not layer.lora_A

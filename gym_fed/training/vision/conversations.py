@@ -58,7 +58,7 @@ def require_model_of_text(config: TrainingConfig) -> None:
     kind = images_type(Path(resolve(config.model)))
     reads = f"{config.model} is a {kind} model, which reads images or sound"
     reason = f"model: {reads}, and {config.algorithm} trains only on text"
-    remedy = f"train it with {' or '.join(_readers())}, or give a text-only model"
+    remedy = f"train it with {' or '.join(_readers())}, or use a text-only model"
     refuse_first((kind is not None, reason, remedy))
 
 
@@ -69,7 +69,7 @@ def _readers() -> list[str]:
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
     """Refuse image sizes for a model that reads no images."""
     if not reads_images:
-        keys, reason = ("image_max_pixels", "image_min_pixels"), f"{config.algorithm} gets only text here"
+        keys, reason = ("image_max_pixels", "image_min_pixels"), f"{config.algorithm} supports only text here"
         refuse_set(config, keys, reason, "remove it, or train a model that reads images by sft")
 
 
@@ -118,7 +118,7 @@ def encode_media_rows(
             be read or exceed ``max_length``, for a template in which the assistant's words cannot be located, and if
             no row is left to learn from.
     """
-    refuse_first((packing, "packing: rows with media cannot be joined", "set packing: false"))
+    refuse_first((packing, "packing: rows with media cannot be packed", "set packing: false"))
     reader = RowReader(config, processor)
     counts, encoded, too_long = RowCounts(), [], TooLong(config.max_length)
     require_conversations(rows)
@@ -275,7 +275,7 @@ class RowReader:
         if media := [part["type"] for part in parts if part["type"] != "text"]:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: the model's chat template has no place for {media[0]} in a message of the {role} role",
+                f"{place}: the model's chat template does not support {media[0]} in a message of the {role} role",
                 "set chat_template to the template of the model's processor, or drop the row",
             )
         return {**message, "content": "".join(part["text"] for part in parts)}
@@ -308,9 +308,9 @@ class TooLong:
         more = f"; {self._count} rows have this problem" if self._count > 1 else ""
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{self._first}, and max_length is {self._max_length}{more}",
+            f"{self._first}, but max_length is {self._max_length}{more}",
             f"raise max_length (they need {self._longest}, and room for an answer), or set image_max_pixels lower; "
-            "media are not cut",
+            "media are not truncated",
         )
 
 
@@ -377,9 +377,7 @@ def _size(source: str, place: str) -> tuple[int, int]:
             with Image.open(source) as image:
                 width, height = image.size
     except (OSError, ValueError, UnidentifiedImageError) as error:
-        raise bad_medium(
-            place, "images", source, "cannot be read", "give a PNG, JPEG or WebP file"
-        ) from error
+        raise bad_medium(place, "images", source, "cannot be read", "use a PNG, JPEG or WebP file") from error
     return width, height
 
 
@@ -387,11 +385,11 @@ def report_media(counts: MediaCounts) -> None:
     """Report what the processor does not read of sounds and videos."""
     if counts.sounds_cut:
         console.err.print(
-            f"audios: {counted(counts.sounds_cut, 'sound', 'are')} longer than the model reads, and cut"
+            f"audios: {counted(counts.sounds_cut, 'sound', 'are')} longer than the model reads, and truncated"
         )
     if counts.videos:
         scaled = f"; {counts.videos_scaled} scaled down" if counts.videos_scaled else ""
         console.err.print(
-            f"videos: {counts.frames_read:,} of {counted(counts.frames, 'frame', 'are')} read, by the rule of the "
+            f"videos: {counts.frames_read:,} of {counted(counts.frames, 'frame', 'are')} read, as sampled by the "
             f"model's processor{scaled}"
         )

@@ -47,9 +47,9 @@ def batch_labels(
             place = places[number] if places else f"row {number + 1}"
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: the model's processor does not report where it puts media, so the answers' tokens cannot "
+                f"{place}: the model's processor does not report where media are placed, so the answers' tokens cannot "
                 "be located",
-                "set assistant_only_loss: false, which learns the prompts, too",
+                "set assistant_only_loss: false, which also learns the prompts",
             )
         labels.append(read[0])
         lasts.append(read[1])

@@ -146,13 +146,13 @@ class MediaProcessor:
             if not given:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
-                    f"{names[0]}: rows without a picture: {type(self.processor).__name__} needs media in every row",
-                    "give rows with pictures or sound, or train a model of text",
+                    f"{names[0]}: some rows have no picture: {type(self.processor).__name__} needs media in every row",
+                    "use rows with pictures or sound, or train a text model",
                 ) from error
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{names[0]}: the model's processor refuses its media: {str(error)[:300]}",
-                "use a chat template with a place for each of them, or drop the row",
+                "use a chat template with a placeholder for each of them, or drop the row",
             ) from error
 
     def _image(self, source: str, place: str) -> Any:
@@ -162,7 +162,7 @@ class MediaProcessor:
             return self.limits.fit(load_image(source))
         except (OSError, ValueError) as error:
             raise bad_medium(
-                place, "images", source, "cannot be read", "give a PNG, JPEG or WebP file"
+                place, "images", source, "cannot be read", "use a PNG, JPEG or WebP file"
             ) from error
 
     def _sound(self, source: str, place: str) -> Any:
@@ -214,7 +214,7 @@ class MediaProcessor:
         if others or width * height > MAX_FRAME_PIXELS:
             sizes = f"{width} x {height}" + (f" and {others[0][0]} x {others[0][1]}" if others else "")
             problem = f"has frames of {sizes} pixels"
-            remedy = f"give all frames one size, of at most {MAX_FRAME_PIXELS:,} pixels"
+            remedy = f"use the same size for all frames, at most {MAX_FRAME_PIXELS:,} pixels"
             raise bad_medium(place, "videos", sources[0], problem, remedy)
         frames = np.stack([np.asarray(image) for image in images])
         fps = float(getattr(self.processor.video_processor, "fps", None) or DEFAULT_FPS)
@@ -247,17 +247,17 @@ def source_of(medium: Any, column: str, place: str) -> Any:
                 return _wave_url(medium["array"], int(medium["sampling_rate"]))
             except (TypeError, ValueError, struct.error) as error:
                 problem = f"cannot be read: {error}"
-                remedy = "give numbers as array, and the samples per second as sampling_rate"
+                remedy = "set array to numbers, and sampling_rate to the samples per second"
                 raise bad_medium(place, column, "an array of samples", problem, remedy) from error
         medium = medium.get("path")
     if isinstance(medium, Path):
         medium = str(medium)
     if not isinstance(medium, str):
         raise bad_medium(
-            place, column, type(medium).__name__, "is not a path", f"give paths of {MEDIA[column]} files"
+            place, column, type(medium).__name__, "is not a path", f"use paths of {MEDIA[column]} files"
         )
     if "://" in medium.split(",")[0]:
-        raise bad_medium(place, column, medium, "is on the network", "save it, and give its path")
+        raise bad_medium(place, column, medium, "is a URL", "download it, and use its path")
     return medium if medium.startswith("data:") else str(Path(medium).expanduser())
 
 
@@ -273,7 +273,7 @@ def _wave_url(samples: Any, rate: int) -> str:
     if values.ndim == 2:
         values = values.mean(axis=int(np.argmin(values.shape)), dtype="<f4")
     if values.ndim != 1 or not 1 <= rate < 2**30:
-        raise ValueError(f"samples have {counted(values.ndim, 'dimension')}, and the rate is {rate}")
+        raise ValueError(f"samples have {counted(values.ndim, 'dimension')}, but the rate is {rate}")
     data = values.tobytes()
     head = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, 3, 1, rate, 4 * rate, 4, 32, b"data", len(data))  # fmt: skip  # noqa: E501
     return "data:audio/wav;base64," + base64.b64encode(head + data).decode()

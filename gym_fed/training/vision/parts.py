@@ -35,7 +35,7 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
     """
     frozen = frozenset(key for key in PART_NAMES if getattr(config, key))
     if not reads_images(model):
-        reason = f"freeze_language_model: {type(model).__name__} reads only text, and nothing else would be trained"
+        reason = f"freeze_language_model: {type(model).__name__} reads only text, so nothing would be trained"
         refuse_first((config.freeze_language_model, reason, "remove it"))
         return frozenset()
     present = {part_of(name) for name, _ in model.named_parameters()}
@@ -43,11 +43,11 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
     for key in sorted(frozen - present - optional):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{key}: no {_WORDS[key]} is found in {type(model).__name__}: looked for modules called "
+            f"{key}: no {_WORDS[key]} was found in {type(model).__name__}: looked for modules called "
             f"{', '.join((*PART_NAMES[key], *(['visual.merger'] if 'projector' in key else [])))}",
-            f"set {key}: false, and name the layers to train in the section of finetuning",
+            f"set {key}: false, and list the layers to train in the section of finetuning",
         )
-    reason = f"{', '.join(sorted(frozen))}: all of {type(model).__name__} would stay as it is"
+    reason = f"{', '.join(sorted(frozen))}: all of {type(model).__name__} would stay frozen"
     refuse_first((present <= frozen, reason, "set one of them to false"))
     return frozen
 
@@ -70,9 +70,9 @@ def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section
     if names and not trained:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{section}.target_modules: it names {counted(len(names), 'layer')}, all in parts that stay as they are "
+            f"{section}.target_modules: it matches {counted(len(names), 'layer')}, all in frozen parts "
             f"({', '.join(sorted(frozen))})",
-            "name others, or set one of these keys to false",
+            "choose others, or set one of these keys to false",
         )
     if names:
         peft_config.target_modules = set(trained)
@@ -103,5 +103,5 @@ def _refuse_named(model: Any, wanted: str, frozen: frozenset[str], key: str) -> 
     words = wanted.split(".")
     for name, _ in model.named_modules():
         if name.split(".")[-len(words) :] == words and (part := part_of(name)) in frozen:
-            reason = f"{key}: {wanted!r} names {name}, which {part} keeps as it is"
+            reason = f"{key}: {wanted!r} names {name}, which {part} freezes"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, f"set {part}: false, or remove the name")

@@ -57,4 +57,4 @@ def _decode(source: str, place: str) -> None:
             image.load()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         problem = f"cannot be read: {plain(str(error), 120)}"
-        raise bad_medium(place, "images", source, problem, "give a PNG, JPEG or WebP file") from error
+        raise bad_medium(place, "images", source, problem, "use a PNG, JPEG or WebP file") from error

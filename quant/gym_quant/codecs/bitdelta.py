@@ -67,7 +67,7 @@ class BitDelta(Codec):
         chosen = {"group_size": columns_of(words, cols, None), "scale_dtype": dtype}
         why = ""
         if words.get("group_size") == "auto" and (delta is None or self._rows_are_worth_it(delta, dtype)):
-            chosen["group_size"], why = cols, "a scale for each row keeps more energy a byte"
+            chosen["group_size"], why = cols, "one scale per row keeps more energy per byte"
         return self.normalise(chosen, shape), why
 
     def _rows_are_worth_it(self, delta: Tensor, scale_dtype: str) -> bool:

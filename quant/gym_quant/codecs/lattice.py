@@ -242,7 +242,7 @@ def _inflate(data: bytes, size: int) -> bytes:
     try:
         inflated = unpacker.decompress(data, size + 1)
     except zlib.error as error:
-        raise CodecError(f"codes are no deflate stream: {error}") from error
+        raise CodecError(f"codes are not a deflate stream: {error}") from error
     if len(inflated) > size or not unpacker.eof or unpacker.unused_data:
         raise CodecError(f"codes do not inflate to {size} bytes exactly")
     return inflated

@@ -93,7 +93,7 @@ class Lora(Codec):
             raise CodecError(f"factors is {factors!r}, not a string")
         if factors in _PLAIN:
             if group is not None:
-                raise CodecError(f"factor_group_size belongs to quantised factors, not to {factors}")
+                raise CodecError(f"factor_group_size applies to quantised factors, not to {factors}")
             if scaling != 1.0:
                 normalised["scaling"] = float(scaling)
             if factors != _DEFAULT:
@@ -113,7 +113,7 @@ class Lora(Codec):
         """Choose the parameters by the policy; with ``factors: auto``, plan ranks and bits that fit ``factor_bits``."""
         (rows, cols), rank = as_matrix(shape), int(words["lora_rank"])
         if rank * (rows + cols) >= rows * cols:
-            raise Unsuited(f"factors of rank {rank} would be no smaller", "dense")
+            raise Unsuited(f"factors of rank {rank} would not be smaller", "dense")
         factors, group = str(words.get("factors", _DEFAULT)), words.get("factor_group_size") or GROUP
         chosen: dict[str, object] = {"rank": rank, "factors": factors}
         if factors == "auto" and delta is not None:
@@ -167,7 +167,7 @@ class Lora(Codec):
             CodecError: If the shapes do not match, or a value is not finite in the stored dtype.
         """
         if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
-            raise CodecError(f"factors A {list(a.shape)} and B {list(b.shape)} do not fit each other")
+            raise CodecError(f"factors A {list(a.shape)} and B {list(b.shape)} do not match")
         shape = (b.shape[0], a.shape[1])
         if params.get("factors", _DEFAULT) not in _PLAIN:
             for factor, name in ((a, "A"), (b, "B")):

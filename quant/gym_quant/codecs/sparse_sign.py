@@ -126,7 +126,7 @@ class SparseSign(Codec):
             raise CodecError("codes: the unused bits of the last byte are not zero")
         places, _ = _entries(payload, count, torch.arange(len(scales)))
         if int(places[-1]) >= count:
-            raise CodecError(f"index {int(places[-1]) % CHUNK} is outside of the last chunk")
+            raise CodecError(f"index {int(places[-1]) % CHUNK} is outside the last chunk")
         steps = places.diff()
         if len(steps) and int(steps.min()) <= 0:
             at = int(places[int(steps.argmin()) + 1])

@@ -68,7 +68,7 @@ class Ternary(LevelCodec):
     def check_codes(self, packed: Bytes) -> None:
         largest = int(packed.max())
         if largest > LARGEST_TRIT_BYTE:
-            raise CodecError(f"byte {largest} holds no five trits (at most {LARGEST_TRIT_BYTE})")
+            raise CodecError(f"byte {largest} does not encode five trits (at most {LARGEST_TRIT_BYTE})")
 
 
 def _best_scale(magnitudes: Floats, weights: Floats | None) -> Floats:

@@ -108,9 +108,9 @@ def attend(
             tensor.shape[1] > 1 and tensor.stride(1) != tensor.shape[2]
         )  # the stride of a single head means nothing
         if tensor.dtype != torch.float32 or tensor.stride(2) != 1 or apart:
-            raise CodecError("attention is of float32 tensors whose heads lie one behind the other")
+            raise CodecError("attention needs float32 tensors with contiguous heads")
     if window is not None and window < 1:
-        raise CodecError(f"a window of {window} tokens shows nothing")
+        raise CodecError(f"a window of {window} tokens shows no token")
     path = dispatch.path()
     if path == "torch":
         attention_reference.attend(layer, spans.spans, query, key, value, out, scale, window)

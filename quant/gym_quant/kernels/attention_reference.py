@@ -112,7 +112,7 @@ def block_bytes(kv_heads: int, dim: int, value_dim: int, dtype: str) -> int:
         CodecError: For a dtype that is not in ``KV_DTYPES``.
     """
     if dtype not in KV_DTYPES:
-        raise CodecError(f"a KV cache is {', '.join(KV_DTYPES)}, not {dtype}")
+        raise CodecError(f"KV cache dtype must be {', '.join(KV_DTYPES)}, not {dtype}")
     size = int(getattr(torch, dtype).itemsize)
     scales = 8 * BLOCK_TOKENS if dtype == "int8" else 0
     return kv_heads * (size * BLOCK_TOKENS * (dim + _width(value_dim)) + scales)

@@ -100,7 +100,7 @@ class ResidentTiles(Resident):
             CodecError: For ``exact``.
         """
         if kernel == "exact":
-            raise CodecError("levels in planes of signs are multiplied by look-up alone")
+            raise CodecError("levels in planes of signs support only look-up products")
 
     def operands(self) -> reference.Operands:
         """The operands of the lookup reference."""

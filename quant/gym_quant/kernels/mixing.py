@@ -148,7 +148,7 @@ def signed_trimmed(
         _no_overflow(row, f"row {k} of mixing")
     if not 0 <= 2 * trim < len(mixing):
         raise CodecError(
-            f"trim is {trim}: of {len(mixing)} rows at most {(len(mixing) - 1) // 2} go at each end"
+            f"trim is {trim}: of {len(mixing)} rows at most {(len(mixing) - 1) // 2} can be trimmed at each end"
         )
     out = _out(out, packed[0].shape[0], cols, torch.float32)
     _finite(unit)
@@ -160,7 +160,7 @@ def signed_trimmed(
 
 def _packed(bits: Sequence[Tensor], cols: int) -> list[Tensor]:
     if not len(bits):
-        raise CodecError("bits are of no contributor: at least one is needed")
+        raise CodecError("bits are empty: at least one contributor is needed")
     if cols < 1:
         raise CodecError(f"cols is {cols}, not a whole number from 1")
     expected = [bits[0].shape[0] if bits[0].ndim else 0, (cols + 7) // 8]

@@ -82,12 +82,12 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if version != VERSION:
         return (
             None,
-            f"the native extension has build {version}, but {VERSION} is required: install the package again",
+            f"the native extension has build {version}, but {VERSION} is required: reinstall the package",
         )
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name, None)
         if function is None:  # a library built before this function existed
-            return None, f"the native extension lacks {name}: install the package again"
+            return None, f"the native extension lacks {name}: reinstall the package"
         function.argtypes = arguments
         function.restype = c_int
     return library, ""

@@ -253,4 +253,6 @@ def _checked_weights(weights: Tensor, n: int) -> Tensor:
 
 def _check_trim(trim: int, n: int) -> None:
     if not 0 <= 2 * trim < n:
-        raise CodecError(f"trim is {trim} at either end: of {n} updates at most {(n - 1) // 2} can go")
+        raise CodecError(
+            f"trim is {trim} at either end: of {n} updates at most {(n - 1) // 2} can be trimmed"
+        )

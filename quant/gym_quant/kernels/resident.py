@@ -297,7 +297,9 @@ class BoundTerms:
     ) -> None:
         kinds = {(batch.mode, batch.cols, batch.native) for batch in batches}
         if len(kinds) != 1 or not batches[0].native:
-            raise CodecError(f"batches of mode, inputs and native code {sorted(kinds)} do not go together")
+            raise CodecError(
+                f"batches with different modes, inputs or native code cannot be combined: {sorted(kinds)}"
+            )
         self._batches = tuple(batches)
         parts = zip(batches, columns, places or [None] * len(batches), strict=True)
         self._matrices = native_tiles.Matrices(

@@ -102,13 +102,13 @@ def decode_signs(
     rows = bits.shape[0]
     group = None if group_size is None else min(group_size, max(cols, 1))
     if bits.dtype != torch.uint8 or bits.shape[1] != (cols + 7) // 8:
-        raise CodecError(f"bits are {list(bits.shape)} {bits.dtype}, too many or too few for {cols} columns")
+        raise CodecError(f"bits are {list(bits.shape)} {bits.dtype}, which does not match {cols} columns")
     expected = [1] if group is None else [rows, -(-cols // group)]
     if list(scales.shape) != expected:
         raise CodecError(f"scales are {list(scales.shape)}, not {expected}")
     if out is None:
         if add:
-            raise CodecError("add=True needs the tensor to add to: give out")
+            raise CodecError("add=True needs the tensor to add to: pass out")
         out = torch.empty(rows, cols)
     elif list(out.shape) != [rows, cols] or out.dtype != torch.float32 or not out.is_contiguous():
         raise CodecError(f"out is {list(out.shape)} {out.dtype}, not a contiguous float32 {[rows, cols]}")

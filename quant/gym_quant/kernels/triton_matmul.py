@@ -55,7 +55,7 @@ def signed_matmul_cuda(
     if x.device != y.device or not (x.is_cuda or interpreted()):
         raise CodecError(f"x is on {x.device} and y on {y.device}, not on one CUDA device")
     if mode != "exact":
-        raise CodecError(f"mode {mode!r} runs on the CPU only: on CUDA use exact")
+        raise CodecError(f"mode {mode!r} runs only on the CPU: use exact on CUDA")
     dense = x.detach().to(torch.float32).contiguous()
     rows_of: dict[int, list[int]] = {}
     for row, variant in enumerate(index):

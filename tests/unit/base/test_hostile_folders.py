@@ -145,7 +145,7 @@ def test_patterns_that_people_write_are_taken() -> None:
         "modules_to_save": None,
     }
     require_quick_patterns(wanted, names, "lora")
-    with pytest.raises(GymError, match=r"lora\.target_modules: '\(broken' is no regular expression"):
+    with pytest.raises(GymError, match=r"lora\.target_modules: '\(broken' is not a regular expression"):
         require_quick_patterns({"target_modules": "(broken"}, names, "lora")
 
 

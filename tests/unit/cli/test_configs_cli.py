@@ -164,7 +164,7 @@ def test_a_valid_file_is_reported_as_valid_and_a_wrong_one_in_full(tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("", "model: not given"),
+        ("", "model: not set"),
         ("model: gym-nano", "data: no rows"),
         ("model: gym-nona\ndata: [{tasks: [copy], num_examples: 4}]", "no model called 'gym-nona'"),
         ("model: gym-nano\ndata: [{path: no.jsonl}]", r"no data file at no\.jsonl"),

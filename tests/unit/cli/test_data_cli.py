@@ -276,7 +276,7 @@ def test_dedup_keeps_rows_as_written_and_says_which_went(tmp_path: Path) -> None
 def test_datasets_are_pushed_listed_and_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "a.jsonl", CHAT)
     monkeypatch.setenv("GYM_DATASETS", str(tmp_path / "store"))
-    assert "licence: not given" in error_of(gym("push", "me/chats", file)).message
+    assert "licence: missing" in error_of(gym("push", "me/chats", file)).message
     assert figures("push", "me/chats", file, "--licence", "MIT")["version"] == 1
     assert [m["name"] for m in figures("list")] == ["me/chats"]
     assert "MIT" in gym("list").stdout

@@ -156,9 +156,9 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path, gym: Gym) -> None:
     ("words", "message"),
     [
         (["--codec", "zip"], "unknown codec 'zip' (known: auto, as-merged,"),
-        (["--codec", "dense", "--group-size", "64"], "belong to codecs with scales"),
+        (["--codec", "dense", "--group-size", "64"], "apply only to codecs with scales"),
         (["--set", "norms=int8"], "is --set small_tensors now"),
-        (["--rank", "4"], "lora_rank belongs to codecs of factors"),
+        (["--rank", "4"], "lora_rank applies only to codecs of factors"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

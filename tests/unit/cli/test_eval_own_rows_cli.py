@@ -263,7 +263,7 @@ def test_answers_that_do_not_end_are_a_warning_that_names_the_option(trained: Pa
             "--columns",
         ),
         (["empty.csv"], "data-invalid", "empty.csv: contains no rows", "at least one row"),
-        (["nosuch.csv"], "file-not-found", "no data file at nosuch.csv", "give the path"),
+        (["nosuch.csv"], "file-not-found", "no data file at nosuch.csv", "use the path"),
         (["."], "usage", "--data . is a folder", "--suite"),
         (
             ["said.jsonl", "--grader", "nosuch"],
@@ -295,7 +295,7 @@ def test_answers_that_do_not_end_are_a_warning_that_names_the_option(trained: Pa
             ["text.jsonl", "--grader", "exact"],
             "data-invalid",
             "text.jsonl:1 is a supervised row",
-            "give a prompt",
+            "use a prompt",
         ),
         (["said.jsonl", "--num-fewshot", "2"], "usage", "--num-fewshot goes with --suite", "leave it out"),
         (

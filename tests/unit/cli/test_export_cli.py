@@ -116,10 +116,10 @@ def test_a_refusal_names_the_format_or_the_option_that_was_meant(
     merging = tmp_path / "merge.yaml"
     merging.write_text(f"model_name_or_path: gym-nano\ntemplate: default\nexport_dir: {out}\n")
     for words, says, remedy in (
-        (("-o", f"{out}.xml"), "files of that kind are written into a folder", f"-o {out} --format openvino"),
+        (("-o", f"{out}.xml"), "files are written into a folder", f"-o {out} --format openvino"),
         (
             ("-o", f"{out}.mlpackage"),
-            "files of that kind are written into a folder",
+            "files are written into a folder",
             f"-o {out} --format coreml",
         ),
         (("-o", f"{out}.tflite"), "format huggingface is a folder", f"-o {out}"),
@@ -148,7 +148,7 @@ def test_a_refusal_names_the_format_or_the_option_that_was_meant(
     ("form", "quantization", "finer"),
     [
         ("gguf", "q4_0", "q4_k_m or q5_k_m or q6_k or q8_0;"), ("gguf", "q8_0", "--quantization f32;"),
-        ("gguf", "f32", "report this"), ("onnx", "int8", "leave --quantization out"), ("onnx", "", "report this"),
+        ("gguf", "f32", "report this"), ("onnx", "int8", "omit --quantization"), ("onnx", "", "report this"),
         ("awq", "w4g64_rtn", "--quantization w4g64 or --format gptq --quantization w8;"),
         ("gptq", "w8", "--format gguf --quantization q8_0;"),
     ],
@@ -366,7 +366,7 @@ def test_a_recipe_folder_says_what_to_run_where_and_that_it_was_not_run(tmp_path
     assert result.exit_code == 0, result.output
     record = json.loads((out / "export.json").read_text())
     assert "was not run" in record["unchecked"]
-    assert "the check was left out" in record["unchecked"]
+    assert "the check was skipped" in record["unchecked"]
     assert "trtllm-serve /model" in (out / "RECIPE.md").read_text()
     subprocess.run(["sh", "-n", str(out / "serve.sh")], check=True)
     assert {"serve.sh", "RECIPE.md", "model.safetensors"} <= record["files"].keys()

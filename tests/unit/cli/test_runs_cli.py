@@ -104,7 +104,7 @@ def test_show_gives_figures_settings_and_where_it_ran(tmp_path: Path) -> None:
     found = json.loads(gym("show", run, "--json"))
     assert found["figures"] == {"loss": 2.0, "eval_loss": 3.0, "final_loss": 2.0}
     assert found["config"]["lora"] == {"r": 4}
-    with pytest.raises(GymError, match="holds no run") as caught:
+    with pytest.raises(GymError, match="contains no run") as caught:
         gym("show", tmp_path)
     assert caught.value.code is ErrorCode.FILE_NOT_FOUND
     (run / "metrics.jsonl").write_text("no json\n")

@@ -86,7 +86,7 @@ def test_a_stopped_search_repeats_the_stopped_trial_from_its_checkpoint(
     assert results[0].parameters != results[2].parameters, "the resumed sampler does not begin again"
     # The same question again changes nothing; more trials may be asked for; another question is refused.
     assert Search(settings).run() == results
-    with pytest.raises(GymError, match="holds another search"):
+    with pytest.raises(GymError, match="contains another search"):
         Search(config(tiny_base, tmp_path / "search", seed=5)).run()
 
 
@@ -174,6 +174,6 @@ def test_a_key_a_metric_and_a_range_that_make_no_sense_are_refused(tiny_base: Pa
         with pytest.raises(ValueError, match=r"choices|log needs|at least 1"):
             config(tiny_base, tmp_path / "search", parameters={"learning_rate": values})
     unknown = config(tiny_base, tmp_path / "metric", metric="bleu", num_trials=1)
-    with pytest.raises(GymError, match="the run logs no 'bleu'"):
+    with pytest.raises(GymError, match="the run does not log 'bleu'"):
         Search(unknown).run()
     assert not (tmp_path / "search").exists()

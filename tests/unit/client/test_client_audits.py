@@ -250,7 +250,7 @@ def test_training_that_begins_from_another_adapter_is_caught(model: GlobalModel,
         rewrite_states(record, shift)
 
     problem = audit(model, contribution(model, tmp_path, falsify=falsify), tmp_path, 3)[1]
-    assert problem == "training did not begin from the recipe's adapter"
+    assert problem == "training did not start from the recipe's adapter"
 
 
 def test_rows_other_than_those_of_the_training_are_caught(
@@ -266,7 +266,7 @@ def test_rows_other_than_those_of_the_training_are_caught(
     answer = AuditAnswer.open(tmp_path / "answer-2", draw, MAX_BYTES)
     answer.document = answer.document.model_copy(update={"rows": [{"text": "quite another row"}, *rows[1:]]})
     problem = repeat_steps(answer, draw, model, lambda sha256: tmp_path / sha256, None, "cpu")[1]
-    assert "is not made of these rows" in problem
+    assert "does not consist of these rows" in problem
 
 
 def test_a_claim_of_more_examples_than_the_rows_is_caught(model: GlobalModel, tmp_path: Path) -> None:

@@ -403,7 +403,7 @@ def test_what_training_warns_of_is_news_and_other_warnings_are_pythons() -> None
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *place: others.append(str(message))
         with warnings_shown(display):
-            warnings.warn("resumed in another environment", RunWarning, stacklevel=1)
+            warnings.warn("resumed in a different environment", RunWarning, stacklevel=1)
             warnings.warn("old", DeprecationWarning, stacklevel=1)
-    assert ("warning", "warning: resumed in another environment") in display.events
+    assert ("warning", "warning: resumed in a different environment") in display.events
     assert others == ["old"]

@@ -124,18 +124,18 @@ def test_a_missing_key_points_at_its_parent(write) -> None:
           - steps: 3
     """)
     assert refusal(file).splitlines() == [
-        "r.yaml:2:1: base_model: required, but not given",
-        "r.yaml:5:5: stages.0.name: required, but not given",
+        "r.yaml:2:1: base_model: required, but missing",
+        "r.yaml:5:5: stages.0.name: required, but missing",
     ]
 
 
 def test_a_missing_key_of_a_union_member_does_not_name_the_union(write) -> None:
     file = write("base_model: m\naggregator:\n    rule: krum\n")
-    assert refusal(file) == "r.yaml:2:1: aggregator.num_malicious_nodes: required, but not given"
+    assert refusal(file) == "r.yaml:2:1: aggregator.num_malicious_nodes: required, but missing"
 
 
 def test_an_empty_file_misses_its_keys(write) -> None:
-    assert refusal(write("# nothing yet\n")) == "r.yaml:1:1: base_model: required, but not given"
+    assert refusal(write("# nothing yet\n")) == "r.yaml:1:1: base_model: required, but missing"
 
 
 def test_a_wrong_type_quotes_the_value(write) -> None:
@@ -219,7 +219,7 @@ def test_a_key_given_twice_is_refused_at_its_second_place(write, text: str, plac
         ("- base_model\n", "r.yaml:1:1: expected a mapping"),
         ("\njust words\n", "r.yaml:1:1: expected a mapping"),
         ("base_model: m\n? [a, b]\n: 1\n", "r.yaml:2:3: (file): YAML reads this key as seq"),
-        ("base_model: m\noptimiser:\n  <<: {lr: 1}\n", "r.yaml:3:3: optimiser: merge keys are not read"),
+        ("base_model: m\noptimiser:\n  <<: {lr: 1}\n", "r.yaml:3:3: optimiser: merge keys are not supported"),
     ],
 )
 def test_what_is_not_plain_yaml_is_refused_with_its_place(write, text: str, place: str) -> None:
@@ -539,6 +539,6 @@ def test_a_number_of_many_digits_is_refused_at_once(number: str) -> None:
 def test_a_url_for_a_local_folder_is_refused_by_its_key(schema: Any, text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(
-        GymError, match=r"config\.yaml:2:\d+: \w+: 's3://bucket/run' is a URL, and this is a local"
+        GymError, match=r"config\.yaml:2:\d+: \w+: 's3://bucket/run' is a URL, but this must be a local"
     ):
         load_config(tmp_path / "config.yaml", schema)

@@ -159,7 +159,7 @@ def test_the_rate_follows_the_optimizer() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "muon", "schedulefree_sgd"])
 def test_an_optimizer_whose_rate_is_unlike_adams_needs_one_of_the_user(optimizer: str) -> None:
     schedule = {"lr_scheduler_type": "constant"} if optimizer.startswith("schedulefree") else {}
-    with pytest.raises(GymError, match=f"learning_rate: no value is known for optimizer {optimizer}"):
+    with pytest.raises(GymError, match=f"learning_rate: no default is known for optimizer {optimizer}"):
         chosen(TrainingConfig(model="m", optimizer=optimizer, **schedule))
     assert "learning_rate" not in chosen(
         TrainingConfig(model="m", optimizer=optimizer, learning_rate=0.1, **schedule)

@@ -44,7 +44,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too-few": (
         {"secure_aggregation": {"threshold": 4, "begin_with": 3, "step_norm": 1.0}},
-        "begin_with 3 is fewer than must stay to the end, 4",
+        "begin_with 3 is fewer than must stay until the end, 4",
     ),
     "two-steps": ({"privacy": PRIVATE}, "step_norm is privacy.clipping_norm here; remove it"),
     "gaussian": (

@@ -79,7 +79,7 @@ def test_one_line_changes_and_comments_stay(key: str, value: Any, before: str, a
 def test_what_cannot_be_changed_alone_is_refused(text: str, key: str, value: Any) -> None:
     with pytest.raises(GymError) as caught:
         with_value(text, tuple(key.split(".")), value)
-    assert (caught.value.code, caught.value.hint) == (ErrorCode.USAGE, "edit the text itself")
+    assert (caught.value.code, caught.value.hint) == (ErrorCode.USAGE, "edit the YAML text")
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1\n", "a: 1\na: 2\n", "\x00"])

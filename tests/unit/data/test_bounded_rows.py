@@ -207,7 +207,7 @@ def test_text_of_one_byte_a_character_is_refused_with_the_byte_and_the_command(t
         "one byte",
         "after a character",
         "within a character",
-        "half a character",
+        "an incomplete character",
         "at the end",
         "after a byte order mark",
     ],

@@ -210,7 +210,7 @@ def test_an_empty_thought_is_learned_unless_reasoning_is_off() -> None:
     assert learned(tokenizer, row, reasoning="off").startswith("Six.")
     thoughtful = {"messages": [user("3+3?"), {**answer("Six."), "reasoning_content": "twice three"}]}
     assert encode_one(tokenizer, thoughtful, reasoning="off") == encode_one(tokenizer, row, reasoning="off")
-    with pytest.raises(ValidationError, match="reasoning: off is for pretrain and sft; dpo takes"):
+    with pytest.raises(ValidationError, match="reasoning: off applies to pretrain and sft; dpo accepts"):
         TrainingConfig(algorithm="dpo", reasoning="off")
 
 

@@ -218,7 +218,7 @@ def test_texts_beside_a_column_text_are_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "mbpp.jsonl"
     row = {"task_id": 1, "text": "Write a function that adds.", "code": "def add(a, b):\n    return a + b"}
     file.write_text((json.dumps({**row, "setup": ""}) + "\n") * 5)
-    with pytest.raises(GymError, match=r"mbpp\.jsonl:1: .* column 'code' holds texts too") as caught:
+    with pytest.raises(GymError, match=r"mbpp\.jsonl:1: .* column 'code' also has text") as caught:
         agreed_columns(file, kind="supervised")
     assert "add --columns text=text" in caught.value.hint
     assert caught.value.hint.endswith("add: --columns prompt=text,completion=code")

@@ -193,7 +193,7 @@ def test_a_trainer_takes_a_name_of_the_catalogue_as_its_dataset(
             "dataset: identity, dataset_info: LLaMA-Factory/data",
         ),
         ("llava", "images that are not part of it: COCO", "put them next to the dataset's file"),
-        ("agent_instruct", "has no split of its own", "name one with split"),
+        ("agent_instruct", "has no default split", "choose one with split"),
     ],
 )
 def test_a_set_that_cannot_be_fetched_alone_says_what_to_write(name: str, problem: str, hint: str) -> None:
@@ -204,9 +204,9 @@ def test_a_set_that_cannot_be_fetched_alone_says_what_to_write(name: str, proble
 
 
 def test_an_unknown_name_is_refused_by_the_config_with_near_ones() -> None:
-    with pytest.raises(ValidationError, match=r"no data set 'gsm8'; give another name, such as gsm8k"):
+    with pytest.raises(ValidationError, match=r"no data set 'gsm8'; use another name, such as gsm8k"):
         DataConfig(name="gsm8")
-    with pytest.raises(ValidationError, match="give either path or tasks or name or hub or dataset"):
+    with pytest.raises(ValidationError, match="give one of path, tasks, name, hub and dataset"):
         DataConfig(name="gsm8k", path="a.jsonl")
 
 

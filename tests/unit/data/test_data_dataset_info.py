@@ -88,7 +88,7 @@ def test_num_samples_draws_by_the_seed_and_repeats_when_there_are_too_few(tmp_pa
         ({"script_url": "x"}, "run code"),
         ({"ms_hub_url": "a/b"}, "ModelScope only"),
         ({"om_hub_url": "a/b"}, "Modelers only"),
-        ({}, "names no place"),
+        ({}, "has no source"),
         ({"file_name": "d.json", "colums": {}}, "colums"),
         ({"file_name": "d.json", "formatting": "xml"}, "formatting"),
     ],

@@ -126,7 +126,7 @@ def test_a_row_that_the_template_refuses_is_named() -> None:
         + strict.chat_template
     )
     fine = {"messages": CHAT["messages"][1:]}
-    with pytest.raises(GymError, match="row 2: the model's chat template refuses it: no system"):
+    with pytest.raises(GymError, match="row 2: the model's chat template rejects it: no system"):
         encode_rows(strict, [fine, CHAT], max_length=200)
 
 
@@ -143,6 +143,6 @@ def test_of_prompt_and_completion_only_the_completion_is_learnt(tokenizer: Any) 
 def test_parts_that_a_templates_text_cannot_hold_are_refused_with_the_row(tokenizer: Any) -> None:
     parts = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}
     row = {"messages": [parts, {"role": "assistant", "content": "a cat"}], "images": ["cat.png"]}
-    with pytest.raises(GymError, match="row 2: the model's chat template refuses it") as caught:
+    with pytest.raises(GymError, match="row 2: the model's chat template rejects it") as caught:
         encode_rows(tokenizer, [CHAT, row], max_length=100)
     assert caught.value.code is ErrorCode.DATA_INVALID

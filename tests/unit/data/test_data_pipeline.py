@@ -283,7 +283,7 @@ def test_a_torn_or_damaged_cache_is_never_read(
     data[-20] ^= 1
     file.write_bytes(bytes(data))
     assert list(pipeline()) == fresh
-    assert "its bytes have changed; it is written again" in " ".join(capsys.readouterr().err.split())
+    assert "its bytes have changed; it will be rewritten" in " ".join(capsys.readouterr().err.split())
     assert file.read_bytes() == written
 
 
@@ -320,7 +320,7 @@ def test_a_function_is_cached_under_its_key_only(tmp_path: Path, tokenizer: Any)
         (lambda: DataPipeline(sources=["a"]).mix([1, 2]), "1 source needs"),
         (lambda: DataPipeline(sources=["a"]).mix(stopping="never"), "unknown"),  # type: ignore[arg-type]
         (lambda: DataPipeline(sources=["a"]).mix().mix(), "mixed already"),
-        (lambda: DataPipeline(sources=["a"]).take(3).dedup(), "take comes after"),
+        (lambda: DataPipeline(sources=["a"]).take(3).dedup(), "take must come after"),
         (lambda: DataPipeline(sources=["a"]).pack(), "sequence_length"),
         (lambda: DataPipeline(sources=["a"]).cache("c"), "sequence_length"),
     ],

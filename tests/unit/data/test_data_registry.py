@@ -73,8 +73,8 @@ def test_versions_count_up_and_old_ones_stay(url: str, data: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "licence", "problem"),
     [
-        ("words", None, "licence: not given"),
-        ("words", " ", "licence: not given"),
+        ("words", None, "licence: missing"),
+        ("words", " ", "licence: missing"),
         ("words", "CC-BY", "'CC-BY' is not a known SPDX identifier"),
         ("words", "MIT AND Mine", "'Mine' is not a known SPDX"),
         ("../words", "MIT", "not a valid dataset name"),

@@ -79,7 +79,7 @@ def test_pairs_of_texts_stay_texts_and_an_implicit_prompt_ends_at_a_word(tmp_pat
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "are the same"),
         ({"prompt": "a", "chosen": "b", "rejected": ""}, "'rejected' is empty"),
         ({"prompt": "a", "chosen": "b", "rejected": 3}, "'rejected' is int"),
-        ({"chosen": [ASK, GOOD], "rejected": [GOOD]}, "do not begin alike"),
+        ({"chosen": [ASK, GOOD], "rejected": [GOOD]}, "have no common beginning"),
         ({"prompt": "xx", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, "do not begin with 'prompt'"),
     ],
 )
@@ -175,7 +175,7 @@ def test_tools_and_calls_read_alike_from_openai_and_sharegpt(tmp_path: Path) -> 
         ({"messages": [ASK, {**CALL, "tool_calls": [{"function": {}}]}]}, "tool call has no name"),
         ({"messages": [{**CALL, "role": "user"}, GOOD]}, "'tool_calls' in a turn of the user"),
         ({"audios": ["a.wav"]}, "no audio file at 'a.wav'"),
-        ({"video": "https://x/y.mp4"}, "video 'https://x/y.mp4' is on the network"),
+        ({"video": "https://x/y.mp4"}, "video 'https://x/y.mp4' is a URL"),
         ({"audios": [7]}, "'audios' holds int"),
     ],
 )
@@ -195,7 +195,7 @@ def test_images_are_found_beside_the_file_and_counted(tmp_path: Path) -> None:
     two = {"messages": [{"role": "user", "content": [*parts, parts[1]]}, GOOD]}
     assert read(tmp_path, two)["images"] == [found, found]
     assert "no image file" in refusal(tmp_path, {**placeholders, "images": ["dog.png"]}).message
-    assert "on the network" in refusal(tmp_path, {**placeholders, "images": ["https://x/y.png"]}).message
+    assert "a URL" in refusal(tmp_path, {**placeholders, "images": ["https://x/y.png"]}).message
     assert (
         "1 place for images and 2" in refusal(tmp_path, {**placeholders, "images": ["cat.png"] * 2}).message
     )

@@ -155,8 +155,8 @@ def test_columns_rename_what_a_file_calls_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({}, "give either path or tasks or name or hub or dataset"),
-        ({"path": "a", "hub": "b"}, "give either path or tasks or name or hub or dataset"),
+        ({}, "give one of path, tasks, name, hub and dataset"),
+        ({"path": "a", "hub": "b"}, "give one of path, tasks, name, hub and dataset"),
         ({"dataset": "a"}, "needs dataset_info"),
         ({"path": "a", "split": "train"}, "split is for hub"),
         ({"tasks": ["copy"], "num_examples": 1, "format": "text"}, "format is for path and hub"),

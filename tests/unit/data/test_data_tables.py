@@ -50,6 +50,6 @@ def test_parquet_keeps_keys_that_only_some_rows_have(rows: list[dict[str, Any]],
 
 def test_a_key_that_comes_too_late_for_parquet_is_refused(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "answer": "b"}] * 10_001 + [{"prompt": "a", "answer": "b", "tests": "t"}]
-    with pytest.raises(GymError, match="keys that the rows before them lack"):
+    with pytest.raises(GymError, match="keys that earlier rows lack"):
         write_rows(tmp_path / "rows.parquet", rows)
     assert not list(tmp_path.iterdir())

@@ -65,7 +65,7 @@ def test_a_row_of_another_length_is_refused_with_the_files_own_delimiter(tmp_pat
     file.write_text("prompt;completion\na;b\nc;d;e\n")
     with pytest.raises(GymError, match=r"mine\.csv:3: more cells than the header has") as caught:
         load_rows(file)
-    assert caught.value.hint == "quote cells that hold ';'"
+    assert caught.value.hint == "quote cells that contain ';'"
     with pytest.raises(GymError) as caught:
         [row.load() for row in PagedFile(file, "mine.csv").rows()]
-    assert caught.value.hint == "quote cells that hold ';'"
+    assert caught.value.hint == "quote cells that contain ';'"

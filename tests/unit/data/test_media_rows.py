@@ -67,7 +67,7 @@ def test_media_are_found_in_columns_and_parts_of_every_tool(tmp_path: Path) -> N
         ({"audios": ["a.wav", "a.wav"]}, "1 place for audios and 2 audio"),
         ({"audios": ["missing.wav"]}, "no audio file at 'missing.wav'"),
         ({"audios": ["a.wav"], "videos": [["a.wav", "missing.png"]]}, "no video file at 'missing.png'"),
-        ({"audios": ["https://example.org/a.wav"]}, "is on the network"),
+        ({"audios": ["https://example.org/a.wav"]}, "is a URL"),
         ({"audios": [{"a": 1}]}, "'audios' holds dict"),
     ],
 )

@@ -154,8 +154,8 @@ def test_a_turns_own_weight_comes_before_the_roles_of_its_source() -> None:
 
 
 def test_roles_are_refused_for_rows_that_are_no_conversations() -> None:
-    assert "roles_to_train is about turns" in refusal({"text": "a"}, Learned(roles=["user"]))
-    assert "train_on_eos is about turns" in refusal({"prompt": "a", "completion": "b"}, Learned(ends="all"))
+    assert "roles_to_train applies to turns" in refusal({"text": "a"}, Learned(roles=["user"]))
+    assert "train_on_eos applies to turns" in refusal({"prompt": "a", "completion": "b"}, Learned(ends="all"))
 
 
 def test_columns_name_the_keys_of_messages() -> None:
@@ -204,7 +204,7 @@ def test_rows_of_tokens_are_read_with_every_kind_of_mask() -> None:
     ("row", "said"),
     [
         ({"input_ids": [5, 6], "labels": [5]}, "'labels' has 1 numbers for 2 tokens"),
-        ({"input_ids": [5, 6], "labels": [5, 7]}, "'labels' has other tokens"),
+        ({"input_ids": [5, 6], "labels": [5, 7]}, "'labels' has different tokens"),
         ({"input_ids": [5, -6]}, "'input_ids' has -6"),
         ({"input_ids": [5, 6], "attention_mask": [1, 0]}, "'attention_mask' hides tokens"),
         ({"input_ids": ["a"]}, "not a list of integers"),

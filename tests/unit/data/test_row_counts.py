@@ -242,7 +242,7 @@ def test_prompts_that_fill_no_generation_are_said(tmp_path: Path) -> None:
     )
     prompts = [{"prompt": f"{i}?"} for i in range(5)]
     job = Job(settings, None, None, prompts, None, tmp_path, [])
-    with pytest.warns(RunWarning, match="an epoch leaves out 1 of 5 prompts"):
+    with pytest.warns(RunWarning, match="an epoch skips 1 of 5 prompts"):
         ALGORITHMS.new("grpo").arguments(job)  # type: ignore[attr-defined]  # of those that learn from rewards
     with warnings.catch_warnings():
         warnings.simplefilter("error", RunWarning)

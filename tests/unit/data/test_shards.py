@@ -133,7 +133,7 @@ def test_the_videos_of_a_sample_are_its_rows_media(tmp_path: Path) -> None:
     [
         ([("a.png", b"x"), ("a.png", b"y")], "is in the archive twice"),
         ([("noname", b"x")], "has no suffix"),
-        ([("a.json", b"[1]")], "is no JSON object"),
+        ([("a.json", b"[1]")], "is not a JSON object"),
         ([("a.json", b"{")], "is not valid JSON"),
         ([("a.txt", b"\xff"), ("a.png", b"x")], "not UTF-8 at byte 0"),
         ([("a.npy", b"x")], "no format is known with the columns '.npy'"),
@@ -141,7 +141,7 @@ def test_the_videos_of_a_sample_are_its_rows_media(tmp_path: Path) -> None:
         ([("/etc/a.png", b""), ("/etc/a.txt", b"x")], "a.png is empty"),
         (
             [("a.json", b'{"text": "x"}'), ("b.json", b'{"text": "y"}'), ("a.png", b"x")],
-            "a.png lies apart from the rest of its sample",
+            "a.png is not next to the rest of its sample",
         ),
         ([(f"a.s{number}", b"") for number in range(1025)], "a has more than 1024 members"),
     ],
@@ -158,7 +158,7 @@ def test_members_that_are_no_files_are_refused(kind: bytes, tmp_path: Path) -> N
         info = tarfile.TarInfo("a.json")
         info.type, info.linkname = kind, "/etc/passwd"
         archive.addfile(info)
-    assert "a.json is no plain file" in refusal(tmp_path / "a.tar")
+    assert "a.json is not a regular file" in refusal(tmp_path / "a.tar")
 
 
 def test_a_hostile_name_writes_nothing_and_is_shown_without_control_characters(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
     file = shard(tmp_path / "a.tar", [("a.txt", bytes(5000)), ("a.png", b"x")])
     whole = file.read_bytes()
     file.write_bytes(whole[:2000])
-    assert "a.txt is cut off" in refusal(file)
+    assert "a.txt is truncated" in refusal(file)
     file.write_bytes(b"no archive" * 200)
     assert "not a readable tar archive" in refusal(file)
     packed = tmp_path / "b.tar.gz"

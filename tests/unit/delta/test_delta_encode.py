@@ -65,7 +65,7 @@ def test_row_scales_go_where_rows_differ_and_the_bytes_are_worth_it(tmp_path: Pa
         assert delta.record("embed").params == {"group_size": 16, "scale_dtype": "bfloat16"}
         assert delta.record("layers.0.down").params == {"scale_dtype": "bfloat16"}
         lost = (delta.decode("embed") - (tuned["embed"] - BASE["embed"])).norm()
-    assert {t.name for t in report.tensors if "keeps more energy a byte" in t.why} == {"embed"}
+    assert {t.name for t in report.tensors if "keeps more energy per byte" in t.why} == {"embed"}
     one = PLAIN.model_copy(update={"embeddings": "same"})
     encode_delta(tuned, BASE, one, tmp_path / "one.gymdelta", SPEC)
     with DeltaFile.open(tmp_path / "one.gymdelta", SPEC) as delta:
@@ -94,7 +94,7 @@ def test_factors_that_would_be_no_smaller_are_not_used(tmp_path: Path) -> None:
     report = encode_delta(tuned_by(), BASE, policy, tmp_path / "d.gymdelta", SPEC)
     chosen = {tensor.name: (tensor.codec, tensor.why) for tensor in report.tensors}
     assert chosen["layers.0.down"][0] == "lora"
-    assert chosen["embed"] == ("dense", "factors of rank 14 would be no smaller")
+    assert chosen["embed"] == ("dense", "factors of rank 14 would not be smaller")
 
 
 def test_the_same_tuning_gives_the_same_bytes_on_any_number_of_threads(tmp_path: Path) -> None:
@@ -190,14 +190,17 @@ def test_a_budget_that_holds_no_tensor_is_refused(tmp_path: Path) -> None:
     [
         ({"max_bits_per_weight": 1.0, "error_feedback": False}, "without error_feedback"),
         ({"scale_gain": 2.0}, "less than 2"),
-        ({"scale_gain": 1.3, "codec": "int4"}, "scale_gain belongs to codecs of mean magnitudes"),
+        (
+            {"scale_gain": 1.3, "codec": "int4"},
+            "scale_gain applies only to codecs whose scales are mean magnitudes",
+        ),
         ({"scale_gain": 1.3, "distill_steps": 5}, "use one of them"),
         ({"codec": "lora"}, "lora_rank is required"),
-        ({"lora_rank": 4}, "lora_rank belongs to codecs of factors"),
-        ({"codec": "dense", "group_size": 128}, "belong to codecs with scales"),
+        ({"lora_rank": 4}, "lora_rank applies only to codecs of factors"),
+        ({"codec": "dense", "group_size": 128}, "apply only to codecs with scales"),
         ({"codec": "zip"}, "unknown codec 'zip' .known: auto, as-merged, .*bitdelta, dense"),
         ({"small_tensors": "ternary"}, "not for small tensors"),
-        ({"embeddings": "dense-row"}, "no scales to give each row one"),
+        ({"embeddings": "dense-row"}, "no scales, so it cannot have one per row"),
         ({"group_size": 4}, "greater than or equal to 8"),
         ({"max_bits_per_weight": 0.0}, "greater than 0"),
         ({"colour": "red"}, "Extra inputs"),

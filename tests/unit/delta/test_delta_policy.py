@@ -190,9 +190,9 @@ def test_importance_reaches_the_grids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"codec": "dense", "symmetric": False}, "symmetric belongs to codecs with offsets"),
-        ({"factor_bits": 2.0}, "factor_bits belongs to factors 'auto'"),
-        ({"factor_group_size": 64}, "belongs to quantised factors"),
+        ({"codec": "dense", "symmetric": False}, "symmetric applies only to codecs with offsets"),
+        ({"factor_bits": 2.0}, "factor_bits applies to factors 'auto'"),
+        ({"factor_group_size": 64}, "applies to quantised factors"),
         ({"embeddings": "zip"}, "unknown codec 'zip'"),
         ({"factors": "int3"}, "unknown codec 'int3'"),
         ({"factors": "dense"}, "is not for factors"),

@@ -139,7 +139,7 @@ def test_a_codec_of_another_package_is_one_in_policies_commands_and_variants(
         assert sorted({delta.record(name).codec for name in delta.names}) == ["bitdelta", "dense", "halves"]
     policy = encoding_of("full", "halves", None, spec).policy
     assert (policy.codec, policy.distill_steps) == ("halves", 0)
-    with pytest.raises(ValueError, match="group_size and scale_dtype belong to codecs with scales"):
+    with pytest.raises(ValueError, match="group_size and scale_dtype apply only to codecs with scales"):
         CodecPolicy(codec="halves", group_size="row")
     menu = {"codec": "auto", "max_bits_per_weight": 20.0, "menu": ("halves",), "calibration_samples": 0}
     report = Quantizer(CalibratedPolicy(**menu)).quantize(str(tiny_base), str(tuned), out=out)

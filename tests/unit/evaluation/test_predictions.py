@@ -134,7 +134,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, rows: Path) -> None:
         predict(config(tmp_path, rows))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("kept")
-    with pytest.raises(GymError, match="is not empty and holds no predictions"):
+    with pytest.raises(GymError, match="is not empty and contains no predictions"):
         predict(config(tmp_path, rows, output_dir=tmp_path / "mine"))
 
 
@@ -143,7 +143,7 @@ def test_rows_without_any_that_can_be_answered_and_keys_that_are_not_read_are_re
     with pytest.raises(GymError, match="no answer is possible for 1 row: 1 without an answer"):
         predict(config(tmp_path, file, eval_data=[{"path": str(file)}]))
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ValueError, match="temperature: is read with do_sample: true only"):
+    with pytest.raises(ValueError, match="temperature: applies only with do_sample: true"):
         config(tmp_path, file, temperature=0.5)
 
 

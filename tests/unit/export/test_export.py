@@ -60,7 +60,8 @@ def test_what_is_read_back_in_a_fresh_process_is_what_was_written(tiny_base: Pat
 
 
 @pytest.mark.parametrize(
-    ("factor", "says"), [(1.001, "reads back logits that are up to"), (1 + 1e-6, "reads back different weights")]
+    ("factor", "says"),
+    [(1.001, "reads back logits that are up to"), (1 + 1e-6, "reads back different weights")],
 )
 def test_an_export_that_computes_something_else_is_not_kept(
     factor: float, says: str, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -249,7 +250,11 @@ EQUAL = {
         (Tolerance(max=1e-5), {"max": float("nan")}, "logits that are up to nan off"),
         (Tolerance(max=None, kl=1e-2), {"kl": 1.1e-2}, "probabilities that are 0.011 nats off"),
         (Tolerance(max=None, kl=1e-2), {"kl": float("nan")}, "probabilities that are nan nats off"),
-        (Tolerance(max=None, top1=0.9), {"top1": 0.89}, "the same likeliest token at only 89.0% of positions"),
+        (
+            Tolerance(max=None, top1=0.9),
+            {"top1": 0.89},
+            "the same most likely token at only 89.0% of positions",
+        ),
         (Tolerance(max=None), {"same_greedy_tokens": False}, "a different answer"),
         (Tolerance(max=None, greedy=False), {"same_token_ids": False}, "different token ids"),
     ],

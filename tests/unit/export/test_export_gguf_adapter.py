@@ -102,7 +102,7 @@ def test_what_an_adapters_file_cannot_hold_is_refused_or_noted(tmp_path: Path) -
     source = open_source(str(tmp_path / "run"))
     with pytest.raises(GymError, match="is written in float32"):
         export(source, "gguf_adapter", out, Options(dtype="float16"), check=False)
-    with pytest.raises(GymError, match=r"--rank: .* has an adapter of its own"):
+    with pytest.raises(GymError, match=r"--rank: .* has its own adapter"):
         export(source, "gguf_adapter", out, Options(rank=3), check=False)
     run(tmp_path / "second", model=str(plain), adapter=str(tmp_path / "run"), new_adapter=True, max_steps=1)
     with pytest.raises(GymError, match="was trained on other adapters"):
@@ -127,7 +127,7 @@ def test_an_adapter_on_a_head_that_shares_the_embeddings_is_refused(tmp_path: Pa
         warnings.simplefilter("ignore")  # PEFT's advice about tied words
         get_peft_model(load_model(str(base)).model, settings).save_pretrained(tmp_path / "run")
     source = open_source(str(base), [str(tmp_path / "run")])
-    with pytest.raises(GymError, match=r"has no weight lm_head\.weight of its own"):
+    with pytest.raises(GymError, match=r"has no separate weight lm_head\.weight"):
         export(source, "gguf_adapter", tmp_path / "out", Options(), check=False)
 
 

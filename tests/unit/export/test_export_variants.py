@@ -249,7 +249,7 @@ def test_the_command_warns_with_the_share_that_is_kept(variants: Variants, tmp_p
     words += ["--format", "adapter", "--rank", "1"]
     result = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "a")])
     assert result.exit_code == 0, result.output
-    assert "of the delta's squared norm; how much of its gain is not known" in " ".join(result.output.split())
+    assert "of the delta's squared norm; its share of the gain is unknown" in " ".join(result.output.split())
     result = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "b"), "--data", str(rows)])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "b/export.json").read_text())
@@ -301,5 +301,5 @@ def test_names_and_options_that_do_not_go_together_are_refused(variants: Variant
     refused(ErrorCode.BASE_MISMATCH, "was made for base", delta, "--base", str(other))
     run(tmp_path / "run", model=base, max_steps=1)
     own = [str(tmp_path / "run"), "--format", "adapter", "--rank", "4", "--skip-check"]
-    refused(usage, "has an adapter of its own", *own)
+    refused(usage, "has its own adapter", *own)
     assert not (tmp_path / "out").exists()

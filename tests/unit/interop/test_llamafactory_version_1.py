@@ -241,6 +241,6 @@ def test_a_file_for_another_command_is_refused_with_that_command(
 ) -> None:
     file = folder / "theirs.yaml"
     file.write_text(yaml.safe_dump(values))
-    with pytest.raises(GymError, match="and gym train trains") as caught:
+    with pytest.raises(GymError, match="but gym train trains") as caught:
         load_training_config(file)
     assert command in caught.value.hint

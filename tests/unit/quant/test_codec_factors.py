@@ -133,7 +133,7 @@ def test_a_delta_of_low_rank_is_found_again() -> None:
 
 def test_factors_that_do_not_fit_each_other_are_refused() -> None:
     a, b = factors()
-    with pytest.raises(CodecError, match=r"A \[4, 172\] and B \[64, 3\] do not fit"):
+    with pytest.raises(CodecError, match=r"A \[4, 172\] and B \[64, 3\] do not match"):
         LORA.encode_factors(a, b[:, :3])
 
 
@@ -239,8 +239,8 @@ def test_a_plan_spends_no_more_than_its_budget_and_more_on_the_first_components(
         ({"factors": "int8*1,int8*3"}, "not in normal form 'int8'"),
         ({"factors": 4}, "factors is 4"),
         ({"factors": "int4", "scaling": 0.5}, "quantised factors have none"),
-        ({"factor_group_size": 64}, "belongs to quantised factors"),
-        ({"factors": "float32", "factor_group_size": 64}, "belongs to quantised factors"),
+        ({"factor_group_size": 64}, "applies to quantised factors"),
+        ({"factors": "float32", "factor_group_size": 64}, "applies to quantised factors"),
         ({"factors": "int4", "factor_group_size": 0}, "factor_group_size is 0"),
     ],
 )
@@ -284,7 +284,7 @@ def test_any_payload_of_quantised_factors_decodes_to_finite_values_or_is_refused
 
 def test_a_broken_part_is_refused_with_the_factor_it_belongs_to() -> None:
     encoded, _ = quantised("ternary")
-    with pytest.raises(CodecError, match="factor B: byte 255 holds no five trits"):
+    with pytest.raises(CodecError, match="factor B: byte 255 does not encode five trits"):
         LORA.check(
             {**encoded.payload, "b0_codes": torch.full((4, 13), 255).byte()}, (64, 172), encoded.params
         )

@@ -103,7 +103,7 @@ BOMB = bytes([0x81, 0, 255]) + deflated(bytes(50_000_000))
         (bytes([0x81, 0, 255]) + deflated(bytes(63)), "take 63 bytes instead of 64"),
         (bytes([0x81, 0, 255]) + deflated(bytes(64)) + b"more", "do not inflate to 64 bytes exactly"),
         (bytes([0x81, 0, 255]) + deflated(bytes(64))[:-1], "do not inflate to 64 bytes exactly"),
-        (bytes([0x81, 0, 255]) + b"\xff" * 9, "no deflate stream"),
+        (bytes([0x81, 0, 255]) + b"\xff" * 9, "not a deflate stream"),
         (bytes([1, 0, 255]) + bytes(65), "take 65 bytes instead of 64"),
         (bytes([1, 0, 2]) + bytes(63) + b"\x03", "a byte of 1 codes is 3 with 3 levels"),
         (bytes([9, 0, 1]) + bytes(64), "9 values per byte"),

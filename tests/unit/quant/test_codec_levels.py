@@ -326,7 +326,7 @@ def test_negative_scales_impossible_trits_and_overflowing_grids_are_refused() ->
         with pytest.raises(CodecError, match=r"scale is negative: -1\.0"):
             ternary.check({**good.payload, field: torch.tensor([value])}, (2, 5), good.params)
     codes = torch.tensor([[0], [243]], dtype=torch.uint8)
-    with pytest.raises(CodecError, match="byte 243 holds no five trits"):
+    with pytest.raises(CodecError, match="byte 243 does not encode five trits"):
         ternary.check({**good.payload, "codes": codes}, (2, 5), good.params)
     fine = int8.encode(torch.ones(2, 5))
     with pytest.raises(CodecError, match="overflows float32"):

@@ -91,7 +91,7 @@ def test_an_index_that_is_not_above_the_one_before_it_is_refused() -> None:
 def test_an_index_beyond_the_last_chunk_is_refused() -> None:
     payload = SPARSE.encode(noise(100)).payload
     payload["indices"].fill_(255)
-    with pytest.raises(CodecError, match="index 4095 is outside of the last chunk"):
+    with pytest.raises(CodecError, match="index 4095 is outside the last chunk"):
         SPARSE.check(payload, (100,), {})
 
 

@@ -202,7 +202,7 @@ def test_an_extension_built_before_a_function_was_added_is_reported(monkeypatch:
     monkeypatch.setitem(native._SIGNATURES, "gq_added_later", [])
     native._load.cache_clear()
     try:
-        assert "lacks gq_added_later: install the package again" in native.absence()
+        assert "lacks gq_added_later: reinstall the package" in native.absence()
     finally:
         monkeypatch.undo()
         native._load.cache_clear()

@@ -123,7 +123,7 @@ def test_tables_are_made_once_for_batches_of_other_groups_and_heights(mode: str)
 def test_tables_without_a_row_that_is_wanted_are_refused_and_leave_y_alone() -> None:
     x, index, y = some_rows(9)
     tables, before = batch_of("lookup").tables(x, index), y.clone()
-    with pytest.raises(CodecError, match="made without a row"):
+    with pytest.raises(CodecError, match="the tables lack a row"):
         batch_of("lookup").add(x, np.zeros(9, dtype=np.int64), y, tables=tables)
     assert torch.equal(y, before)
 

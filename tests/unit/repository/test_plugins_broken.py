@@ -151,7 +151,7 @@ def test_the_schema_leaves_out_graders_that_cannot_be_used_and_a_warning_names_e
     for said in (
         "grader 'lost' of gym-more 1.2 cannot be imported",
         f"grader 'baseless' of gym-more 1.2: {HERE}:Middle is no Grader",
-        "grader 'odd': its Settings is no GraderConfig",
+        "grader 'odd': its Settings is not a GraderConfig",
     ):
         assert f"left out: {said}" in caplog.text
 
@@ -178,7 +178,7 @@ def test_a_grader_that_cannot_be_used_is_refused_where_a_config_names_it(name: s
         ),
         (
             "graders: [{grader: odd}]\n",
-            ":1:12: graders.0.grader: grader 'odd': its Settings is no GraderConf",
+            ":1:12: graders.0.grader: grader 'odd': its Settings is not a GraderConf",
         ),
     ],
 )

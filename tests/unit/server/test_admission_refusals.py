@@ -135,7 +135,7 @@ def test_an_update_in_a_codec_of_soups_is_refused_before_its_codes_are_inflated(
     monkeypatch.setattr("gym_quant.codecs.lattice._inflate", inflated)
     receipt = collecting.send()
     assert (receipt.verdict, receipt.code) == ("refused", ErrorCode.DELTA_INVALID.value), receipt.reason
-    assert "tensor 'a.weight': codec 'lattice' is for soups alone" in receipt.reason
+    assert "tensor 'a.weight': codec 'lattice' is only for soups" in receipt.reason
 
 
 def test_an_update_that_is_for_another_base_throughout_is_refused(

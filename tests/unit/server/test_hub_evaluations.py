@@ -60,7 +60,7 @@ def test_a_wrong_entry_is_refused_by_file_and_line(
 
 
 def test_a_suite_that_is_named_twice_is_refused(tmp_path: Path, tiny_base: Path) -> None:
-    with pytest.raises(GymError, match="suite 'tiny' is there twice"):
+    with pytest.raises(GymError, match="suite 'tiny' is listed twice"):
         read_config(with_gate(tmp_path / "hub", tiny_base, evals=[{"suite": "tiny"}, {"suite": "tiny"}]))
 
 

@@ -172,7 +172,7 @@ def test_the_rule_is_refused_with_privacy_and_secure_aggregation_and_with_pre_ag
     assert "soup.aggregator" in str(refused.value)
     secure = {"secure_aggregation": {"threshold": 3, "step_norm": 1.0}}
     with pytest.raises(
-        ValidationError, match=r"'byzantine_evidence' is no function of the sum; use majority_vote or mean"
+        ValidationError, match=r"'byzantine_evidence' is not a function of the sum; use majority_vote or mean"
     ):
         ServerConfig.model_validate({**private, **secure})
     config = ServerConfig.model_validate(

@@ -276,7 +276,7 @@ def test_nothing_looks_into_updates_that_are_promised_to_be_hidden(section: str)
     said = r"{similarity_threshold: null}.*{together_threshold: null}.*{min_norm_ratio: 0}"
     assert re.search(said, " ".join(map(str, RewardsConfig().looks_into_updates(section))))
     first = next(RewardsConfig(score="estimate").looks_into_updates(section))
-    assert f"looks into single updates, which {section} hides" in str(first)
+    assert f"needs single updates, which {section} hides" in str(first)
     off: dict[str, Any] = NOTHING_COMPARED["rewards"]
     assert not list(RewardsConfig(**off).looks_into_updates(section))
     config = {"privacy": {"epsilon": 4.0}} if section == "privacy" else {section: {}}

@@ -85,8 +85,8 @@ def test_what_the_config_refuses_is_refused(hub: Hub) -> None:
     for words, code, said in (
         (["recipe.max_step=4"], invalid, "did you mean 'max_steps'"),
         (["recipe.max_steps=0"], invalid, "--set: recipe.max_steps: "),
-        (["codec.codec=as-merged"], invalid, "no product of factors"),
-        (["codec.codec=lattice"], invalid, "for soups alone"),
+        (["codec.codec=as-merged"], invalid, "not a product of factors"),
+        (["codec.codec=lattice"], invalid, "only for soups"),
         (["rounds.num_rounds=4"], usage, "not of the form recipe.key=value"),
         (["recipe=4"], usage, "not of the form"),
         (["recipe.max_steps"], usage, "not of the form"),

@@ -63,10 +63,10 @@ def test_members_are_found_in_lists_and_sections_and_ours_are_left_out() -> None
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": "9"}, "and here it is of gym-more 1.2"),
-        ({"digest": "0" * 64}, "has other files"),
+        ({"version": "9"}, "but here it is from gym-more 1.2"),
+        ({"digest": "0" * 64}, "has different files"),
         ({"name": "other"}, "which is not installed here"),
-        ({"kind": "robot"}, "this release knows no robot"),
+        ({"kind": "robot"}, "this release has no robot"),
         ({"name": "krum"}, "is gym-fed's own"),
     ],
 )
@@ -80,7 +80,7 @@ def test_another_plug_in_than_the_recorded_one_is_refused_by_name(change: dict[s
 
 def test_a_member_that_is_a_plug_in_only_here_is_refused() -> None:
     used = plugins_of(SoupRecipe(aggregator="mine"))
-    with pytest.raises(GymError, match="names aggregator 'mine' and no package of it"):
+    with pytest.raises(GymError, match="names aggregator 'mine' without a package, but"):
         require_plugins([], "the task", used)
 
 

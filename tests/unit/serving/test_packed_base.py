@@ -99,7 +99,7 @@ DAMAGE: dict[str, tuple[Callable[[PackedBase, bytes], object], str]] = {
         lambda kept, whole: kept.path.write_bytes(
             whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :]
         ),
-        "its bytes are not those that were written",
+        "its bytes have changed since they were written",
     ),
     "a layer of another shape": (
         lambda kept, _: changed(kept, "1.gate_up.0"),

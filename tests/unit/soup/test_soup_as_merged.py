@@ -165,7 +165,7 @@ def test_coordinate_rules_with_a_frozen_a_send_factors_of_one_updates_rank() -> 
 
 
 def test_as_merged_is_for_soups_and_takes_no_error_feedback() -> None:
-    with pytest.raises(ValidationError, match="for soups alone"):
+    with pytest.raises(ValidationError, match="only for soups"):
         ServerConfig.model_validate({"codec": {"codec": "as-merged"}})
     with pytest.raises(ValidationError, match="error_feedback: false"):
         CodecPolicy(codec="as-merged", error_feedback=True)

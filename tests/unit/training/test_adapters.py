@@ -188,7 +188,7 @@ def test_shapes_that_do_not_fit_are_refused_with_the_weight(sft: Path, tmp_path:
     adapter = Path(shutil.copytree(sft, tmp_path / "adapter"))
     named(adapter, None)
     (adapter / BASE_RECORD).unlink()
-    with pytest.raises(GymError, match=r"q_proj.* is \[4, 16\], and the model wants \[4, 32\]") as caught:
+    with pytest.raises(GymError, match=r"q_proj.* is \[4, 16\], but the model expects \[4, 32\]") as caught:
         run(tmp_path / "b", model=str(wide), adapter=str(adapter))
     assert caught.value.code is ErrorCode.MODEL_INVALID
     with pytest.raises(GymError, match="size mismatch"):
@@ -239,7 +239,7 @@ def test_what_cannot_be_gone_on_with_is_refused_by_name(tiny_base: Path, sft: Pa
     split = settings(
         tmp_path / "b", model=str(tiny_base), adapter=str(sft), distributed={"strategy": "fsdp2"}
     )
-    with pytest.raises(GymError, match="does not go with distributed"):
+    with pytest.raises(GymError, match="cannot be combined with distributed"):
         check_adapters(split)
     unconverted = Path(shutil.copytree(sft, tmp_path / "pissa"))
     file = unconverted / "adapter_config.json"
@@ -358,7 +358,9 @@ def test_the_policy_is_compared_with_the_reference_that_is_named(
     assert abs(first) < 1e-4
     assert abs(second) > 1e-4, "the base differs from the adapter that it is compared with"
     for algorithm in ("orpo", "sft"):
-        with pytest.raises(GymError, match=f"reference_model: {algorithm} compares with no other model"):
+        with pytest.raises(
+            GymError, match=f"reference_model: {algorithm} does not use a reference model with"
+        ):
             Trainer(
                 settings(tmp_path / "c", model="gym-nano", algorithm=algorithm, reference_model="gym-nano")
             )

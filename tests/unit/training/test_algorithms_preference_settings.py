@@ -27,7 +27,7 @@ from tests.support.preferences import UNEVEN, capitals, config, train
             {"algorithm": "dpo", "dpo": {"loss_type": "sigmoid", "label_smoothing": 0.1}},
             "label_smoothing: only",
         ),
-        ({"algorithm": "dpo", "dpo": {"loss_type": "exo_pair"}}, "exo_pair needs it above 0"),
+        ({"algorithm": "dpo", "dpo": {"loss_type": "exo_pair"}}, "exo_pair needs a value above 0"),
         (
             {"algorithm": "dpo", "dpo": {"loss_type": ["hinge", "sft"], "loss_weights": [1.0]}},
             "1 weight for 2",
@@ -36,12 +36,12 @@ from tests.support.preferences import UNEVEN, capitals, config, train
         ({"algorithm": "dpo", "dpo": {"loss_type": "orpo"}}, "'sigmoid'"),
         ({"algorithm": "dpo", "dpo": {"f_alpha_divergence_coef": 0.9}}, "only f_divergence_type"),
         ({"algorithm": "dpo", "dpo": {"discopop_tau": 1.0}}, "only loss_type discopop"),
-        ({"algorithm": "dpo", "dpo": {"loss_type": "aot", "use_weighting": True}}, "cannot weigh"),
+        ({"algorithm": "dpo", "dpo": {"loss_type": "aot", "use_weighting": True}}, "cannot weight"),
         (
             {"algorithm": "dpo", "dpo": {"loss_type": "aot", "f_divergence_type": "forward_kl"}},
             "not defined for aot",
         ),
-        ({"algorithm": "tdpo", "tdpo": {"variant": 1, "alpha": 0.9}}, "variant 1 has none"),
+        ({"algorithm": "tdpo", "tdpo": {"variant": 1, "alpha": 0.9}}, "variant 1 does not use it"),
         ({"algorithm": "kto", "dpo": {}}, "algorithm is kto"),
     ],
 )
@@ -55,7 +55,7 @@ def test_a_setting_that_nothing_would_read_is_refused(values: dict[str, Any], pr
     ("algorithm", "changes", "problem"),
     [
         ("kto", {"per_device_train_batch_size": 1}, "per_device_train_batch_size: kto estimates the KL"),
-        ("kto", {"group_by_length": True}, "group_by_length: kto takes its rows in a fixed order"),
+        ("kto", {"group_by_length": True}, "group_by_length: kto uses its rows in a fixed order"),
         ("dpo", {"packing": True}, "packing: dpo learns from answers"),
         ("orpo", {"assistant_only_loss": True}, "assistant_only_loss: orpo learns from answers"),
     ],

@@ -310,12 +310,12 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         r"5 answers .* the 16 answers .* 16 x gradient_accumulation_steps 1",
     ),
     ("rloo", {"num_generations": 64, "steps_per_generation": 3}, {}, r"48 .* rloo.steps_per_generation 3"),
-    ("ppo", {}, {"per_device_train_batch_size": 1}, "one answer in a generation"),
+    ("ppo", {}, {"per_device_train_batch_size": 1}, "a generation of one answer"),
     ("grpo", {}, {"group_by_length": True}, "group_by_length: grpo .* never reads it"),
     ("gspo", {}, {"packing": True}, "packing: gspo"),
     ("ppo", {}, {"assistant_only_loss": True}, "assistant_only_loss: ppo"),
-    ("ppo", {}, {"finetuning": "lora", "quantization": {}}, "ppo.critic: not given"),
-    ("ppo", {}, {"distributed": {"strategy": "fsdp2"}}, "fsdp2 splits one model"),
+    ("ppo", {}, {"finetuning": "lora", "quantization": {}}, "ppo.critic: not set"),
+    ("ppo", {}, {"distributed": {"strategy": "fsdp2"}}, "fsdp2 shards one model"),
 ]
 
 
@@ -343,7 +343,10 @@ def test_rows_that_cannot_work_are_refused_before_anything_is_written(
     long = {"prompt": [{"role": "user", "content": "x" * 40}]}
     for rows, problem in [
         (ROWS[:1], "1 prompt is fewer than the 2"),
-        ([*ROWS, {"prompt": "<|im_start|>user\nhi<|im_end|>\n"}], "row 9: texts and conversations are mixed"),
+        (
+            [*ROWS, {"prompt": "<|im_start|>user\nhi<|im_end|>\n"}],
+            "row 9: plain strings and conversations are mixed",
+        ),
         ([*ROWS, long], r"row 9: its prompt has \d+ tokens, and max_length is 32"),
         ([*ROWS, {**ROWS[0], "images": ["a.png"]}], "row 9 has images"),
         ([*ROWS, {**ROWS[0], "tools": [{"name": "f"}]}], "row 9: has tools"),

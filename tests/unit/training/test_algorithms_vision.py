@@ -306,7 +306,7 @@ def test_pictures_stand_where_the_text_puts_them() -> None:
     ("picture", "problem"),
     [
         ("missing.png", "row 2: images: missing.png cannot be read"),
-        ("https://example.org/a.png", "row 2: images: https://example.org/a.png is on the network"),
+        ("https://example.org/a.png", "row 2: images: https://example.org/a.png is a URL"),
         ("data:image/png;base64,AAAA", "row 2: images: data:image/png;base64,AAAA... cannot be read"),
     ],
 )

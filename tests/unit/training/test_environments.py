@@ -235,7 +235,7 @@ def test_a_template_that_drops_answers_is_refused() -> None:
     trainer.processing_class.chat_template = "{{ messages[-1].content }}"
     run = EnvironmentRollouts(Environment(Echo("no")), ROWS, 200)
     run.places = [0]
-    with pytest.raises(GymError, match="does not write the text of an answer") as caught:
+    with pytest.raises(GymError, match="does not keep the text of an answer") as caught:
         run([ROWS[0]["prompt"]], trainer)
     assert caught.value.code is ErrorCode.MODEL_INVALID
 

@@ -69,8 +69,8 @@ def test_the_loss_is_that_of_an_independent_sum(tmp_path: Path, rows: Path) -> N
     ("changes", "problem"),
     [
         ({"eval_data": []}, "there are no rows to evaluate on"),
-        ({"algorithm": "dpo"}, "dpo compares a model with the one it starts from"),
-        ({"algorithm": "reward_model"}, "reward_model has no figures of a model as it is"),
+        ({"algorithm": "dpo"}, "dpo compares a model with its initial state"),
+        ({"algorithm": "reward_model"}, "reward_model has no metrics for an untrained model"),
     ],
 )
 def test_what_gives_no_figures_is_refused(

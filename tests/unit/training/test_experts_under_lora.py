@@ -95,7 +95,7 @@ def test_a_parameter_that_the_model_lacks_is_refused_with_the_names_of_its_exper
 def test_a_parameter_that_is_no_matrix_is_refused_with_its_shape() -> None:
     chosen = LoraSettings(target_parameters=["input_layernorm.weight"])
     with pytest.raises(
-        GymError, match=r"'input_layernorm\.weight' .* has the shape \(64,\), and is no matrix"
+        GymError, match=r"'input_layernorm\.weight' .* has the shape \(64,\), so it is not a matrix"
     ):
         add_lora(tiny_model("qwen3_moe"), chosen, seed=0)
 
@@ -125,7 +125,7 @@ def test_settings_that_peft_has_for_layers_only_are_refused_where_targets_become
 ) -> None:
     (name,) = changes
     chosen = LoraSettings(r=2, target_modules=targets, **changes)
-    with pytest.raises(GymError, match=rf"lora\.{name}: PEFT does not have it for parameters") as caught:
+    with pytest.raises(GymError, match=rf"lora\.{name}: PEFT does not support it for parameters") as caught:
         add_lora(tiny_model("qwen3_moe"), chosen, seed=0)
     assert "lora.fused_experts: false" in str(caught.value.hint)
 

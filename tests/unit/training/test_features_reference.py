@@ -33,7 +33,7 @@ def config(**changes: Any) -> TrainingConfig:
 
 @pytest.mark.parametrize("algorithm", ["dpo", "kto", "tdpo", "npo"])
 def test_a_reference_that_attends_or_routes_otherwise_is_refused(algorithm: str) -> None:
-    for feature, words in ((SHIFT, "uses full attention"), (ROUTED, "would send other tokens")):
+    for feature, words in ((SHIFT, "uses full attention"), (ROUTED, "would route different tokens")):
         with pytest.raises(GymError, match=f"the reference of {algorithm} {words}") as caught:
             check_config(config(algorithm=algorithm, **feature))
         assert caught.value.code is ErrorCode.CONFIG_INVALID
@@ -64,7 +64,7 @@ def test_a_student_that_answers_itself_is_refused_what_its_answers_would_have(
     feature: dict[str, Any],
 ) -> None:
     with pytest.raises(
-        GymError, match=r"distillation (generates its answers|would generate its|needs a model that)"
+        GymError, match=r"distillation (generates its answers|would generate its|needs a model with)"
     ):
         check_config(config(**ON_POLICY, **feature))
     check_config(config(**{**ON_POLICY, "distillation": {"teacher": "gym-nano"}}, **feature))

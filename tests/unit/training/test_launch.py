@@ -172,10 +172,10 @@ def test_a_name_that_nobody_knows_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--plan"], "--launch slurm does not go with --plan"),
-        (["--overwrite"], "--launch slurm does not go with --overwrite"),
-        (["--json"], "--launch slurm does not go with --json"),
-        (["--rdzv-endpoint", "host:1"], "--launch slurm does not go with --rdzv-endpoint"),
+        (["--plan"], "--launch slurm cannot be combined with --plan"),
+        (["--overwrite"], "--launch slurm cannot be combined with --overwrite"),
+        (["--json"], "--launch slurm cannot be combined with --json"),
+        (["--rdzv-endpoint", "host:1"], "--launch slurm cannot be combined with --rdzv-endpoint"),
     ],
 )
 def test_options_that_a_scheduler_would_not_run_are_refused(

@@ -169,14 +169,14 @@ def test_a_sound_longer_than_the_model_reads_is_counted(
         }
     ]
     Trainer(config(listener, output_dir=tmp_path / "run", max_steps=1)).train(given)
-    assert "audios: 1 sound is longer than the model reads, and cut" in capsys.readouterr().err
+    assert "audios: 1 sound is longer than the model reads, and truncated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("column", "source", "problem"),
     [
         ("audios", "missing.wav", "row 2: audios: missing.wav is not a file"),
-        ("audios", "https://example.org/a.mp3", "row 2: audios: https://example.org/a.mp3 is on the network"),
+        ("audios", "https://example.org/a.mp3", "row 2: audios: https://example.org/a.mp3 is a URL"),
         (
             "audios",
             "data:audio/wav;base64,UklGRg==",
@@ -402,7 +402,7 @@ def test_a_processor_that_needs_media_refuses_rows_of_text_by_its_name(
 
     monkeypatch.setattr(media, "processor", needs_pictures)
     row = {"text": "x", "images": [], "audios": [], "videos": []}
-    with pytest.raises(GymError, match="rows without a picture: function needs media in every row"):
+    with pytest.raises(GymError, match="rows have no picture: function needs media in every row"):
         media.inputs([row])
 
 

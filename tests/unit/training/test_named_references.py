@@ -135,7 +135,9 @@ def test_an_algorithm_that_compares_with_no_other_model_refuses_one_by_key(
             algorithm=algorithm,
             **{named: str(trained / "policy")},
         )
-        with pytest.raises(GymError, match=rf"{named}: {algorithm} compares with no other model") as caught:
+        with pytest.raises(
+            GymError, match=rf"{named}: {algorithm} does not use a reference model with"
+        ) as caught:
             check_config(config)
         assert caught.value.code is ErrorCode.CONFIG_INVALID
         assert "remove" in caught.value.hint
@@ -151,5 +153,5 @@ def test_a_reward_model_goes_on_from_its_own_adapter_and_head(trained: Path, tmp
     assert first.keys() == second.keys()
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, rtol=0, atol=1e-7)
-    with pytest.raises(GymError, match="is of a model for CAUSAL_LM"):
+    with pytest.raises(GymError, match="is for a CAUSAL_LM model"):
         run(tmp_path / "third", **common, adapter=str(trained / "policy"))

@@ -163,7 +163,7 @@ def test_bfd_of_an_architecture_that_is_not_listed_is_refused_and_true_is_not(
     kind: str, tmp_path: Path
 ) -> None:
     model = str(folder_of(kind, tmp_path / "model"))
-    with pytest.raises(GymError, match=rf"packing: bfd: {kind} is not one of the architectures") as caught:
+    with pytest.raises(GymError, match=rf"packing: bfd: {kind} is not among the architectures") as caught:
         check_config(TrainingConfig(model=model, packing="bfd"))
     assert "packing: true" in caught.value.hint
     check_config(TrainingConfig(model=model, packing=True))
@@ -193,6 +193,6 @@ def test_a_model_in_memory_is_checked_before_the_first_step(tmp_path: Path) -> N
 
 def test_bfd_of_a_mixture_of_depths_is_refused() -> None:
     with pytest.raises(
-        GymError, match="routers of mixture_of_depths choose among the tokens of all packed rows"
+        GymError, match="routers of mixture_of_depths select from the tokens of all packed rows"
     ):
         check_config(TrainingConfig(model="gym-nano", packing="bfd", mixture_of_depths={}))

@@ -431,7 +431,7 @@ def test_a_device_that_this_machine_lacks_is_planned_for_and_named(monkeypatch: 
     assert (plan.device, plan.available, plan.seconds) == ("cuda", None, None)
     lines = dict(plan.lines())
     assert lines["memory at the peak"].endswith("on cuda, not on this machine")
-    assert lines["time"] == "not tried: this machine has no cuda"
+    assert lines["time"] == "not measured: this machine has no cuda"
 
 
 def test_a_processor_has_no_more_memory_than_the_limit_of_its_container(

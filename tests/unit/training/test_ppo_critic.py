@@ -102,7 +102,7 @@ def test_a_critic_of_another_vocabulary_is_refused(shared_folder: Path, tmp_path
     trainer = Trainer(
         config(tmp_path / "run", "ppo", {"critic": name}, model="gym-nano", max_steps=1), graders=[Letters()]
     )
-    with pytest.raises(GymError, match=r"ppo.critic: .* 512 tokens, and the policy has 262") as caught:
+    with pytest.raises(GymError, match=r"ppo.critic: .* 512 tokens, but the policy has 262") as caught:
         trainer.train(ROWS * 2)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 

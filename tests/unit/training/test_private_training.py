@@ -214,7 +214,7 @@ def test_a_layer_that_couples_examples_is_found_on_made_up_rows(tiny_base: Path)
     model = model_of(tiny_base, "full")
     old = model.model.layers[0].mlp.up_proj
     model.model.layers[0].mlp.up_proj = Mixing(old.in_features, old.out_features, bias=False)
-    with pytest.raises(GymError, match="has no gradients per example"):
+    with pytest.raises(GymError, match="has no per-example gradients"):
         require_exact(ClippedGradients(model, "hooks", NORM))
 
 
@@ -391,7 +391,10 @@ def test_noise_above_the_signal_of_one_run_is_said_and_below_it_is_not(
     assert not capsys.readouterr().err
     make_plan(config(tmp_path, tiny_base, privacy={"noise_multiplier": 50.0}), len(ROWS))
     said = " ".join(capsys.readouterr().err.split())
-    assert "the noise is 1.2 times what the examples can add at most; hardly anything will be learned" in said
+    assert (
+        "the noise is 1.2 times the maximum contribution of the examples; almost nothing will be learned"
+        in said
+    )
 
 
 def test_noise_that_cannot_be_accounted_for_is_refused_before_the_first_step(

@@ -71,7 +71,7 @@ def test_a_thread_grows_turn_by_turn_and_gives_what_templates_and_graders_read()
     for wrong in [("gpt", "hi")], [("user", None)], [("user",)]:
         with pytest.raises(GymError, match="turn 1 of a StringThread"):
             StringThread(wrong)  # type: ignore[arg-type]
-    with pytest.raises(GymError, match="no thread in a row with text"):
+    with pytest.raises(GymError, match="cannot make a thread of a row with text"):
         StringThread.of_row({"text": "words"})
 
 
@@ -212,9 +212,9 @@ def test_what_a_loop_cannot_do_is_refused_before_it_begins(context: RecipeContex
         SFT([], model, samples_per_batch=8, samples_per_mini_batch=3)
     with pytest.raises(GymError, match="thread 1 has no answer at its end"):
         SFT([asked], model, context=context).rows()
-    with pytest.raises(GymError, match="pair 1: the two threads do not begin alike"):
+    with pytest.raises(GymError, match="pair 1: the two threads have different prompts"):
         DPO([(asked.assistant("a"), asked.user("b").assistant("c"))], model, context=context).rows()
-    with pytest.raises(GymError, match="value_model is no critic"):
+    with pytest.raises(GymError, match="value_model is not a critic"):
         PPO([asked], model, model, few_characters, context=context).run()
     with pytest.raises(GymError, match="max_steps") as caught:
         PPO([asked], model, None, few_characters, max_steps=3)

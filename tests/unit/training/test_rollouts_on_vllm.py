@@ -187,7 +187,7 @@ def test_log_probabilities_from_before_the_sampling_are_refused(
     server: PolicyServer, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "processed", False)
-    with pytest.raises(GymError, match="from before the sampling") as error:
+    with pytest.raises(GymError, match="without the sampling") as error:
         train(config(tmp_path / "run", tiny_base, rollouts={"url": server.url}))
     assert "processed_logprobs" in error.value.hint
 

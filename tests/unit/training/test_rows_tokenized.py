@@ -98,7 +98,7 @@ def test_rows_for_another_loss_are_kept_too(tmp_path: Path) -> None:
     [
         ({"max_length": 128}, "were encoded with max_length 64, and it is 128"),
         ({"algorithm": "pretrain"}, "were encoded with algorithm 'sft', and it is 'pretrain'"),
-        ({"chat_template": "vicuna"}, "were encoded with another chat template"),
+        ({"chat_template": "vicuna"}, "were encoded with a different chat template"),
         ({"mask_history": True}, "were encoded with mask_history False"),
     ],
 )
@@ -118,14 +118,14 @@ def test_rows_of_another_tokenizer_are_refused(tmp_path: Path, rows: Path, tiny_
     tokenizer = load_tokenizer(str(tiny_base))
     tokenizer.add_tokens(["xyz"])
     tokenizer.save_pretrained(tmp_path / "other")
-    with pytest.raises(GymError, match="were encoded with another tokenizer"):
+    with pytest.raises(GymError, match="were encoded with a different tokenizer"):
         preprocess(config(tmp_path, rows, model=str(tmp_path / "other")))
 
 
 def test_sources_that_have_changed_since_are_refused(tmp_path: Path, rows: Path) -> None:
     preprocess(config(tmp_path, rows))
     rows.write_text(rows.read_text().replace('"y"', '"z"'))
-    with pytest.raises(GymError, match="rows that data and eval_data name are not those in") as caught:
+    with pytest.raises(GymError, match="rows of data and eval_data differ from those in") as caught:
         Trainer(config(tmp_path, rows)).train()
     assert caught.value.code is ErrorCode.DATA_INVALID
 
@@ -142,7 +142,7 @@ def test_changed_bytes_and_ids_that_no_token_has_are_refused(tmp_path: Path, row
 
 
 def test_what_cannot_be_kept_is_refused_before_anything_is_written(tmp_path: Path, rows: Path) -> None:
-    with pytest.raises(GymError, match="tokenized_path: the rows of grpo are made with a second model"):
+    with pytest.raises(GymError, match="tokenized_path: the rows of grpo need a second model"):
         preprocess(config(tmp_path, rows, algorithm="grpo", grpo={"num_generations": 2}))
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens/mine.txt").write_text("kept")
@@ -194,7 +194,7 @@ def test_an_index_of_a_strange_form_is_refused(tmp_path: Path, rows: Path, chang
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda row: {**row, "labels": row["labels"][1:]}, "another number of labels"),
+        (lambda row: {**row, "labels": row["labels"][1:]}, "different numbers of labels"),
         (lambda row: {**row, "input_ids": [-7, *row["input_ids"][1:]]}, "input_ids holds -7"),
         (lambda row: {**row, "input_ids": None}, "input_ids has rows without a value"),
     ],
@@ -214,7 +214,7 @@ def test_columns_that_no_algorithm_writes_and_files_that_are_no_arrow_are_refuse
 ) -> None:
     preprocess(config(tmp_path, rows))
     rewrite(tmp_path, lambda row: row)  # int64, as nothing here writes
-    with pytest.raises(GymError, match="columns that no algorithm writes"):
+    with pytest.raises(GymError, match="it has unknown columns"):
         Trainer(config(tmp_path, None)).train()
     file = tmp_path / "tokens/train.arrow"
     file.write_bytes(b"[1, 2]")

@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_that_the_config_names_is_refused_by_name(
         assert caught.value.code is ErrorCode.STATE_CORRUPT
     assert not (tmp_path / "new").exists()
     (named / SEAL).unlink()
-    with pytest.raises(GymError, match="saving it was cut off"):
+    with pytest.raises(GymError, match="saving was interrupted"):
         run(tmp_path / "new", **common(tiny_base, method), resume_from_checkpoint=str(named))
 
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_whose_saving_was_cut_off_is_deleted_and_reported(
     folder = killed[1]
     shutil.copytree(folder, tmp_path / "again")
     (tmp_path / "again/checkpoints/checkpoint-4" / SEAL).unlink()
-    with pytest.warns(RunWarning, match="checkpoint-4: deleted, because saving it was cut off"):
+    with pytest.warns(RunWarning, match="checkpoint-4: deleted, because saving was interrupted"):
         assert RunFolder(tmp_path / "again").last_checkpoint() == tmp_path / "again/checkpoints/checkpoint-2"
     assert not (tmp_path / "again/checkpoints/checkpoint-4").exists()
 

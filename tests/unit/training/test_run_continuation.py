@@ -59,14 +59,14 @@ def test_a_checkpoint_of_a_run_that_learnt_something_else_is_refused(
     with pytest.raises(GymError, match="max_steps was 4 and is 5") as caught:
         run(tmp_path / "b", **{**common(tiny_base), **named, "max_steps": 5})
     assert caught.value.code is ErrorCode.CONFIG_INVALID
-    with pytest.raises(GymError, match="on other data"):
+    with pytest.raises(GymError, match="on different data"):
         Trainer(settings(tmp_path / "b", **common(tiny_base), **named)).train(ROWS[:8])
     assert not (tmp_path / "b").exists()
 
 
 def test_what_no_run_has_written_is_refused(tiny_base: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoint-2").mkdir()
-    with pytest.raises(GymError, match="is no checkpoint of a run of gym train"):
+    with pytest.raises(GymError, match="is not a checkpoint of a gym train run"):
         run(tmp_path / "b", **common(tiny_base), resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     with pytest.raises(ValidationError, match="early_stopping keeps more than a checkpoint holds"):
         settings(tmp_path / "b", resume_from_checkpoint="x/checkpoints/checkpoint-2", early_stopping={})

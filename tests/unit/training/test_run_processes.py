@@ -21,10 +21,10 @@ def test_another_number_of_processes_does_not_go_on(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("WORLD_SIZE", "2")
     begun = RunFolder(config.output_dir)
     begun.open(config, "digest", resume=True)
-    with pytest.raises(GymError, match=rf"another process \({os.getpid()}\) is at work") as locked:
+    with pytest.raises(GymError, match=rf"another process \({os.getpid()}\) is using") as locked:
         RunFolder(config.output_dir).open(config, "digest", resume=True)
     assert locked.value.code is ErrorCode.STATE_LOCKED
-    with pytest.raises(GymError, match="is at work in it"):
+    with pytest.raises(GymError, match="is using it"):
         RunFolder(config.output_dir).delete()
     begun.close()
     assert json.loads((tmp_path / "run/run.json").read_text())["num_processes"] == 2
@@ -33,7 +33,7 @@ def test_another_number_of_processes_does_not_go_on(tmp_path: Path, monkeypatch:
     again.close()
     (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(GymError, match="unfinished run of 2 processes, and now there are 1") as caught:
+    with pytest.raises(GymError, match="unfinished run of 2 processes, but now there are 1") as caught:
         RunFolder(config.output_dir).open(config, "digest", resume=True)
     assert caught.value.code is ErrorCode.FILE_EXISTS
     assert "resume with 2 processes, or with 16 rows per step" in caught.value.hint
@@ -53,7 +53,7 @@ def test_a_killed_process_frees_its_folder(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(GymError, match=rf"another process \({holder.pid}\) is at work"):
+        with pytest.raises(GymError, match=rf"another process \({holder.pid}\) is using"):
             FolderLock(tmp_path)
         holder.kill()
     FolderLock(tmp_path).release()
@@ -69,7 +69,7 @@ def test_deepspeed_trains_in_the_precision_asked_for_and_never_goes_back(tmp_pat
     config = TrainingConfig(
         model="gym-nano", output_dir=tmp_path, distributed=split, loss_spikes={"rollback": True}, save_steps=1
     )
-    with pytest.raises(GymError, match="cannot go back to a checkpoint"):
+    with pytest.raises(GymError, match="cannot return to a checkpoint"):
         check_distributed(config, 2)
 
 
@@ -87,7 +87,7 @@ def test_a_layer_split_over_processes_gets_no_adapter(tmp_path: Path) -> None:
         distributed={"strategy": "tensor_parallel"},
     )
     with pytest.raises(
-        GymError, match="tensor_parallel splits the layers, and PEFT's layers for lora expect whole ones"
+        GymError, match="tensor_parallel splits the layers, but PEFT's layers for lora expect whole ones"
     ):
         check_distributed(config, 2)
 

@@ -95,7 +95,10 @@ def test_held_out_rows_are_left_alone_where_evaluation_is_off(tiny_base: Path, t
     ("keys", "problem"),
     [
         ({"save_strategy": "steps"}, "save_strategy: steps needs save_steps"),
-        ({"eval_strategy": "epoch", "eval_steps": 5}, "eval_steps: 5 is not read under eval_strategy: epoch"),
+        (
+            {"eval_strategy": "epoch", "eval_steps": 5},
+            "eval_steps: 5 has no effect with eval_strategy: epoch",
+        ),
         ({"eval_strategy": "no", "early_stopping": {}}, "early_stopping: needs evaluations"),
     ],
 )
@@ -120,5 +123,7 @@ def test_rows_are_learned_in_their_order_where_they_are_not_shuffled(tiny_base: 
         [heldout_loss(loaded.model, loaded.tokenizer, part, max_length=64) for part in parts], rel=1e-5
     )
     for algorithm in ("kto", "npo"):
-        with pytest.raises(GymError, match=f"shuffle: false, but {algorithm} orders its rows by itself"):
+        with pytest.raises(
+            GymError, match=f"shuffle: false, but {algorithm} determines the order of its rows"
+        ):
             check_config(TrainingConfig(model="gym-nano", algorithm=algorithm, shuffle=False))

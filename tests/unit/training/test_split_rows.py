@@ -79,7 +79,7 @@ def test_each_process_keeps_a_part_of_the_model_and_the_main_one_collects_it(
     assert 0 < other["kept"] < 0.8
     assert main["collected"]
     assert (main["number"] > 20, other["number"]) == (True, 0)
-    assert "outside of the pipeline" in main["outside"]
+    assert "outside the pipeline" in main["outside"]
 
 
 def test_stages_are_balanced() -> None:
@@ -108,10 +108,10 @@ def refused(settings: dict[str, Any], processes: int = 2, **more: Any) -> str:
 @pytest.mark.parametrize(
     ("settings", "more", "reason"),
     [
-        ({"sequence_parallel_size": 3}, {}, "sequence_parallel_size: 2 processes are no multiple of 3"),
+        ({"sequence_parallel_size": 3}, {}, "sequence_parallel_size: 2 processes are not a multiple of 3"),
         ({}, {"algorithm": "kto"}, "splits the tokens of a row, which kto does not support here"),
         ({}, {"attention": "eager"}, "attention is eager"),
-        ({}, {"neftune_noise_alpha": 5.0}, "does not go with neftune_noise_alpha"),
+        ({}, {"neftune_noise_alpha": 5.0}, "cannot be combined with neftune_noise_alpha"),
     ],
 )
 def test_what_reads_whole_rows_is_refused_before_loading(
@@ -125,7 +125,7 @@ def test_what_reads_whole_rows_is_refused_before_loading(
     [
         ({"gradient_accumulation_steps": 1}, "needs as many micro-batches as processes, 2"),
         ({"algorithm": "kto"}, "which kto does not support here"),
-        ({"finetuning": "ia3"}, "was not tried with finetuning: ia3"),
+        ({"finetuning": "ia3"}, "is not tested with finetuning: ia3"),
         ({"optimizer": "muon"}, "which muon does not support here"),
         (
             {"algorithm": "dpo", "dpo": {"precompute_ref_log_probs": False}},
@@ -142,5 +142,5 @@ def test_what_a_pipeline_does_not_support_is_refused_before_loading(
 
 @pytest.mark.parametrize("key", [{"sequence_parallel_size": 2}, {"pipeline_schedule": "gpipe"}])
 def test_a_setting_of_another_strategy_is_refused(key: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(key))} is for"):
+    with pytest.raises(ValueError, match=f"{next(iter(key))} applies to"):
         TrainingConfig(model="gym-nano", distributed=key)

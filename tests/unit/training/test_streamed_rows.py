@@ -140,7 +140,7 @@ def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
         ({"eval_strategy": "epoch"}, "eval_strategy: epoch, but a stream has none"),
         ({"tokenized_path": "tokens"}, "tokenized_path needs all rows"),
         ({"algorithm": "dpo", "neftune_noise_alpha": None}, "dpo needs all rows before the first step"),
-        ({"data": [{"path": "rows.jsonl", "weight": 1.5}]}, "weight 1.5 would draw among all rows"),
+        ({"data": [{"path": "rows.jsonl", "weight": 1.5}]}, "weight 1.5 would sample from all rows"),
     ],
 )
 def test_what_needs_all_rows_is_refused_by_name(

@@ -77,7 +77,7 @@ def test_a_template_whose_end_token_is_no_token_is_refused_before_the_weights_ar
         (tmp_path / "away").rename(plain_base / "model.safetensors")
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert "chat_template_tokens: add" in caught.value.hint
-    assert "whose end token it has: zephyr, vicuna or default" in caught.value.hint
+    assert "whose end token the tokenizer has: zephyr, vicuna or default" in caught.value.hint
     assert not (tmp_path / "run").exists()
 
 

@@ -128,9 +128,11 @@ def test_an_adapter_of_scaled_positions_says_so_and_finds_its_base_from_anywhere
     adapter = trainer.export(tmp_path / "adapter", "adapter", check=False)
     monkeypatch.chdir(tmp_path)
     torch.testing.assert_close(logits(load_model(str(adapter)).model), wanted, atol=1e-4, rtol=1e-4)
-    with pytest.raises(GymError, match="a delta holds differences of weights, and would lose the scaling"):
+    with pytest.raises(
+        GymError, match="a delta holds only differences of weights, so the scaling would be lost"
+    ):
         trainer.export(tmp_path / "mine.gymdelta", "delta", check=False)
-    with pytest.raises(GymError, match="a soup holds differences of weights"):
+    with pytest.raises(GymError, match="a soup holds only differences of weights"):
         trainer.apply_deltasoup({}, MEAN)
 
 
@@ -202,7 +204,7 @@ def test_an_export_that_fails_half_way_leaves_no_folder_of_that_name(
 
 def test_refusals_name_what_is_missing(tiny_base: Path, tmp_path: Path) -> None:
     untrained = Trainer(TrainingConfig(model=str(tiny_base), output_dir=tmp_path / "never"))
-    with pytest.raises(GymError, match="nothing is trained yet"):
+    with pytest.raises(GymError, match="nothing has been trained yet"):
         untrained.export(tmp_path / "out")
     trainer = trained(tiny_base, tmp_path / "run")
     with pytest.raises(GymError, match="has no adapter"):
@@ -213,5 +215,5 @@ def test_refusals_name_what_is_missing(tiny_base: Path, tmp_path: Path) -> None:
     with pytest.raises(GymError) as caught:
         trainer.export(tmp_path / "out", check=False)
     assert caught.value.code is ErrorCode.FILE_EXISTS
-    with pytest.raises(GymError, match="'self' is this trainer's own work"):
+    with pytest.raises(GymError, match="'self' is reserved for this trainer's own result"):
         trainer.apply_deltasoup({"self": "x.gymdelta"})

@@ -41,7 +41,7 @@ def test_a_recipe_loads_names_a_registered_algorithm_and_survives_a_round_trip(
         ({"model": "gym-nano", "model_init": {}}, "model_init"),
         ({"packing": True, "assistant_only_loss": True}, "exclude each other"),
         ({"data": [{"tasks": ["copy"]}]}, "tasks need num_examples"),
-        ({"data": [{}]}, "either path or tasks"),
+        ({"data": [{}]}, "one of path, tasks"),
         ({"lr": 1.0}, "did you mean|known"),
         ({"model_name_or_path": "m", "dataset_name": "d"}, "did you mean 'model'"),
         ({"sequence_len": 512}, "did you mean 'max_length'"),
@@ -85,7 +85,7 @@ def test_a_recipe_that_groups_by_length_does_so_in_the_round_and_others_name_no_
     ("recipe", "why"),
     [
         ({"privacy": {"noise_multiplier": 1.0}}, "batches would depend on the rows"),
-        ({"algorithm": "kto"}, "kto orders its rows by itself"),
+        ({"algorithm": "kto"}, "kto determines the order of its rows"),
     ],
 )
 def test_a_recipe_that_cannot_group_by_length_is_refused(recipe: dict[str, Any], why: str) -> None:
@@ -97,7 +97,7 @@ def test_a_recipe_that_cannot_group_by_length_is_refused(recipe: dict[str, Any],
     ("recipe", "why"),
     [
         ({"finetuning": "lora"}, "lora trains new factors every round"),
-        ({"privacy": {"noise_multiplier": 1.0}}, "DP-SGD has an optimiser of its own"),
+        ({"privacy": {"noise_multiplier": 1.0}}, "DP-SGD has its own optimiser"),
     ],
 )
 def test_a_recipe_whose_optimizer_has_no_state_to_keep_is_refused(recipe: dict[str, Any], why: str) -> None:

@@ -77,7 +77,7 @@ def test_the_sections_of_installed_members_are_read_and_written_like_ours(tmp_pa
             "2:1: weighed_sft: is given, but algorithm is sft; remove",
         ),
         ("norms: {}\nfinetuning: lora\n", "1:1: norms: is given, but finetuning is lora; remove the section"),
-        ("watch: {}\n", "1:1: watch.word: required, but not given"),
+        ("watch: {}\n", "1:1: watch.word: required, but missing"),
         ("loud: 7\n", "1:1: loud: Input should be a valid boolean"),
         ("weighted_sft: {}\nalgorithm: weighed_sft\n", "1:1: weighted_sft: unknown key"),
         (
@@ -124,7 +124,7 @@ def test_a_section_that_would_take_the_place_of_a_key_of_ours_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, {"gym_fed.algorithms": {"seed": f"{HERE}:WeighedSft"}})
-    with pytest.raises(GymError, match="'seed': gym-fed has a key of that name"):
+    with pytest.raises(GymError, match="'seed': gym-fed has a key of this name"):
         read(tmp_path, "algorithm: seed\n")
 
 
@@ -175,7 +175,7 @@ def test_a_feature_whose_key_means_something_else_is_left_out_with_a_warning(
 ) -> None:
     install(monkeypatch, {"gym_fed.features": {"seed": f"{HERE}:Loud"}})
     assert active_features(read(tmp_path, "model: gym-nano\nseed: 7\n")) == {}
-    assert "left out: feature 'seed': its key is one of ours" in caplog.text
+    assert "left out: feature 'seed': gym-fed has a key of this name" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_what_lies_in_output_dir_is_never_overwritten_silently(tiny_base: Path, 
         train(tiny_base, config(folder, save_steps=3, learning_rate=0.5))
     loaded = load_model(str(tiny_base))
     other = Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer)
-    with pytest.raises(GymError, match="on other data"):
+    with pytest.raises(GymError, match="on different data"):
         other.train(generate("copy", 60, seed=1))
     with pytest.raises(GymError, match="unfinished run"):
         other.train(ROWS, resume=False)
@@ -174,7 +174,7 @@ def test_a_run_in_which_nothing_was_learnt_gives_way_to_another_config(tmp_path:
     (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(GymError, match=r"another config: learning_rate was 0.5 and is 0.01"):
         begin("other")
-    with pytest.raises(GymError, match="on other data"):
+    with pytest.raises(GymError, match="on different data"):
         begin(learning_rate=0.5)
     with pytest.raises(
         GymError, match="finetuning was 'full' and is 'lora', lora was None and is a section "
@@ -193,14 +193,14 @@ def test_no_rows_and_other_held_out_rows_are_refused(tiny_base: Path, tmp_path: 
         return trainer.train(rows, held_out)
 
     for rows, held_out, name in (([], None, "data"), (ROWS, [], "eval_data")):
-        with pytest.raises(GymError, match=f"{name}: there are no rows"):
+        with pytest.raises(GymError, match=f"{name}: contains no rows"):
             run(rows, held_out)
     assert not (tmp_path / "run").exists()
     with pytest.raises(GymError, match="stopped at step 1"):
         run(ROWS[:8], ROWS[8:10], should_stop=lambda: True)
-    with pytest.raises(GymError, match="with other held-out rows"):
+    with pytest.raises(GymError, match="with different held-out rows"):
         run(ROWS[:8], ROWS[10:12])
-    with pytest.raises(GymError, match="on other data"):
+    with pytest.raises(GymError, match="on different data"):
         run(ROWS[12:20], ROWS[8:10])
     assert run(ROWS[:8], ROWS[8:10]).steps == settings.max_steps
 

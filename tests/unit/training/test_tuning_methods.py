@@ -180,7 +180,7 @@ def test_freeze_trains_the_blocks_that_llama_pro_added() -> None:
     TUNING.new("freeze").prepare(model, settings)  # of every two layers the second
     assert {blocks.get(id(value)) for value in model.parameters() if value.requires_grad} == {"layer 1"}
     settings = TrainingConfig(finetuning="freeze", freeze={"num_trainable_layers": 4, "llama_pro": True})
-    with pytest.raises(GymError, match="6 layers are no multiple of num_trainable_layers 4"):
+    with pytest.raises(GymError, match="6 layers are not a multiple of num_trainable_layers 4"):
         TUNING.new("freeze").prepare(model, settings)
 
 
@@ -218,11 +218,14 @@ def test_loraplus_and_lora_fa_move_their_own_weights(runs: TunedRuns, tiny_base:
     [
         (
             {"finetuning": "lora", "lora": {"target_modules": ["nothing"]}},
-            r"lora\.target_modules.*fits no layer",
+            r"lora\.target_modules.*matches no layer",
         ),
         ({"finetuning": "oft", "oft": {"oft_block_size": 7}}, "oft: does not fit"),
         ({"finetuning": "boft", "boft": {"boft_block_size": 10}}, "boft: does not fit"),
-        ({"finetuning": "ia3", "ia3": {"target_modules": ["x"], "feedforward_modules": []}}, "fits no layer"),
+        (
+            {"finetuning": "ia3", "ia3": {"target_modules": ["x"], "feedforward_modules": []}},
+            "matches no layer",
+        ),
         (
             {"finetuning": "lora", "lora": {"modules_to_save": ["nope"]}},
             "modules_to_save: .* no module 'nope'",
@@ -233,10 +236,10 @@ def test_loraplus_and_lora_fa_move_their_own_weights(runs: TunedRuns, tiny_base:
         ),
         ({"finetuning": "lora", "lora": {"rank_pattern": {"nope": 3}}}, "rank_pattern: .* no module 'nope'"),
         ({"finetuning": "lora", "lora": {"alpha_pattern": {"norm": 3}}}, "alpha_pattern keys did not match"),
-        ({"finetuning": "lora", "lora": {"rank_pattern": {"[(": 3}}}, "is no regular expression"),
+        ({"finetuning": "lora", "lora": {"rank_pattern": {"[(": 3}}}, "is not a regular expression"),
         (
             {"finetuning": "lora", "lora": {"target_modules": "[("}},
-            "target_modules: .* no regular expression",
+            "target_modules: .* not a regular expression",
         ),
     ],
 )
@@ -251,7 +254,7 @@ def test_settings_that_do_not_fit_the_model_are_refused_and_not_bent(
 def test_patterns_that_match_no_target_are_refused_with_what_to_name(tiny_base: Path, tmp_path: Path) -> None:
     with pytest.raises(GymError, match="did not match") as caught:
         train(tiny_base, tmp_path / "run", finetuning="lora", lora={"alpha_pattern": {"norm": 3}})
-    assert "name modules that target_modules names" in caught.value.hint
+    assert "name modules that are also in target_modules" in caught.value.hint
 
 
 def test_a_config_is_as_it_was_after_the_model_is_prepared() -> None:
@@ -265,11 +268,11 @@ def test_a_config_is_as_it_was_after_the_model_is_prepared() -> None:
     ("settings", "problem"),
     [
         ({"finetuning": "lora", "lora": {"init_lora_weights": "loftq"}}, "loftq corrects quantization"),
-        ({"finetuning": "lora", "lora": {"lora_fa": True}, "optimizer": "sgd"}, "an optimiser of its own"),
+        ({"finetuning": "lora", "lora": {"lora_fa": True}, "optimizer": "sgd"}, "its own optimiser"),
         ({"finetuning": "adalora", "algorithm": "dpo"}, "adalora adds its penalty"),
         (
             {"finetuning": "adalora", "max_steps": 1},
-            "a run of 1 optimiser step leaves none in which ranks fall",
+            "a run of 1 optimiser step leaves none for reducing ranks",
         ),
         (
             {"finetuning": "boft", "boft": {"boft_n_butterfly_factor": 2}},

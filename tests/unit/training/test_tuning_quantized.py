@@ -143,7 +143,7 @@ def test_a_model_quantised_elsewhere_is_held_against_what_is_installed(
     if not torch.cuda.is_available():
         with pytest.raises(GymError, match="needs a CUDA GPU"):
             Trainer(TrainingConfig(model=name, finetuning="lora"))
-    with pytest.raises(GymError, match=f"is quantised already, by {method}"):
+    with pytest.raises(GymError, match=f"is already quantised by {method}"):
         Trainer(TrainingConfig(model=name, finetuning="lora", quantization={}))
 
 
@@ -155,7 +155,7 @@ def test_packed_weights_stay_packed_where_gptqmodel_runs_them(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     with pytest.raises(GymError, match=f"quantised by {method}"):
         Trainer(TrainingConfig(model=name, finetuning="full"))
-    with pytest.raises(GymError, match=f"is quantised already, by {method}"):
+    with pytest.raises(GymError, match=f"is already quantised by {method}"):
         Trainer(TrainingConfig(model=name, finetuning="lora", quantization={}))
 
 
@@ -255,7 +255,7 @@ def test_methods_and_bits_that_no_library_has_are_refused_with_the_reason() -> N
             TrainingConfig(finetuning="lora", quantization={"method": method})
     with pytest.raises(ValueError, match=r"bits: bitsandbytes supports 4, 8, not 3; use hqq or torchao"):
         TrainingConfig(finetuning="lora", quantization={"bits": 3})
-    with pytest.raises(ValueError, match="group_size is for hqq and torchao"):
+    with pytest.raises(ValueError, match="group_size applies only to hqq and torchao"):
         TrainingConfig(finetuning="lora", quantization={"group_size": 32})
 
 
@@ -265,7 +265,7 @@ def test_packed_layers_are_refused_with_other_methods_and_groups_that_do_not_fit
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     section = {"method": "torchao", "bits": 3, "group_size": 56}
     name = str(tiny_base)
-    with pytest.raises(GymError, match="tried with plain LoRA alone"):
+    with pytest.raises(GymError, match="tested only with plain LoRA"):
         Trainer(TrainingConfig(model=name, finetuning="vera", quantization=section))
     chosen = TrainingConfig(model=name, finetuning="lora", quantization=section, device="cpu")
     with pytest.raises(GymError, match=r"group_size: 56 does not divide model\.layers\.0"):

@@ -167,7 +167,7 @@ def test_the_form_has_every_key_with_its_help_and_edits_the_text(client: TestCli
     assert edited == text + "lora:\n  r: 4\n"
     assert (
         post(client, "train/edit", 400, text=text, values={"data.x": 4})["error"]["hint"]
-        == "edit the text itself"
+        == "edit the YAML text"
     )
     assert client.post("/api/v1/train/edit", json={"text": text, "values": {"a b": 1}}).status_code == 400
 

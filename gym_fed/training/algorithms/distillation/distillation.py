@@ -55,9 +55,7 @@ class Distillation(Algorithm):
         resolve(settings.teacher)
         if settings.lmbda and (config.packing or config.assistant_only_loss is False):
             key = "packing" if config.packing else "assistant_only_loss"
-            reason = (
-                f"distillation.lmbda: {settings.lmbda} needs rows with a prompt, which {key} does away with"
-            )
+            reason = f"distillation.lmbda: {settings.lmbda} needs rows with a prompt, which {key} removes"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, f"remove {key}, or set distillation.lmbda: 0")
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
@@ -68,7 +66,7 @@ class Distillation(Algorithm):
         if (differs := _first_difference(ours, theirs)) is not None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"distillation.teacher: {settings.teacher} has {counted(len(theirs), 'token')}, the student's "
+                f"distillation.teacher: {settings.teacher} has {counted(len(theirs), 'token')}, but the student's has "
                 f"{len(ours):,}; "
                 f"{differs}",
                 _HINT,
@@ -168,7 +166,7 @@ def _teacher(job: Job, settings: DistillationSettings) -> tuple[Any, int]:
     if largest >= theirs:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"distillation.teacher: {settings.teacher} has {counted(theirs, 'row')} of embeddings, and the data "
+            f"distillation.teacher: {settings.teacher} has {counted(theirs, 'row')} of embeddings, but the data "
             "has the token "
             f"{largest:,}",
             "restore its weights and tokenizer, or choose another teacher",
@@ -200,5 +198,5 @@ def _first_difference(ours: dict[str, int], theirs: dict[str, int]) -> str | Non
         pair = teacher.get(number), student.get(number)
         if pair[0] != pair[1]:
             tokens = ("no token" if token is None else repr(plain(token, 40)) for token in pair)
-            return "id {} is {} there and {} here".format(number, *tokens)
+            return "id {} is {} for the teacher and {} for the student".format(number, *tokens)
     return None if ours == theirs else "a token has two ids"

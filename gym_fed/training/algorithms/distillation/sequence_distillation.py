@@ -61,11 +61,11 @@ class SequenceDistillation(Algorithm):
             limit = self.settings(config).max_completion_length
             place = f"sequence_distillation.max_completion_length: {counted(limit, 'token')}"
             if not taught:
-                reason = f"{place} end none of the teacher's {counted(unfinished, 'answer')}"
+                reason = f"{place} allow none of the teacher's {counted(unfinished, 'answer')}"
                 remedy = "raise it, or choose a teacher that ends its answers"
                 raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
             console.err.print(
-                f"{place}: left out {unfinished} of {counted(len(rows), 'answer')}, without an end"
+                f"{place}: skipped {unfinished} of {counted(len(rows), 'answer')}, without an end"
             )
         encoded = _Sft().encode(config, tokenizer, taught)
         dropped = RowCounts(rows=unfinished, dropped=unfinished)

@@ -52,7 +52,7 @@ class Kto(Algorithm):
         if not _estimates_kl(config):
             return
         too_few = "per_device_train_batch_size: kto estimates the KL across a step and needs more than one row in it"
-        fixed = "group_by_length: kto takes its rows in a fixed order"
+        fixed = "group_by_length: kto uses its rows in a fixed order"
         other = "or use kto.loss_type: apo_zero_unpaired"
         refuse_first(
             (_step_rows(config) < 2, too_few, f"set it or gradient_accumulation_steps to 2 or more, {other}"),
@@ -99,12 +99,12 @@ def _labels(rows: list[Row]) -> list[bool]:
         liked = label_of(row["label"])
         if liked is None:
             reason = f"row {number}: label is {row['label']!r}"
-            raise GymError(ErrorCode.DATA_INVALID, reason, "give true or false, or 1 or 0")
+            raise GymError(ErrorCode.DATA_INVALID, reason, "use true or false, or 1 or 0")
         labels.append(liked)
     if len(set(labels)) == 1:
         console.err.print(
             f"warning: kto: the label of all {counted(len(labels), 'row')} is {str(labels[0]).lower()}, so the run "
-            "has no examples of the other kind of answer"
+            "has no examples of the other label"
         )
     return labels
 

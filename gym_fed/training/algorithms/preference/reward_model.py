@@ -96,7 +96,7 @@ class RewardModel(Algorithm):
                 )
         except ValueError as error:
             reason = f"transformers has no sequence classification for {type(model).__name__}"
-            raise GymError(ErrorCode.MODEL_INVALID, reason, "take another model") from error
+            raise GymError(ErrorCode.MODEL_INVALID, reason, "use another model") from error
         setattr(scorer, scorer.base_model_prefix, getattr(model, model.base_model_prefix))
         set_seed(config.seed)
         for name, head in scorer.named_children():

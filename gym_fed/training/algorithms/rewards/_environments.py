@@ -114,8 +114,8 @@ def _between(tokenizer: Any, messages: list[Message], end: int | None) -> list[i
     if not found:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            "the chat template does not write the text of an answer before another turn",
-            "an environment needs a chat template for conversations of several turns",
+            "the chat template does not keep the text of an answer that another turn follows",
+            "use a chat template that supports several turns",
         )
     if end is not None:
         after = after.removeprefix(str(tokenizer.decode([end])))

@@ -55,9 +55,9 @@ class Rewarded(Algorithm):
         needed = prompts_per_generation(self.name, self.settings(config), config)
         if len(rows) < needed:
             reason = (
-                f"{counted(len(rows), 'prompt', 'are')} fewer than the {needed} that one generation answers"
+                f"{counted(len(rows), 'prompt', 'are')} fewer than the {needed} prompts of one generation"
             )
-            remedy = "give more rows, a smaller batch, or more num_generations"
+            remedy = "use more rows, a smaller batch, or more num_generations"
             raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
         _require_one_kind(tokenizer, rows)
         for start in range(0, len(rows), _CHUNK_ROWS):
@@ -100,7 +100,7 @@ class Rewarded(Algorithm):
         needed = prompts_per_generation(self.name, self.settings(job.config), job.config)
         if left_out := len(job.encoded) % needed:
             warnings.warn(
-                f"data: an epoch leaves out {left_out} of {counted(len(job.encoded), 'prompt')}, drawn anew each time: "
+                f"data: an epoch skips {left_out} of {counted(len(job.encoded), 'prompt')}, drawn again each time: "
                 f"a generation answers {needed}",
                 RunWarning,
                 stacklevel=2,
@@ -131,7 +131,7 @@ def prompts_per_generation(name: str, settings: RolloutSettings, config: Trainin
     return answers // settings.num_generations
 
 
-_TEXT = "training on rewards takes only text"
+_TEXT = "training on rewards supports only text"
 
 
 def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
@@ -139,11 +139,15 @@ def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
     first_is_text = isinstance(rows[0]["prompt"], str)
     for number, row in enumerate(rows, 1):
         mixed = isinstance(row["prompt"], str) != first_is_text
-        unnamed = "has tools, and the prompts of answers that are generated would not name them"
+        unnamed = "has tools, but prompts for generated answers would omit them"
         refuse_first(
-            (mixed, "texts and conversations are mixed", "give all prompts as text, or all as messages"),
+            (
+                mixed,
+                "plain strings and conversations are mixed",
+                "write all prompts as strings, or all as messages",
+            ),
             *((row.get(c) or row.get(m), f"has {c}", _TEXT) for c, m in MEDIA.items()),
-            (row.get("tools"), unnamed, "write them into a system message, or drop the key"),
+            (row.get("tools"), unnamed, "describe them in a system message, or drop the key"),
             code=ErrorCode.DATA_INVALID,
             prefix=f"row {number}: ",
         )
@@ -162,7 +166,7 @@ def _require_length(tokenizer: Any, rows: list[Row], start: int, max_length: int
     for number, row in enumerate(ids, start + 1):
         if not 0 < len(row) <= max_length:
             reason = (
-                f"row {number}: its prompt has {counted(len(row), 'token')}, and max_length is {max_length}"
+                f"row {number}: its prompt has {counted(len(row), 'token')}, but max_length is {max_length}"
             )
             remedy = "shorten the prompt, or raise max_length" if row else "fill it in, or delete the row"
             raise GymError(ErrorCode.DATA_INVALID, reason, remedy)

@@ -116,7 +116,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"vLLM's log-probabilities differ from the trained model's by {difference:.2f} on average",
-                "let vLLM serve the model of this run, with the same weights and chat template",
+                "serve this run's model with vLLM, with the same weights and chat template",
             )
 
     def _warn_of_resent(self) -> None:
@@ -319,8 +319,8 @@ def _environment_rollouts(
     split = f"distributed.strategy: {strategy} splits the model, and environments need ddp"
     for is_wrong, reason in (
         (strategy != "ddp", split),
-        (is_ahead, "conversations cannot be requested ahead: set rollouts.max_staleness to 0"),
-        (len(environments) > 1, "a run has one environment"),
+        (is_ahead, "conversations cannot be generated ahead: set rollouts.max_staleness to 0"),
+        (len(environments) > 1, "a run supports only one environment"),
         (trainer_class is not GrpoRollouts, f"{job.config.algorithm} has no environments: use grpo or gspo"),
         (any(isinstance(row["prompt"], str) for row in rows), "environments need prompts that are messages"),
     ):

@@ -41,9 +41,9 @@ class Ppo(Rewarded):
         if optimizer.of_one_model:
             conflict = f"optimizer: {config.optimizer} {optimizer.of_one_model}"
         answers = prompts_per_generation(self.name, settings, config) * settings.num_generations
-        no_critic = "ppo.critic: not given, and a quantised policy's body cannot be copied for it"
-        split = f"distributed.strategy: {strategy} splits one model, and ppo trains two"
-        single = "per_device_train_batch_size: one answer in a generation has nothing to be compared with"
+        no_critic = "ppo.critic: not set, but a quantised policy's body cannot be copied for it"
+        split = f"distributed.strategy: {strategy} shards one model, but ppo trains two"
+        single = "per_device_train_batch_size: a generation of one answer has nothing to compare it with"
         another = "or grpo, which needs no critic"
         refuse_first(
             (

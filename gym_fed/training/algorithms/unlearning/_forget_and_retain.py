@@ -43,16 +43,16 @@ class Unlearning(Algorithm):
         if not forget:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{config.algorithm}: none of the {counted(len(rows), 'row')} is to be forgotten",
+                f"{config.algorithm}: none of the {counted(len(rows), 'row')} is marked to be forgotten",
                 "mark a source with role: forget, or rows with forget: true",
             )
         if bool(retain) != bool(weight):
             problem = (
                 f"all {counted(len(rows), 'row', 'are')} to be forgotten"
                 if weight
-                else f"{counted(len(retain), 'row', 'are')} to be kept"
+                else f"{counted(len(retain), 'row', 'are')} to be retained"
             )
-            remedy = "add rows to keep" if weight else "remove them"
+            remedy = "add rows to retain" if weight else "remove them"
             reason = f"{problem}, but {config.algorithm}.retain_weight is {weight:g}"
             raise GymError(ErrorCode.DATA_INVALID, reason, f"{remedy}, or set another retain_weight")
         groups = [Sft().encode(config, tokenizer, group) if group else [] for group in (forget, retain)]

@@ -50,7 +50,7 @@ def test_without_a_terminal_and_yes_the_error_has_bytes_licence_and_command(hub:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"model": None}, "model: not given"),
+        ({"model": None}, "model: not set"),
         ({"data": []}, "data: no rows to train on"),
         ({"data": [{"path": "absent.jsonl"}]}, "no data file at absent.jsonl"),
         ({"eval_data": [{"path": "empty.jsonl"}]}, "empty.jsonl: contains no rows"),
