@@ -1,54 +1,58 @@
-"""Write a merged delta in the fewest bytes per tensor that stay within an error bound, and report that error.
+"""Write a delta in the fewest bytes per tensor that stay within an error bound, and report that error.
 
-No single codec fits every merged tensor. Sign bits of two updates average to three levels, trimmed updates to many
-zeros, LoRA factors to stacked factors, and a majority vote gives sign bits again. So each tensor gets the smallest
-encoding of ``menu`` whose relative error, measured on the tensor itself, is within a bound. (This project.)
+No single codec fits every tensor. A majority vote gives sign bits, trimmed updates mostly zeros, LoRA runs factors.
+Sums of sign bits have few levels, whose entropy the lattice comes close to, and a fine-tune is smallest in 8 bits. So
+each tensor gets the smallest encoding whose relative error, measured on the tensor itself, is within a bound. (This
+project.)
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gym_quant.codec import ROW, CodecError, Encoded, Params, Payload, Shape, as_matrix, sum_of_squares
 from gym_quant.codecs.lora import Lora
+from gym_quant.integers import IntegerCodec
 from gym_quant.registry import CODECS, get_codec
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import EncodeReport, TensorReport, lora_delta
 from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.kept import MIN_KEPT
+from gym_fed.delta.low_rank import Factors
 from gym_fed.delta.writer import DeltaEntry, write_delta
 
 EXACT = CodecPolicy(codec="as-merged", factors="float32", dense_dtype="float32", error_feedback=False)
-"""The codec of a soup before it is compacted: float32 factors if the merge gives factors, else float32 values."""
+"""The codec of a delta before it is compacted: float32 factors if there are factors, else float32 values."""
 
-ERROR, COARSE_ERROR = 0.01, 0.1
-"""Maximum relative error of a compact soup; higher for coarse updates, whose own error is several times that."""
+ERROR = 1.0 - MIN_KEPT
+"""Maximum relative error of each tensor of a compact delta."""
 
 Menu = tuple[tuple[str, Mapping[str, int | str]], ...]
 """Ways to write a matrix: codec and parameters."""
 
 _SMALL, _SAMPLE, _USUAL = 256, 1 << 18, (4096, 4096)
 
+VALUES: Menu = (("dense", {"dtype": "bfloat16"}),)
+"""The way to write small and one-dimensional tensors, and soups that keep the form of the merge."""
+
 
 @functools.cache
 def menu() -> Menu:
     """The encodings to try for a matrix besides ``EXACT``: ``Codec.compact`` of the built-in codecs, smallest first.
 
-    Codecs of other packages are never chosen: every reader of the soup would need the package.
+    Codecs of other packages are never chosen: every reader of the file would need the package.
     """
     options = [(name, option) for name in CODECS.own() for option in get_codec(name).compact]
     return tuple(sorted(options, key=lambda option: _bytes(option[0], option[1], _USUAL)))
-
-
-def values_only() -> Menu:
-    """The codec for small and one-dimensional tensors: the largest one, which loses the least."""
-    return menu()[-1:]
 
 
 @dataclass(frozen=True)
@@ -72,24 +76,17 @@ class CompactReport:
     codecs: dict[str, int] = field(repr=False)
 
 
-def error_bound(updates: Sequence[DeltaFile]) -> float:
-    """``COARSE_ERROR`` if every matrix of every update has a coarse codec (``Codec.coarse``), else ``ERROR``."""
-    records = [update.record(name) for update in updates for name in update.names]
-    codecs = {record.codec for record in records if not _is_small(record.shape)}
-    return COARSE_ERROR if codecs and all(get_codec(name).coarse for name in codecs) else ERROR
-
-
 def write_compact(
-    exact: DeltaFile, out_path: Path, spec: BaseSpec, bound: float, options: Menu | None = None
+    exact: DeltaFile, out_path: Path, spec: BaseSpec, bound: float = ERROR, options: Menu | None = None
 ) -> None:
     """Write each tensor of ``exact`` with the smallest codec within ``bound``, one tensor in memory at a time.
 
     Args:
-        exact: The soup, written by ``EXACT``.
+        exact: The delta, written by ``EXACT``.
         out_path: The file to write.
         spec: Spec of the base.
         bound: Maximum relative error of each tensor; 0 keeps every bit.
-        options: Codecs to try besides the exact soup's own, by default ``menu()``. For float32 factors, bfloat16
+        options: Codecs to try besides the exact delta's own, by default ``menu()``. For float32 factors, bfloat16
             factors are always tried.
     """
     options = menu() if options is None else options
@@ -100,6 +97,40 @@ def write_compact(
             entries.append(_smallest(exact, name, delta, bound, options))
         exact.release(name)
     write_delta(out_path, entries, spec, exact.manifest.extra)
+
+
+def encode_compact(
+    factors: Mapping[str, Factors],
+    values: Mapping[str, Tensor],
+    out_path: Path,
+    spec: BaseSpec,
+    bound: float = ERROR,
+) -> EncodeReport:
+    """Write a fine-tune's change with the smallest codec per tensor (``write_compact``).
+
+    Args:
+        factors: LoRA factors by tensor name, as ``lora_delta`` takes them.
+        values: Changes of all other tensors.
+        out_path: The file to write; its folder also holds the exact file meanwhile.
+        spec: Spec of the base.
+        bound: Maximum relative error of each tensor.
+
+    Raises:
+        GymError: ``DELTA_INVALID`` naming a tensor that does not fit the base or is not finite.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{out_path.name}.", dir=out_path.parent) as folder:
+        exact_path = Path(folder) / "exact.gymdelta"
+        exactly = lora_delta(factors, exact_path, spec, policy=EXACT, values=values)
+        with DeltaFile.open(exact_path, spec) as exact:
+            write_compact(exact, out_path, spec, bound)
+    with DeltaFile.open(out_path, spec) as file:
+        why = f"compact: the smallest with an error of at most {bound:.2%}"
+        tensors = tuple(
+            TensorReport(t.name, file.record(t.name).codec, why, file.payload_bytes(t.name), t.energy)
+            for t in exactly.tensors
+            if t.name in file
+        )
+        return EncodeReport(file.sha256(), file.size_bytes, file.norm(), file.bits_per_weight, tensors)
 
 
 def compared(soup: DeltaFile, exact: DeltaFile) -> CompactReport:
@@ -143,20 +174,43 @@ class _Option:
 
 def _smallest(exact: DeltaFile, name: str, delta: Tensor, bound: float, options: Menu) -> DeltaEntry:
     record = exact.record(name)
+    options = VALUES if _is_small(record.shape) else options
+    smallest = _smallest_of_known_size(exact, name, delta, bound, options)
+    for codec, _ in options:
+        member = get_codec(codec)
+        if (
+            not isinstance(member, IntegerCodec)
+            or bound == 0.0
+            or 8 * _entry_bytes(smallest) <= delta.numel()
+        ):
+            continue
+        try:
+            params = member.encode_within(delta, bound).params
+        except CodecError:
+            continue
+        if member.payload_bytes(record.shape, params) < _entry_bytes(smallest):
+            payload = functools.partial(_within, member, exact, name, bound)
+            smallest = DeltaEntry(name, record.shape, codec, params, payload)
+    return smallest
+
+
+def _smallest_of_known_size(
+    exact: DeltaFile, name: str, delta: Tensor, bound: float, options: Menu
+) -> DeltaEntry:
+    record = exact.record(name)
     rows, cols = as_matrix(record.shape)
     sample = delta.reshape(rows, cols)[:: -(-rows * cols // _SAMPLE)].contiguous()
     for option in _options(exact, name, options):
         if option.factors is None and option.error(sample) > 1.1 * bound:
             continue  # most options fail by far, which a sample of rows shows
         if option.error(delta) <= bound:
-            return DeltaEntry(
-                name,
-                record.shape,
-                option.codec,
-                option.params,
-                functools.partial(_encoded, option, exact, name),
-            )
+            payload = functools.partial(_encoded, option, exact, name)
+            return DeltaEntry(name, record.shape, option.codec, option.params, payload)
     return DeltaEntry(name, record.shape, record.codec, record.params, lambda: exact.payload(name))
+
+
+def _within(codec: IntegerCodec, exact: DeltaFile, name: str, bound: float) -> Payload:
+    return codec.encode_within(exact.decode(name), bound).payload
 
 
 def _encoded(option: _Option, exact: DeltaFile, name: str) -> Payload:
@@ -181,7 +235,7 @@ def _all_options(exact: DeltaFile, name: str, options: Menu) -> Iterator[_Option
     factors = get_codec(record.codec).factors(exact.payload(name), record.shape, record.params)
     if factors is not None:
         yield _Option("lora", Lora().normalise({"rank": len(factors[0])}, record.shape), factors)
-    for codec, settings in options[-1:] if _is_small(record.shape) else options:
+    for codec, settings in options:
         yield _Option(codec, _params(codec, settings, record.shape))
 
 
@@ -193,6 +247,10 @@ def _params(codec: str, settings: Mapping[str, int | str], shape: Shape) -> Para
 
 def _bytes(codec: str, settings: Mapping[str, int | str], shape: Shape) -> int:
     return get_codec(codec).payload_bytes(shape, _params(codec, settings, shape))
+
+
+def _entry_bytes(entry: DeltaEntry) -> int:
+    return get_codec(entry.codec).payload_bytes(entry.shape, entry.params)
 
 
 def _is_small(shape: tuple[int, ...]) -> bool:

@@ -84,7 +84,7 @@ class Codec(ABC):
     """True if distillation may also train the bits: for a codec whose ``signs`` are its field ``bits``."""
 
     compact: ClassVar[tuple[Mapping[str, int | str], ...]] = ()
-    """Parameters for compact soups (``gym_fed.soup.compact``); ``ROW`` stands for one group per row."""
+    """Parameters for compact files (``gym_fed.soup.compact``); ``ROW`` stands for one group per row."""
 
     has_scales: ClassVar[bool] = False
     """True if its values are multiples of a field ``scales``, set by a policy's ``group_size`` and ``scale_dtype``."""

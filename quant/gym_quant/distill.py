@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from gym_quant.codec import CodecError, Encoded, Shape, as_matrix
 from gym_quant.packing import pack_signs, unpack_signs
@@ -156,6 +157,18 @@ def divergence(
     tokens = [int(batch.counted.sum()) for batch in batches]
     divergences = [float(_divergence(model, weights, tuned, batch, loss)) for batch in batches]
     return math.fsum(v * n for v, n in zip(divergences, tokens, strict=True)) / max(1, sum(tokens))
+
+
+def next_token_loss(model: nn.Module, weights: Mapping[str, Tensor], batches: Sequence[Batch]) -> float:
+    """Cross entropy of the next token with ``weights``, in nats, averaged over counted tokens."""
+    total, tokens = 0.0, 0
+    for batch in batches:
+        with torch.no_grad():
+            logits = _logits(model, weights, batch)
+        counted = batch.counted[:, :-1]
+        losses = cross_entropy(logits[:, :-1][counted], batch.ids[:, 1:][counted], reduction="sum")
+        total, tokens = total + float(losses), tokens + int(counted.sum())
+    return total / max(1, tokens)
 
 
 def _divergence(

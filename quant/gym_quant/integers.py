@@ -29,5 +29,13 @@ class IntegerCodec(Codec):
         """
 
     @abstractmethod
+    def encode_within(self, tensor: Tensor, error: float) -> Encoded:
+        """Encode a delta with a coarse step whose relative L2 error is at most ``error``, which is above 0.
+
+        Raises:
+            CodecError: If no step is fine enough.
+        """
+
+    @abstractmethod
     def exponent_of(self, delta: Tensor, previous: int | None = None) -> int:
         """Return the exponent of the step for a delta, given that of the round before; ``encode`` accepts it."""

@@ -19,7 +19,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import AGGREGATORS
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.soup.compact import EXACT, error_bound, write_compact
+from gym_fed.soup.compact import EXACT, write_compact
 from gym_fed.soup.gram import Needs
 from gym_fed.soup.merging import merge
 from gym_fed.soup.private import PrivateMerge
@@ -160,7 +160,7 @@ def test_a_soup_in_any_codec_is_made_again_to_the_bit_and_comes_down_as_it_was_w
             exactly = wanted.model_copy(update={"codec": EXACT})
             merge(opened[:9], [1.0] * 9, exactly, folder / "exact.gymdelta", SPEC)
             with DeltaFile.open(folder / "exact.gymdelta", SPEC) as exact:
-                write_compact(exact, folder / "small.gymdelta", SPEC, error_bound(opened))
+                write_compact(exact, folder / "small.gymdelta", SPEC)
         finally:
             for one in opened:
                 one.close()

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
 
 
-Write: TypeAlias = "Callable[[DeltaFile, Path, BaseSpec, list[DeltaFile]], None]"
-"""Writes the exact soup of some updates in the form to publish."""
+Write: TypeAlias = "Callable[[DeltaFile, Path, BaseSpec], None]"
+"""Writes an exact soup in the form to publish."""
 
 
 def merge(
@@ -75,7 +75,7 @@ def merge(
         str,
         typer.Option(
             click_type=MemberName(CODECS, ("compact", "exact", "as-merged"), checked=False),
-            help="compact (within 0.1 or 0.01 of each tensor), exact (float32), as-merged (bfloat16), or a codec.",
+            help="compact (keeps 99% of each tensor), exact (float32), as-merged (bfloat16), or a codec.",
         ),
     ] = "compact",
     heldout: Annotated[
@@ -177,7 +177,7 @@ def _run(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".soup-", dir=output.parent)))
         inputs = Inputs(loaded, spec, folder, stack, allow_differences=allow_differences)
         updates, refused = open_all(inputs, names, skip_broken)
-        given, kept_weights = list(updates.values()), [weights[index] for index in updates]
+        kept_weights = [weights[index] for index in updates]
         root = inputs.open(merger.root) if merger.root is not None else None
         updates = inputs.with_union_vocabulary(updates, names)
         files = list(updates.values())
@@ -190,7 +190,7 @@ def _run(
         with DeltaFile.open(merged, inputs.spec) as exact:
             shares = parts(files, exact)
             with inputs.on_given_base(exact) as on_base:
-                write(on_base, soup, spec, given)
+                write(on_base, soup, spec)
                 added = inputs.attach_vocabulary(soup)
                 with DeltaFile.open(soup, spec, added_tokens=True) as written:
                     encoding, losses = compared(written, on_base), evaluator.verdict(inputs.restated(written))
@@ -243,7 +243,7 @@ def _writer(codec: str, options: dict[str, Any]) -> Write:
     from gym_fed.config.delta import CodecPolicy
     from gym_fed.config.yaml.file import validate
     from gym_fed.delta.encode import encode_source
-    from gym_fed.soup.compact import ERROR, error_bound, values_only, write_compact
+    from gym_fed.soup.compact import ERROR, VALUES, write_compact
 
     rank, max_error = options.get("rank"), options.get("max_error")
     if codec != "compact":
@@ -252,17 +252,17 @@ def _writer(codec: str, options: dict[str, Any]) -> Write:
         )
     if codec in ("compact", "exact", "as-merged"):
         _refuse({"codec.rank": rank is not None}, f"codec {codec!r} has none", "choose --codec lora")
-        least = {"exact": 0.0, "as-merged": ERROR}.get(codec, max_error)
-        choice = values_only() if codec == "as-merged" else None
+        least = 0.0 if codec == "exact" else ERROR if max_error is None else max_error
+        choice = VALUES if codec == "as-merged" else None
 
-        def write(exact: DeltaFile, out: Path, spec: BaseSpec, updates: list[DeltaFile]) -> None:
-            write_compact(exact, out, spec, error_bound(updates) if least is None else least, choice)
+        def write(exact: DeltaFile, out: Path, spec: BaseSpec) -> None:
+            write_compact(exact, out, spec, least, choice)
 
         return write
     values = {"codec": codec, "lora_rank": rank, "error_feedback": False}
     policy = validate(values, CodecPolicy, "--codec")
 
-    def encode(exact: DeltaFile, out: Path, spec: BaseSpec, _: list[DeltaFile]) -> None:
+    def encode(exact: DeltaFile, out: Path, spec: BaseSpec) -> None:
         import torch
 
         def source(name: str) -> Tensor:

@@ -6,7 +6,7 @@ levels need not contain zero and lose much less on deltas that lie evenly about 
 
 from __future__ import annotations
 
-from gym_quant.codec import ROW, Params
+from gym_quant.codec import Params
 from gym_quant.uniform import UniformCodec
 
 
@@ -16,7 +16,6 @@ class Int2(UniformCodec):
     name = "int2"
     bits = 2
     coarse = True
-    compact = ({"group_size": ROW},)
     shrink = tuple(0.87**k for k in range(24))
     refinements = 8
 

@@ -6,7 +6,6 @@ Clips are tried from the largest magnitude down to 4% of it, each 0.87 of the la
 
 from __future__ import annotations
 
-from gym_quant.codec import ROW
 from gym_quant.uniform import UniformCodec
 
 
@@ -16,6 +15,5 @@ class Int4(UniformCodec):
     name = "int4"
     for_small = True
     bits = 4
-    compact = ({"group_size": ROW}, {"group_size": 64, "scale_dtype": "bfloat16"})
     shrink = tuple(0.87**k for k in range(24))
     refinements = 4

@@ -33,8 +33,10 @@ from gym_quant.codec import (
     to_matrix,
     whole_number,
 )
+from gym_quant.codecs.int8 import Int8
 from gym_quant.grid import Integers
 from gym_quant.integers import IntegerCodec
+from gym_quant.resident import Resident
 
 STEP_IN_RMS = 1.6
 """Step in root mean squares of the tensor, before it is rounded to a power of two."""
@@ -62,6 +64,7 @@ class Lattice(IntegerCodec):
     """
 
     name = "lattice"
+    compact = ({},)
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("bytes",), self.name)
@@ -94,6 +97,17 @@ class Lattice(IntegerCodec):
                 f"values up to {float(matrix.abs().max()):g} exceed 2**31 steps of 2**{exponent}"
             )
         return self.encode_integers(torch.from_numpy(codes.astype(np.int64)), exponent)
+
+    def encode_within(self, tensor: Tensor, error: float) -> Encoded:
+        matrix = to_matrix(tensor)
+        allowed = error**2 * sum_of_squares(matrix)
+        # Rounding loses step**2 / 12 per weight at most on average, less where values cluster.
+        coarsest = math.frexp(math.sqrt(12.0 * allowed / matrix.numel()))[1] + 2
+        for exponent in range(min(coarsest, _EXPONENTS[1]), _EXPONENTS[0] - 1, -1):
+            rounded = torch.round(matrix * 2.0**-exponent) * 2.0**exponent
+            if sum_of_squares(rounded.sub_(matrix)) <= allowed:
+                return self.encode(tensor, exponent=exponent)
+        raise CodecError(f"no step of at least 2**{_EXPONENTS[0]} has a relative error of {error:g}")
 
     def exponent_of(self, delta: Tensor, previous: int | None = None) -> int:
         """Return the exponent of a step near ``STEP_IN_RMS``.
@@ -133,6 +147,19 @@ class Lattice(IntegerCodec):
         rows, cols = as_matrix(shape)
         codes = _read(payload["codes"], rows * cols, start * cols, stop * cols)
         return torch.from_numpy(codes).to(torch.float32).mul_(payload["scales"]).reshape(stop - start, cols)
+
+    def resident(
+        self, payload: Payload, shape: Shape, params: Params, device: torch.device
+    ) -> Resident | None:
+        """A byte per weight, as int8 with an offset keeps it; None if the codes do not fit a byte."""
+        rows, cols = as_matrix(shape)
+        numbers, low, levels, way = _opened(payload["codes"], rows * cols)
+        if not levels:
+            return None
+        codes = _unpack(numbers, levels, way)[: rows * cols].astype(np.uint8).reshape(rows, cols)
+        step = payload["scales"]
+        fields = {"scales": step.clone(), "offsets": step * low, "codes": torch.from_numpy(codes)}
+        return Int8().resident(fields, shape, {"symmetric": 0}, device)
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
         """Scale the step; the result no longer adds up with others unless ``factor`` is a power of two."""

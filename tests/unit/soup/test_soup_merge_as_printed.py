@@ -108,7 +108,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_readmes_line_merges_what_delta_encode_and_delta_diff_made(clean: Path, tuned: Path) -> None:
     a, b = (
-        gym("delta", "encode", "gym-nano", str(tuned / "full"), "-o", "a.gymdelta"),
+        gym("delta", "encode", "gym-nano", str(tuned / "full"), "-o", "a.gymdelta", "--codec", "bitdelta"),
         gym("delta", "encode", "gym-nano", str(tuned / "run"), "-o", "b.gymdelta", "--codec", "bitdelta"),
     )
     assert (a.exit_code, b.exit_code) == (0, 0), (a.output, b.output)
@@ -121,7 +121,7 @@ def test_readmes_line_merges_what_delta_encode_and_delta_diff_made(clean: Path, 
         assert gym(*LINE, "--codec", "exact", "-o", "exact.gymdelta").exit_code == 0
         with DeltaFile.open("exact.gymdelta") as exact:
             error = error_between(soup, exact)
-        assert 0.0 < error <= 0.1
+        assert 0.0 < error <= 0.01
         assert f"{soup.size_bytes:,} bytes" in done.output
         assert f"{soup.bits_per_weight:.3f} bits per weight" in done.output
         assert f"keeps {1 - error:.2%} of the merged delta" in done.output
@@ -144,7 +144,7 @@ def test_readmes_line_runs_with_every_rule_that_needs_updates_alone(
         with DeltaFile.open("exact.gymdelta") as exact:
             assert report["encoding_error"] == pytest.approx(error_between(soup, exact), abs=1e-6)
             assert soup.size_bytes <= exact.size_bytes
-    assert report["encoding_error"] <= 0.1
+    assert report["encoding_error"] <= 0.01
 
 
 def test_lora_runs_name_their_base_and_merge_into_factors_of_their_ranks_sum(
@@ -231,11 +231,9 @@ def test_updates_of_two_bases_are_refused_naming_both(clean: Path, tiny_base: Pa
     assert "--base" in bad.hint
 
 
-@pytest.mark.parametrize(
-    ("codec", "bound"), [("bitdelta", 0.1), ("int2", 0.1), ("int8", 0.01), ("dense", 0.01)]
-)
-def test_the_bound_follows_the_updates_and_every_tensor_keeps_it(
-    codec: str, bound: float, clean: Path, tiny_base: Path
+@pytest.mark.parametrize("codec", ["bitdelta", "int2", "int8", "dense"])
+def test_99_percent_of_every_tensor_is_kept_whatever_the_updates_codec(
+    codec: str, clean: Path, tiny_base: Path
 ) -> None:
     base = model_tensors(load_model(str(tiny_base)).model)
     spec = BaseSpec.of(base, tiny_base.name)
@@ -252,12 +250,12 @@ def test_the_bound_follows_the_updates_and_every_tensor_keeps_it(
             pairs = ((found.decode(name), exact.decode(name)) for name in exact.names)
             return max(float((kept - whole).norm() / whole.norm()) for kept, whole in pairs)
 
-        assert worst(soup) <= bound
+        assert worst(soup) <= 0.01
         just_less = 0.99 * worst(soup)
         assert gym(*words, "--set", f"codec.max_error={just_less}", "-o", "less.gymdelta").exit_code == 0
         with DeltaFile.open("less.gymdelta") as less:
             assert worst(less) <= just_less
-        assert gym(*words, "--set", f"codec.max_error={bound}", "-o", "said.gymdelta").exit_code == 0
+        assert gym(*words, "--set", "codec.max_error=0.01", "-o", "said.gymdelta").exit_code == 0
         with DeltaFile.open("said.gymdelta") as said:
             assert soup.sha256() == said.sha256()
         with DeltaFile.open("zero.gymdelta") as zero:
