@@ -156,8 +156,7 @@ class CodecPolicy(StrictModel):
     def _used(self) -> list[type[Codec]]:
         """Return the codecs that a full delta may be written with; imports them."""
         words = {self.codec, self.small_tensors, self.embeddings, self.head}
-        words -= {"same", SAME_ROW, "as-merged"}
-        return [CODECS.type_of(codec_of(word)) for word in sorted(words - {"auto"})]
+        return [CODECS.type_of(codec_of(word)) for word in sorted(words) if codec_of(word) in CODECS]
 
     def _belongs(self, key: str, fact: str, auto: bool = True) -> None:
         """Refuse a key that no codec of this policy reads; ``auto`` is True if the codec ``auto`` reads it."""

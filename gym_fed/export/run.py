@@ -104,6 +104,8 @@ def _export(
         options.report("writing", 0, 0)
         written = time.monotonic()
         chosen.write(source, part, options)
+        if stored_as is None and (share := chosen.kept(source, part)) is not None:
+            stored_as = chosen.suffix
         from gym_fed.export.card import card_text, contributors_file
 
         card, card_notes = card_text(source, chosen, options, path.name)
@@ -204,11 +206,7 @@ def _note_kept(
     of = "delta" if stored_as else "delta's effect on the logits"
     record["kept"] = {"share": share, "of": of, "stored_as": name}
     if share < MIN_KEPT:
-        finer = (
-            "--dtype float32"
-            if chosen.takes_dtype and stored_as
-            else "a finer --quantization, such as f32 of gguf,"
-        )
+        finer = "--dtype float32" if chosen.takes_dtype and stored_as else chosen.finer
         note = f"{name} keeps {share:.1%} of the {of}; {finer} keeps more"
         record["notes"] = [*record.get("notes", ()), note]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from gym_quant.registry import CODECS
 from pydantic import Field, model_validator
 
 from gym_fed.config.delta import CodecPolicy, MenuCodec, PartCodec, SmallCodec
 from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
+from gym_fed.config.schema.member import MemberOf
 
 
 class QuantMethod(Enum):
@@ -71,10 +73,23 @@ class Calibration(StrictModel):
         return self
 
 
+_CHOSEN_BY_COMPACT = (
+    *("embeddings", "head", "small_tensors", "small_max_elements", "dense_dtype"),
+    *("factors", "factor_bits", "factor_group_size"),
+)
+
+
 class CalibratedPolicy(CodecPolicy, Calibration):
     """A codec policy with calibration, for a single file."""
 
     _rank_is_needed: ClassVar[bool] = False
+
+    codec: Annotated[str, MemberOf(CODECS, ("compact", "auto"))] = "compact"
+    """Codec of matrices. ``compact`` gives every tensor the smallest codec within ``max_error``, and keeps the factors
+    of a LoRA run where they are smaller. ``auto`` splits ``max_bits_per_weight``."""
+
+    max_error: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """compact: maximum relative error of each tensor; 0 keeps every bit."""
 
     error_feedback: Literal[False] = False
     """Error feedback is off: a single file has no next round."""
@@ -84,8 +99,13 @@ class CalibratedPolicy(CodecPolicy, Calibration):
 
     @model_validator(mode="after")
     def _one_file_by_itself(self) -> Self:
-        if self.codec == "as-merged":
-            raise ValueError("codec 'as-merged' is only for soups")
+        compact = self.codec == "compact"
+        if compact and (chosen := [key for key in _CHOSEN_BY_COMPACT if self._differs(key)]):
+            raise ValueError(
+                f"codec 'compact' chooses codecs itself: remove {', '.join(chosen)}, or name a codec"
+            )
+        if not compact and self._differs("max_error"):
+            raise ValueError(f"max_error applies only to codec 'compact', not to {self.codec!r}")
         if self.menu is not None and (not self.menu or self.max_bits_per_weight is None):
             raise ValueError("menu names the codecs for a budget; set codec: auto and max_bits_per_weight")
         return self
@@ -110,7 +130,13 @@ class _Method(Calibration):
         """Return the settings under the policy's keys."""
         shared = {key: value for key, value in self if key in CalibratedPolicy.model_fields}
         return CalibratedPolicy(
-            **{**shared, "head": self.embeddings, "small_tensors": self.norms, **self._own()}
+            **{
+                **shared,
+                "codec": "bitdelta",
+                "head": self.embeddings,
+                "small_tensors": self.norms,
+                **self._own(),
+            }
         )
 
     def _own(self) -> dict[str, Any]:

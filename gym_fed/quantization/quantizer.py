@@ -40,7 +40,8 @@ from gym_fed.quantization.refining import (
     plain_sequences,
 )
 from gym_fed.quantization.report import LayerSafety, QuantReport
-from gym_fed.quantization.tensor_reports import tensor_reports
+from gym_fed.quantization.tensor_reports import gain_of, tensor_reports
+from gym_fed.soup.compact import encode_compact
 
 Model: TypeAlias = "nn.Module | str"
 """A causal LM, or a name for ``gym_fed.base.models.load_model``: ``gym-nano``, a folder, a name in the local cache."""
@@ -131,8 +132,8 @@ class Quantizer:
 
         Args:
             base: The model that the delta belongs to; not changed.
-            tuned: The fine-tune, of the same architecture. A LoRA run is merged first; a codec of factors without a
-                rank keeps the run's factors.
+            tuned: The fine-tune, of the same architecture. A LoRA run is merged first; ``compact``, and a codec of
+                factors without a rank, keep the run's factors.
             out: The ``.gymdelta`` file; replaced if it exists.
             calibration: The contributor's own text; it stays on this machine.
             tokenizer: The base's tokenizer; required if the base is a module and calibration is text.
@@ -174,14 +175,14 @@ class Quantizer:
             deltas, parts, spec, given.model if aligned is None else aligned, unaligned
         )
         distiller: Distiller | None = None
-        if factors is not None:
-            dense = {
-                name: delta for name, delta in deltas.items() if name not in factors and bool(delta.any())
-            }
+        better = {n: (t.float() + deltas[n].to(t.device)).to(t.dtype) for n, t in old.items()}
+        dense = {name: d for name, d in deltas.items() if name not in (factors or ()) and bool(d.any())}
+        if policy.codec == "compact":
+            report = encode_compact(factors or {}, dense, target, spec, policy.max_error)
+        elif factors is not None:
             report = lora_delta(factors, target, spec, policy=policy, values=dense)
         else:
             with _bar("distilling scales", policy.distill_steps, progress) as on_step:
-                better = {n: (t.float() + deltas[n].to(t.device)).to(t.dtype) for n, t in old.items()}
                 if policy.distill_steps:
                     distiller = Distiller(policy, given.model, old, better, lambda: batches, on_step)
                 report = encode_source(
@@ -211,6 +212,7 @@ class Quantizer:
             layers,
             tuple(map(str, different)),
             str(added),
+            gain_of(Path(out), given.model, old, better, batches) if batches else None,
         )
 
     @staticmethod
@@ -243,7 +245,9 @@ class Quantizer:
         if policy.distill_steps and calibration is None:
             reason = f"distill_steps is {policy.distill_steps}, but there is no calibration text"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, "pass calibration=..., or set distill_steps=0")
-        weighs = policy.codec == "auto" or get_codec(policy.codec).weighs_inputs
+        weighs = policy.codec == "auto" or (
+            policy.codec != "compact" and get_codec(policy.codec).weighs_inputs
+        )
         if policy.calibration_samples and calibration is None and weighs:
             reason = f"calibration_samples is {policy.calibration_samples}, but there is no calibration text"
             remedy = "pass calibration=..., or set calibration_samples=0 to weigh all inputs alike"
@@ -259,12 +263,15 @@ class Quantizer:
     def _own_factors(
         self, tuned: Given, base: Mapping[str, Tensor]
     ) -> Mapping[str, tuple[Tensor, Tensor, float]] | None:
-        """Return the factors of a LoRA run if the policy sets factors without a rank.
+        """Return the factors of a LoRA run if the codec is ``compact`` or has factors and no rank is set.
 
         Raises:
             GymError: ``CONFIG_INVALID`` if the rank is unset and the change has no factors.
         """
         policy = self.policy
+        if policy.codec == "compact":
+            keeps_factors = tuned.is_adapter and policy.safety_threshold is None
+            return factors_on(tuned.model, base) if keeps_factors else None
         if policy.lora_rank is not None or policy.codec == "auto" or not get_codec(policy.codec).low_rank:
             return None
         if not tuned.is_adapter or policy.safety_threshold is not None:

@@ -52,6 +52,21 @@ class DistillReport:
 
 
 @dataclass(frozen=True)
+class GainReport:
+    """Losses on calibration text in nats per token: of the base, the fine-tune, and the base plus the file."""
+
+    base: float
+    tuned: float
+    encoded: float
+
+    @property
+    def kept(self) -> float | None:
+        """Return the fraction of the fine-tune's gain that the file retains; None if it gains nothing."""
+        gain = self.base - self.tuned
+        return (self.base - self.encoded) / gain if gain > 0.0 else None
+
+
+@dataclass(frozen=True)
 class LayerSafety:
     """One layer under ``safety_threshold``; ``cosine`` is None if aligned and unaligned are equal."""
 
@@ -71,6 +86,7 @@ class QuantReport:
         norm: L2 norm of the decoded delta.
         bits_per_weight: Bits of the whole file, including its header, per weight of the base.
         distillation: Result of the distillation; None without one.
+        gain: Losses on the calibration text; None without one.
         safety: ``applied``, or ``not applicable`` with the reason.
         layers: The result of the safety projection per layer.
         not_in_file: Changes other than weights, such as the chat template, which a delta cannot contain.
@@ -88,6 +104,7 @@ class QuantReport:
     layers: tuple[LayerSafety, ...] = field(default=(), repr=False)
     not_in_file: tuple[str, ...] = ()
     vocabulary: str = ""
+    gain: GainReport | None = None
 
     @property
     def kept(self) -> float | None:
@@ -98,4 +115,10 @@ class QuantReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {**asdict(self), "path": str(self.path), "file": str(self.path), "kept": self.kept}
+        return {
+            **asdict(self),
+            "path": str(self.path),
+            "file": str(self.path),
+            "kept": self.kept,
+            "gain_kept": None if self.gain is None else self.gain.kept,
+        }

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from gym_quant.calibration import output_error
+from gym_quant.distill import Batch, next_token_loss
 from torch import Tensor
 
 from gym_fed.delta.encode import EncodeReport, TensorReport, energy_of
 from gym_fed.delta.file import DeltaFile
-from gym_fed.quantization.report import QuantizedTensor
+from gym_fed.quantization.report import GainReport, QuantizedTensor
+
+_GAIN_SEQUENCES = 64
 
 
 def tensor_reports(
@@ -47,6 +51,33 @@ def tensor_reports(
                 )
             )
     return tuple(reports)
+
+
+def gain_of(
+    path: Path, model: Any, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], batches: Sequence[Batch]
+) -> GainReport:
+    """Measure the losses of base, fine-tune and file on up to 64 evenly spaced sequences.
+
+    Args:
+        path: The ``.gymdelta``.
+        model: A model of the base's architecture; its weights are not used.
+        base: Tensors of the base by name.
+        tuned: Tensors of the fine-tune by name.
+        batches: The calibration text, at least one batch.
+    """
+    step = -(-sum(len(batch.ids) for batch in batches) // _GAIN_SEQUENCES)
+    chosen = batches[::step]
+    with DeltaFile.open(path, added_tokens=True) as file:
+        decoded = {
+            name: (t.float() + file.decode(name).to(t.device)).to(t.dtype) if name in file else t
+            for name, t in base.items()
+        }
+    was_training = model.training
+    model.eval()
+    try:
+        return GainReport(*(next_token_loss(model, weights, chosen) for weights in (base, tuned, decoded)))
+    finally:
+        model.train(was_training)
 
 
 def _relative(delta: Tensor, decoded: Tensor, weights: Tensor | None) -> float:

@@ -52,14 +52,14 @@ class EncodeAction(StrictModel):
     action: Literal["encode"]
     base: ModelId
     tuned: ModelId
-    codec: Word = "bitdelta"
+    codec: Word = "compact"
     output: OutputPath
 
     def command(self, workbench: Workbench) -> list[str]:
         """Return the command line; errors as in ``ExportAction.command``."""
         for model in (self.base, self.tuned):
             find_base(workbench, model)
-        _require_member(self.codec, ("auto", *CODECS.names()), "codec")
+        _require_member(self.codec, ("compact", "auto", *CODECS.names()), "codec")
         output = _new(workbench, self.output)
         return [
             "gym",

@@ -84,7 +84,7 @@ def routes(workbench: Workbench) -> APIRouter:
         """List export formats, codecs and merge rules."""
         from gym_fed.export.choice import formats
 
-        return {"formats": formats(), "codecs": ["auto", *CODECS.names()], "rules": merge_rules()}
+        return {"formats": formats(), "codecs": ["compact", "auto", *CODECS.names()], "rules": merge_rules()}
 
     @router.get("/models/registry")
     def registry(visitor: Looking) -> dict[str, Any]:

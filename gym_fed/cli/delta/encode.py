@@ -44,13 +44,13 @@ def encode(
         Path, typer.Option("--output", "-o", metavar="FILE", help="The .gymdelta file to write.")
     ],
     codec: Annotated[
-        str | None,
+        str,
         typer.Option(
             "--codec",
-            click_type=MemberName(CODECS, ("auto",), checked=False),
-            help="Codec of the matrices; auto fits a budget. Default: lora for a LoRA run, otherwise bitdelta.",
+            click_type=MemberName(CODECS, ("compact", "auto"), checked=False),
+            help="compact (keeps 99% of each tensor), bitdelta (one bit), auto (fits a budget), or another codec.",
         ),
-    ] = None,
+    ] = "compact",
     group_size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Columns per scale; or row, tensor, auto.")
     ] = None,
@@ -102,10 +102,7 @@ def encode(
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
     if plot is not None:
         require_matplotlib()
-    has_settings = bool(settings) or any(x is not None for x in (data, group_size, aligned, unaligned))
-    keeps_factors = codec is None and not has_settings and _is_lora_run(tuned)
-    chosen = codec or ("lora" if keeps_factors else "bitdelta")
-    words = {"codec": chosen, "group_size": _number(group_size), "lora_rank": rank, "small_tensors": small}
+    words = {"codec": codec, "group_size": _number(group_size), "lora_rank": rank, "small_tensors": small}
     given = {key: value for key, value in words.items() if value is not None}
     report = Quantizer(_policy(given, settings or [], has_text=data is not None)).quantize(
         base,
@@ -120,23 +117,9 @@ def encode(
     if json_:
         console.print_json(report.to_dict())
     else:
-        _show(report)
-        if keeps_factors:
-            console.out.print("codec lora: the run's own factors; --codec bitdelta writes one bit per weight")
+        _show(report, codec)
     if plot is not None:
         draw_errors(plot, {output.name: _errors(report)})
-
-
-def _is_lora_run(tuned: str) -> bool:
-    """Return True for an adapter whose factors ``lora`` keeps exactly."""
-    from gym_fed.base.modeling.adapters import CONFIG, read_adapter
-    from gym_fed.base.models import resolve
-
-    folder = Path(resolve(tuned))
-    if not (folder / CONFIG).is_file():
-        return False
-    adapter = read_adapter(tuned, folder)
-    return adapter.kind == "LORA" and not adapter.config.get("use_dora")
 
 
 def _number(group_size: str | None) -> int | str | None:
@@ -181,7 +164,7 @@ def _errors(report: QuantReport) -> list[Any]:
     ]
 
 
-def _show(report: QuantReport) -> None:
+def _show(report: QuantReport, codec: str) -> None:
     print_errors(str(report.path), report.bits_per_weight, _errors(report))
     if report.distillation is not None:
         distillation = report.distillation
@@ -201,8 +184,23 @@ def _show(report: QuantReport) -> None:
     if report.not_in_file:
         console.out.print(f"not in the file: {'; '.join(report.not_in_file)}", markup=False)
     if report.kept is not None:
-        console.out.print(f"keeps {report.kept:.2%} of the delta")
+        console.out.print(f"keeps {report.kept:.2%} of the delta{_remedy(report.kept, codec)}")
+    if (gain := report.gain) is not None:
+        share = "no gain to keep" if gain.kept is None else f"keeps {gain.kept:.1%} of the gain"
+        losses = f"loss {gain.base:.4f} -> {gain.encoded:.4f}, {gain.tuned:.4f} of the fine-tune"
+        console.out.print(f"{share} on --data: {losses}")
     console.out.print(f"{counted(report.size_bytes, 'byte')}, sha256 {report.sha256}")
+
+
+def _remedy(kept: float, codec: str) -> str:
+    """Return how to keep more or write less, next to the share that was kept."""
+    from gym_fed.delta.kept import MIN_KEPT
+
+    if codec == "compact" and kept < MIN_KEPT:
+        return "; a smaller max_error keeps more"
+    if kept < MIN_KEPT:
+        return "; --codec compact keeps 99%, in a larger file"
+    return "; --codec bitdelta writes one bit per weight and keeps less" if codec == "compact" else ""
 
 
 def print_errors(name: str, bits_per_weight: float, errors: list[LayerError]) -> None:

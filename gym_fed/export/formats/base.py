@@ -148,6 +148,9 @@ class ExportFormat(ABC):
     remedy: ClassVar[str] = "report this with the model's name; --skip-check writes it anyway"
     """The remedy if an export without rounding differs."""
 
+    finer: ClassVar[str] = "a finer --quantization, such as f32 of gguf,"
+    """What keeps more of a delta than this export, apart from ``--dtype``; the note adds "keeps more"."""
+
     reader: ClassVar[str] = "transformers"
     """The module whose library reads it back; its version is recorded in ``export.json``."""
 
@@ -282,6 +285,10 @@ class ExportFormat(ABC):
     @abstractmethod
     def write(self, source: Source, target: Path, options: Options) -> None:
         """Write the new file ``target`` if the format ``is_file``; otherwise write into the empty folder ``target``."""
+
+    def kept(self, source: Source, target: Path) -> float | None:
+        """Measure the share of the delta that is in the written ``target``, for a format that is one; else None."""
+        return None
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
         """Return further entries of ``export.json``; ``notes`` are printed."""

@@ -156,7 +156,7 @@ function shareForm(model) {
 
 function encodeForm(model, others, kinds) {
   const base = choice("encode-base", "Base", others.map((one) => one.id), {value: others.some((one) => one.id === "gym-nano") ? "gym-nano" : ""});
-  const codec = choice("encode-codec", "Codec", kinds.codecs, {value: "bitdelta"}), output = outputField("encode-output", `deltas/${slug(model.name)}.gymdelta`);
+  const codec = choice("encode-codec", "Codec", kinds.codecs, {value: "compact"}), output = outputField("encode-output", `deltas/${slug(model.name)}.gymdelta`);
   return doing([base.field, codec.field, output.field], () => ({action: "encode", base: base.node.value, tuned: model.id, codec: codec.node.value, output: output.node.value}), "Encode");
 }
 

@@ -87,7 +87,8 @@ def refused(result: Result) -> GymError:
 
 def test_a_diff_applied_to_its_base_is_near_the_tuned_model(folder: Path, tmp_path: Path, gym: Gym) -> None:
     delta, out = tmp_path / "d.gymdelta", tmp_path / "model"
-    assert gym("encode", folder / "base", folder / "tuned", "-o", delta, "--group-size", 64).exit_code == 0
+    words = ("--codec", "bitdelta", "--group-size", 64)
+    assert gym("encode", folder / "base", folder / "tuned", "-o", delta, *words).exit_code == 0
     assert gym("apply", folder / "base", delta, "-o", out).exit_code == 0
     base, tuned, made = (
         model_tensors(load_model(str(m)).model) for m in (folder / "base", folder / "tuned", out)
@@ -114,7 +115,7 @@ def test_a_lora_run_keeps_its_own_factors(folder: Path, tmp_path: Path, gym: Gym
 
 def test_show_prints_every_tensor_and_the_totals(folder: Path, tmp_path: Path, gym: Gym) -> None:
     delta = tmp_path / "d.gymdelta"
-    gym("encode", folder / "base", folder / "tuned", "-o", delta)
+    gym("encode", folder / "base", folder / "tuned", "-o", delta, "--codec", "bitdelta")
     shown = gym("show", delta).output
     summary: dict[str, Any] = json.loads(gym("show", delta, "--json").output)
     spec = BaseSpec.of(load_model(str(folder / "base")).model, "base")
@@ -159,6 +160,11 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path, gym: Gym) -> None:
         (["--codec", "dense", "--group-size", "64"], "apply only to codecs with scales"),
         (["--set", "norms=int8"], "is --set small_tensors now"),
         (["--rank", "4"], "lora_rank applies only to codecs of factors"),
+        (["--small", "int8"], "codec 'compact' chooses codecs itself: remove small_tensors, or name a codec"),
+        (
+            ["--codec", "int8", "--set", "max_error=0.1"],
+            "max_error applies only to codec 'compact', not to 'int8'",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

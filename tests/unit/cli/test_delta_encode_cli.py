@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
 from tests.support.fine_tunes import save_noisy_copy
 
@@ -40,13 +40,38 @@ def test_bitdelta_is_distilled_on_the_text_and_shown_layer_by_layer(
     tiny_base: Path, tuned: Path, tmp_path: Path
 ) -> None:
     out, picture = tmp_path / "d.gymdelta", tmp_path / "d.svg"
-    done = gym("encode", tiny_base, tuned, "-o", out, "--data", tuned / "text.jsonl", "--plot", picture, *FEW)
+    words = ("--codec", "bitdelta", "--data", tuned / "text.jsonl", "--plot", picture, *FEW)
+    done = gym("encode", tiny_base, tuned, "-o", out, *words)
     assert done.exit_code == 0, done.exception
     assert "distilled" in done.output
+    assert "; --codec compact keeps 99%, in a larger file" in done.output
+    assert re.search(r"(keeps .*|no gain to keep) on --data: loss \d\.\d{4} -> ", done.output)
     assert "safety projection: not applicable" in done.output
     assert picture.stat().st_size > 5000
     with DeltaFile.open(out, BaseSpec.of(load_model(str(tiny_base)).model, "tiny")) as delta:
         assert {delta.record(name).codec for name in delta.names} == {"bitdelta", "dense"}
+
+
+@pytest.mark.parametrize("settings", [(), ("--set", "max_error=0.1"), ("--set", "max_error=0.001")])
+def test_a_fine_tune_keeps_99_percent_unless_another_bound_is_named(
+    tiny_base: Path, tuned: Path, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    out = tmp_path / "d.gymdelta"
+    done = gym("encode", tiny_base, tuned, "-o", out, "--json", *settings)
+    assert done.exit_code == 0, done.exception
+    report = json.loads(done.stdout)
+    bound = float(settings[1].partition("=")[2]) if settings else 0.01
+    old, new = (model_tensors(load_model(str(folder)).model) for folder in (tiny_base, tuned))
+    lost = whole = 0.0
+    with DeltaFile.open(out) as delta:
+        for name in old:
+            change = new[name] - old[name]
+            error = (delta.decode(name) - change).square().sum()
+            assert error <= bound**2 * change.square().sum(), name
+            lost, whole = lost + float(error), whole + float(change.square().sum())
+    assert report["kept"] == pytest.approx(1 - (lost / whole) ** 0.5, abs=1e-4)
+    exact = 4 * sum(tensor.numel() for tensor in old.values())
+    assert report["size_bytes"] < {0.1: 0.16, 0.01: 0.35, 0.001: 0.7}[bound] * exact
 
 
 def test_a_lora_run_keeps_its_factors_unless_another_codec_is_named(tiny_base: Path, tmp_path: Path) -> None:
@@ -59,14 +84,15 @@ def test_a_lora_run_keeps_its_factors_unless_another_codec_is_named(tiny_base: P
     tuned.save_pretrained(tmp_path / "run")
     loaded.tokenizer.save_pretrained(tmp_path / "run")
     kept = {}
-    for codec in ("lora", "bitdelta"):
-        named = () if codec == "lora" else ("--codec", codec)
+    for codec in ("compact", "lora", "bitdelta"):
+        named = () if codec == "compact" else ("--codec", codec)
         done = gym("encode", tiny_base, tmp_path / "run", "-o", tmp_path / f"{codec}.gymdelta", *named)
         assert done.exit_code == 0, done.exception
-        assert ("the run's own factors" in done.output) == (codec == "lora")
         (percent,) = re.findall(r"keeps ([\d.]+)% of the delta", done.output)
         kept[codec] = float(percent)
-    assert kept["lora"] > 99
+    assert min(kept["compact"], kept["lora"]) > 99
+    with DeltaFile.open(tmp_path / "compact.gymdelta") as delta:
+        assert {delta.record(name).codec for name in delta.names} == {"lora"}
     assert kept["bitdelta"] < 50
 
 

@@ -97,7 +97,8 @@ def contributed(base: Path, tuned: Path, out: Path, **values: Any) -> str:
 def test_one_fine_tune_has_the_same_bytes_by_command_by_face_and_by_a_contributors_policy(
     tiny_base: Path, tuned: Path, tmp_path: Path, values: dict[str, Any]
 ) -> None:
-    settings = [word for key, value in values.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    named = {"codec": "bitdelta", **values}
+    settings = [word for key, value in named.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     digests = {encoded(tiny_base, tuned, tmp_path / "command", *settings)["sha256"]}
     renamed = {"small_tensors": "norms"}
     words = {renamed.get(key, key): value for key, value in values.items() if key != "codec"}
@@ -115,10 +116,10 @@ def test_one_fine_tune_has_the_same_bytes_by_command_by_face_and_by_a_contributo
     assert len(digests) == 1
 
 
-def test_command_faces_and_a_contributors_policy_have_the_same_defaults() -> None:
+def test_faces_and_a_contributors_policy_have_the_same_defaults_and_a_single_file_is_compact() -> None:
     wanted = CodecPolicy(error_feedback=False).model_dump()
     keys = CodecPolicy.model_fields.keys()
-    assert CalibratedPolicy().model_dump(include=keys) == wanted
+    assert CalibratedPolicy().model_dump(include=keys) == {**wanted, "codec": "compact"}
     assert BitDeltaConfig(distill_steps=0).policy().model_dump(include=keys) == wanted
     grid = DeltaQuantConfig(method=QuantMethod.INT8).policy().model_dump(include=keys)
     assert grid == {**wanted, "codec": "int8"}

@@ -64,6 +64,7 @@ def test_formats_say_what_they_need(client: TestClient) -> None:
     kinds = client.get(f"{API}/kinds").json()
     formats = {row["format"]: row for row in kinds["formats"]}
     assert formats["gguf"]["suffix"] == ".gguf"
+    assert kinds["codecs"][0] == "compact"
     assert "bitdelta" in kinds["codecs"]
     assert {"ties", "trimmed_mean"} <= set(kinds["rules"])
 
@@ -88,7 +89,7 @@ def test_formats_say_what_they_need(client: TestClient) -> None:
                 "delta",
                 "encode",
                 "--output=a/b.gymdelta",
-                "--codec=bitdelta",
+                "--codec=compact",
                 "--",
                 "gym-nano",
                 "tuned",
