@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gym_fed.delta.file import DeltaFile
+
 MIN_KEPT = 0.99
 """Minimum fraction of the delta that a default precision preserves; lower precisions must be requested by name."""
 _BLOCK = 1 << 22
@@ -59,6 +61,26 @@ def share_kept(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], dtype: s
             if old.shape != new.shape:
                 old, new = (part[: min(len(old), len(new))] for part in (old, new))
             total.add(old, new, new.to(getattr(torch, dtype)))
+    return total.share
+
+
+def share_applied(base: Mapping[str, Tensor], delta: DeltaFile, scale: float = 1.0) -> float | None:
+    """Return the fraction of ``scale * delta`` that survives adding it to the base (``apply_delta``).
+
+    Args:
+        base: Tensors by name, which also have the dtype of the sums; they are not changed.
+        delta: A delta of this base; rows of added tokens are no change of the base.
+        scale: Factor of the delta.
+
+    Returns:
+        As ``KeptDelta.share``.
+    """
+    total = KeptDelta()
+    for name in delta.names:
+        old = base[name].detach().to("cpu")
+        change = delta.decode(name).mul_(scale)
+        total.add(old, old.double() + change.double(), (old.float() + change).to(old.dtype))
+        delta.release(name)
     return total.share
 
 

@@ -25,8 +25,9 @@ from gym_fed.base.models import LoadedModel, is_hub_name, load_model, model_name
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256, lies_in
 from gym_fed.core.json_files import read_object
-from gym_fed.delta.base import BaseSpec, tensors_digest
+from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
+from gym_fed.delta.kept import share_applied
 from gym_fed.delta.vocabulary import tuned_tokenizer
 from gym_fed.registry.card.facts import NO_DELTA
 from gym_fed.registry.manifest import DELTA_FILE, NOT_STATED, BaseUsed, Kind
@@ -265,7 +266,7 @@ def added(base: LoadedModel, delta: DeltaFile) -> str:
     return tensors_digest(base.model)
 
 
-def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> None:
+def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> float | None:
     """Rebuild the model of ``base`` and the delta ``file``, check its digest, and write it to ``folder``.
 
     Args:
@@ -274,12 +275,16 @@ def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> 
         digest: The digest of the sum; None if it differs between machines.
         folder: An existing folder.
 
+    Returns:
+        The share of the delta that is in the written weights; None if it changes nothing.
+
     Raises:
         GymError: ``DELTA_INVALID``, ``BASE_MISMATCH``; ``HASH_MISMATCH`` if the sum is not the signed one.
     """
     spec = BaseSpec.of(base.model, model_name(base.name))
     with DeltaFile.open(file, spec, added_tokens=True) as delta:
         tokenizer = tuned_tokenizer(base.tokenizer, delta)
+        kept = share_applied(model_tensors(base.model), delta)
         actual = added(base, delta)
         set_special_ids(base.model, tokenizer, delta.vocabulary.roles)
     if digest is not None and actual != digest:
@@ -296,3 +301,4 @@ def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> 
         for text in sorted(home.glob(pattern)):
             if lies_in(text, home):
                 shutil.copyfile(text, folder / text.name)
+    return kept

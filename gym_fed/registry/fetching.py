@@ -38,12 +38,15 @@ class Pulled:
         fetched: False if all files were already here.
         base: The folder or name of the base that it was rebuilt from, or that its adapter needs; None if there is
             none, or if it is not on this machine.
+        kept: Share of the delta in the weights that were rebuilt; 1 for an adapter or an unmerged delta;
+            None for weights, and for a model that was rebuilt by an earlier pull.
     """
 
     found: ModelVersion
     folder: Path
     fetched: bool
     base: str | None
+    kept: float | None = None
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,13 @@ class HubFolder:
         folder: The folder.
         manifest: The manifest of the model; its number, sizes and digests are valid only for a version of a registry.
         problems: Points to check before publishing, one sentence each.
+        kept: Share of a merged delta in the weights; 1 for an adapter or an unmerged delta; None for weights.
     """
 
     folder: Path
     manifest: ModelManifest
     problems: list[str]
+    kept: float | None
 
     @property
     def files(self) -> list[str]:
@@ -114,6 +116,7 @@ def hub_folder_of_version(
 def _written(manifest: ModelManifest, files: Mapping[str, Path], target: Path, base: str | None) -> HubFolder:
     records = [file for path, file in files.items() if path.startswith(f"{EVALS}/")]
     results = _hub_results(figures_in(records))
+    kept = None if manifest.kind == "weights" else 1.0
     with whole_or_not_at_all(target) as part:
         for path, file in files.items():
             (part / path).parent.mkdir(parents=True, exist_ok=True)
@@ -121,12 +124,12 @@ def _written(manifest: ModelManifest, files: Mapping[str, Path], target: Path, b
         if manifest.kind == "delta" and base is not None:
             assert manifest.base is not None
             loaded = base_model(base, manifest.base.digest or "")
-            rebuild(loaded, part / DELTA_FILE, manifest.digest, part)
+            kept = rebuild(loaded, part / DELTA_FILE, manifest.digest, part)
         for path, text in results.items():
             (part / path).parent.mkdir(exist_ok=True)
             write_atomically(part / path, text.encode())
         failpoint("registry-hub-folder-written")
-    return HubFolder(target, manifest, [*conflicts(manifest), *_problems(manifest)])
+    return HubFolder(target, manifest, [*conflicts(manifest), *_problems(manifest)], kept)
 
 
 def _problems(manifest: ModelManifest) -> list[str]:

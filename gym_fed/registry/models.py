@@ -163,20 +163,24 @@ class ModelRegistry:
         kind = "as-is" if as_is and version.manifest.kind == "delta" else ""
         folder = Path(dest) if dest is not None else _default_folder(version, kind)
         used: str | None = None
-        if version.manifest.kind == "delta" and not as_is and not folder.exists():
+        rebuilds = version.manifest.kind == "delta" and not as_is
+        if rebuilds and not folder.exists():
             used = self.base_of(version, base, confirm)
         elif version.manifest.base is not None:
             used = base or _named_here(version.manifest.base.name)
 
+        kept = None if version.manifest.kind == "weights" or rebuilds else 1.0
+
         def finish(part: Path) -> None:
-            if version.manifest.kind == "delta" and not as_is:
+            nonlocal kept
+            if rebuilds:
                 assert used is not None
                 assert version.manifest.base is not None
-                digest = version.manifest.base.digest
-                loaded = base_model(used, digest or "")
-                rebuild(loaded, part / DELTA_FILE, version.manifest.digest, part)
+                loaded = base_model(used, version.manifest.base.digest or "")
+                kept = rebuild(loaded, part / DELTA_FILE, version.manifest.digest, part)
 
-        return Pulled(version, folder, fetch(self._objects, version, record, folder, finish), used)
+        fetched = fetch(self._objects, version, record, folder, finish)
+        return Pulled(version, folder, fetched, used, kept)
 
     def trusted(
         self, reference: str, *, confirm: Confirm | None = None, signer: str | None = None

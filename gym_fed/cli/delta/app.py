@@ -115,13 +115,19 @@ def apply(
 ) -> None:
     """Write BASE plus the delta as a model folder that transformers loads."""
     from gym_fed.base.models import load_model, model_name, quiet_loading
-    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.base import BaseSpec, model_tensors
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.delta.kept import kept_text, share_applied
     from gym_fed.delta.vocabulary import apply_with_tokens
 
     if output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "name a folder that does not exist yet")
     loaded = load_model(base)
     spec = BaseSpec.of(loaded.model, model_name(base))
+    tensors = model_tensors(loaded.model)
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    with DeltaFile.open(file, spec, added_tokens=True) as delta:
+        kept = share_applied(tensors, delta, scale)
     loaded = apply_with_tokens(loaded, file, spec, scale)
     output.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
@@ -136,8 +142,15 @@ def apply(
         raise
     console.print_result(
         json_,
-        {"folder": str(output), "base": spec.digest, "delta": str(file), "scale": scale, "dtype": "float32"},
-        f"wrote {output} in float32, which keeps the whole delta",
+        {
+            "folder": str(output),
+            "base": spec.digest,
+            "delta": str(file),
+            "scale": scale,
+            "dtype": dtype,
+            "kept": kept,
+        },
+        f"wrote {output}; {kept_text(kept, dtype) or 'the delta changes nothing'}",
     )
 
 

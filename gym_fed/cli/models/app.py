@@ -17,6 +17,7 @@ from gym_fed.cli.models.registries import (
     SignerOption,
     YesOption,
     confirmed,
+    keeps,
     of_registry,
     pull_from_registry,
     registered,
@@ -176,11 +177,13 @@ def _push(
     place = "" if registry is None else f" --registry {shlex.quote(registry)}"
     for conflict in conflicting:
         err.print(f"warning: {plain(conflict, 500)}")
+    document = _document(pushed, models.url, conflicting)
     print_result(
         as_json,
-        _document(pushed, models.url, conflicting),
+        document,
         f"{pushed.reference} is in {models.url}: {pushed.manifest.kind}, "
-        f"{readable_bytes(pushed.manifest.num_bytes)}, licence: {stated(pushed.manifest.licence)}",
+        f"{readable_bytes(pushed.manifest.num_bytes)}, licence: {stated(pushed.manifest.licence)}"
+        f"{keeps(document['kept'])}",
         note=f"signed by {pushed.signer.fingerprint}; fetch it with: gym models pull {pushed.reference}{place}",
     )
 
@@ -199,6 +202,7 @@ def _document(pushed: ModelVersion, url: str, conflicting: list[str]) -> dict[st
         "signer": pushed.signer.fingerprint,
         "manifest_sha256": pushed.sha256,
         "conflicts": conflicting,
+        "kept": None if manifest.kind == "weights" else 1.0,  # adapters and deltas are pushed as they are
     }
 
 
@@ -270,8 +274,9 @@ def _push_to_hub(
             "problems": hub_folder.problems,
             "repo": repo,
             "commit": commit,
+            "kept": hub_folder.kept,
         },
-        f"{hub_folder.folder}: {counted(len(hub_folder.files), 'file')} for the Hub{place}",
+        f"{hub_folder.folder}: {counted(len(hub_folder.files), 'file')} for the Hub{place}{keeps(hub_folder.kept)}",
         note="" if commit else f"upload it with: hf upload OWNER/NAME {hub_folder.folder} .",
     )
 

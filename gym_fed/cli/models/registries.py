@@ -101,10 +101,16 @@ def pull_from_registry(
             "licence": version.manifest.licence,
             "signer": version.signer.fingerprint,
             "base": pulled.base,
+            "kept": pulled.kept,
         },
-        f"{version.reference} is here: {pulled.folder}",
+        f"{version.reference} is here: {pulled.folder}{keeps(pulled.kept)}",
         note=note,
     )
+
+
+def keeps(share: float | None) -> str:
+    """Return the end of a sentence on the share of a delta in what was written; empty for weights."""
+    return "" if share is None else f"; keeps {share:.1%} of the delta"
 
 
 def _ensure_base(
