@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -110,6 +110,39 @@ def lora_factors(model: Any) -> dict[str, Factors]:
             ErrorCode.MODEL_INVALID, "the model has no LoRA layers", "choose codec bitdelta or dense"
         )
     return factors_by_name
+
+
+def require_matrix_targets(
+    targets: Sequence[str] | str, shapes: Mapping[str, tuple[int, ...]], key: str
+) -> None:
+    """Refuse layers whose change would not be factors of one of the base's matrices, which is all that rounds send.
+
+    Args:
+        targets: Names of layers, or ``all-linear``.
+        shapes: Shapes of the base's tensors by name.
+        key: Key of the config, for the error.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming an embedding, or a layer that has no matrix of its own in the base.
+    """
+    from gym_fed.delta.policy import part_of
+
+    if isinstance(targets, str):
+        return
+    for target in targets:
+        suffix = f".{target}.weight"
+        matches = {name: shape for name, shape in shapes.items() if f".{name}".endswith(suffix)}
+        if not any(len(shape) == 2 for shape in matches.values()):
+            reason = "which has no matrix of its own in this base: it is missing, fused, or shares the embeddings"
+        elif any(part_of(name, shape) == "embeddings" for name, shape in matches.items()):
+            reason = "an embedding, whose change is not the factors of a linear layer"
+        else:
+            continue
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{key}: names {target!r}, {reason}",
+            "name linear layers, or train everything with finetuning: full",
+        )
 
 
 def is_plain_lora(model: Any) -> bool:

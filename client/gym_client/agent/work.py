@@ -235,8 +235,12 @@ def _train(
     observer: StepObserver | None,
 ) -> TrainResult:
     from gym_fed.config.hub.round_training import round_training
+    from gym_fed.delta.factors import require_matrix_targets
     from gym_fed.training.trainer import Trainer
 
+    if spec.recipe.sends_factors:
+        shapes = model.version_spec(spec).shapes
+        require_matrix_targets(spec.recipe.lora.target_modules, shapes, "recipe.lora.target_modules")
     hooks = current_hooks()
     trainer = Trainer(
         round_training(spec.recipe, spec.server_round, folder.prepare_run(), setup.device),

@@ -21,6 +21,7 @@ from gym_fed.core.system_errors import system_error
 from gym_fed.core.text import counted
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.rows import as_kind
+from gym_fed.delta.factors import require_matrix_targets
 from gym_fed.privacy.accountant import noise_multiplier_for
 from gym_server.base.served import ServedBase, record_tensors
 from gym_server.evaluations.runner import check_measurable, suites_of
@@ -48,6 +49,10 @@ def check_at_start(state: HubState, config: ServerConfig, recipes: RecipeChanges
         GymError: The first problem that would cause a failure later, with its config key.
     """
     check_soup(config)
+    if config.recipe.sends_factors:
+        require_matrix_targets(
+            config.recipe.lora.target_modules, state.base.shapes, "recipe.lora.target_modules"
+        )
     _check_newest_soup(state.folder, state.store, state.round_store)
     privacy.check_promise(config, state.base, state.database, state.round_store)
     _check_trainer(config)
