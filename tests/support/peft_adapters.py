@@ -37,8 +37,18 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "parameters": {"target_modules": [], "target_parameters": ["q_proj.weight"], "lora_alpha": 90},
     "gaussian": {"init_lora_weights": "gaussian"},
     "orthogonal": {"init_lora_weights": "orthogonal"},
+    "eva": {"init_lora_weights": "eva"},
+    "pissa": {"init_lora_weights": "pissa"},
+    "olora": {"init_lora_weights": "olora"},
 }
-"""Settings of ``LoraConfig`` by what they are about; q_proj and v_proj are adapted unless they name others."""
+"""Settings of ``LoraConfig`` by what they are about; q_proj and v_proj are adapted unless they name others.
+
+``eva`` has random factors: PEFT computes those of the data only in ``initialize_lora_eva_weights``. ``corda`` and
+``lora_ga`` need data, and PEFT's ``loftq`` needs CUDA.
+"""
+
+CONVERTED = {"pissa", "olora"}
+"""Initialisations that take from the base; PEFT saves such an adapter as a plain LoRA of twice the rank."""
 
 
 def made(base: Path, folder: Path, dtype: torch.dtype | None = None, **settings: Any) -> torch.Tensor:
@@ -48,13 +58,22 @@ def made(base: Path, folder: Path, dtype: torch.dtype | None = None, **settings:
     values = {"r": 4, "lora_alpha": 9, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT's advice about tied weights
-        model = get_peft_model(plain(base), LoraConfig(**{**values, **settings}))
+        config = LoraConfig(**{**values, **settings})
+        model = get_peft_model(plain(base), config)
+        start: dict[str, str] = {}
+        if config.init_lora_weights in CONVERTED:
+            model.peft_config[
+                "default"
+            ].init_lora_weights = True  # as PEFT's guides do before they save the start
+            model.save_pretrained(str(folder / "start"))
+            model.peft_config["default"].init_lora_weights = config.init_lora_weights
+            start = {"path_initial_model_for_weight_conversion": str(folder / "start")}
         torch.manual_seed(3)
         for value in model.parameters():
             if value.requires_grad:
                 torch.nn.init.normal_(value, std=0.3)
                 value.data = value.data if dtype is None else value.data.to(dtype)
-        model.save_pretrained(str(folder))
+        model.save_pretrained(str(folder), **start)
         return logits(PeftModel.from_pretrained(plain(base), str(folder)))
 
 
