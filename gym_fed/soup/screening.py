@@ -108,6 +108,8 @@ _SPARSE_COSINES = (
 )
 """Cosine of the largest 1/64 of x and of y, for normal pairs with each of the correlations: E[xy; |x| > t, |y| > t]
 over E[x^2; |x| > t], with t = 2.418, integrated numerically."""
+_ROUNDING = 1e-9
+"""Tolerance of means of links, so that the order of a sum does not change the result."""
 _BEYOND_SPREAD = 2.5
 """Limit in median absolute deviations: 1.7 standard deviations of normal values, more if many pairs belong to one
 person."""
@@ -331,25 +333,27 @@ def _median_low(values: Matrix) -> float:
 
 
 def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
-    """Group contributors that are paid as one, by complete linkage.
+    """Group contributors that are paid as one, by average linkage (Sokal and Michener 1958).
 
-    The closest groups are joined first, while all their pairs are linked, so a contributor similar to everybody does
-    not join all groups.
+    The closest groups are joined first, while the mean of their pairs' links reaches the threshold. So one pair that
+    chance has separated does not divide a group, and a contributor linked to one member alone does not join it.
 
     Args:
         links: ``[n, n]`` strengths of the links between two contributors.
-        threshold: Minimum strength of a link.
+        threshold: Minimum mean strength of the links between two groups.
     """
     groups = {i: [i] for i in range(len(links))}
-    weakest = np.where(np.tri(len(links), k=-1, dtype=bool), links, -np.inf)  # [a, b] of groups with a > b
+    mean = np.where(np.tri(len(links), k=-1, dtype=bool), links, -np.inf)  # [a, b] of groups with a > b
     while len(groups) > 1:
-        a, b = map(int, np.unravel_index(weakest.argmax(), weakest.shape))
-        if not weakest[a, b] >= threshold:
+        a, b = map(int, np.unravel_index(mean.argmax(), mean.shape))
+        if not mean[a, b] >= threshold - _ROUNDING:
             break
+        share = len(groups[a]) / (len(groups[a]) + len(groups[b]))
+        to_a, to_b = (np.fmax(mean[k], mean[:, k]) for k in (a, b))
         groups[b] = sorted(groups[b] + groups.pop(a))
-        joined = np.minimum(np.fmax(weakest[b], weakest[:, b]), np.fmax(weakest[a], weakest[:, a]))
-        weakest[b, :b], weakest[b + 1 :, b] = joined[:b], joined[b + 1 :]
-        weakest[a], weakest[:, a] = -np.inf, -np.inf
+        joined = share * to_a + (1.0 - share) * to_b
+        mean[b, :b], mean[b + 1 :, b] = joined[:b], joined[b + 1 :]
+        mean[a], mean[:, a] = -np.inf, -np.inf
     return list(groups.values())
 
 

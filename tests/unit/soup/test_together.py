@@ -54,21 +54,27 @@ def test_noise_of_a_third_of_the_round_does_not_make_one_of_honest_neighbours() 
     assert beyond(cosines, each=True)[0, 1] == pytest.approx(0.5 / 0.8), "three keys of one, two others"
 
 
-def test_two_groups_are_one_only_if_all_pairs_of_them_are_linked() -> None:
+def test_two_groups_are_one_only_if_the_mean_of_their_links_is_strong() -> None:
     between = np.array([[1.0, 0.4, 0.1], [0.4, 1.0, 0.5], [0.1, 0.5, 1.0]])
     assert sorted(groups_of(between, 0.3)) == [[0], [1, 2]]
+    keys, apart = np.ones((5, 5)), np.full(4, 0.1)
+    keys[:4, 4] = keys[4, :4] = apart
+    keys[1, 2] = keys[2, 1] = 0.2
+    assert sorted(groups_of(keys, 0.6)) == [[0, 1, 2, 3], [4]], "chance has separated one pair of four keys"
+    keys[0, 4] = keys[4, 0] = 1.0
+    assert sorted(groups_of(keys, 0.6)) == [[0, 1, 2, 3], [4]], "the fifth is linked to one of four"
     assert sorted(groups_of(np.full((3, 3), 0.4), 0.3)) == [[0, 1, 2]]
     assert groups_of(np.zeros((0, 0)), 0.3) == []
 
 
 def by_definition(links: Matrix, threshold: float) -> list[list[int]]:
-    """Join the two groups whose weakest pair is the strongest, until none is linked."""
+    """Join the two groups whose mean link is the strongest, until none is linked."""
     groups = [[i] for i in range(len(links))]
     while len(groups) > 1:
         pairs = [(a, b) for a in range(len(groups)) for b in range(a)]
-        strength = {(a, b): links[np.ix_(groups[a], groups[b])].min() for a, b in pairs}
+        strength = {(a, b): round(links[np.ix_(groups[a], groups[b])].mean(), 9) for a, b in pairs}
         a, b = max(pairs, key=lambda pair: strength[pair])
-        if strength[a, b] < threshold:
+        if strength[a, b] < threshold - 1e-9:
             break
         groups[b] = sorted(groups[b] + groups.pop(a))
     return groups
