@@ -298,6 +298,8 @@ def rewards_table(report: dict[str, Any]) -> TextTable:
     title = f"{report['contributor']} at {report['server']}: {counted(report['balance'], 'credit')}"
     if report.get("held"):
         title += f", {report['held']} of them held"
+    if isinstance(owed := report.get("owed"), int) and owed:
+        title += f", {owed} to be withheld from later pay"
     if report.get("reputation") is not None:
         title += f", reputation {report['reputation']:.3f}"
     columns = ("round", "update", "verdict", "score", "credit", "reputation", "receipts")

@@ -35,6 +35,7 @@ from gym_server.store.tables import (
     reputations,
     royalties,
     running_scores,
+    settlements,
     transfers,
     updates,
     variants,
@@ -186,6 +187,15 @@ CHECKS: list[TableCheck] = [
             (row.contributor, row.heldout, row.height),
             (row.earned, row_digest(row.parts, row.chance)),
         ),
+    ),
+    TableCheck(
+        "settlements",
+        ("contribution",),
+        lambda kind, body: [
+            (who, (one["provisional"], one["owed"])) for who, one in body.get("settlements", {}).items()
+        ],
+        select(settlements),
+        lambda row: (row.contributor, (row.provisional, row.owed)),
     ),
     TableCheck(
         "round_reputations",

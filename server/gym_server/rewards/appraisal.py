@@ -22,6 +22,7 @@ from gym_server.rewards.running_scores import (
     write_running_scores,
 )
 from gym_server.rewards.scores import DIGITS, RoundScores, score_updates
+from gym_server.rewards.settlements import recorded_settlements, settlements_before, write_settlements
 from gym_server.rewards.split import MeasuredRound, certainty, split
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.round_store import PAID_VERDICTS, RoundStore
@@ -101,10 +102,12 @@ def appraise(
             groups += similarity.together(earners, rewards.together_threshold, rewards.measures)
         return [[who[update] for update in group] for group in joined(groups)]
 
+    compares = rewards.together_threshold is not None
     shares = None if admitted is None else dict(zip(who.values(), admitted, strict=True))
     scored = None
     with state.database.reading() as tx:
         carried = carried_over(tx)
+        settled = settlements_before(tx, paid.values()) if compares else None
         if rewards.measures and losses is not None:
             scored = _measured_round(tx, state.round_store, model, measured, who, losses)
     found = split(
@@ -116,6 +119,8 @@ def appraise(
         {who[u]: score for u, score in evals.items()} if evals is not None else None,
         carried,
         shares,
+        settled,
+        {who[update] for update in similarity.comparable & who.keys()},
     )
     measurement = dict(measured.measurement)
     running_scores = found.running_scores | ({RUN: found.run} if found.run else {})
@@ -126,6 +131,8 @@ def appraise(
             who for who, parts in scored.parts.items() if round(float(parts.sum()), DIGITS) <= 0.0
         )
         measurement["running_scores"] = recorded(running_scores, scored.block_weights)
+    if found.settlements:
+        measurement["settlements"] = recorded_settlements(found.settlements)
     if evals is not None:
         measurement["evals"] = {"share": rewards.evals_share, "pool": found.evals_pool, "scores": dict(evals)}
     sharing = {one: len(group) for group in found.together for one in group}
@@ -154,6 +161,7 @@ def appraise(
         account = RoundContributions(height, contributions, measurement, clusters, groups, found.left)
         record(tx, state.ledger, server_round, account, rewards.reputation)
         write_running_scores(tx, model.heldout, height, running_scores)
+        write_settlements(tx, found.settlements)
 
     judgements = [
         replace(

@@ -58,6 +58,12 @@ class RoundSimilarity:
     torn: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
     previous: Matrix = field(default_factory=lambda: np.zeros((0, 0)))
 
+    @property
+    def comparable(self) -> set[str]:
+        """Updates whose author's previous update is known."""
+        known = ~np.isnan(self.previous.diagonal())
+        return {update for update, is_known in zip(self.updates, known, strict=True) if is_known}
+
     def together(self, updates: Collection[str], threshold: float, measured: bool = False) -> list[list[str]]:
         """Return groups of two or more updates that are paid as one; docs/rewards.md has the rule.
 

@@ -2,12 +2,13 @@
 
 ``rewards_of`` returns the content of ``AccountReply.rewards_json``, newest round first::
 
-    {"reputation": 0.488, "rounds": [{"server_round": 3, "update": "ab12...", "verdict": "merged", "reason": "",
-      "method": "estimate", "score": 0.0123, "error": 0.002, "similarity": 0.41, "credit": 250,
+    {"reputation": 0.488, "owed": 0, "rounds": [{"server_round": 3, "update": "ab12...", "verdict": "merged",
+      "reason": "", "method": "estimate", "score": 0.0123, "error": 0.002, "similarity": 0.41, "credit": 250,
       "reputation": 0.488}]}
 
-``score``, its standard ``error`` and ``similarity`` are null if they were not measured; ``method`` and ``reputation``
-(after the round) are also null for an update of a round without a version.
+``owed`` is what will be withheld from later pay, in credits (``settlements``). ``score``, its standard ``error`` and
+``similarity`` are null if they were not measured; ``method`` and ``reputation`` (after the round) are also null for an
+update of a round without a version.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sqlalchemy import Connection, func, select
 from gym_fed.config.hub.credits import ReputationConfig
 from gym_fed.soup.credit import NEW, Outcome, Reputation, after, before
 from gym_server.ledger.chain import Ledger
+from gym_server.rewards.settlements import Settlement, settlements_before
 from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.store.tables import contributions, credits, reputations, updates, versions
 
@@ -151,7 +153,9 @@ def rewards_of(tx: Connection, contributor: str, config: ReputationConfig) -> di
         .mappings()
         .all()
     )
+    settled = settlements_before(tx, [contributor]).get(contributor, Settlement())
     return {
         "reputation": reputations_before(tx, [contributor], next_height, config)[contributor],
+        "owed": settled.owed,
         "rounds": [dict(row) for row in rows],
     }

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.soup.credit import (
     RunningScore,
@@ -16,6 +18,7 @@ from gym_fed.soup.credit import (
     split_pool,
     whole,
 )
+from gym_server.rewards.settlements import Settlement, settle
 
 LEAST_WEIGHT = 0.1
 """Minimum participation weight, as a share of the largest one: every merged contributor gets something, but ten new
@@ -57,6 +60,7 @@ class Split:
         left: Credits that stay in the pool for later rounds.
         running_scores: Running scores after the round, by participating contributor.
         run: Running score of all rounds together, after the round; None without measurements.
+        settlements: Settlements after the round, by contributor.
     """
 
     credits: dict[str, int]
@@ -66,6 +70,7 @@ class Split:
     left: int = 0
     running_scores: dict[str, RunningScore] = field(default_factory=dict)
     run: RunningScore | None = None
+    settlements: dict[str, Settlement] = field(default_factory=dict)
 
 
 def split(
@@ -77,6 +82,8 @@ def split(
     evals: Mapping[str, float] | None = None,
     carried: int = 0,
     shares: Mapping[str, float] | None = None,
+    settlements: Mapping[str, Settlement] | None = None,
+    comparable: Collection[str] = (),
 ) -> Split:
     """Split the pool between the contributors of merged updates and of duplicates, each of whom has one update.
 
@@ -91,6 +98,8 @@ def split(
         carried: Credits that earlier rounds left in the pool because no gain had earned them. Only a measured round
             pays from them; a round without measurements passes them on.
         shares: Admitted weight of each merged update of a continuous round, by contributor: factors of participation.
+        settlements: Settlements before the round; None if contributors are never compared.
+        comparable: Contributors whose previous update is known, so that they can be told apart from others.
     """
     same_work = duplicates or {}
     others = {who for group in same_work.values() for who in group}
@@ -99,6 +108,8 @@ def split(
     grouped = {who for group in groups for who in group}
     units = {group[0]: group for group in groups}
     units |= {who: [who] for who in reputations if who not in grouped | others}
+    told_apart = compared & set(comparable)
+    fresh = {who for who in told_apart if (settlements or {}).get(who, Settlement()).provisional is not None}
 
     added = {
         name: max(0.0, sum((evals or {}).get(who, 0.0) for who in members) / len(members))
@@ -113,7 +124,7 @@ def split(
     run, for_work, earning = None, pot, set(reputations)
     pot += carried
     if measured is not None:
-        scored, running_scores, run = _by_score(config, measured, groups, same_work, pot)
+        scored, running_scores, run = _by_score(config, measured, groups, same_work, pot, fresh)
         quality, participation = config.weights
         for_work = whole(sum(scored.values()) * participation / quality) if quality else 0
         earning = {who for who in compared if running_scores[who].is_work}
@@ -128,6 +139,9 @@ def split(
     credits: dict[str, int] = {}
     for name, members in sharing.items():
         credits |= split_pool(by_work[name] + by_evals[name], dict.fromkeys(members, 1.0))
+    settled: dict[str, Settlement] = {}
+    if settlements is not None:
+        credits, settled = settle(settlements, told_apart, groups, {*same_work, *others}, credits)
     return Split(
         {who: amount + scored[who] for who, amount in credits.items()},
         frozenset(earning),
@@ -136,6 +150,7 @@ def split(
         pot - sum(scored.values()) - for_work,
         running_scores,
         run,
+        settled,
     )
 
 
@@ -145,8 +160,13 @@ def _by_score(
     groups: list[list[str]],
     same_work: Mapping[str, Collection[str]],
     pot: int,
+    fresh: Collection[str],
 ) -> tuple[dict[str, int], dict[str, RunningScore], RunningScore]:
-    """Return credits by score, and the running scores after them. A round that lowered no loss pays nothing."""
+    """Return credits by score, and the running scores after them. A round that lowered no loss pays nothing.
+
+    ``fresh`` are contributors who are told apart from others for the first time.
+    """
+    before = _as_one(measured.running_scores, groups, fresh)
     parts, chance = paid_as_one(measured.parts, groups), dict(measured.chance)
     for group in groups:  # a member's parts are a share of the group's mean, and so is the chance in it
         mean = sum(measured.chance[who] for who in group) / len(group)
@@ -156,18 +176,30 @@ def _by_score(
         parts |= dict.fromkeys(everyone, parts[who] / len(everyone))
         chance |= dict.fromkeys(everyone, chance[who] / len(everyone))
     nobody = RunningScore(0.0 * measured.gain)
-    running_scores = {
-        who: measured.running_scores.get(who, nobody).with_round(parts[who], chance[who]) for who in parts
-    }
+    running_scores = {who: before.get(who, nobody).with_round(parts[who], chance[who]) for who in parts}
     run = measured.run.with_round(measured.gain)
     paid = dict.fromkeys(parts, 0)
     if measured.gain.sum() > 0.0:
-        everybody = {**measured.running_scores, **running_scores}
+        everybody = {**before, **running_scores}
         quality = config.weights[0]
         price, available = quality * config.credits_per_nat, whole(quality * pot)
         paid = pay_by_score(everybody, run, measured.block_weights, list(parts), price, available)
     running_scores = {who: replace(one, earned=one.earned + paid[who]) for who, one in running_scores.items()}
     return paid, running_scores, replace(run, earned=run.earned + sum(paid.values()))
+
+
+def _as_one(
+    running_scores: Mapping[str, RunningScore], groups: list[list[str]], fresh: Collection[str]
+) -> dict[str, RunningScore]:
+    """Return running scores in which the fresh members of a group count as one contributor."""
+    found = dict(running_scores)
+    for group in groups:
+        members = [who for who in group if who in fresh and who in found]
+        for who in members:
+            parts = np.mean([running_scores[one].parts for one in members], axis=0) / len(members)
+            chance = sum(running_scores[one].chance for one in members) / len(members) ** 3
+            found[who] = replace(found[who], parts=parts, chance=chance)
+    return found
 
 
 def _participation(

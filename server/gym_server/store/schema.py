@@ -10,7 +10,7 @@ from sqlalchemy import Connection, inspect, select
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.store.tables import metadata, settings
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of the schema in ``tables.py``; 1 and 2 belonged to release 0.1."""
 _KEY = "schema_version"
 

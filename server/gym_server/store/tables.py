@@ -217,6 +217,14 @@ running_scores = _table(
     Column("earned", BigInteger, nullable=False),  # credits that were paid for it
 )
 
+# What a contributor was paid before it could be compared with others, and what it owes of that.
+settlements = _table(
+    "settlements",
+    Column("contributor", String, primary_key=True),
+    Column("provisional", BigInteger),  # credits; null once compared
+    Column("owed", BigInteger, nullable=False),  # credits
+)
+
 reputations = _table(
     "reputations",
     Column("contributor", String, primary_key=True),

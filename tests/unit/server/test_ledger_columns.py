@@ -16,6 +16,7 @@ from gym_server.evaluations.seeds import promise_seed
 from gym_server.ledger import pace
 from gym_server.ledger.columns import UNCOVERED, record_of
 from gym_server.rewards.running_scores import RUN, recorded, write_running_scores
+from gym_server.rewards.settlements import Settlement, recorded_settlements, write_settlements
 from gym_server.rounds.admission import UpdateSubmission
 from gym_server.rounds.soup_record import Judgement, SoupRecord
 from gym_server.store.tables import (
@@ -48,6 +49,7 @@ MUST_HAVE_ROWS = (
     "contributions",
     "running_scores",
     "reputations",
+    "settlements",
     "royalties",
     "transfers",
     "privacy_spending",
@@ -142,9 +144,10 @@ class Filled:
         brought = {self.ids[0]: RunningScore(np.array([0.2, 0.3]), 0.01, 800), RUN: RunningScore(np.ones(2))}
         write_running_scores(tx, "rows", 1, brought)
         tx.execute(reputations.insert().values(contributor=self.ids[0], value=0.75, height=1))
+        write_settlements(tx, settled := {self.ids[0]: Settlement(800, 5)})
         body = {"server_round": 1, "height": 1, "method": "estimate", "scores": {update_id: 0.5}}
         body |= {"similarity": {update_id: 0.25}, "reputations": {self.ids[0]: 0.75}}
-        body |= {"errors": {update_id: 0.1}, "heldout": "rows"}
+        body |= {"errors": {update_id: 0.1}, "heldout": "rows", "settlements": recorded_settlements(settled)}
         body |= {"running_scores": recorded(brought, np.array([0.5, 0.5]))}
         self.fed.ledger.append(tx, "contribution", body)
         import hashlib

@@ -35,7 +35,9 @@ def test_a_database_of_another_version_is_refused_with_the_remedy_and_left_as_it
     database = Database.open(database_url, tmp_path)
     with database.transaction() as tx:
         tx.execute(settings.update().values(value=version))
-    with pytest.raises(GymError, match=f"has schema {version}; .* reads only schema 3") as refusal:
+    with pytest.raises(
+        GymError, match=f"has schema {version}; .* reads only schema {SCHEMA_VERSION}"
+    ) as refusal:
         Database.open(database_url, tmp_path, read_only)
     assert refusal.value.code is ErrorCode.STATE_CORRUPT
     assert remedy in str(refusal.value.hint)

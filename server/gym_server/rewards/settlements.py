@@ -1,0 +1,100 @@
+"""Settle the pay of contributors who could not yet be told apart from others.
+
+The cosines of one round cannot show that several keys train on the same data; a comparison with each contributor's
+previous update can. So what a contributor gets for taking part is provisional until the first comparison. If that
+links several new contributors, they owe what they got beyond one contributor's pay. It is taken from what they get for
+taking part in later rounds, and goes to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gym_fed.soup.credit import split_pool
+from gym_server.store.tables import settlements
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """The provisional pay and the debt of one contributor.
+
+    Attributes:
+        provisional: Credits for taking part in rounds before the first comparison; None from then on, and for
+            contributors who were paid as one without a comparison.
+        owed: Credits to withhold from later pay for taking part.
+    """
+
+    provisional: int | None = 0
+    owed: int = 0
+
+
+def settle(
+    before: Mapping[str, Settlement],
+    compared: Collection[str],
+    groups: Collection[Collection[str]],
+    same_work: Collection[str],
+    earned: Mapping[str, int],
+) -> tuple[dict[str, int], dict[str, Settlement]]:
+    """Charge linked contributors for provisional pay beyond that of one, and withhold what they owe.
+
+    Args:
+        before: Settlements before the round, by contributor; others have none.
+        compared: Contributors whose update was compared with previous updates, including their own.
+        groups: Disjoint groups of contributors that are linked, and paid as one.
+        same_work: Contributors of duplicates, and of the updates that they are like: their pay is already that of one.
+        earned: Credits of the round for taking part, by contributor.
+
+    Returns:
+        The credits after withholding, with the same total, and the settlements after the round.
+    """
+    state = {who: before.get(who, Settlement()) for who in earned}
+    owed = {who: one.owed for who, one in state.items()}
+    for group in groups:
+        fresh = {who: p for who in group if who in compared and (p := state[who].provisional) is not None}
+        surplus = sum(fresh.values()) - max(fresh.values(), default=0)
+        for who, part in split_pool(surplus, {who: float(amount) for who, amount in fresh.items()}).items():
+            owed[who] += part
+    credits, owed = _withheld(earned, owed)
+    as_one = {*same_work, *(who for group in groups for who in group)}
+    after = {}
+    for who, one in state.items():
+        provisional = one.provisional
+        if who in compared or who in as_one:
+            provisional = None
+        elif provisional is not None:
+            provisional += earned[who]
+        after[who] = Settlement(provisional, owed[who])
+    return credits, after
+
+
+def _withheld(earned: Mapping[str, int], owed: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return credits and debts after those who owe have paid those who do not, in proportion to their credits."""
+    others = {who: float(amount) for who, amount in earned.items() if amount and not owed[who]}
+    if not others:
+        return dict(earned), dict(owed)
+    paid = {who: min(amount, owed[who]) for who, amount in earned.items()}
+    shared = split_pool(sum(paid.values()), others)
+    credits = {who: amount - paid[who] + shared.get(who, 0) for who, amount in earned.items()}
+    return credits, {who: owed[who] - paid[who] for who in owed}
+
+
+def settlements_before(tx: Connection, contributors: Collection[str]) -> dict[str, Settlement]:
+    """Read the settlements of contributors; those without a merged update have none."""
+    rows = tx.execute(select(settlements).where(settlements.c.contributor.in_(set(contributors))))
+    return {row.contributor: Settlement(row.provisional, row.owed) for row in rows}
+
+
+def write_settlements(tx: Connection, found: Mapping[str, Settlement]) -> None:
+    """Replace the settlements of contributors."""
+    tx.execute(settlements.delete().where(settlements.c.contributor.in_(found)))
+    for who, one in found.items():
+        tx.execute(settlements.insert().values(contributor=who, provisional=one.provisional, owed=one.owed))
+
+
+def recorded_settlements(found: Mapping[str, Settlement]) -> dict[str, dict[str, Any]]:
+    """Return the ledger's record of settlements."""
+    return {who: {"provisional": one.provisional, "owed": one.owed} for who, one in found.items()}
