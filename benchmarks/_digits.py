@@ -83,15 +83,28 @@ class Perceptron:
         found = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
         return torch.nan_to_num(found.mean(-1), nan=math.inf)
 
-    def gradient(self, model: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        """``[b, d]`` gradient of the mean cross entropy: autograd would take longer than the arithmetic."""
+    def gradient(
+        self, model: Tensor, images: Tensor, labels: Tensor, weights: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """``[b, d]`` gradient of the mean cross entropy: autograd would take longer than the arithmetic.
+
+        ``weights`` maps the ``[b, m]`` norms of the images' own gradients to the weights of these in a sum; without it
+        the gradient is their mean.
+        """
         hidden, hidden_bias, output, output_bias = self.unpacked(model)
         before = torch.baddbmm(hidden_bias[:, None], images, hidden)
         inner = before.clamp_min(0.0)
         slope = torch.baddbmm(output_bias[:, None], inner, output).softmax(-1)
         slope.scatter_add_(2, labels[..., None], -torch.ones_like(slope[..., :1]))
-        slope /= images.shape[1]
+        if weights is None:
+            slope /= images.shape[1]
         back = torch.bmm(slope, output.transpose(1, 2)).mul_(before > 0.0)
+        if weights is not None:
+            # An image's gradients are outer products, plus the biases', which are the right factor alone.
+            pairs = ((images, back), (inner, slope))
+            squares = sum((x.square().sum(-1) + 1.0) * y.square().sum(-1) for x, y in pairs)
+            factors = weights(squares.sqrt())[..., None]
+            slope, back = slope * factors, back * factors
         parts = (
             torch.bmm(images.transpose(1, 2), back),
             back.sum(1),

@@ -1,15 +1,21 @@
-"""Robust and private at once: accuracy under the worst attack, by epsilon, of rules whose sensitivity is known.
+"""Robust and private at once: accuracy under the worst attack, by epsilon.
 
-    python benchmarks/robust_private.py [--data digits mnist stories260K] [--attacks NAME ...] [--seeds N] [--quick]
-        [--json] [--plot FILE] [--cells FILE] [--shared FOLDER]
+    python benchmarks/robust_private.py [--privacy central|local] [--data digits mnist stories260K] [--rules NAME ...]
+        [--attacks NAME ...] [--first-seed N] [--seeds N] [--quick] [--json] [--plot FILE] [--cells FILE]
+        [--shared FOLDER]
 
 100 contributors, 20 of them malicious, learn digits or MNIST over 20 rounds, or stories260K over six (``_stories.py``).
-Every rule hides one contributor's whole share (zero-out, delta 1e-5) at the epsilon of its column, for all rounds
-together. The noise is that of the package's own merge (``ClippedMiddle``, ``SignVotes``), and epsilon that of its
-accountant. The clip is the norm of the coordinator's own update on its 100 clean rows before the first round, which no
-contributor has a part in. The peer is the clipped mean at the same epsilon under the same attack.
+Epsilon is that of all rounds together, at delta 1e-5, from the package's accountant.
 
-Attacks know rule and clip, and search their strength without the noise. ``--cells FILE`` resumes.
+Central privacy hides one contributor's whole share (zero-out). The rules are those whose sensitivity is known, and the
+noise is that of the package's own merge (``ClippedMiddle``, ``SignVotes``). The clip is the norm of the coordinator's
+own update on its 100 clean rows before the first round, which no contributor has a part in. The data set ``clusters``
+and seeds from 20 on choose the default rule; the others only report.
+
+Local privacy hides one row of a contributor's (DP-SGD, ``_local_noise.py``); every rule then only sees noised updates.
+
+Attacks know the rule (and clip), and search their strength without the hub's noise. The peer is the mean at the same
+epsilon under the same attack. ``--cells FILE`` resumes.
 """
 
 from __future__ import annotations
@@ -25,10 +31,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from _defences import Defence
+from _defences import ROOT_ALONE, Defence
 from _digits import Digits, Losses, Schedule
 from _duel import generators, run_rounds
-from _report import Report, kept, options, show
+from _local_noise import DPSGD, PrivateDigits
+from _report import Report, kept, options, picture, show
 from _stories import Stories
 from torch import Tensor
 
@@ -44,8 +51,10 @@ TARGET_DELTA = 1e-5
 STORIES = "stories260K"
 STORIES_SCHEDULE = Schedule(rounds=6, steps=1, batch=4, lr=2.0)
 """Chosen on seed 20, without attacks."""
+LOCAL_SCHEDULE = Schedule(rounds=ROUNDS, steps=1, lr=2.0)
+"""A step on all rows each round: chosen on digits, seed 20, without attacks."""
 EPSILONS = (2.0, 8.0, 32.0, math.inf)
-ATTACKS_USED = ("none", "sign_flip", "inflated_scale", "alie", "inner_product", "min_max", "label_flip")
+ATTACKS_USED = ("sign_flip", "inflated_scale", "alie", "inner_product", "min_max", "label_flip")
 
 
 @dataclass(frozen=True)
@@ -69,10 +78,14 @@ RULES = {
     "mean": Rule("mean"),
     "trimmed_mean": Rule("trimmed_mean"),
     "median": Rule("median"),
+    "votes, mean": Rule("mean", "votes"),
     "votes, majority": Rule("majority_vote", "votes"),
     "root_gate": Rule("mean", gate=True),
-    "root alone": Rule("mean", "root"),
+    ROOT_ALONE: Rule("mean", "root"),
 }
+LOCAL_RULES = (
+    "mean", "trimmed_mean", "median", "krum", "byzantine_robust", "byzantine_evidence", "fltrust", ROOT_ALONE
+)  # fmt: skip
 
 
 class PrivateDefence(Defence):
@@ -140,36 +153,56 @@ class PrivateDefence(Defence):
 def main() -> None:
     arguments = parsed()
     torch.set_num_threads(1)
-    report = Report("robust_private", peer="clipped mean, same epsilon and attack")
+    report = Report("robust_private", peer="mean, same epsilon and attack")
+    found = {}
     for data in arguments.data:
         cells = {}
         for rule in arguments.rules:
             for bound in arguments.epsilons:
                 for attack in arguments.attacks:
-                    key = (data, rule, bound, attack, arguments.seeds)
+                    # The coordinator's own update hears nobody, whatever the noise and the attack.
+                    setting = () if rule == ROOT_ALONE else (bound, attack)
+                    key = (arguments.privacy, data, rule, *setting, arguments.first_seed, arguments.seeds)
                     make = partial(play, rule, attack, bound, data, arguments)
                     cells[rule, bound, attack] = kept(arguments.cells, key, make)
         _report(report, data, cells, arguments)
+        found[data] = cells
+    if arguments.plot:
+        draw(arguments.plot, found, arguments)
+        arguments.plot = None
     report.finish(arguments)
 
 
 def parsed() -> argparse.Namespace:
     parser = options(__doc__, "cells", "shared", seeds=3)
-    parser.add_argument("--data", nargs="+", choices=["digits", "mnist", STORIES], default=["digits"])
-    parser.add_argument("--rules", nargs="+", choices=[*RULES], default=[*RULES])
-    parser.add_argument("--attacks", nargs="+", choices=ATTACKS_USED[1:], default=ATTACKS_USED[1:])
+    parser.add_argument("--privacy", choices=["central", "local"], default="central")
+    parser.add_argument(
+        "--data", nargs="+", choices=["digits", "mnist", "clusters", STORIES], default=["digits"]
+    )
+    parser.add_argument("--rules", nargs="+", choices=[*dict.fromkeys([*RULES, *LOCAL_RULES])])
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N")
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS_USED, default=[*ATTACKS_USED])
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     arguments = parser.parse_args()
+    known = [*RULES] if arguments.privacy == "central" else [*LOCAL_RULES]
+    arguments.rules = arguments.rules or known
+    if foreign := set(arguments.rules) - set(known):
+        parser.error(f"--rules {' '.join(sorted(foreign))} are not for --privacy {arguments.privacy}")
+    if arguments.privacy == "local" and STORIES in arguments.data:
+        parser.error(f"--privacy local has no {STORIES}: its rows are trained in one batch of contributors")
     if arguments.quick:
-        arguments.rules, arguments.epsilons, arguments.seeds = ["mean", "root_gate"], [8.0], 1
-        arguments.attacks = ATTACKS_USED[1:3]
+        arguments.rules, arguments.epsilons, arguments.seeds = ["mean", known[-2]], [8.0], 1
+        arguments.attacks = ATTACKS_USED[:2]
     arguments.attacks = ["none", *arguments.attacks]
     return arguments
 
 
 def play(rule: str, attack: str, bound: float, name: str, arguments: argparse.Namespace) -> list[float]:
     """Accuracy for each seed (of stories260K minus the held-out loss), mean of the last ``LAST`` rounds."""
-    seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    torch.manual_seed(5)
+    if arguments.privacy == "local":
+        return play_local(rule, attack, bound, name, seeds)
     if name == STORIES:
         schedule, last = STORIES_SCHEDULE, 1
         data: Any = stories(seeds, arguments.shared)
@@ -177,7 +210,6 @@ def play(rule: str, attack: str, bound: float, name: str, arguments: argparse.Na
         schedule, last = Schedule(rounds=ROUNDS), LAST
         data = Digits(seeds, CONTRIBUTORS, MALICIOUS, "iid", name)
     random = generators()
-    torch.manual_seed(5)
     model = data.first_model()
     multiplier = 0.0
     if not math.isinf(bound):
@@ -198,6 +230,16 @@ def play(rule: str, attack: str, bound: float, name: str, arguments: argparse.Na
     return accuracies
 
 
+def play_local(rule: str, attack: str, bound: float, name: str, seeds: range) -> list[float]:
+    """The same for contributors that add the noise themselves; malicious ones do so only where they do not attack."""
+    steps = LOCAL_SCHEDULE.rounds * LOCAL_SCHEDULE.steps
+    private = DPSGD(0.0) if math.isinf(bound) else DPSGD.within(bound, TARGET_DELTA, steps, 1.0)
+    noisy = CONTRIBUTORS if attack == "none" else CONTRIBUTORS - MALICIOUS
+    data = PrivateDigits(seeds, CONTRIBUTORS, MALICIOUS, name, private, noisy)
+    defence = Defence(rule, MALICIOUS)
+    return run_rounds(data, defence, attack, LOCAL_SCHEDULE, False, generators(), LAST)[1]
+
+
 @cache
 def stories(seeds: range, shared: Path) -> Stories:
     return Stories(seeds, CONTRIBUTORS, MALICIOUS, shared)
@@ -211,6 +253,26 @@ def votes_multiplier(bound: float, rounds: int) -> float:
         event = NoiseEvent(mechanism="discrete_gaussian", noise_multiplier=middle, count=rounds)
         low, high = (low, middle) if epsilon([event], TARGET_DELTA) <= bound else (middle, high)
     return high
+
+
+def draw(file: Path, found: dict[str, dict[Any, list[float]]], arguments: argparse.Namespace) -> None:
+    """Score under the worst attack by epsilon: a panel for each data set, a line for each rule, its seeds shaded."""
+    bounds = arguments.epsilons
+    places = range(len(bounds))
+    with picture(file, 1, len(found), (3.6 * len(found), 3.4)) as panels:
+        for (data, cells), panel in zip(found.items(), panels[0], strict=True):
+            scale = -1 if data == STORIES else 100
+            for rule in arguments.rules:
+                worst = [min((cells[rule, b, a] for a in arguments.attacks), key=fmean) for b in bounds]
+                low, high = ([scale * end(one) for one in worst] for end in (min, max))
+                style = "--" if rule == ROOT_ALONE else "o-"
+                heights = [scale * fmean(one) for one in worst]
+                (line,) = panel.plot(places, heights, style, ms=3, label=rule)
+                panel.fill_between(places, low, high, alpha=0.15, color=line.get_color())
+            panel.set_xticks(places, ["no noise" if math.isinf(b) else f"{b:g}" for b in bounds])
+            panel.set(xlabel="epsilon", ylabel="held-out loss, nats" if data == STORIES else "% right")
+            panel.set_title(data, fontsize=10)
+        panels[0, 0].legend(fontsize=7)
 
 
 def _report(report: Report, data: str, cells: dict[Any, list[float]], arguments: argparse.Namespace) -> None:
