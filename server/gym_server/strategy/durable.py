@@ -101,10 +101,13 @@ class DurableDeltaSoup(Strategy):
         tasks = self._rounds.tasks(server_round)
         there = list(grid.get_node_ids())
         accounts = self._queue.accounts_of([*tasks, *there])
-        served = {accounts.get(node) for node, (_, outcome) in tasks.items() if outcome != "lost"} - {None}
+        lost = {node for node, (_, outcome) in tasks.items() if outcome == "lost"}
+        served = {accounts.get(node) for node in tasks if node not in lost} - {None}
+        resting = self._pace.resting(server_round) if lost else set()
         content: RecordDict | None = None
         for node_id in there:
-            if (node_id not in tasks or tasks[node_id][1] == "lost") and accounts.get(node_id) not in served:
+            is_free = node_id not in tasks or node_id in lost - resting
+            if is_free and accounts.get(node_id) not in served:
                 content = content or task_content(current, self._payloads)
                 yield Message(
                     content=content,

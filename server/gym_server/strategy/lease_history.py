@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Column, Connection, Select, and_, or_, select
+from sqlalchemy import Column, Connection, Select, and_, func, or_, select
 
 from gym_fed.core.errors import ErrorCode
 from gym_fed.core.text import whole_number
-from gym_server.rounds.queue import LATE
+from gym_server.rounds.queue import LATE, LOST
 from gym_server.rounds.round_store import ABORTED, COMMITTED
 from gym_server.store.tables import messages, nodes, round_tasks, rounds, updates
 
@@ -149,6 +149,27 @@ def open_tasks(tx: Connection, server_round: int, lease_seconds: float) -> list[
         )
         for row in rows
     ]
+
+
+def resting_nodes(tx: Connection, server_round: int, lease_seconds: float, now: float) -> set[int]:
+    """Return the nodes that do not get the task of a round again yet, because they lost it several times.
+
+    After the second loss a node waits for one lease, and then about twice as long each time. So a hub that answers
+    heartbeats too late does not add to its load by handing out the same tasks again and again.
+
+    Args:
+        tx: A transaction.
+        server_round: The current round.
+        lease_seconds: Duration of a lease without renewal.
+        now: The hub's time, Unix seconds.
+    """
+    lost = (messages.c.state == LOST) & (messages.c.group_id == str(server_round))
+    last = func.max(messages.c.lease_until).label("last")
+    query = select(messages.c.node_id, last, func.count().label("times"))
+    rows = tx.execute(query.where(lost, messages.c.lease_until <= now).group_by(messages.c.node_id))
+    return {
+        row.node_id for row in rows if now < row.last + lease_seconds * (2 ** (min(row.times, 30) - 1) - 1)
+    }
 
 
 def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> LeaseHistory:
