@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from gym_client.agent.account import Account
 from gym_client.agent.agreement import Agreement
 from gym_client.agent.data import evaluation_notes
+from gym_client.agent.global_model import park_idle_model
 from gym_client.agent.hooks import Hooks, TimeLimit, hooks_set
 from gym_client.agent.pauses import DiskRoom, Pauses, PolicyStamp
 from gym_client.agent.policy import Policy
@@ -190,7 +191,7 @@ class Agent:
 
     def _next(self, stream: WorkStream) -> pb.WorkEvent | None:
         """Return the next event; None if a pause begins first."""
-        waiting = False
+        waits = 0
         while not self._pauses.due():
             if self._stop.is_set():
                 raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again to resume")
@@ -204,10 +205,11 @@ class Agent:
                 self._outage.back()
                 if not event.HasField("keep_alive"):
                     return event
-            if not waiting:
-                waiting = True
+            if not waits:
                 self.display.busy("")
                 self.display.report("waiting", "waiting for a task")
+            waits += 1
+            park_idle_model(self.home.folder, waits * _POLL_SECONDS)
         return None
 
     def _do(self, task: pb.Task) -> None:

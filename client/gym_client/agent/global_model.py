@@ -1,4 +1,4 @@
-"""The global version on this machine: the base plus committed soups, kept in memory between rounds.
+"""The global version on this machine: the base plus committed soups, kept between rounds.
 
 Only the contributor may specify a path to the base. A hub specifies a plain name, which can only refer to the local
 cache of downloaded models, and only after the contributor has agreed to it.
@@ -6,9 +6,12 @@ cache of downloaded models, and only after the contributor has agreed to it.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +26,68 @@ if TYPE_CHECKING:
     from gym_client.agent.version_sum import VersionSum
     from gym_fed.delta.base import BaseSpec
 
+log = logging.getLogger("gym_client")
+
 NANO = "gym-nano"
 _BETWEEN = "between"
 """Replaces a version's digest after an error, so that the base is reloaded."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
 _REMEDY = "pass the folder of the federation's base with --base PATH"
 _REMEDY_OF_NAMES = "if you know the federation's base, pass its folder with --base PATH"
+
+
+_IDLE_SECONDS = 30.0
+"""Seconds without a task after which the tensors move from memory to disk."""
+_ROOM = 4
+"""They move only if the disk has at least this multiple of their size free."""
+
+
+class ParkedTensors:
+    """Tensors in a temporary file, which the system deletes when this process ends.
+
+    Args:
+        tensors: Tensors on the CPU.
+        folder: Folder for the file.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
+        import torch
+
+        self._like = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (open until it is read)
+        for tensor in tensors.values():
+            left = _bytes_of(tensor.contiguous())
+            while left:
+                left = left[self._file.write(left) :]
+
+    def restored(self) -> dict[str, Tensor]:
+        """Return the tensors.
+
+        Raises:
+            OSError: If the file cannot be read.
+        """
+        import torch
+
+        self._file.seek(0)
+        tensors = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in self._like.items()}
+        for name, tensor in tensors.items():
+            left = _bytes_of(tensor)
+            while left:
+                if not (count := self._file.readinto(left)):
+                    raise OSError(f"the stored tensor {name} is cut short")
+                left = left[count:]
+        self._file.close()
+        return tensors
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU."""
+    import torch
+
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 class GlobalModel:
@@ -53,6 +112,7 @@ class GlobalModel:
                 raise
             raise GymError(error.code, error.message, _REMEDY) from error
         self.source = source
+        self._parked: ParkedTensors | None = None
         self._model: Any = loaded.model
         self.tokenizer: Any = loaded.tokenizer
         self.base: BaseSpec = BaseSpec.of(self.model, source)
@@ -63,6 +123,7 @@ class GlobalModel:
     @property
     def model(self) -> Any:
         """The model with the global version's tensors; loaded again after ``release``."""
+        self._unpark()
         if self._model is None:
             from gym_fed.base.models import load_model
 
@@ -71,12 +132,35 @@ class GlobalModel:
         return self._model
 
     def release(self) -> None:
-        """Free the model's memory until the next round; the tensors stay.
-
-        With SmolLM2-135M-Instruct, this reduces an idle contributor's resident memory from 2.5 GB to 1.1 GB.
-        """
+        """Free the model's memory until the next round; the tensors stay, see ``park``."""
         self._model = None
         give_back_memory()
+
+    def park(self, folder: Path) -> None:
+        """Move the tensors to a file until the next round, unless the disk has little free space."""
+        size = sum(tensor.nbytes for tensor in self.tensors.values())
+        if self._parked is not None or self._model is not None or not size:
+            return
+        try:
+            if shutil.disk_usage(folder).free < _ROOM * size:
+                return
+            self._parked = ParkedTensors(self.tensors, folder)
+        except OSError as error:  # the file only saves memory
+            log.warning("the model stays in memory while this contributor waits: %s", error)
+            return
+        self.tensors = {}
+        give_back_memory()
+
+    def _unpark(self) -> None:
+        """Take the tensors back into memory; reload the base if their file cannot be read."""
+        parked, self._parked = self._parked, None
+        if parked is None:
+            return
+        try:
+            self.tensors = parked.restored()
+        except OSError as error:
+            log.warning("the stored model cannot be read, so it is made again from the base: %s", error)
+            self.reload()
 
     def moments_bytes(self) -> int:
         """Return the size in bytes of AdamW's moments of all weights, as kept between rounds."""
@@ -121,6 +205,7 @@ class GlobalModel:
         from gym_fed.delta.base import BaseSpec
         from gym_fed.delta.versions import apply_soups, is_within_sum, specs_of
 
+        self._unpark()
         self.require_base(spec.base_digest, spec.base_model)
         wanted, summed = [soup.version_digest for soup in spec.soups], first_summed(spec.soups)
         if wanted == self._applied:
@@ -190,6 +275,13 @@ def global_model(source: str) -> GlobalModel:
         _loaded.clear()
         _loaded[source] = GlobalModel(source)
     return _loaded[source]
+
+
+def park_idle_model(folder: Path, after_seconds: float) -> None:
+    """Move the process-wide model's tensors to a file in ``folder`` if it has waited long enough for a task."""
+    if after_seconds >= _IDLE_SECONDS:
+        for model in _loaded.values():
+            model.park(folder)
 
 
 def keep_model(model: GlobalModel, source: str) -> None:
