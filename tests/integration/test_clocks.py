@@ -105,3 +105,53 @@ def test_a_contributor_in_1970_is_warned_works_and_is_not_stopped_when_its_clock
         "this machine's is wrong, set it: it shows a time before this version of gym-fed was released" in text
     )
     assert "ahead of the hub's" in text  # of the second round, after the clock was set
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["hub", "contributor"])
+def test_a_clock_that_jumps_back_and_then_forth_in_mid_round_ends_nothing_and_its_side_is_named(
+    side: str, tmp_path: Path, tiny_base: Path
+) -> None:
+    clock = ShiftedClock(tmp_path / "clock")
+    hub = HubProcess(
+        tmp_path / "hub",
+        {
+            **CONFIG,
+            "rounds": {**CONFIG["rounds"], "num_rounds": 3},
+            "recipe": {**CONFIG["recipe"], "max_steps": 100},
+        },
+        str(tiny_base),
+    )
+    with running(hub, clock if side == "hub" else None):
+        home = tmp_path / "home"
+        environment = clock.environment if side == "contributor" else None
+        client = start_client(home, hub, "--base", str(tiny_base), environment=environment)
+
+        def log() -> str:
+            return " ".join((home / "client.log").read_text().split())
+
+        def is_training(server_round: int) -> bool:
+            _, task, after = log().partition(f"round {server_round}: task")
+            return bool(task) and "training" in after
+
+        for server_round, seconds in ((1, -6 * HOUR), (2, 6 * HOUR)):
+            hub.wait_for(f"round {server_round}", lambda n=server_round: is_training(n), 2 * SECONDS)
+            clock.set(seconds)
+        hub.wait_for("three versions", lambda: states(hub) == ["committed"] * 3, 3 * SECONDS)
+        assert client.wait(timeout=SECONDS) == 0, log()
+    ahead, behind = log().find("6 h 0 min ahead of the hub's"), log().find("6 h 0 min behind the hub's")
+    if side == "hub":
+        assert -1 < ahead < behind, log()
+        assert (
+            log().count("the hub's is wrong, its coordinator should set it: it was set while the hub ran")
+            == 2
+        )
+        assert hub.log().index("clock was set 6 h 0 min back") < hub.log().index(
+            "clock was set 12 h 0 min forward"
+        )
+    else:
+        assert -1 < behind < ahead, log()
+        assert log().count("this machine's is wrong, set it: it was set while gym-client ran") == 2
+        assert "clock was set" not in hub.log()
+    for words in ("retrying", "check the address", "error"):
+        assert words not in log()

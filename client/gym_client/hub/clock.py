@@ -37,12 +37,15 @@ class Clocks:
         hub: The hub's time, unaffected by changes to its machine's clock.
         hub_machine: Time of the hub's machine.
         others: Median of the other contributors' clocks; None if too few reported theirs.
+        set_by: Seconds by which this machine's clock was set since both machines' clocks last agreed; negative if it
+            was set back, 0 if they never agreed in this process.
     """
 
     here: float
     hub: float
     hub_machine: float
     others: float | None = None
+    set_by: float = 0.0
 
     @property
     def ahead(self) -> float:
@@ -78,6 +81,8 @@ class Clocks:
             return f"{hubs}: it shows a time before this version of gym-fed was released"
         if abs(self.hub_machine - self.hub) > TOLERANCE_SECONDS >= abs(self.here - self.hub):
             return f"{hubs}: it was set while the hub ran"
+        if abs(self.set_by) > TOLERANCE_SECONDS >= abs(self.hub_machine - self.hub):
+            return f"{ours}: it was set while gym-client ran"
         if self.others is not None and abs(self.others - self.here) <= TOLERANCE_SECONDS:
             return f"{hubs}: the other contributors' clocks agree with this machine's"
         if self.others is not None and abs(self.others - self.hub_machine) <= TOLERANCE_SECONDS:
@@ -115,6 +120,8 @@ class HubTime:
         self._wall, self._steady = wall, steady
         self._measured: tuple[float, float] | None = None
         """The hub's time, and the time of ``steady`` at that moment."""
+        self._agreed: float | None = None
+        """``wall`` minus ``steady`` when both machines' clocks last agreed."""
         self.clocks: Clocks | None = None
 
     @property
@@ -142,12 +149,16 @@ class HubTime:
         if reply.hub_seconds:  # 0 if the hub does not report its time
             self._measured = (reply.hub_seconds + half, self._steady())
             known = reply.num_clocks >= _FEW_CLOCKS
+            here, steady = self._wall(), self._steady()
             self.clocks = Clocks(
-                here=self._wall(),
+                here=here,
                 hub=reply.hub_seconds + half,
                 hub_machine=reply.clock_seconds + half,
                 others=reply.hub_seconds + half + reply.contributors_ahead_seconds if known else None,
+                set_by=0.0 if self._agreed is None else here - steady - self._agreed,
             )
+            if not self.clocks.differ:
+                self._agreed = here - steady
         return reply
 
 

@@ -40,6 +40,14 @@ EARLIEST = NOW - 1000 * HOUR
         (Clocks(NOW, NOW + 6 * HOUR, NOW + 6 * HOUR, NOW - 1), ["6 h 0 min behind", "the hub's is wrong"]),
         (Clocks(NOW, NOW - 6 * HOUR, NOW - 6 * HOUR, NOW - 1), ["6 h 0 min ahead", "the hub's is wrong"]),
         (Clocks(NOW, NOW + 6 * HOUR, NOW + 6 * HOUR), ["6 h 0 min behind", "one of the two is wrong"]),
+        (
+            Clocks(NOW + 6 * HOUR, NOW, NOW, set_by=6 * HOUR),
+            ["6 h 0 min ahead of", "this machine's is wrong", "set while gym-client ran"],
+        ),
+        (
+            Clocks(NOW + 3 * HOUR, NOW, NOW + 6 * HOUR, set_by=3 * HOUR),
+            ["3 h 0 min behind", "one of the two is wrong"],
+        ),
     ],
 )
 def test_the_note_names_the_direction_and_the_side_that_is_wrong(clocks: Clocks, said: list[str]) -> None:
@@ -64,6 +72,32 @@ def test_the_hubs_time_is_that_of_the_middle_of_the_call_and_goes_on_when_this_c
     assert found.now() == pytest.approx(NOW + 62)
     found.measure(lambda: pb.StatusReply())  # a hub that does not say leaves what is known
     assert found.now() == pytest.approx(NOW + 62)
+
+
+def test_a_clock_that_was_set_is_compared_with_the_time_when_both_clocks_agreed() -> None:
+    wall, steady, hub = [NOW], [10.0], [NOW]
+    found = HubTime(lambda: wall[0], lambda: steady[0])
+
+    def set_by(step: float, hubs: float = 0.0) -> float:
+        for clock in (wall, steady, hub):
+            clock[0] += 60
+        wall[0] += step
+        hub[0] += hubs
+        found.measure(lambda: pb.StatusReply(hub_seconds=NOW, clock_seconds=hub[0]))
+        assert found.clocks is not None
+        return found.clocks.set_by
+
+    assert set_by(0) == 0
+    assert set_by(-6 * HOUR) == pytest.approx(-6 * HOUR)
+    assert set_by(12 * HOUR) == pytest.approx(6 * HOUR)
+    assert set_by(-6 * HOUR) == pytest.approx(0, abs=1e-3)
+    assert set_by(0, hubs=6 * HOUR) == pytest.approx(0, abs=1e-3)
+    wall[0], late = NOW - 99 * HOUR, HubTime(lambda: wall[0], lambda: steady[0])
+    late.measure(lambda: pb.StatusReply(hub_seconds=NOW, clock_seconds=NOW))
+    wall[0] += HOUR
+    late.measure(lambda: pb.StatusReply(hub_seconds=NOW, clock_seconds=NOW))
+    assert late.clocks is not None
+    assert late.clocks.set_by == 0, "it may have been put right"
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e300])
