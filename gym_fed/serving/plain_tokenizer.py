@@ -68,6 +68,8 @@ class PlainTokenizer:
         """Not called directly: use ``plain_tokenizer``."""
         self.backend_tokenizer, self.chat_template, self.name_or_path = backend, chat_template, name_or_path
         self.special_tokens_map = named
+        self._added: dict[int, AddedToken] | None = None
+        self._control: tuple[str, tuple[str, ...]] | None = None
 
     bos_token, eos_token = _role("bos_token"), _role("eos_token")
     unk_token, pad_token = _role("unk_token"), _role("pad_token")
@@ -77,7 +79,9 @@ class PlainTokenizer:
 
     def __copy__(self) -> PlainTokenizer:
         named = dict(self.special_tokens_map)
-        return PlainTokenizer(self.backend_tokenizer, named, self.chat_template, self.name_or_path)
+        copy = PlainTokenizer(self.backend_tokenizer, named, self.chat_template, self.name_or_path)
+        copy._added, copy._control = self._added, self._control
+        return copy
 
     def __deepcopy__(self, _memo: Any) -> PlainTokenizer:
         return self.__copy__()
@@ -122,13 +126,15 @@ class PlainTokenizer:
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """The added tokens by id."""
-        return self.backend_tokenizer.get_added_tokens_decoder()
+        """The added tokens by id, in the order of the ids."""
+        if self._added is None:  # thousands take the library a tenth of a second
+            self._added = dict(sorted(self.backend_tokenizer.get_added_tokens_decoder().items()))
+        return self._added
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
         """The ids of added tokens by text, in the order of the ids."""
-        return {token.content: at for at, token in sorted(self.added_tokens_decoder.items())}
+        return {token.content: at for at, token in self.added_tokens_decoder.items()}
 
     def add_tokens(self, tokens: Sequence[AddedToken], special_tokens: bool = False) -> int:
         """Add tokens, and return the number of new ones; copies of this tokenizer do not change."""
@@ -136,6 +142,7 @@ class PlainTokenizer:
         add = extended.add_special_tokens if special_tokens else extended.add_tokens
         count: int = add(list(tokens))
         self.backend_tokenizer = extended
+        self._added = self._control = None
         return count
 
     @property
@@ -154,9 +161,12 @@ class PlainTokenizer:
         return self.convert_tokens_to_ids(self.special_tokens_map.get("pad_token"))
 
     def warm(self) -> None:
-        """Import the chat renderer, so that the first chat need not wait for it."""
+        """Prepare the chat renderer, so that the first chat need not wait for it."""
         if self.chat_template:
-            from transformers.utils import chat_template_utils  # noqa: F401
+            from transformers.utils import chat_template_utils as theirs
+
+            for tokens in (self._control_tokens(self.chat_template), tuple(self.added_tokens_encoder)):
+                theirs._get_control_token_patterns(tokens)
 
     def get_chat_template(self, _name: str | None = None, _tools: Any = None) -> str:
         """Return the chat template.
@@ -211,12 +221,15 @@ class PlainTokenizer:
 
     def _control_tokens(self, template: str) -> tuple[str, ...]:
         """Return the texts that only the template may write as control tokens."""
-        literal = literal_text(template)
-        return tuple(
-            token.content
-            for token in self.added_tokens_decoder.values()
-            if token.special or (token.content in literal and not token.content.isspace())
-        )
+        if self._control is None or self._control[0] != template:
+            literal = literal_text(template)
+            tokens = tuple(
+                token.content
+                for token in self.added_tokens_decoder.values()
+                if token.special or (token.content in literal and not token.content.isspace())
+            )
+            self._control = template, tokens
+        return self._control[1]
 
     def _encode_without_added_tokens(self, text: str) -> list[int]:
         """Encode a text whose control tokens are plain text; ``encode_marked_chat`` calls it."""

@@ -35,26 +35,30 @@ class TextDecoder:
 
     Args:
         tokenizer: A tokenizer of ``transformers``, or a ``PlainTokenizer``.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        backend: The tokenizer of the ``tokenizers`` library, which is never changed; None for a slow one.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._backend = None
+        self.tokenizer = tokenizer
+        self.backend: Any = None
         if isinstance(tokenizer, PlainTokenizer):
-            self._backend = tokenizer.backend_tokenizer
+            self.backend = tokenizer.backend_tokenizer
         elif getattr(tokenizer, "backend_tokenizer", None) is not None:
             from tokenizers import Tokenizer
 
             # A copy: encoding with other settings in another thread borrows the original.
-            self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        if self._backend is None:
+            self.backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        if self.backend is None:
             added = tokenizer.added_tokens_decoder
             self._special = frozenset(tokenizer.all_special_ids)
         else:
-            added = self._backend.get_added_tokens_decoder()
+            added = self.backend.get_added_tokens_decoder()
             self._special = frozenset(number for number, token in added.items() if token.special)
         self._added = {number: str(getattr(token, "content", token)) for number, token in added.items()}
-        self._end_of_word = _end_of_word(self._backend)
+        self._end_of_word = _end_of_word(self.backend)
         self._bytes: dict[tuple[int, int], bytes] = {}
         with tokenizer_errors(tokenizer):
             anchor = list(tokenizer.encode("a", add_special_tokens=False))[-1:]
@@ -64,6 +68,10 @@ class TextDecoder:
     def is_special(self, token_id: int) -> bool:
         """Return whether it is a control token, which is not part of a text unless requested."""
         return token_id in self._special
+
+    def added_text(self, token_id: int) -> str:
+        """Return the text of an added token, such as a control token; empty for others."""
+        return self._added.get(token_id, "")
 
     def token(self, token_id: int, place: int = IN_TEXT) -> bytes:
         """Return the bytes of a token; none for an id that is not in the vocabulary.
@@ -119,23 +127,23 @@ class TextDecoder:
         return bytes(table[char] for char in piece) if table.keys() >= set(piece) else text.encode()
 
     def _decoded(self, ids: list[int]) -> str:
-        with tokenizer_errors(self._tokenizer):
-            if self._backend is not None:
-                return str(self._backend.decode(ids, skip_special_tokens=False))
-            return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        with tokenizer_errors(self.tokenizer):
+            if self.backend is not None:
+                return str(self.backend.decode(ids, skip_special_tokens=False))
+            return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _piece(self, token_id: int) -> str | None:
         """Return the token as written in the vocabulary."""
-        if self._backend is not None:
-            return self._backend.id_to_token(token_id)
-        piece: str | None = self._tokenizer.convert_ids_to_tokens(token_id)
+        if self.backend is not None:
+            return self.backend.id_to_token(token_id)
+        piece: str | None = self.tokenizer.convert_ids_to_tokens(token_id)
         return piece
 
     def _inside_word(self, anchor: list[int]) -> list[int]:
         """Return a token that does not end a word, if the tokenizer marks ends of words."""
-        if self._backend is None or not self._end_of_word:
+        if self.backend is None or not self._end_of_word:
             return anchor
-        vocabulary = self._backend.get_vocab().items()
+        vocabulary = self.backend.get_vocab().items()
         inner = (
             i for piece, i in vocabulary if i not in self._added and not piece.endswith(self._end_of_word)
         )

@@ -14,10 +14,12 @@ from typing import Any, Protocol
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
+from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.engine.schema_references import reference_cycle
-from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
+_SENTINEL = "\x02"
+"""A character that joins with no other to a token."""
 MAX_ITEMS = 200
 """Maximum items of the Earley parser at one byte, for a grammar in Lark's notation or GBNF. In an ambiguous grammar
 their number grows, and each mask takes longer. Schemas are not ambiguous but may have many optional names, so
@@ -28,16 +30,25 @@ class GuideFactory:
     """Compiles grammars for one tokenizer; the first is slower.
 
     Args:
-        tokenizer: A fast tokenizer of ``transformers``, or a ``PlainTokenizer``.
+        decoder: The tokens' bytes.
         vocab_size: Width of the model's logits.
         end_ids: Tokens that end an answer; allowed after a complete value.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a tokenizer with which no answer can be guided.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, end_ids: frozenset[int]) -> None:
+    def __init__(self, decoder: TextDecoder, vocab_size: int, end_ids: frozenset[int]) -> None:
+        tokenizer = decoder.tokenizer
         if not end_ids:
             raise _refused(tokenizer, "it has no end token")
+        if decoder.backend is None:
+            raise _refused(tokenizer, "only fast tokenizers are supported")
         try:
-            self._tokenizer = _of_llguidance(tokenizer, max(vocab_size, len(tokenizer)), sorted(end_ids))
+            from llguidance import LLTokenizer, TokenizerWrapper
+
+            tokens = _Tokens(decoder, max(vocab_size, len(tokenizer)), min(end_ids))
+            self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=sorted(end_ids))
         except Exception as error:  # the library raises its own exceptions
             raise _refused(tokenizer, str(error).splitlines()[0] if str(error) else repr(error)) from error
         self._vocab_size = vocab_size
@@ -151,14 +162,54 @@ def banned_by(guides: Mapping[int, TokenMask]) -> dict[int, Any]:
     return masks
 
 
-def _of_llguidance(tokenizer: Any, n_vocab: int, end_ids: list[int]) -> Any:
-    if isinstance(tokenizer, PlainTokenizer):
-        from llguidance import LLTokenizer
+class _Tokens:
+    """A vocabulary in the form that llguidance's ``TokenizerWrapper`` takes.
 
-        return LLTokenizer(tokenizer.backend_tokenizer.to_str(), n_vocab=n_vocab, eos_token=end_ids)
-    from llguidance.hf import from_tokenizer  # imports transformers
+    llguidance's own reader of tokenizer.json takes time quadratic in the added tokens, and has other bytes for some of
+    them than ``TextDecoder``. As there, a token that is written ``<...>`` counts as a control token, and so does an id
+    without a token.
+    """
 
-    return from_tokenizer(tokenizer, n_vocab=n_vocab, eos_token=end_ids)
+    bos_token_id = None
+
+    def __init__(self, decoder: TextDecoder, size: int, end_id: int) -> None:
+        self.eos_token_id = end_id
+        self.tokens: list[bytes] = []
+        self.special_token_ids: list[int] = []
+        for token_id in range(size):
+            data, added = decoder.token(token_id), decoder.added_text(token_id)
+            if not data or decoder.is_special(token_id) or (added.startswith("<") and added.endswith(">")):
+                data = added.encode() or b"<[%d]>" % token_id  # the name in a grammar
+                self.special_token_ids.append(token_id)
+            self.tokens.append(data)
+        special = set(self.special_token_ids)
+        self._ids = {data: token_id for token_id, data in enumerate(self.tokens) if token_id not in special}
+        self._longest = max(map(len, self._ids), default=0)
+        self._backend = decoder.backend
+        self._sentinel = self._encode(_SENTINEL)
+
+    def __call__(self, text: str) -> list[int]:
+        """Encode a text that the grammar forces, which follows other text.
+
+        A tokenizer that writes a space before a text, or normalises it, has other bytes; the longest tokens with the
+        right ones are then taken.
+        """
+        after = len(self._sentinel)
+        ids, data = self._encode(_SENTINEL + text)[after:], text.encode()
+        if b"".join(self.tokens[token_id] for token_id in ids) == data:
+            return ids
+        ids = []
+        while data:
+            ends = range(min(self._longest, len(data)), 0, -1)
+            if (end := next((end for end in ends if data[:end] in self._ids), 0)) == 0:
+                break  # the rest is left to the masks
+            ids.append(self._ids[data[:end]])
+            data = data[end:]
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
 
 
 def _cannot_continue(words: str, reason: str) -> GymError:

@@ -44,7 +44,7 @@ class Vocabulary:
             if self._guides is None:
                 from gym_fed.serving.engine.guided import GuideFactory
 
-                self._guides = GuideFactory(self.tokenizer, self.size, self.end_ids)
+                self._guides = GuideFactory(self.decoder, self.size, self.end_ids)
             return self._guides
 
 

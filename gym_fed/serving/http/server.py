@@ -11,6 +11,7 @@ import asyncio
 import datetime
 import logging
 import os
+import shlex
 import socket
 import ssl
 import threading
@@ -70,12 +71,14 @@ def run_server(
         True if every active answer was finished.
 
     Raises:
-        GymError: If the model cannot be loaded; as ``require_usable`` for TLS; ``ADDRESS_IN_USE``; ``USAGE`` for an
-            address that cannot be bound.
+        GymError: If the model cannot be loaded; as ``require_folder`` for ``adapters_folder`` and ``require_usable``
+            for TLS; ``ADDRESS_IN_USE``; ``USAGE`` for an address that cannot be bound.
     """
     keys = None if config.api_keys is None else KeyFile(config.api_keys)
     if keys is not None:
         keys.all()  # raises now for an unreadable file, not at the first request
+    if config.adapters_folder is not None:
+        require_folder(config.adapters_folder)
     if config.tls is not None:
         require_usable(config.tls)
     with listen(config) as listener:
@@ -220,6 +223,24 @@ def listen(config: ServingConfig) -> socket.socket:
         GymError: ``ADDRESS_IN_USE`` if another process uses the port; ``USAGE``.
     """
     return listening_socket(config.host, config.port, "give another --port, or 0 for a free one")
+
+
+def require_folder(adapters_folder: Path) -> None:
+    """Refuse an ``adapters_folder`` from which no variant could be added.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``; ``PERMISSION_DENIED``.
+    """
+    folder = adapters_folder.expanduser()
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND,
+            f"adapters_folder: {folder} {problem}",
+            f"make it (mkdir {shlex.quote(str(folder))}), name another, or leave adapters_folder out",
+        )
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise _unreadable(folder)
 
 
 def require_usable(tls: TlsConfig) -> None:

@@ -71,8 +71,10 @@ class Prompts:
         self._has_template = bool(tokenizer.chat_template)
         # transformers' fast tokenizers must not be used from two threads at once.
         self._free: LifoQueue[Any] = LifoQueue()
+        # Never changed; with thousands of added tokens it takes most of a copy's time.
+        shared = getattr(tokenizer, "init_kwargs", None)
         for _ in range(_COPIES):  # copies of a plain tokenizer share its large parts
-            self._free.put(copy.deepcopy(tokenizer))
+            self._free.put(copy.deepcopy(tokenizer, {id(shared): shared}))
         control = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.tools = ToolTemplate(self._render, control, tool_format, lambda: name_of(self.reasoning))
         self._reasoning_parser = reasoning_parser

@@ -10,10 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from gym_fed.config.serving import ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Authenticator, KeyFile
+from gym_fed.serving.http.server import run_server
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import COMPLETIONS, OpenAIService
 from gym_fed.serving.openai.tokenizing import LOAD, UNLOAD, manifest_path
@@ -202,6 +204,17 @@ async def test_what_is_added_undone_or_removed_elsewhere_is_felt_by_the_next_req
     with pytest.raises(GymError) as caught:
         served(second)
     assert caught.value.code is ErrorCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(("name", "problem"), [("none", "does not exist"), ("file", "is not a folder")])
+def test_a_server_whose_folder_of_adapters_cannot_be_used_does_not_start(
+    tmp_path: Path, name: str, problem: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GymError, match=f"adapters_folder: .*{name} {problem}") as caught:
+        run_server(ServingConfig(port=0, adapters_folder=tmp_path / name))
+    assert caught.value.code is ErrorCode.FILE_NOT_FOUND
+    assert "mkdir" in str(caught.value.hint)
 
 
 def test_gym_variant_sign_writes_what_the_server_reads(tmp_path: Path) -> None:

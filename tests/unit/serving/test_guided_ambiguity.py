@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.guided import Guide, GuideFactory
 from gym_fed.serving.engine.request import GenerationRequest, Grammar, SamplingParams
@@ -48,7 +49,7 @@ HONEST = {
 
 @pytest.fixture(scope="module")
 def factory(tokenizer: Any) -> GuideFactory:
-    return GuideFactory(tokenizer, len(tokenizer), frozenset({END}))
+    return GuideFactory(TextDecoder(tokenizer), len(tokenizer), frozenset({END}))
 
 
 def walk(guide: Guide, tokens: int, seed: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.guided import GuideFactory
 from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.engine.schema_references import reference_cycle
@@ -67,7 +68,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_a_remedy_of_its_own(
     schema: dict[str, Any], reason: str, remedy: str
 ) -> None:
     tokenizer = tokenizer_with("")
-    factory = GuideFactory(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    factory = GuideFactory(TextDecoder(tokenizer), len(tokenizer), frozenset([tokenizer.eos_token_id]))
     with pytest.raises(GymError) as raised:
         factory.guide(Grammar("json_schema", json.dumps(schema)))
     assert raised.value.code is ErrorCode.DATA_INVALID

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import jsonschema
 import pytest
@@ -223,7 +223,7 @@ def test_a_finished_value_is_one_that_the_schema_allows(tokenizer: Any, schema: 
 @pytest.mark.parametrize("indent", [None, 0, 2, 4, "\t"])
 def test_values_may_be_laid_out_as_is_usual(tokenizer: Any, indent: Any) -> None:
     value = {"name": "Zoë", "age": 7, "tags": ["a", "b"]}
-    guides = GuideFactory(tokenizer, ToyModel.vocabulary, frozenset({END}))
+    guides = GuideFactory(TextDecoder(tokenizer), ToyModel.vocabulary, frozenset({END}))
     for text in (
         json.dumps(value, indent=indent, ensure_ascii=False),
         json.dumps(value, separators=(",", ":"), ensure_ascii=False),
@@ -241,7 +241,7 @@ def test_values_may_be_laid_out_as_is_usual(tokenizer: Any, indent: Any) -> None
 
 def test_a_model_that_likes_blanks_cannot_fill_its_answer_with_them(tokenizer: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    guide = GuideFactory(tokenizer, ToyModel.vocabulary, frozenset({END})).guide(
+    guide = GuideFactory(TextDecoder(tokenizer), ToyModel.vocabulary, frozenset({END})).guide(
         held_to(json.dumps({**schema, "additionalProperties": False}))
     )
     text = ""
@@ -255,7 +255,7 @@ def test_a_model_that_likes_blanks_cannot_fill_its_answer_with_them(tokenizer: A
 
 
 def test_a_value_that_may_go_on_ends_with_an_end_token(tokenizer: Any) -> None:
-    guides = GuideFactory(tokenizer, ToyModel.vocabulary, frozenset({END}))
+    guides = GuideFactory(TextDecoder(tokenizer), ToyModel.vocabulary, frozenset({END}))
     guide = guides.guide(held_to('{"type": "integer"}'))
     assert guide.banned()[END]
     guide.push(ord("4"))
@@ -298,11 +298,18 @@ def test_a_schema_that_cannot_be_enforced_is_refused_at_the_door(
 
 def test_a_tokenizer_that_guides_cannot_take_is_named() -> None:
     class WordList:
+        """A tokenizer that is not of the ``tokenizers`` library."""
+
         name_or_path = "word-list"
+        added_tokens_decoder: ClassVar[dict[int, str]] = {}
+        all_special_ids: ClassVar[list[int]] = []
 
-        def __len__(self) -> int:
-            return 5
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            return [4]
 
-    with pytest.raises(GymError, match="WordList of word-list") as refused:
-        GuideFactory(WordList(), 5, frozenset({1}))
+        def decode(self, ids: list[int], *, clean_up_tokenization_spaces: bool) -> str:
+            return "word" * len(ids)
+
+    with pytest.raises(GymError, match="WordList of word-list: only fast") as refused:
+        GuideFactory(TextDecoder(WordList()), 5, frozenset({1}))
     assert refused.value.code is ErrorCode.MODEL_INVALID
