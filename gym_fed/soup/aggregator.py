@@ -139,7 +139,7 @@ class Aggregator(Rule):
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for values that are not finite in float32, ``USAGE`` for wrong shapes or
-                weights, and the errors of ``check``.
+                weights, and the errors from ``check``.
         """
         if updates.dim() != 2 or weights.shape != updates.shape[:1]:
             raise GymError(

@@ -270,7 +270,7 @@ class ContributionMethod(ABC):
 
         Raises:
             GymError: ``CONFIG_INVALID`` for a game too large for the method, ``UPDATE_REFUSED`` for values that are not
-                finite, and errors of the game.
+                finite, and errors from the game.
         """
 
 

@@ -80,7 +80,7 @@ def merge_models(
 
     Raises:
         GymError: ``BASE_MISMATCH`` for an update of a different base; ``USAGE`` for inputs that the method needs and
-            lacks, or does not use; and errors of ``merge_tensor``.
+            lacks, or does not use; and errors from ``merge_tensor``.
     """
     weight = torch.tensor(list(weights), dtype=torch.float64)
     _check(updates, weight, method, spec, base, statistics, score, gate)

@@ -113,7 +113,7 @@ class Pipeline:
         """Merge updates in memory, ``[n, d]`` float32 to ``[d]`` float32; see ``Aggregator.aggregate``.
 
         Raises:
-            GymError: The errors of ``Aggregator.aggregate``.
+            GymError: The errors from ``Aggregator.aggregate``.
         """
         if not self.pre_aggregators:
             return self.aggregator.aggregate(updates, weights, root)

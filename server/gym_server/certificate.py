@@ -1,4 +1,4 @@
-"""The hub's TLS certificate, self-signed or from an authority, always for the key that contributors know it by."""
+"""The hub's TLS certificate, self-signed or from an authority, always for the key that contributors know."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def request(folder: Path, host: str, passphrase: Passphrase) -> bytes:
     """Return a certificate signing request for an authority, as PEM.
 
     Raises:
-        GymError: ``USAGE`` for a host that no certificate can name.
+        GymError: ``USAGE`` for a host name that is not valid in a certificate.
     """
     return certificate_request(private_pem(folder / "keys" / _KEY, passphrase), host)
 
@@ -83,7 +83,7 @@ def add(folder: Path, file: Path, passphrase: Passphrase) -> None:
             found = stream.read(_MAX_CHAIN_BYTES + 1)
     except OSError as error:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"{file}: {error.strerror or error}") from error
-    hint = f"let the authority sign what gym-server certificate request --dir {folder} prints"
+    hint = f"have the authority sign the output of gym-server certificate request --dir {folder}"
     if len(found) > _MAX_CHAIN_BYTES:
         raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: larger than {_MAX_CHAIN_BYTES} bytes", hint)
     try:
@@ -108,7 +108,7 @@ def _require_usable(key: bytes, chain: bytes, file: Path, hint: str) -> None:
     if found != (own := key_fingerprint(key)):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{file} is a certificate of the key {found}; contributors know this hub by {own}",
+            f"{file} is a certificate for the key {found}, but contributors know this hub by {own}",
             hint,
         )
     now = datetime.datetime.now(datetime.UTC)
@@ -117,6 +117,6 @@ def _require_usable(key: bytes, chain: bytes, file: Path, hint: str) -> None:
     if begin > now:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{file} begins on {begin:%Y-%m-%d %H:%M UTC}, and it is {now:%Y-%m-%d %H:%M UTC} here",
+            f"{file} is valid from {begin:%Y-%m-%d %H:%M UTC}, but it is {now:%Y-%m-%d %H:%M UTC} here",
             "set this machine's clock, or wait",
         )

@@ -20,7 +20,7 @@ from gym_server.store.database import Database
 from gym_server.store.tables import messages, nodes, rounds, settings, updates
 
 STEP_SECONDS = 2.0
-"""The machine's clock was set if it moved by more than this against the monotonic clock."""
+"""The machine's clock counts as set if it moved by more than this relative to the monotonic clock."""
 
 _SETTING = "clock_offset"
 _UNDER_WAY = ("collecting", "merging")

@@ -15,7 +15,7 @@ log = logging.getLogger("gym_server")
 
 _TOLERANCE_SECONDS = 60.0
 _LEAST_CLOCKS = 3
-"""Minimum number of contributors whose clocks are compared with the hub's; fewer say little about who is right."""
+"""Minimum number of contributors' clocks to compare with the hub's; fewer say little about which side is right."""
 MAX_CLOCKS = 1000
 """Maximum number of stored clocks, those of the contributors that logged in last."""
 

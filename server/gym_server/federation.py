@@ -216,7 +216,7 @@ class Federation:
 
     @contextmanager
     def hub_lock(self) -> Iterator[HubLock]:
-        """Hold the right to run the rounds of this federation; no other hub on the same database can hold it.
+        """Hold the exclusive right to run this federation's rounds; no other hub on the same database can hold it.
 
         Raises:
             GymError: ``STATE_LOCKED`` if another hub holds it.
@@ -253,7 +253,7 @@ def folder_lock(folder: Path) -> IO[str]:
     Raises:
         GymError: ``STATE_LOCKED`` if another one runs.
     """
-    what, hint = f"another gym-server runs on {folder}", "stop it first, or use another folder"
+    what, hint = f"another gym-server is running on {folder}", "stop it first, or use another folder"
     return locked_file(folder / "hub.lock", GymError(ErrorCode.STATE_LOCKED, what, hint))
 
 
@@ -275,7 +275,7 @@ def config_text(folder: Path, overrides: tuple[str, ...] = ()) -> ConfigText:
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"no hub in {folder}", f"make one: gym-server init --dir {folder}"
+            ErrorCode.FILE_NOT_FOUND, f"no hub in {folder}", f"create one: gym-server init --dir {folder}"
         )
     return ConfigText(path, read_config_text(path), overrides)
 
@@ -317,9 +317,7 @@ def session_key(keys: Path, passphrase: PassphraseSource) -> bytes:
     except GymError as error:
         if error.code is not ErrorCode.STATE_CORRUPT:
             raise
-        raise GymError(
-            error.code, error.message, "delete it: every session ends, and nothing else"
-        ) from error
+        raise GymError(error.code, error.message, "delete it; this only ends all sessions") from error
     return key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
 
 
@@ -345,8 +343,8 @@ def _base_spec(database: Database, config: ServerConfig) -> BaseSpec:
     if began_with != spec.digest:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"base_model {config.base_model!r} has digest {spec.digest}, the federation began with {began_with}",
-            "put the first base model back into the config, or start another hub with `gym-server init`",
+            f"base_model {config.base_model!r} has digest {spec.digest}, but the federation began with {began_with}",
+            "restore the original base_model in the config, or start another hub with `gym-server init`",
         )
     if not database.read_only:
         database.set(f"base:{config.base_model}", json.dumps(spec.to_dict()))

@@ -176,7 +176,7 @@ def test_a_reply_that_does_not_fit_its_objects_is_refused(hub: HubProcess, attac
     assert "values" in refused(attacker, many).message
     empty = pb.SubmitRequest(message_id=task.message_id, content=pb.Records(order=["m"]))
     empty.content.metrics["m"].entries.add(key="k", value=pb.Value(text="a metric is a number"))
-    assert "no Flower content" in refused(attacker, empty).message
+    assert "not Flower content" in refused(attacker, empty).message
     long = pb.SubmitRequest(message_id=task.message_id, error=pb.ReplyError(code=1, reason="x" * 3_000))
     refused(attacker, long)
     assert attacker.call(attacker.stub.Submit, reply()).receipt_json  # what fits is kept

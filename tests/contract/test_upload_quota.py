@@ -134,7 +134,7 @@ def test_nothing_larger_than_the_base_s_weights_can_need_is_taken(tmp_path: Path
     raw = RawContributor(hub.address).enrol()
     assert raw.status.max_update_bytes == most, "contributors are shown it before they join"
     raw.call(raw.stub.BeginUpload, pb.BeginUploadRequest(sha256="1" * 64, size_bytes=most))
-    with pytest.raises(GymError, match=f"takes 1 to {most}") as caught:
+    with pytest.raises(GymError, match=f"accepts 1 to {most}") as caught:
         raw.call(raw.stub.BeginUpload, pb.BeginUploadRequest(sha256="2" * 64, size_bytes=most + 1))
     assert caught.value.code is ErrorCode.TOO_LARGE
     raw.close()

@@ -77,7 +77,7 @@ def test_two_servers_on_one_folder_are_refused(federation: Federation) -> None:
         check=False,
     )
     assert second.returncode == 91
-    assert "another gym-server runs" in second.stderr
+    assert "another gym-server is running" in second.stderr
 
 
 def test_two_servers_on_one_database_are_refused(

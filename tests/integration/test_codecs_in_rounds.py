@@ -28,7 +28,7 @@ WANTED = {"factors": {"lora"}, "grids": {"ternary", "int4", "dense"}}
 
 def assert_soups_came_back_as_factors(federation: Federation) -> None:
     """The hub announced it, stored it, and the second round's training began from it on both machines."""
-    assert "soups travel as LoRA factors" in federation.hub.log()
+    assert "soups are sent as LoRA factors" in federation.hub.log()
     with contextlib.closing(sqlite3.connect(federation.hub.folder / "hub.db")) as database:
         soups = database.execute("SELECT soup_sha256, soup_bytes FROM versions ORDER BY height").fetchall()
     for sha256, _ in soups:

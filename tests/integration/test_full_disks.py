@@ -60,7 +60,7 @@ def test_a_hub_below_its_reserve_says_so_and_opens_no_round_and_one_that_fills_u
         disk.fill(leave_bytes=3 << 20)
         hub.start()
         try:
-            hub.wait_for("the report", lambda: "no round opens until there is room" in hub.log())
+            hub.wait_for("the report", lambda: "no round opens until there is free space" in hub.log())
             assert "below the reserve of 4.2 MB (storage.reserve_bytes)" in hub.log()
             one = RawContributor(hub.address, "one").enrol()
             assert states(hub) == []

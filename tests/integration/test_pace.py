@@ -89,7 +89,7 @@ def test_one_that_only_sends_heartbeats_holds_nobody_and_its_late_work_gets_its_
         beat(slow, held)
 
         (first,) = hub.wait_for("the merge without it", lambda: rounds_in(hub, "committed"))
-        with pytest.raises(GymError, match="late: its round went on without it") as caught:
+        with pytest.raises(GymError, match="late: its round continued without it") as caught:
             beat(slow, held)
         assert caught.value.code is ErrorCode.LEASE_LOST
         assert sorted(u["name"] for u in first["updates"]) == ["c0", "c1"]

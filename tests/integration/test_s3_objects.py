@@ -88,7 +88,7 @@ def test_bytes_that_are_not_those_that_were_put_are_not_used(
     digest = store.put_bytes(b"as it was put")
     (store.staging / f"{digest}.copy").unlink()
     proxy.spoil = True
-    with pytest.raises(StoreAway, match="came with other bytes"):
+    with pytest.raises(StoreAway, match="has different bytes"):
         store.local_path(digest)
     assert not list(store.staging.iterdir())
 
@@ -99,7 +99,7 @@ def test_a_bucket_that_is_not_there_is_reported_at_the_first_object(
     store = ObjectStore("s3://nobody-made-it/objects", tmp_path / "staging")
     with pytest.raises(StoreAway, match=r"nobody-made-it.*404 Not Found") as refusal:
         store.put_bytes(b"lost")
-    assert "look at the object store" in str(refusal.value.refusal.hint)
+    assert "check the object store" in str(refusal.value.refusal.hint)
 
 
 def test_a_federation_with_its_objects_on_s3_and_rows_in_postgresql_commits_its_rounds(

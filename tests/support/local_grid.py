@@ -105,7 +105,7 @@ class LocalGrid(Grid):
         asked = self._waiting[message_id]
         name = self.names[asked.metadata.dst_node_id]
         if name in self.gone:
-            return [self._message(message_id, asked, error=Error(LOST, "the contributor went away"))]
+            return [self._message(message_id, asked, error=Error(LOST, "the contributor disconnected"))]
         message = self._message(message_id, asked, content=asked.content)
         try:
             self.before(name, message)

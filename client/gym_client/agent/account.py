@@ -65,7 +65,7 @@ class Account:
             retrying: Retries the call that asks the hub whether the account has left.
 
         Raises:
-            GymError: Any other error of the block.
+            GymError: Any other error from the block.
         """
         try:
             yield

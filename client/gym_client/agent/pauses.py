@@ -162,7 +162,7 @@ class Pauses:
         """Block until work may run, and display the reason for waiting.
 
         Raises:
-            GymError: ``INTERRUPTED`` if stopped; errors of ``due``.
+            GymError: ``INTERRUPTED`` if stopped; errors from ``due``.
         """
         self.interrupted, shown = False, ""
         while self.due() and not self._stop.is_set():
@@ -245,7 +245,7 @@ class DiskRoom:
             lost: Returns an error if waiting has become pointless, such as a lost lease; None otherwise.
 
         Raises:
-            GymError: The error of ``lost``; ``INTERRUPTED`` after ``stop``; any other error of ``action``.
+            GymError: The error from ``lost``; ``INTERRUPTED`` after ``stop``; any other error from ``action``.
         """
         waited = False
         while True:

@@ -126,7 +126,7 @@ class RegionalHub:
         """Hand over the root's last version, after which the region ends.
 
         Raises:
-            GymError: Errors of the ledger and of the download.
+            GymError: Errors from the ledger and the download.
         """
         status = client.status()
         key = bytes.fromhex(client.pin.ledger_key)

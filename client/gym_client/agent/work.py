@@ -126,7 +126,7 @@ def perform(
         The signed update; repeated calls return the same one with the same nonce.
 
     Raises:
-        GymError: ``POLICY_REFUSED``, ``BASE_MISMATCH``, ``INTERRUPTED`` (with a checkpoint), and errors of the data,
+        GymError: ``POLICY_REFUSED``, ``BASE_MISMATCH``, ``INTERRUPTED`` (with a checkpoint), and errors from the data,
             the model or the training.
     """
     policy.check(spec)

@@ -48,7 +48,7 @@ def repeat_steps(
         The difference of each step by number, and the reason why the audit failed; empty if it passed.
 
     Raises:
-        GymError: ``AUDIT_INVALID`` for states that are not those committed to; errors of the model and the rows.
+        GymError: ``AUDIT_INVALID`` for states that are not those committed to; errors from the model and the rows.
     """
     if public_rows is not None:
         known = {canonical_digest(row) for row in public_rows}

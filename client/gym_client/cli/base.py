@@ -98,7 +98,7 @@ class BaseFinder:
 
         Raises:
             GymError: ``BASE_MISMATCH`` with the differences; ``MODEL_NOT_FOUND`` if the hub offers nothing;
-                ``PERMISSION_DENIED`` if the user declines; errors of ``fetch_files``.
+                ``PERMISSION_DENIED`` if the user declines; errors from ``fetch_files``.
         """
         named = self._status.base_model
         if given is not None:

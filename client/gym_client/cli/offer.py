@@ -353,7 +353,7 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     """Count the rows that a round will learn, by encoding them as the round does.
 
     Raises:
-        GymError: Errors of ``require_rows``; ``DATA_INVALID`` if there is nothing to learn, or the model's chat
+        GymError: Errors from ``require_rows``; ``DATA_INVALID`` if there is nothing to learn, or the model's chat
             template rejects a row.
     """
     from gym_fed.base.models import quiet_loading

@@ -153,7 +153,7 @@ def retry_while_away(
         worth_waiting: Returns True for errors to retry after.
 
     Raises:
-        GymError: ``INTERRUPTED`` after ``stop``; any error of ``action`` that is not retried.
+        GymError: ``INTERRUPTED`` after ``stop``; any error from ``action`` that is not retried.
     """
     backoff = Backoff()
     while True:

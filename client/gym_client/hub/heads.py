@@ -146,7 +146,7 @@ class Heads:
 
         Raises:
             GymError: ``SIGNATURE_INVALID``; ``LEDGER_FORKED`` with the path of the proof; ``HUB_RESTORED`` if a
-                statement of the hub explains it; errors of ``prove``.
+                statement of the hub explains it; errors from ``prove``.
         """
         with refused_as_unsigned(NOT_ITS_OWN):
             head.verify(self._key)

@@ -20,7 +20,7 @@ def enrolled_client(home: Home, server: str | None, insecure: bool, may_have_lef
         may_have_left: Also accept an account that was left, whose balance can still be read.
 
     Raises:
-        GymError: ``UNAUTHENTICATED`` if the home has no account; errors of ``address_of`` and ``establish``.
+        GymError: ``UNAUTHENTICATED`` if the home has no account; errors from ``address_of`` and ``establish``.
     """
     address = address_of(home, server)
     pin = ServerPin.load(home, address)

@@ -204,7 +204,7 @@ def upload(
         committed: Called with the hub's signed commitment before the first byte is sent; empty if the hub makes none.
 
     Raises:
-        GymError: ``INTERRUPTED``; ``UNAVAILABLE`` if the connection breaks; errors of the hub.
+        GymError: ``INTERRUPTED``; ``UNAVAILABLE`` if the connection breaks; errors from the hub.
     """
     size = path.stat().st_size
     report = progress or (lambda done, total: None)

@@ -71,7 +71,7 @@ class LedgerCopy:
             The head of all entries, checked against every earlier head.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and errors of the transport.
+            GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and errors from the transport.
         """
         size = self.size()
         newest = self.heads.newest()
@@ -135,7 +135,7 @@ def check_variant(
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` if the ledger does not record that the owner pushed it with this key;
-            ``KEY_REVOKED``; ``STALE`` if there is a newer revision; errors of the ledger's verification.
+            ``KEY_REVOKED``; ``STALE`` if there is a newer revision; errors from the ledger's verification.
     """
     client.status()
     key = bytes.fromhex(client.pin.ledger_key)

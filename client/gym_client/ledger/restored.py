@@ -128,7 +128,7 @@ def with_restores(
         action: Function to run; must be safe to repeat.
 
     Raises:
-        GymError: ``HUB_RESTORED`` if the user does not agree; errors of ``action``.
+        GymError: ``HUB_RESTORED`` if the user does not agree; errors from ``action``.
     """
     for _ in range(MAX_RESTORES):
         try:

@@ -227,7 +227,7 @@ class Seeding:
             should_stop: Checked between chunks and while waiting.
 
         Raises:
-            GymError: ``INTERRUPTED`` after ``should_stop``, or an error of this machine such as ``DISK_FULL``.
+            GymError: ``INTERRUPTED`` after ``should_stop``, or an error from this machine such as ``DISK_FULL``.
                 A seeder's failure is not raised; the hub serves the object.
         """
         if self._stop.is_set() or size_bytes < self._terms.min_bytes or not self._direct:

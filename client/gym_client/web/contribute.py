@@ -318,7 +318,7 @@ def _report(place: Workplace, command: str, server: str) -> dict[str, Any]:
     """Return what a `gym-client` command reports of a hub.
 
     Raises:
-        GymError: ``NOT_FOUND``; ``BUSY``; the error of the command.
+        GymError: ``NOT_FOUND``; ``BUSY``; the error from the command.
     """
     if not _reports.acquire(blocking=False):
         raise GymError(

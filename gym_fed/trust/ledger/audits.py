@@ -202,7 +202,7 @@ class AuditCheck:
             else:
                 self._check_verdict(where, entry.kind, body)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise corrupt(f"{where}: it is not what an audit records: {error!r:.80}") from error
+            raise corrupt(f"{where}: it is not a valid audit record: {error!r:.80}") from error
 
     def _check_draw(self, where: str, body: dict[str, Any]) -> None:
         server_round, seed = int(body["server_round"]), bytes.fromhex(body["seed"])

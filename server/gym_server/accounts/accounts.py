@@ -38,7 +38,7 @@ LEFT = "left"
 
 SESSION_SECONDS = 3600
 _LONGEST_CALL_SECONDS = 3000
-"""Seconds for which a call that began within its session may continue after the session's end."""
+"""Seconds that a call begun within its session may continue after the session ends."""
 _MAX_WORK_BYTES = 64
 
 
@@ -129,7 +129,7 @@ class Accounts:
         if not is_name(name, MAX_NAME):
             raise GymError(
                 ErrorCode.USAGE,
-                f"name {plain(name, 80)!r} is empty, is longer than {MAX_NAME} characters, or contains invisible ones",
+                f"name {plain(name, 80)!r} is empty, is longer than {MAX_NAME} characters, or has invisible characters",
                 "choose another with --name",
             )
         with self._signed_for_us():
@@ -163,11 +163,11 @@ class Accounts:
             if key is None and row is not None:
                 raise GymError(
                     ErrorCode.PERMISSION_DENIED,
-                    f"another key has the id {contributor} here",
-                    "make another key, in a home of its own",
+                    f"a different key has the id {contributor} on this hub",
+                    "create another key in a separate home",
                 )
             if key is not None and key.status != "active":
-                what = "revoked" if key.status == "revoked" else "replaced by another one"
+                what = "revoked" if key.status == "revoked" else "replaced by another key"
                 raise GymError(
                     ErrorCode.KEY_REVOKED,
                     f"this key of {contributor} was {what} here",
@@ -261,7 +261,7 @@ class Accounts:
         if _active(row, session.contributor, session.has_left) != session.public_key:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
-                f"the key of {session.contributor} was replaced meanwhile",
+                f"the key of {session.contributor} was replaced in the meantime",
                 "authenticate with the new one",
             )
 
@@ -345,8 +345,8 @@ class Accounts:
         if len(work) > _MAX_WORK_BYTES or not work_is_done(self._server, public_key, work, self.work_bits):
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"enrolment here needs a proof of work of {counted(self.work_bits, 'bit')}, and no valid one was given",
-                "gym-client join does it: about a second of one core at 20 bits",
+                f"enrolment here needs a proof of work of {counted(self.work_bits, 'bit')}, but no valid one was sent",
+                "gym-client join computes it: about a second on one core at 20 bits",
             )
 
     @contextmanager
@@ -361,7 +361,7 @@ class Accounts:
                 error.code,
                 f"{error.message}, or was made for a hub other than {self._server} with the TLS key "
                 f"{self._tls or 'none (plain text)'}",
-                "compare the fingerprint in servers/ with the coordinator's; another hub may have passed this on",
+                "compare the fingerprint in servers/ with the coordinator's; another hub may have relayed this",
             ) from error
 
 

@@ -56,7 +56,7 @@ def make_invites(
 
 
 def open_link(config: ServerConfig, folder: Path, fingerprint: str) -> str | None:
-    """Return the link by which everybody can join; None at a hub that needs invites, or has no address for others."""
+    """Return the link that anybody can join with; None for a hub that needs invites or has no public address."""
     if config.enrolment.policy != "open":
         return None
     try:
@@ -118,8 +118,8 @@ def address_for_others(config: ServerConfig, folder: Path) -> Endpoint:
     if where.is_everywhere or not where.port:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"an invite carries the hub's address, and nobody can connect to listen: {config.listen}",
-            f"set advertise: HOST:PORT in {folder / CONFIG_NAME}, as contributors reach this hub",
+            f"an invite carries the hub's address, but nobody can connect to listen: {config.listen}",
+            f"set advertise: HOST:PORT in {folder / CONFIG_NAME}, the address where contributors reach this hub",
         )
     return where
 

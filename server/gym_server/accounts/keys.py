@@ -38,7 +38,7 @@ class RevokedKey(GymError):
         super().__init__(
             ErrorCode.KEY_REVOKED,
             f"the key of {contributor} was revoked here",
-            "make a new key in another home, and ask the coordinator for `gym-server rebind`",
+            "create a new key in another home, and ask the coordinator for `gym-server rebind`",
         )
         self.contributor = contributor
 
@@ -114,7 +114,7 @@ class Keys:
         return keys
 
     def signed_by_revoked(self, rows: Sequence[Any]) -> set[str]:
-        """Return the ids of those of the ``updates`` rows whose signing key has been revoked."""
+        """Return the ids of the ``updates`` rows whose signing key has been revoked."""
         with self._database.reading() as tx:
             return {str(row.update_id) for row in rows if is_signed_by_revoked(tx, row)}
 
@@ -124,7 +124,7 @@ class Keys:
         Raises:
             GymError: ``BUSY`` if it has done so too often in the last hour.
         """
-        what = "replaced its key or came back"
+        what = "replaced its key or returned"
         require_pace(tx, contributor, _CHANGES, self._per_hour, self._clock(), what)
 
     # ---- changes ----
@@ -151,7 +151,7 @@ class Keys:
         """
         statement = Rotation.parse(statement_json)
         if statement.new_key != new_key.hex():
-            raise GymError(ErrorCode.USAGE, "the statement names another new key than the one sent")
+            raise GymError(ErrorCode.USAGE, "the statement names a different new key from the one sent")
         statement.verify(new_key, new_signature)
         statement.check_fresh(self._server, self._tls, self._clock())
         with self._database.transaction() as tx:
@@ -185,7 +185,9 @@ class Keys:
         """
         statement = Revocation.parse(statement_json)
         if (statement.revoke, statement.key) != (contributor, signing_key.hex()):
-            raise GymError(ErrorCode.USAGE, "the statement is about another account or key than the request")
+            raise GymError(
+                ErrorCode.USAGE, "the statement is about a different account or key from the request"
+            )
         statement.verify(signing_key, signature)
         statement.check_fresh(self._server, self._tls, self._clock())
         with self._database.transaction() as tx:
@@ -301,7 +303,7 @@ class Keys:
 
     def _check_unused(self, tx: Connection, public_key: bytes) -> None:
         if key_row(tx, public_key) is not None:
-            raise GymError(ErrorCode.USAGE, "the new key was used here before", "make a fresh one")
+            raise GymError(ErrorCode.USAGE, "the new key was used here before", "create a new one")
 
     def _check_signed_before(self, tx: Connection, statement: Rotation, signature: bytes) -> None:
         """Check that the replaced key signed a repeated rotation that has already taken effect."""
@@ -334,7 +336,7 @@ def check_signer(tx: Connection, account: Any, signed: object, signature: bytes)
             raise RevokedKey(account.contributor) from None
         raise GymError(
             ErrorCode.KEY_REVOKED,
-            f"this key of {account.contributor} was replaced by another one",
+            f"this key of {account.contributor} was replaced by another key",
             "finish with `gym-client key rotate`; if you did not replace it: `gym-client key revoke`",
         ) from None
     if account.status == REVOKED:

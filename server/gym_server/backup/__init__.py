@@ -1,1 +1,1 @@
-"""Backup, restore, check and clean-up of a hub's folder."""
+"""Backup, restore, check and garbage collection of a hub's folder."""

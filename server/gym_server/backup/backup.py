@@ -95,7 +95,9 @@ def backup(
         snapshot = f"{when}-{head.size if head else 0:08d}"
         if snapshot in place.manifests():
             raise GymError(
-                ErrorCode.FILE_EXISTS, f"{url} has a snapshot {snapshot} of this second", "try again"
+                ErrorCode.FILE_EXISTS,
+                f"{url} already has a snapshot {snapshot} from this second",
+                "try again",
             )
         there = place.objects()
         objects, new = dict[str, int](), 0
@@ -161,7 +163,7 @@ def care_lock(folder: Path) -> IO[str]:
     Raises:
         GymError: ``STATE_LOCKED``.
     """
-    what = f"another backup or gc runs on {folder}"
+    what = f"another backup or gc is running on {folder}"
     return locked_file(folder / "care.lock", GymError(ErrorCode.STATE_LOCKED, what, "wait until it ends"))
 
 
@@ -223,7 +225,7 @@ def _require_same_ledger(database: Database, head: SignedHead | None) -> None:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
             f"entry {head.size} has changed since the database was copied",
-            "the database was replaced by another one in the meantime",
+            "the database was replaced in the meantime",
         )
 
 
@@ -316,7 +318,7 @@ def _keys(folder: Path, policy: KeyPolicy) -> dict[str, bytes]:
             if policy.passphrase is None:
                 raise GymError(
                     ErrorCode.PERMISSION_DENIED,
-                    f"{path} is not encrypted, and a holder of a backup with it can act as the hub",
+                    f"{path} is not encrypted, and anyone with such a backup can act as the hub",
                     "add --encrypt-keys (GYM_BACKUP_PASSPHRASE), or --include-plain-keys",
                 )
             secret = secret or policy.passphrase()
@@ -375,7 +377,7 @@ def check_backup(url: str, snapshot: str | None = None) -> dict[str, Any]:
         raise GymError(
             ErrorCode.NOT_FOUND,
             f"no snapshot {snapshot} in {url}" if snapshot else f"no snapshot in {url}",
-            "gym-server backup makes one",
+            "gym-server backup creates one",
         )
     objects = set[str]()
     for name, manifest in wanted.items():
@@ -391,5 +393,5 @@ def _missing(sha256: str, what: str, problem: str) -> GymError:
     return GymError(
         ErrorCode.STATE_CORRUPT,
         f"object {sha256}, {what}, {problem}",
-        "gym-server restore brings it back from a backup",
+        "gym-server restore restores it from a backup",
     )

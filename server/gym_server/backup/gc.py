@@ -2,8 +2,7 @@
 
 These are objects that no version, ledger entry, variant, upload, message or counted update names
 (``gym_server.store.usage``), stopped uploads, copies of remote objects, files that killed merges, replays and backups
-left in ``staging/``, and records of evaluations that no longer belong to anything. Files younger than the grace age
-stay.
+left in ``staging/``, and evaluation records that nothing refers to. Files younger than the grace age are kept.
 
 Ages are measured by the hub's clock, which does not change when the machine's clock is set
 (``HubClock.earliest_now``). An object's row has the time of the hub's clock. A file has the time of the machine's
@@ -38,7 +37,7 @@ from gym_server.store.usage import needed
 log = logging.getLogger("gym_server")
 
 PASS_SECONDS = 600.0
-"""Interval between two passes of a running hub."""
+"""Interval between two passes in a running hub."""
 _PASS_OBJECTS = 2000
 """Maximum number of objects that one pass deletes."""
 _TEMPORARY = re.compile(

@@ -89,7 +89,7 @@ class SnapshotManifest(StrictModel):
             _ = found.signed_head
         except (ValidationError, GymError) as error:
             what = first_problem(error) if isinstance(error, ValidationError) else error.message
-            raise GymError(ErrorCode.STATE_CORRUPT, f"the manifest of a backup: {what}") from error
+            raise GymError(ErrorCode.STATE_CORRUPT, f"invalid manifest of a backup: {what}") from error
         return found
 
 
@@ -102,7 +102,7 @@ class Place:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._fs, root = file_system(url, "the place of the backup")
+        self._fs, root = file_system(url, "the location of the backup")
         self._root = str(root).rstrip("/")
         self._is_local = isinstance(self._fs, LocalFileSystem)
 
@@ -133,7 +133,7 @@ class Place:
         """Copy ``name`` to a new local file.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` if it is missing, or has another sha256.
+            GymError: ``STATE_CORRUPT`` if it is missing or has a different sha256.
         """
         local.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY, mode)

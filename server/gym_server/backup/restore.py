@@ -88,7 +88,7 @@ def restore(
     if lost is not None and not fork:
         raise GymError(
             ErrorCode.STALE,
-            f"snapshot {name} ends at entry {manifest.size}, and the hub has signed entry {lost.size} since",
+            f"snapshot {name} ends at entry {manifest.size}, but the hub has since signed entry {lost.size}",
             "use a newer snapshot, or --fork to continue without the lost entries if contributors accept that",
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def fork_in_place(
         known: A head that contributors hold, and that the hub's ledger lacks.
 
     Raises:
-        GymError: ``STATE_LOCKED`` while the hub runs; errors of ``Ledger.restored``.
+        GymError: ``STATE_LOCKED`` while the hub runs; errors from ``Ledger.restored``.
     """
     with folder_lock(folder), Federation.open(folder) as fed:
         return fed.ledger.restored(reason, at_entry, known)
@@ -165,7 +165,7 @@ def _chosen(place: Place, snapshot: str | None) -> tuple[str, SnapshotManifest]:
     found = place.manifests()
     if not found or (snapshot is not None and snapshot not in found):
         what = f"no snapshot {snapshot!r}" if snapshot else "no snapshot"
-        there = f"there are {', '.join(found)}" if found else "gym-server backup makes one"
+        there = f"there are {', '.join(found)}" if found else "gym-server backup creates one"
         raise GymError(ErrorCode.NOT_FOUND, f"{what} in {place.url}", there)
     if len({manifest.server for manifest in found.values()}) > 1 and snapshot is None:
         raise GymError(
@@ -182,7 +182,8 @@ def _newer_head(place: Place, manifest: SnapshotManifest, known: SignedHead | No
     heads = [other.signed_head for other in place.manifests().values() if other.server == manifest.server]
     if known is not None and known.head.server != manifest.server:
         raise GymError(
-            ErrorCode.USAGE, f"the given head is from {known.head.server}, the backup from {manifest.server}"
+            ErrorCode.USAGE,
+            f"the given head is from {known.head.server}, but the backup is from {manifest.server}",
         )
     newer = [head for head in (*heads, known) if head is not None and head.size > manifest.size]
     return max(newer, key=lambda head: head.size, default=None)
@@ -220,7 +221,7 @@ def _sign(fresh: Path, manifest: SnapshotManifest, lost: SignedHead | None, reas
     if server_id(key.public_key) != manifest.server:
         raise GymError(ErrorCode.STATE_CORRUPT, f"the backup's key is not that of {manifest.server}")
     anchor = fresh / "keys" / NEWEST_HEAD
-    anchor.unlink(missing_ok=True)  # from when the keys were copied, which was after the database
+    anchor.unlink(missing_ok=True)  # from when the keys were copied, after the database
     database = Database.open(config.storage.database, fresh)
     try:
         found = Ledger(database, key, anchor)
@@ -276,6 +277,6 @@ def _require_inside(config: ServerConfig, given: set[str]) -> None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"storage.objects of the backup, {plain(objects, 200)!r}, is not inside the hub's folder; restore "
-            "writes only there, or to a place that you name",
-            "pass --objects objects, or --objects with that place if it is yours",
+            "writes only there, or to a location that you name",
+            "pass --objects objects, or --objects with that location if it is yours",
         )

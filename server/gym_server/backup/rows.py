@@ -1,7 +1,7 @@
 """Copy the rows of a hub's tables from one database into another: a backup's database is always an SQLite file.
 
-Restoring reads rows only. Triggers, views and functions of the file, which anybody who can write to the backup may have
-added, are not taken over and not run.
+A restore reads only rows. Triggers, views and functions in the file, which anybody who can write to the backup may have
+added, are neither copied nor run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def copy_rows(source: Database, target: Database) -> None:
         for table in metadata.sorted_tables:
             for part in rows.execute(select(table)).mappings().partitions(_ROWS):
                 tx.execute(table.insert(), [dict(row) for row in part])
-        if tx.dialect.name == "postgresql":  # its sequences do not follow rows that have a number already
+        if (
+            tx.dialect.name == "postgresql"
+        ):  # its sequences do not advance for rows that already have a number
             sequence = func.pg_get_serial_sequence(nodes.name, nodes.c.node_id.name)
             tx.execute(select(func.setval(sequence, select(func.max(nodes.c.node_id)).scalar_subquery())))
 
@@ -58,7 +60,7 @@ def load_rows(archive: Path, url: str, folder: Path) -> None:
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
                     f"the database {target.shown} is not empty",
-                    "make a new one, and name it with --database",
+                    "create a new one, and pass it with --database",
                 )
         Database.open(target.url, folder).close()  # creates the tables
         copy_rows(source, target)

@@ -1,7 +1,7 @@
 """The files of the base model that a hub serves, and the offer that contributors see before they join.
 
-A file of the base is an object like any other: named by sha256, fetched by ``Download`` with an account's session,
-under the account's limits. It is read in place. A contributor checks every file, and the digest of all tensors.
+A base file is an object like any other: named by sha256, fetched by ``Download`` with an account's session, within the
+account's limits. It is read in place. A contributor checks every file, and the digest of all tensors.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class ServedBase:
             said = (
                 f"its licence is {plain(self.licence, 80)}"
                 if self.licence
-                else "its model card names no licence"
+                else "its model card does not name a licence"
             )
-            self.why_not = f"{said}; set serve_base: true if you may pass the base on"
+            self.why_not = f"{said}; set serve_base: true if you may redistribute the base"
         else:
             self._take(folder)
 
@@ -114,7 +114,7 @@ class ServedBase:
         """Return the line that the coordinator sees when the hub starts."""
         if not self.files:
             return f"the base is not served to contributors who lack it: {self.why_not}"
-        size, licence = readable_bytes(self.num_bytes), self.licence or "the licence is not known"
+        size, licence = readable_bytes(self.num_bytes), self.licence or "licence unknown"
         files = counted(len(self.files), "file")
         return f"contributors who lack the base are offered it: {size}, {files}, {plain(licence, 80)}"
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 variants_app = App(
-    help="List, remove and allow again the variants of contributors on the hub.", no_args_is_help=True
+    help="List contributors' variants on the hub, remove them, and allow them again.", no_args_is_help=True
 )
 
 
@@ -81,7 +81,7 @@ def allow(
     print_result(
         as_json,
         {"owner": owner, "variant": name, "allowed": True},
-        plain(f"{owner} may put variant {name} again"),
+        plain(f"{owner} may push variant {name} again"),
     )
 
 
@@ -129,7 +129,7 @@ def accounts(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List every account, its balance, and its keys of all times. Ids are shown by how they begin."""
+    """List every account, its balance, and all its keys. Ids are shortened."""
     with opened(folder) as fed:
         rows = accounts_of(fed)
     if as_json:
@@ -145,7 +145,7 @@ def revoke(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """End an account's key at once: sessions, tasks, uploads, pending transfers. The hub may be running."""
+    """Revoke an account's key at once: sessions, tasks, uploads and pending transfers end. The hub may be running."""
     with opened(folder) as fed:
         contributor = _whole_id(fed, contributor)
         revocation = fed.keys.revoke_as_coordinator(contributor, reason)
@@ -154,7 +154,7 @@ def revoke(
         revocation,
         f"the key of {contributor} is revoked, {counted(revocation['cancelled_transfers'], 'transfer', 'are')} "
         "cancelled; "
-        f"another one: gym-server rebind {contributor} --public-key HEX",
+        f"to set a new key: gym-server rebind {contributor} --public-key HEX",
     )
 
 
@@ -174,7 +174,7 @@ def rebind(
     with opened(folder) as fed:
         contributor = _whole_id(fed, contributor)
         rebinding = fed.keys.rebind(contributor, key)
-    print_result(as_json, rebinding, f"{contributor} has the key {public_key} now")
+    print_result(as_json, rebinding, f"{contributor} now has the key {public_key}")
 
 
 def accounts_table(rows: list[dict[str, Any]], wide: bool = False) -> TextTable:

@@ -16,12 +16,12 @@ app = App(
     help="Show the hub's TLS certificate, or have an authority sign one over its key.", no_args_is_help=True
 )
 
-_NEXT_START = "a running hub uses it after its next start"
+_NEXT_START = "a running hub uses it after a restart"
 
 
 @app.command()
 def show(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Show whose the certificate is, which key it has, and when it ends."""
+    """Show the certificate's issuer, key and expiry."""
     with opened(folder):
         from gym_server.certificate import describe
 
@@ -44,7 +44,7 @@ def request(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a signing request (PKCS #10) over the hub's key, for an authority such as Let's Encrypt."""
+    """Print a signing request (PKCS #10) for the hub's key, for an authority such as Let's Encrypt."""
     from gym_fed.config.schema.endpoint import Endpoint
     from gym_fed.core.files import write_atomically
 
@@ -54,7 +54,7 @@ def request(
         if host is None and fed.config.advertise is None:
             raise GymError(
                 ErrorCode.USAGE,
-                "the config has no `advertise` to take the name from",
+                "the config has no `advertise` that gives the name",
                 "gym-server certificate request HOST",
             )
         name = host or Endpoint.parse(str(fed.config.advertise))[0]
@@ -89,7 +89,7 @@ def add(
 
 @app.command()
 def create(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Make a new certificate of the hub's own over the same key: before it ends, or to leave an authority."""
+    """Create a new self-signed certificate for the same key: before it ends, or to leave an authority."""
     with opened(folder) as fed:
         from gym_server.certificate import create as made
         from gym_server.certificate import describe
@@ -97,5 +97,5 @@ def create(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
         made(folder, fed.passphrase.get)
         facts = describe(folder)
     print_result(
-        as_json, facts, f"the hub's own certificate, valid until {facts['valid_until']}; {_NEXT_START}"
+        as_json, facts, f"self-signed certificate, valid until {facts['valid_until']}; {_NEXT_START}"
     )

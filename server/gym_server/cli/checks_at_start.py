@@ -1,7 +1,7 @@
 """Checks before the first contributor trains: data, model, folders and privacy budget of the coming rounds.
 
-A valid config may still name a held-out file that is missing, or more rounds than its budget pays for. Without these
-checks the first merge would fail, after everybody's work.
+A valid config may still name a missing held-out file, or more rounds than its budget pays for. Without these checks the
+first merge would fail, after everybody has trained.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_at_start(state: HubState, config: ServerConfig, recipes: RecipeChanges
     _check_trainer(config)
     notes = _check_budget(config, state.database, state.round_store)
     if (short := shortage(state, config)) is not None:
-        notes.append(f"{short.message}; no round opens until there is room ({short.hint})")
+        notes.append(f"{short.message}; no round opens until there is free space ({short.hint})")
     for folder in (state.folder, state.store.staging):
         _check_writable(folder)
     _check_evals_data(config, state.folder)
@@ -74,8 +74,8 @@ def _check_newest_soup(folder: Path, store: ObjectStore, round_store: RoundStore
             ErrorCode.STATE_CORRUPT,
             f"storage.objects: {store.place} does not have the soup of version {len(soups)} "
             f"({soups[-1].sha256[:12]})",
-            f"name the place that earlier runs used: storage.objects in {folder / CONFIG_NAME}, or --set "
-            "storage.objects=PLACE in every command; if the file is lost, restore a backup",
+            f"set the location that earlier runs used: storage.objects in {folder / CONFIG_NAME}, or --set "
+            "storage.objects=LOCATION in every command; if the file is lost, restore a backup",
         )
 
 
@@ -135,7 +135,7 @@ def _check_evals_data(config: ServerConfig, folder: Path) -> None:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"gate.evals_data: no folder at {folder / named}",
-            "name a folder of evaluation sets, relative to the hub's folder, or remove the key",
+            "set a folder of evaluation sets, relative to the hub's folder, or remove the key",
         )
 
 
@@ -187,14 +187,14 @@ def _check_model(state: HubState, config: ServerConfig, heldout: list[Any]) -> l
         if not num_rows:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"in {counted(longest, 'token')} (gate.max_length) no row has anything to predict",
+                f"within {counted(longest, 'token')} (gate.max_length) no row has anything to predict",
                 "raise gate.max_length, or use shorter rows",
             )
     notes = _pay_notes(config, num_rows)
     if num_rows < len(heldout):
         left_out = len(heldout) - num_rows
         notes.append(
-            f"gate.heldout: longer than gate.max_length, and not used: {left_out} of {counted(len(heldout), 'row')}"
+            f"gate.heldout: longer than gate.max_length and not used: {left_out} of {counted(len(heldout), 'row')}"
         )
     return notes
 
@@ -204,17 +204,17 @@ def _pay_notes(config: ServerConfig, heldout_rows: int) -> list[str]:
     rewards = config.rewards
     if rewards.measures and heldout_rows < ROWS_FOR_PAY:
         return [
-            f"rewards.score: on {counted(heldout_rows, 'held-out row')} little is certain, and what is not certainly "
-            f"gained waits in the pool; {ROWS_FOR_PAY} rows or more are better"
+            f"rewards.score: with {counted(heldout_rows, 'held-out row')} scores are uncertain, and pay for uncertain "
+            f"gains waits in the pool; use {ROWS_FOR_PAY} rows or more"
         ]
     if not rewards.measures and not config.hides_updates:
-        return ["rewards.score: participation pays noise like work; with gate.heldout it can be estimate"]
+        return ["rewards.score: participation pays for noise as for work; with gate.heldout, use estimate"]
     return []
 
 
 def _some(rows: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
     if not rows:
-        raise GymError(ErrorCode.DATA_INVALID, f"{source} has no rows", "write some, or remove the key")
+        raise GymError(ErrorCode.DATA_INVALID, f"{source} has no rows", "add some, or remove the key")
     return rows
 
 

@@ -59,7 +59,7 @@ def dashboard(
             if as_json:
                 print_event({"event": "dashboard", "url": pages.url})
             else:
-                out.print(f"dashboard of {fed.config.name}, to look at: {pages.url}")
+                out.print(f"dashboard of {fed.config.name}, read-only: {pages.url}")
             pages.run()
 
 
@@ -68,7 +68,8 @@ def add(
     name: KeyName,
     role: RoleOption = "viewer",
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Read all of /metrics, and nothing else, instead of --role.")
+        bool,
+        typer.Option("--metrics", help="Instead of --role: allow reading all of /metrics, and nothing else."),
     ] = False,
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,

@@ -1,4 +1,5 @@
-"""`gym-server eval`, `compare` and `groups`: versions on suites, against version 0, and against those of groups."""
+"""`gym-server eval`, `compare` and `groups`: evaluate versions on suites, and compare them with version 0 and group
+variants."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a version with version 0 by held-out loss and retained knowledge; the hub may be stopped."""
+    """Compare a version with version 0 by held-out loss and retained knowledge; the hub need not be running."""
     with opened(folder) as fed, spinner("comparing a version with version 0") as activity:
         from gym_server.evaluations.change import measure_change
         from gym_server.rounds.hub_model import HubModel
@@ -91,7 +92,7 @@ def compare(
 def groups(
     folder: Folder = DEFAULT_FOLDER,
     rounds: Annotated[
-        int, typer.Option("--rounds", min=2, help="Number of rounds to compare, the last ones.")
+        int, typer.Option("--rounds", min=2, help="Number of most recent rounds to compare.")
     ] = 10,
     output: Annotated[
         Path | None,
@@ -102,7 +103,7 @@ def groups(
     """Find contributors whose updates disagree permanently, and measure a variant of the base for each group.
 
     A held-out row counts for the group whose variant fits it better. Serve the variants with gym api BASE --variants
-    FOLDER; nobody has to use them.
+    FOLDER; using them is optional.
     """
     with opened(folder) as fed, spinner("looking for groups") as activity:
         from sqlalchemy import select

@@ -22,7 +22,7 @@ def health(
         typer.Option(metavar="HOST:PORT", help="Where the hub listens.", show_default="that of the config"),
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Check only that the process answers, not that its database does.")
+        bool, typer.Option("--live", help="Check only that the process answers, not its database.")
     ] = False,
     timeout: ProbeSeconds = 5.0,
     as_json: AsJson = False,
@@ -47,7 +47,7 @@ def _endpoint(folder: Path, address: str | None) -> str:
     path = folder / CONFIG_NAME
     if not path.is_file() or not (folder / _CERTIFICATE).is_file():
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"no hub in {folder}", f"make one: gym-server init --dir {folder}"
+            ErrorCode.FILE_NOT_FOUND, f"no hub in {folder}", f"create one: gym-server init --dir {folder}"
         )
     if address is None:  # one key alone: validating the whole config would import torch
         values, _ = parse_config(path, read_config_text(path))

@@ -53,12 +53,12 @@ def init(
         typer.Option(
             "--root-data",
             metavar="ROWS",
-            help="A hundred other rows, by which unusually long updates are judged: a file, or task:NAME.",
+            help="A hundred other rows, on which unusually large updates are judged: a file, or task:NAME.",
             show_default="none",
         ),
     ] = None,
     num_rounds: Annotated[
-        int | None, typer.Option(help="Number of versions that the run makes.", show_default="10")
+        int | None, typer.Option(help="Number of versions that the run creates.", show_default="10")
     ] = None,
     min_contributors: Annotated[
         int | None, typer.Option(help="Number of updates that a round waits for (quorum).", show_default="3")
@@ -77,7 +77,7 @@ def init(
 
     On a terminal it prompts for each value, unless one of them is given.
     """
-    with spinner("loading what hubs are made of"):
+    with spinner("loading the hub's packages"):
         from gym_fed.trust.identity.passphrase import PassphraseSource
         from gym_server.cli.questions import choose
         from gym_server.cli.setup import init_hub, notes_after_init, require_new, steps_after_init

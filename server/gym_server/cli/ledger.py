@@ -59,7 +59,7 @@ def show(
 
 @app.command()
 def head(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Sign the newest entry if that is still to be done, and print its signed head."""
+    """Sign the newest entry if it is not signed yet, and print its signed head."""
     with opened(folder) as fed:
         with fed.database.transaction() as tx:
             signed = fed.ledger.sign_head(tx)
@@ -105,7 +105,7 @@ def verify(
     else:
         if server_id is not None:
             raise GymError(
-                ErrorCode.USAGE, "--server-id belongs to --ledger", "a hub's folder has the hub's own key"
+                ErrorCode.USAGE, "--server-id needs --ledger", "a hub's folder has the hub's own key"
             )
         with opened(folder) as fed:
             facts = {"server": fed.server, **fed.ledger.verify()}
@@ -142,7 +142,7 @@ def _verify_file(file: Path, server: str | None, links: RegionLinks) -> dict[str
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
             f"{file} is the ledger of {server_id(key)}, not of {server}",
-            "get that hub's own ledger from the hub named",
+            "get the ledger from that hub itself",
         )
     late = {"late seeds of evaluations": len(checked.late_seeds)} if checked.late_seeds else {}
     return {"server": server_id(key), "entries": checked.entries, "heads": checked.heads, **late}
@@ -186,13 +186,13 @@ def replay(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Make a round's soup again from the stored updates, and compare its digest with the ledger's."""
+    """Recompute a round's soup from the stored updates, and compare its digest with the ledger's."""
     with spinner("loading torch"):
         from gym_server.rounds.replay import replay as replay_round
         from gym_server.rounds.replay import require_round_plugins
 
     require_round_plugins(folder, server_round)
-    with opened(folder) as fed, spinner(f"making the soup of round {server_round} again"):
+    with opened(folder) as fed, spinner(f"recomputing the soup of round {server_round}"):
         replayed = replay_round(fed.state, server_round)
     print_result(
         as_json,
@@ -209,13 +209,13 @@ def rescore(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a round's updates again by the ledger's method, and compare the scores with the ledger's."""
+    """Score a round's updates again with the ledger's method, and compare the scores with the ledger's."""
     with spinner("loading torch"):
         from gym_server.rounds.replay import require_round_plugins
         from gym_server.rounds.replay import rescore as rescore_round
 
     require_round_plugins(folder, server_round)
-    with opened(folder) as fed, spinner(f"measuring the updates of round {server_round} again"):
+    with opened(folder) as fed, spinner(f"scoring the updates of round {server_round} again"):
         rescored = rescore_round(fed.state, fed.config, server_round)
     print_result(
         as_json,
@@ -277,7 +277,7 @@ def attribute(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Split credits for the use of a version over everybody who improved the model up to it."""
+    """Split credits for the use of a version among everybody who improved the model up to it."""
     from typing import cast
 
     from gym_fed.config.hub.credits import MAX_AMOUNT
@@ -287,19 +287,21 @@ def attribute(
     from gym_server.ledger.royalties import record as record_use
 
     if amount > MAX_AMOUNT:
-        raise GymError(ErrorCode.USAGE, f"--amount is {MAX_AMOUNT} at most", "record larger sums in parts")
+        raise GymError(
+            ErrorCode.USAGE, f"--amount is at most {MAX_AMOUNT}", "record larger sums in several parts"
+        )
     if sum(given is not None for given in (version, variant, usage)) != 1:
-        raise GymError(ErrorCode.USAGE, "what was used?", "give one of --version, --variant and --usage")
+        raise GymError(ErrorCode.USAGE, "what was used?", "pass one of --version, --variant and --usage")
     if policy not in ("improvement", "equal"):
-        raise GymError(ErrorCode.USAGE, f"--policy {policy!r} is unknown", "it is improvement or equal")
+        raise GymError(ErrorCode.USAGE, f"--policy {policy!r} is unknown", "use improvement or equal")
     if (owner is None) != (owner_share == 0) or (owner is not None and variant is None):
         raise GymError(
             ErrorCode.USAGE,
-            "an owner and a share belong together, and to a variant",
+            "--owner and --owner-share need each other and --variant",
             "--variant FILE --owner ID --owner-share 0.5",
         )
     if usage_id is not None and not record:
-        raise GymError(ErrorCode.USAGE, "--usage-id belongs to --record", "without it nothing is written")
+        raise GymError(ErrorCode.USAGE, "--usage-id needs --record", "without --record nothing is written")
     used = {version: 1} if version is not None else {}
     if usage is not None:
         used, file_id = read_usage(usage)
@@ -308,7 +310,7 @@ def attribute(
         used = {base_of_variant(variant): 1}
     if record and usage_id is None:
         raise GymError(
-            ErrorCode.USAGE, "--record needs --usage-id", "an id makes sure that it is credited once"
+            ErrorCode.USAGE, "--record needs --usage-id", "an id ensures that the usage is credited only once"
         )
     with opened(folder) as fed:
         chosen = cast(Policy, policy)
@@ -333,6 +335,6 @@ def attribute(
     if is_new:
         err.print(f"credited, and in the ledger as usage {usage_id}")
     if is_new is None:
-        err.print("nothing is credited: --record does that")
+        err.print("nothing is credited; to credit it, pass --record")
     if is_new is False:
         err.print(f"usage {usage_id} was recorded before; nothing is credited twice")

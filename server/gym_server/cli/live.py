@@ -116,7 +116,7 @@ def line_console() -> Console:
 
 
 class Watcher(AbstractContextManager["Watcher"]):
-    """Reports changes at a hub from a separate thread while the block runs.
+    """Reports changes of a hub from a separate thread while the block runs.
 
     Args:
         lease_histories: The earlier tasks of contributors.
@@ -281,7 +281,7 @@ def _losses(now: Snapshot) -> list[str]:
 
 
 def _spans(heights: Sequence[int]) -> str:
-    """Format ascending numbers with consecutive ones as a span: `1, 4 to 6`. A rollback leaves gaps."""
+    """Format ascending numbers, with consecutive ones as a range: `1, 4 to 6`. A rollback leaves gaps."""
     spans: list[list[int]] = []
     for height in heights:
         if spans and spans[-1][-1] == height - 1:

@@ -55,7 +55,7 @@ class _ServerCommands(CommandGroup):
         "Watch": {
             "status": "round, version, privacy and work in progress",
             "rounds": "every round, and the verdict on every update",
-            "rewards": "credits, reputation and the worth of updates",
+            "rewards": "credits, reputation and the value of updates",
             "dashboard": "the hub in a browser",
             "health": "exit code 0 if the running hub answers",
             "privacy": "",
@@ -72,8 +72,8 @@ class _ServerCommands(CommandGroup):
         "Keep": {
             "backup": "copy a hub, running or not, as one checked snapshot",
             "restore": "restore a hub from a backup",
-            "check": "check that everything a hub needs is there",
-            "ledger": "show, verify, export and replay the record",
+            "check": "check that a hub is complete and undamaged",
+            "ledger": "show, verify, export and replay the ledger",
             "audit": "",
             "mirror": "",
             "gc": "",
@@ -124,11 +124,12 @@ def run(
         bool, typer.Option("--check", help="Check everything that rounds need, then exit.")
     ] = False,
     events: Annotated[
-        bool, typer.Option("--events", help="With --json: print a line per join, update and verdict, too.")
+        bool, typer.Option("--events", help="With --json: also print a line per join, update and verdict.")
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Serve the hub: rounds continue where they stopped. A terminal shows who trains and how far, who is awaited."""
+    """Serve the hub; rounds continue where they stopped. A terminal shows each contributor's progress and who is
+    awaited."""
     if check:
         _check(folder, tuple(overrides or ()), as_json)
         return
@@ -225,7 +226,7 @@ def _check(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         return
     for note in notes:
         err.print(f"note: {note}")
-    out.print("all is there that rounds need")
+    out.print("everything that rounds need is there")
 
 
 @app.command()
@@ -261,7 +262,7 @@ def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
 @app.command()
 def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """List credits, reputation, and the worth of the last updates, by contributor."""
+    """List credits, reputation, and the value of the last updates, by contributor."""
     with opened(folder) as fed:
         from gym_server.cli.show import rewards_shown, rewards_table
 
@@ -278,7 +279,7 @@ def model(
         str | None,
         typer.Option(
             metavar="DTYPE",
-            help="Data type: float32, bfloat16 or float16.",
+            help="Dtype: float32, bfloat16 or float16.",
             show_default="the base's if it keeps 99% of the change, else float32",
         ),
     ] = None,

@@ -65,7 +65,7 @@ def backup(
         policy = KeyPolicy(include_plain_keys, None if secret is None else lambda: secret)
         while True:
             try:
-                with spinner("copying what is new"):
+                with spinner("copying new objects"):
                     copied = run_backup(fed.state, fed.config, to, policy, keep)
                 if as_json and pause is not None:
                     print_event(copied)
@@ -81,7 +81,7 @@ def backup(
             except GymError as error:
                 if pause is None or error.code in (ErrorCode.PERMISSION_DENIED, ErrorCode.STATE_CORRUPT):
                     raise
-                err.print(f"no backup this time: {error}")
+                err.print(f"this backup failed: {error}")
             if pause is None:
                 return
             time.sleep(pause)
@@ -148,7 +148,7 @@ def restore(
             raise GymError(
                 ErrorCode.USAGE,
                 "nothing to restore from",
-                "--from PLACE; or --fork alone, for a folder that was put back already",
+                "pass --from PLACE, or only --fork for a folder that you copied back",
             )
         signed = fork_in_place(folder, reason, at, known)
         print_result(
@@ -159,7 +159,9 @@ def restore(
         return
     if at is not None:
         raise GymError(
-            ErrorCode.USAGE, "--at is for a folder that was put back", "a snapshot contains its own end"
+            ErrorCode.USAGE,
+            "--at is for a folder that you copied back",
+            "a snapshot records its own last entry",
         )
     facts = run_restore(
         source,
@@ -177,7 +179,7 @@ def restore(
         f"{facts['dir']} is snapshot {facts['snapshot']}, {counted(facts['objects'], 'object')}; the ledger "
         "continues from entry "
         f"{facts['entries']}",
-        note="What was signed later is undone: revocations, key rotations and transfers too. Then: gym-server run",
+        note="Everything signed later is undone: also revocations, key rotations and transfers. Then: gym-server run",
     )
 
 
@@ -206,7 +208,7 @@ def check(
         with spinner("checking the backup"):
             facts = check_backup(backup_at, snapshot)
     elif snapshot is not None:
-        raise GymError(ErrorCode.USAGE, "--snapshot belongs to --backup")
+        raise GymError(ErrorCode.USAGE, "--snapshot needs --backup")
     else:
         with opened(folder) as fed, spinner("checking the hub"):
             facts = check_hub(fed.state)
@@ -262,6 +264,6 @@ def parse_duration(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise GymError(
-            ErrorCode.USAGE, f"{text!r} is not a duration", "a number and s, m, h or d: 30m, 1h, 7d"
+            ErrorCode.USAGE, f"{text!r} is not a duration", "use a number and s, m, h or d: 30m, 1h, 7d"
         )
     return float(match[1]) * _UNITS[match[2]]

@@ -138,7 +138,7 @@ def _rows(example: str, text: str) -> str | None:
         again = f"convert it with: gym data convert {shlex.quote(text)} {example} --to completion {columns}"
         raise GymError(error.code, error.message, again) from error
     if not rows:
-        raise GymError(ErrorCode.DATA_INVALID, f"{text} has no rows", f"name a file with rows, or {_NONE}")
+        raise GymError(ErrorCode.DATA_INVALID, f"{text} has no rows", f"enter a file with rows, or {_NONE}")
     return source
 
 
@@ -196,7 +196,7 @@ _QUESTIONS = {
         "100 other rows to judge large updates by (safer and fairer), or none.",
         partial(_rows, "root.jsonl"),
     ),
-    "num_rounds": _HubQuestion("Rounds", "Number of versions that the run makes.", _num_rounds),
+    "num_rounds": _HubQuestion("Rounds", "Number of versions that the run creates.", _num_rounds),
     "min_contributors": _HubQuestion(
         "Quorum", "Updates a round waits for; 3 or more can outvote one malicious update.", _min_contributors
     ),

@@ -59,7 +59,7 @@ LOG_LEVELS = {
     "grpc": logging.WARNING,
     "asyncio": logging.WARNING,
 }
-"""The least level of each logger that a hub's log has."""
+"""The minimum level of each logger in a hub's log."""
 
 _GRACE_SECONDS = 5.0
 _DRAIN_SECONDS = 3.0
@@ -99,8 +99,8 @@ def run_hub(
         on_listening: Called once with the federation and the port.
         on_dashboard: Called once with the URL of the dashboard, if there is one.
         on_round: Called after each ended round.
-        on_change: Called when the rounds are done, with the comparison to version 0; None skips the comparison, as does
-            ``check: false`` in the config.
+        on_change: Called with the comparison to version 0 when the rounds are done; None, or ``check: false`` in the
+            config, skips it.
         server_app: Function that runs on the grid instead of DeltaSoup, such as any Flower strategy's ``start``.
 
     Returns:
@@ -122,7 +122,7 @@ def run_hub(
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"--insecure: {federation.config.listen} is not a loopback address",
-                "plain text is possible on 127.0.0.1 only; drop --insecure",
+                "plain text is allowed only on loopback; remove --insecure",
             )
 
         if not insecure and (soon := note_on_certificate(folder)):
@@ -166,7 +166,7 @@ def run_hub(
 
 
 def _dashboard_of(fed: Federation, listen: str | None) -> AbstractContextManager[Dashboard | None]:
-    """Open the dashboard of the command line or the config, which binds its address; None if neither names one."""
+    """Open the dashboard set on the command line or in the config, binding its address; None if neither sets one."""
     config = fed.config.dashboard
     if listen is None and config is None:
         return nullcontext()
@@ -254,7 +254,7 @@ class _Server:
             hub.finished.set()
             self._wakeups.notify()
             if exit_when_done:
-                with spinner("contributors fetch their last verdict"):
+                with spinner("waiting for contributors to fetch their last verdict"):
                     await self._wakeups.drain(_DRAIN_SECONDS)
             await self._report_change(stop_waiter)
             if not exit_when_done:
@@ -348,10 +348,10 @@ class _Server:
                 await heavily(gc_pass, self._fed.state, self._fed.config)
             except (StoreAway, GymError, OSError, SQLAlchemyError) as error:
                 GC_PASSES.labels("failed").inc()
-                log.warning("gc: failed, trying again in %s: %s", readable_seconds(PASS_SECONDS), error)
+                log.warning("gc failed; trying again in %s: %s", readable_seconds(PASS_SECONDS), error)
             except Exception:  # one unreadable row must not end all later passes
                 GC_PASSES.labels("failed").inc()
-                log.exception("gc: nothing was deleted this time")
+                log.exception("gc failed; nothing was deleted this time")
             await asyncio.sleep(PASS_SECONDS)
 
     def _run_strategy(self, loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:

@@ -193,7 +193,7 @@ class HubChoices:
     """Address ``host:port`` at which contributors reach the hub."""
     heldout: str | None = None
     root: str | None = None
-    """Clean rows by which long updates are judged."""
+    """Clean rows on which long updates are judged."""
     num_rounds: int = 10
     min_contributors: int = 3
 
@@ -325,7 +325,9 @@ def join_commands(
     known = f" --fingerprint {fingerprint}" if fingerprint else plain_text
     steps = [(friend, f"gym-client join --server {address} --data FILE{known}")]
     if config.enrolment.policy == "allow-list":
-        steps.insert(0, ("list a friend", f"what gym-client id prints, under enrolment.allow_list in {file}"))
+        steps.insert(
+            0, ("list a friend", f"the output of gym-client id, under enrolment.allow_list in {file}")
+        )
     return steps
 
 
@@ -349,27 +351,27 @@ def notes_after_init(config: ServerConfig) -> list[str]:
         licence = "" if config.base_model == NANO else licence_of(Path(folder))
         if config.base_model != NANO and config.serve_base == "auto" and licence not in REDISTRIBUTABLE:
             notes.append(
-                "the model card names no licence that allows the hub to serve the base: friends need their own copy, "
-                "and type --base FOLDER; serve_base: true serves it all the same"
+                "the model card names no licence that allows the hub to serve the base: contributors need their own "
+                "copy, and pass --base FOLDER; serve_base: true serves it anyway"
             )
     except GymError as error:
         notes.append(f"the hub cannot run yet: {error.message}; {error.hint}")
     quorum, f = config.rounds.min_contributors, config.soup.num_malicious_nodes
     if f == 0:
         notes.append(
-            f"with a quorum of {quorum} nobody can be outvoted, and soup.num_malicious_nodes is 0; "
+            f"with a quorum of {quorum} nobody can be outvoted, so soup.num_malicious_nodes is 0; "
             "a quorum of 3 outvotes one malicious update"
         )
     if config.gate.heldout is None:
-        notes.append("without held-out rows (gate.heldout) every version is kept, even a worse one")
+        notes.append("without held-out rows (gate.heldout) every version is kept, even if it is worse")
     if config.root is None:
         notes.append(
-            "with a hundred clean rows (root.data) the only holder of some knowledge keeps its weight in the soup, "
+            "with a hundred clean rows (root.data), a sole holder of some knowledge keeps its weight in the soup, "
             "and attacks do less harm (docs/robustness.md)"
         )
     if Endpoint.parse(config.listen, least_port=0).is_loopback:
         notes.append(
-            "only this machine reaches the hub; for others: --address HOST:PORT, or `listen` and `advertise`"
+            "only this machine can reach the hub; for others: --address HOST:PORT, or `listen` and `advertise`"
         )
     return notes
 

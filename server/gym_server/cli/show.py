@@ -89,7 +89,9 @@ def status_table(status: dict[str, Any]) -> TextTable:
     if status["paused"]:
         until = time.strftime("%H:%M:%S", time.localtime(status["paused"]["until"]))
         count, why = status["paused"]["failures"], status["paused"]["reason"]
-        title += f"; {counted(count, 'round')} in a row made no version, the next begins at {until}: {why}"
+        title += (
+            f"; {counted(count, 'round')} in a row made no version, the next one begins at {until}: {why}"
+        )
     if status["privacy"]:
         spent, budget = status["privacy"]["epsilon_spent"], status["privacy"]["epsilon"]
         over = f", {SPENT}" if status["privacy"]["epsilon_after_next_round"] > budget else ""
@@ -237,7 +239,7 @@ def privacy_lines(facts: dict[str, Any]) -> Iterator[str | TextTable]:
     """Yield the report of ``gym_server.privacy.budget`` as text and tables."""
     central = facts["central"]
     if not central:
-        yield "this hub promises no differential privacy (no privacy section in its config)"
+        yield "this hub does not promise differential privacy (no privacy section in its config)"
         return
     yield (
         f"epsilon {central['epsilon_spent']:.4g} of {central['epsilon']:g} is spent at delta "
@@ -246,7 +248,7 @@ def privacy_lines(facts: dict[str, Any]) -> Iterator[str | TextTable]:
         f"({central['accountant']} accountant)"
     )
     if central["epsilon_after_next_round"] > central["epsilon"]:
-        yield "no further round is begun: it would exceed the budget"
+        yield "no further round starts: it would exceed the budget"
     adaptive = ", adaptive" if central["adaptive_clipping"] else ""
     yield (
         f"mechanism {central['mechanism']}, noise multiplier {central['noise_multiplier']:g}, clipping norm "
@@ -255,7 +257,7 @@ def privacy_lines(facts: dict[str, Any]) -> Iterator[str | TextTable]:
     yield f"adjacency: {central['adjacency']}"
     yield f"sampling: {central['sampling']}"
     if facts["rounds_without_noise"]:
-        yield f"not covered, as merged without noise: {counted(facts['rounds_without_noise'], 'committed round')}"
+        yield f"not covered (merged without noise): {counted(facts['rounds_without_noise'], 'committed round')}"
     table = TextTable("contributor", "epsilon", "rounds")
     for row in facts["contributors"]:
         table.add_row(row["contributor"], f"{row['epsilon']:.4g}", str(row["rounds"]))

@@ -64,7 +64,7 @@ def skip(folder: Folder = DEFAULT_FOLDER, reason: Reason = "", as_json: AsJson =
             raise GymError(
                 ErrorCode.NOT_FOUND,
                 "there is no current round",
-                "gym-server status shows what the hub waits for",
+                "gym-server status shows what the hub is waiting for",
             )
     text = "the wait is over" if ended is None else f"round {ended} is aborted; the next starts at once"
     print_result(as_json, {"aborted_round": ended, "ended_wait": waited}, text)
@@ -78,7 +78,7 @@ def rollback(
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Go back to a version, from which the next round starts. Later versions stay readable, paid credits stay paid."""
+    """Go back to a version; the next round starts from it. Later versions stay readable, and credits stay paid."""
     with opened(folder) as fed:
         from gym_server.strategy.backoff import end_wait
 
@@ -92,7 +92,7 @@ def rollback(
             "to": {"version": facts.to.height, "digest": facts.to.digest},
             "aborted_round": facts.aborted_round,
         },
-        f"version {facts.to.height} is the current one, after version {facts.before.height}{ended}; "
+        f"version {facts.to.height} is now current, instead of version {facts.before.height}{ended}; "
         "the next round starts from it",
     )
 
@@ -148,7 +148,7 @@ def change(
         plain(f"{key}: {_shown(difference['before'])} -> {_shown(difference['after'])}", 1000)
         for key, difference in entry["changes"].items()
     ]
-    print_result(as_json, entry, *lines, "effective from the next round; contributors must consent again")
+    print_result(as_json, entry, *lines, "takes effect in the next round; contributors must consent again")
 
 
 def recipe_of(config: ServerConfig, source: ConfigText, recipes: RecipeChanges) -> dict[str, Any]:

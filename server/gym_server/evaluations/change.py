@@ -67,7 +67,7 @@ class VersionChange(StrictModel):
         if held is not None and not (held.change or 0.0) <= 2 * (held.change_stderr or math.inf):
             found.append(
                 f"version {self.height} is worse than version 0 on the held-out rows, loss {held.before:.3f} -> "
-                f"{held.value:.3f}: look at what was merged (gym-server rounds), lower recipe.learning_rate, or "
+                f"{held.value:.3f}: check what was merged (gym-server rounds), lower recipe.learning_rate, or "
                 "continue from an earlier version (gym-server rollback)"
             )
         if self.retention is not None and (lost := self.retention.warning(_REMEDIES)) is not None:
@@ -105,7 +105,7 @@ def measure_change(
         before = scores if knows_items(model.model, model.tokenizer, items, scores.losses) else None
         if before is None:
             notes.append(
-                "not checked: what the model kept: the base does not know the ordinary questions and texts of the check"
+                "retained knowledge not checked: the base does not know the ordinary questions and texts of the check"
             )
         model.follow(soups)
         held_out = None
@@ -116,7 +116,7 @@ def measure_change(
                 LOSS, [rows_after[i] for i in counted_rows], [rows_before[i] for i in counted_rows]
             )
         else:
-            notes.append("not checked: what was learned: there are no held-out rows (gate.heldout)")
+            notes.append("held-out loss not checked: there are no held-out rows (gate.heldout)")
         retention = (
             None
             if before is None

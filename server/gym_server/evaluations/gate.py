@@ -1,7 +1,7 @@
 """The gate's evaluations: a merged soup is compared with its parent version, on rows drawn by a secret seed.
 
 A task's drop is the mean paired difference over those rows. The soup is rolled back if the lower confidence bound of
-the drop is above the config's limit: 64 rows cannot show 2 points, and chance alone must not end a round.
+the drop is above the config's limit: 64 rows cannot resolve 2 points, and chance alone must not end a round.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _reason(found: SuiteOutcome) -> str:
     more = f", and {counted(others, 'more task')} too far below" if others else ""
     task = worst.task if worst.task == config.suite else f"{worst.task} of {config.suite}"
     return (
-        f"rolled back: the soup takes {task} from {worst.before:.4f} to {worst.after:.4f} "
+        f"rolled back: the soup moves {task} from {worst.before:.4f} to {worst.after:.4f} "
         f"({worst.metric}, {counted(worst.num_samples, 'row')}); the drop of {worst.drop:.4f} is at least "
-        f"{worst.bound:.4f} with {config.confidence:.0%} confidence, allowed is {config.max_drop:g}{more}"
+        f"{worst.bound:.4f} with {config.confidence:.0%} confidence; allowed: {config.max_drop:g}{more}"
     )

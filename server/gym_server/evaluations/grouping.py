@@ -66,18 +66,18 @@ def find_groups(
 
     Raises:
         GymError: ``CONFIG_INVALID`` with privacy, secure aggregation or without held-out rows, ``NOT_FOUND`` without
-            two committed rounds, ``FILE_EXISTS`` for an output folder that is not empty, and errors of
+            two committed rounds, ``FILE_EXISTS`` for an output folder that is not empty, and errors from
             ``ingredients_of``.
     """
     _require_open(config)
     if output is not None and output.exists() and any(output.iterdir()):
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "choose a new folder")
     head = state.round_store.head()
     numbers = [soup.server_round for soup in state.round_store.soups(head.height)][-max_rounds:]
     if len(numbers) < _MIN_ROUNDS:
         raise GymError(
             ErrorCode.NOT_FOUND,
-            f"directions are compared over at least {_MIN_ROUNDS} rounds, and version {head.height} has "
+            f"directions are compared over at least {_MIN_ROUNDS} rounds, but version {head.height} has "
             f"{counted(len(numbers), 'round')}",
             "wait for more rounds",
         )
@@ -124,14 +124,14 @@ def _require_open(config: ServerConfig) -> None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             "rounds.mode: continuous: groups are found by comparing updates of one version",
-            "groups are for hubs with synchronous rounds",
+            "groups need synchronous rounds",
         )
     for section in ("privacy", "secure_aggregation"):
         if getattr(config, section) is not None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{section}: groups are found by comparing the updates of single contributors",
-                "groups are for hubs without this section",
+                "remove this section to find groups",
             )
     if config.gate.heldout is None:
         raise GymError(
@@ -288,7 +288,7 @@ def _part_of(round_: Ingredients, group: set[str]) -> Ingredients | None:
         return None
     weights = None if round_.weights is None else [round_.weights[i] for i in kept]
     manifests = [round_.manifests[i] for i in kept]
-    # Verdicts on lengths were measured in the common soup, so the group's soup has the rule's budget instead.
+    # Verdicts on lengths were measured on the common soup, so the group's soup uses the rule's budget instead.
     return replace(round_, recipe=recipe, manifests=manifests, weights=weights, evidence=None)
 
 

@@ -75,12 +75,12 @@ class CommunityGroups(StrictModel):
         """Return the result in one sentence."""
         offered = [group for group in self.groups if group.is_offered]
         if not offered:
-            return f"one group at version {self.height}: no part of the contributors gains from a variant of its own"
+            return f"one group at version {self.height}: no group of contributors gains from its own variant"
         sizes = [counted(len(group.contributors), "contributor") for group in self.groups]
         gains = " and ".join(f"{group.gain:.3f}" for group in offered)
         return (
             f"two groups at version {self.height}, of {sizes[0]} and {sizes[1]}: "
-            f"{'each gains' if len(offered) == 2 else 'one gains'} {gains} nats from a variant of its own"
+            f"{'each gains' if len(offered) == 2 else 'one gains'} {gains} nats from its own variant"
         )
 
 

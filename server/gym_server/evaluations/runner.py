@@ -79,7 +79,7 @@ def tasks_named(suite: str, gate: GateConfig, folder: Path) -> list[EvalTask]:
     except GymError as error:
         if error.code is not ErrorCode.UNAVAILABLE:
             raise
-        remedy = f"fetch them: gym eval fetch {suite}; or set gate.evals_data to a folder that has them"
+        remedy = f"fetch them with gym eval fetch {suite}, or set gate.evals_data to a folder that has them"
         raise GymError(error.code, error.message, remedy) from error
 
 

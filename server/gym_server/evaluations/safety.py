@@ -144,7 +144,7 @@ def check_probable(config: SafetyGateConfig, folder: Path, model: HubModel) -> N
 
     Raises:
         GymError: ``DATA_INVALID`` for a base without a chat template; ``CONFIG_INVALID`` for a prompt longer than its
-            context; errors of ``gate_prompts``; ``MODEL_INVALID`` if the serving engine cannot run the model.
+            context; errors from ``gate_prompts``; ``MODEL_INVALID`` if the serving engine cannot run the model.
     """
     prompts = gate_prompts(config, folder)
     longest = int(model.model.config.get_text_config().max_position_embeddings)
@@ -157,7 +157,7 @@ def check_probable(config: SafetyGateConfig, folder: Path, model: HubModel) -> N
                 ErrorCode.CONFIG_INVALID,
                 f"prompt {place // each + 1} has {counted(length, 'token')} with its opening; the model's "
                 f"context is {longest}",
-                "give shorter prompts",
+                "use shorter prompts",
             )
     first = ProbePrompts(prompts.harmful[:1], (), prompts.refusals, prompts.compliances, (), prompts.sha256)
     _margins(model, first)

@@ -1,6 +1,6 @@
 """The secret seed that draws a round's rows of evaluations and steps of audits.
 
-The ledger has a commitment to it from the opening of the round; it is revealed at the end.
+The ledger contains a commitment to it from the start of the round; the seed is revealed at the end.
 """
 
 from __future__ import annotations

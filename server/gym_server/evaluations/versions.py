@@ -44,7 +44,7 @@ def evaluate_versions(
         ``num_samples``, ``cached``.
 
     Raises:
-        GymError: ``NOT_FOUND`` for a version that does not exist; errors of ``tasks_named`` and ``measure``.
+        GymError: ``NOT_FOUND`` for a version that does not exist; errors from ``tasks_named`` and ``measure``.
     """
     newest = state.round_store.newest_height()
     wanted = sorted(set(heights)) or list(range(newest + 1))

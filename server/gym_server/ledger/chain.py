@@ -1,7 +1,7 @@
 """The ledger: append-only, hash-chained, under signed heads. Entries share a transaction with their data.
 
-A transaction that appends entries signs a head over them when it commits, and heads are signed only over those. So an
-entry that was inserted into the database in any other way has no head, and is detected.
+A transaction that appends entries signs a head over them when it commits, and heads are signed only over those. An
+entry that was inserted into the database in any other way therefore has no head, and is detected.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Ledger:
         for row in rows:
             if row.sequence not in own or own[row.sequence].hash != row.hash:
                 raise corrupt(
-                    f"entry {row.sequence} is under no signed head: the hub did not write it, or its heads are gone"
+                    f"entry {row.sequence} is under no signed head: the hub did not write it, or its heads were deleted"
                 )
         frontier = Frontier.from_text(size, last.frontier) if last else Frontier()
         if before is not None:
@@ -160,7 +160,7 @@ class Ledger:
                 raise GymError(
                     ErrorCode.USAGE,
                     f"the head of entry {lost.size} is in the ledger: nothing up to it is lost",
-                    "omit it, or give one that contributors hold and the hub cannot show",
+                    "omit it, or pass one that contributors hold and the hub cannot show",
                 )
             highest = max(known, key=lambda head: head.size, default=None)
             times = [head.head.at for head in (*known, newest_head(tx)) if head is not None]
@@ -198,10 +198,10 @@ class Ledger:
         return list(self._statements)
 
     def _check_last(self, tx: Connection, signed: SignedHead, frontier: Frontier) -> None:
-        """Verify the last head, which the next one extends and so confirms with its signature."""
+        """Verify the last head, which the signature of the next one confirms."""
         signed.verify(self.public_key)
         if (hash_of(tx, signed.size), frontier.root()) != (signed.head.hash, signed.head.root):
-            raise corrupt(f"head {signed.size} is not that of the entries which are there")
+            raise corrupt(f"head {signed.size} does not match the stored entries")
 
     def _sign(
         self, tx: Connection, frontier: Frontier, entry_hash: str, before: SignedHead | None, at: int
@@ -313,7 +313,7 @@ class Ledger:
         if head is None or head.size < sequence:
             raise GymError(
                 ErrorCode.NOT_FOUND,
-                f"no head of size {size} was signed that holds entry {sequence}",
+                f"no signed head of size {size} contains entry {sequence}",
                 "request size 0, which is the newest head",
             )
         if head.size == sequence:

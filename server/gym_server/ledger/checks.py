@@ -268,7 +268,7 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
                 _check_head(progress, heads[position])
                 position += 1
         if position < len(heads):
-            raise corrupt(f"head {heads[position].size} is of entries that are not there")
+            raise corrupt(f"head {heads[position].size} is for entries that are missing")
         checked = progress.done()
         if (signed := checked.head.size if checked.head else 0) != checked.entries:
             raise corrupt(f"entries {signed + 1} to {checked.entries} are under no signed head")
@@ -285,10 +285,10 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
 def _check_head(progress: LedgerCheck, row: Any) -> None:
     signed = SignedHead.from_json(row.head)
     if signed.size != row.size:
-        raise corrupt(f"head {row.size} says that it is of size {signed.size}")
+        raise corrupt(f"head {row.size} says that its size is {signed.size}")
     progress.head(signed)
     if row.frontier != progress.frontier.to_text():
-        raise corrupt(f"the subtrees that are stored with head {row.size} are not those of the entries")
+        raise corrupt(f"the subtrees stored with head {row.size} do not match the entries")
 
 
 def _check_names(tx: Connection, named: set[tuple[int, str]]) -> None:
@@ -304,14 +304,14 @@ def _compare(tx: Connection, check: TableCheck, recorded: dict[Any, Any]) -> int
         count += 1
         key, value = check.row(row)
         if key not in recorded:
-            raise corrupt(f"{check.name}: {_readable(key)} is in the database and not in the ledger")
+            raise corrupt(f"{check.name}: {_readable(key)} is in the database but not in the ledger")
         if (says := recorded.pop(key)) != value:
             raise corrupt(
-                f"{check.name}: {_readable(key)} is {_readable(value)}, the ledger says {_readable(says)}"
+                f"{check.name}: {_readable(key)} is {_readable(value)}, but the ledger says {_readable(says)}"
             )
     if recorded:
         raise corrupt(
-            f"{check.name}: {_readable(next(iter(recorded)))} is in the ledger and not in the database"
+            f"{check.name}: {_readable(next(iter(recorded)))} is in the ledger but not in the database"
         )
     return count
 

@@ -38,14 +38,14 @@ from gym_server.store.tables import (
 _ENDS = {"version": "committed", "aborted": "aborted"}
 _OVER = tuple(_ENDS.values())
 
-_LOCAL = "of the hub's own work; nothing that was decided rests on it"
-_QUEUE = "the queue of messages, which a round that ended does not need"
+_LOCAL = "internal to the hub; no decision depends on it"
+_QUEUE = "the queue of messages, which ended rounds do not need"
 UNCOVERED: dict[str, str] = {
-    "settings": "of the hub's own work: the base is named by digest in every manifest",
+    "settings": "internal to the hub: the base is named by digest in every manifest",
     "invites": "secret tokens of the coordinator",
     "nodes": _LOCAL,
     "objects": "objects are named by their hash: gym-server check",
-    "uploads": "uploads that are under way",
+    "uploads": "uploads in progress",
     "commitments": "signed statements, which their contributors keep",
     "updates.committed_at": "as its signed statement",
     "readers": "who may read is not in the ledger",
@@ -56,7 +56,7 @@ UNCOVERED: dict[str, str] = {
     "key_refusals": "a counter that keeps refusals from flooding the ledger",
     "variant_readers": "who may read is not in the ledger",
     "variant_takedowns": "names of variants are not in the ledger",
-    "published": "folders that were written; named by the digest of their tensors",
+    "published": "exported folders; named by the digest of their tensors",
     "privacy_seeds.server_round": "a wrong round, list or seed fails `gym-server ledger replay`",
     "privacy_seeds.merging": "as its round",
 }
@@ -145,20 +145,20 @@ class ColumnChecks:
                 raise corrupt(f"{where}: entry {row['ledger_sequence']} is not its verdict at admission")
             for column in ("contributor", "nonce", "delta_sha256", "delta_bytes"):
                 if row[column] != signed[column]:
-                    raise corrupt(f"{where}: {column} is not that of its manifest")
+                    raise corrupt(f"{where}: {column} does not match its manifest")
             if admission.body["server_round"] != row["server_round"]:
-                raise corrupt(f"{where}: server_round is not that of its verdict")
+                raise corrupt(f"{where}: server_round does not match its verdict")
             # a continuous round takes updates whose tasks were handed out by earlier rounds
             if row["verdict"] != "refused" and (
                 signed["server_round"] > row["server_round"] or signed["task"] != row["message_id"]
             ):
-                raise corrupt(f"{where}: server_round or message_id is not that of its manifest")
+                raise corrupt(f"{where}: server_round or message_id does not match its manifest")
             if "record" in admission.body and admission.body["record"] != record_of(row):
                 raise corrupt(
-                    f"{where}: manifest, signature, norm, message or code is not that of its verdict"
+                    f"{where}: manifest, signature, norm, message or code does not match its verdict"
                 )
             if not near(row["received_at"], *admission.at):
-                raise corrupt(f"{where}: received_at is another time than its verdict's")
+                raise corrupt(f"{where}: received_at differs from its verdict's time")
             self._check_reason(where, row, admission)
             self._check_signer(where, row, signed, admission, keys.get(row["contributor"], []))
 
@@ -170,13 +170,13 @@ class ColumnChecks:
             return  # the seal covers verdict, code and reason (``checks``)
         if "seal" in recorded.body:
             if recorded.body["seal"] != seal(row["manifest"], row["verdict"], row["code"], reason):
-                raise corrupt(f"{where}: its reason is not that of its verdict")
+                raise corrupt(f"{where}: its reason does not match its verdict")
         elif BUCKET not in recorded.body:
             said = f"{row['code']}: {reason}" if row["verdict"] == "refused" else reason
             if recorded.body["reason"] != said or (row["code"] != "" and row["verdict"] != "refused"):
-                raise corrupt(f"{where}: its reason or code is not that of its verdict")
+                raise corrupt(f"{where}: its reason or code does not match its verdict")
         if recorded.body.get("heldout_change") != row["heldout_change"] and "record" in admission.body:
-            raise corrupt(f"{where}: its heldout_change is not that of its verdict")
+            raise corrupt(f"{where}: its heldout_change does not match its verdict")
 
     def _check_signer(
         self,
@@ -206,20 +206,22 @@ class ColumnChecks:
             body, where = recorded.body, f"versions: {row['height']}"
             if body.get("soup_bytes", row["soup_bytes"]) != row["soup_bytes"]:
                 raise corrupt(
-                    f"{where}: soup_bytes is {row['soup_bytes']}, the ledger says {body['soup_bytes']}"
+                    f"{where}: soup_bytes is {row['soup_bytes']}, but the ledger says {body['soup_bytes']}"
                 )
             parent = body.get("parent")
             if row["parent"] != row["height"] - 1 if parent is None else not _is_parent(row, parent, digests):
                 raise corrupt(f"{where}: its parent is {row['parent']}, which the ledger does not say")
             merged = body.get("merged")
             if merged is not None and len(merged) != row["num_updates"]:
-                raise corrupt(f"{where}: num_updates is {row['num_updates']}, the ledger has {len(merged)}")
+                raise corrupt(
+                    f"{where}: num_updates is {row['num_updates']}, but the ledger has {len(merged)}"
+                )
             state = body.get("state")
             residual = f"round-{row['server_round']}.safetensors"
             if state is not None and row["residual"] != (residual if "residual" in state else None):
                 raise corrupt(f"{where}: its residual is {row['residual']}, which the ledger does not say")
             if not near(row["committed_at"], *recorded.at):
-                raise corrupt(f"{where}: committed_at is another time than the ledger says")
+                raise corrupt(f"{where}: committed_at differs from the ledger")
 
     def _rounds(self, tx: Connection) -> None:
         missing = dict(self._ends)
@@ -228,18 +230,20 @@ class ColumnChecks:
             where = f"rounds: {row['server_round']}"
             if recorded is None:
                 if row["state"] in _OVER:
-                    raise corrupt(f"{where} is {row['state']}, and the ledger does not say so")
+                    raise corrupt(f"{where} is {row['state']}, but the ledger does not say so")
                 continue
             if row["state"] != _ENDS[recorded.kind]:
-                raise corrupt(f"{where} is {row['state']}, the ledger says {_ENDS[recorded.kind]}")
+                raise corrupt(f"{where} is {row['state']}, but the ledger says {_ENDS[recorded.kind]}")
             if row["reason"] != recorded.body.get("reason", ""):
                 raise corrupt(f"{where}: its reason is not the ledger's")
             if "updates" in recorded.body and row["merging"] != json.dumps(recorded.body["updates"]):
-                raise corrupt(f"{where}: merging is not the list that the ledger has")
+                raise corrupt(f"{where}: merging is not the list in the ledger")
             if "round" in recorded.body and recorded.body["round"] != round_of(row):
                 raise corrupt(f"{where}: spec, merging or another column is not what it was at its end")
         if missing:
-            raise corrupt(f"rounds: {next(iter(missing))} ended, says the ledger, and is not in the database")
+            raise corrupt(
+                f"rounds: {next(iter(missing))} ended according to the ledger, but is not in the database"
+            )
 
     # ---- the rest ----
 
@@ -249,18 +253,20 @@ class ColumnChecks:
             first[recorded.contributor] = min(recorded.since, first.get(recorded.contributor, recorded.since))
         for row in tx.execute(select(accounts.c.contributor, accounts.c.enrolled_at)):
             if not near(row.enrolled_at, first.get(row.contributor)):
-                raise corrupt(f"accounts: {row.contributor} enrolled at another time than the ledger says")
+                raise corrupt(
+                    f"accounts: {row.contributor} enrolled at a different time than the ledger says"
+                )
         measured = select(contributions.c.update_id, contributions.c.method, contributions.c.server_round)
         for update_id, method, server_round in tx.execute(measured):
             if self._methods.get(update_id) != (method, server_round):
-                raise corrupt(f"contributions: {update_id[:12]} was measured in another way or round")
+                raise corrupt(f"contributions: {update_id[:12]} was measured in a different way or round")
         for row in tx.execute(select(privacy_seeds.c.seed, privacy_seeds.c.seed_sha256)):
             if hashlib.sha256(row.seed).hexdigest() != row.seed_sha256:
                 raise corrupt(f"privacy_seeds: {row.seed_sha256[:12]} is not the hash of its seed")
             self._seeds.discard(row.seed_sha256)
         if self._seeds:
             raise corrupt(
-                f"privacy_seeds: {next(iter(self._seeds))[:12]} is in the ledger and not in the database"
+                f"privacy_seeds: {next(iter(self._seeds))[:12]} is in the ledger but not in the database"
             )
         for variant in tx.execute(select(variants)).mappings():
             self._check_variant(variant)

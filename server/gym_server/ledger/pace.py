@@ -1,4 +1,4 @@
-"""Limits on the ledger's growth: a rate of entries per account, and counts instead of repeated refusals.
+"""Limits on the ledger's growth: a rate limit on entries per account, and counts instead of repeated refusals.
 
 The rate is counted in the ledger itself, so it survives restarts and needs no memory. Anyone who can log in can send
 any number of forgeries: a contributor's first one in a round gets its own entry, and the others are counted in one

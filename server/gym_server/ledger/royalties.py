@@ -146,14 +146,14 @@ def record(state: HubState, usage: str, found: Attribution) -> bool:
                     return False
                 raise GymError(
                     ErrorCode.REPLAYED,
-                    f"usage {usage!r} was recorded with {counted(known['amount'], 'credit')} for other use",
-                    "every report of usage needs an id of its own: --usage-id",
+                    f"usage {usage!r} was recorded with {counted(known['amount'], 'credit')} for a different use",
+                    "every usage report needs its own id: --usage-id",
                 )
         if total > MAX_ROYALTIES:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"all royalties together would be {counted(total, 'credit')}; {MAX_ROYALTIES} can be counted",
-                "give a smaller --amount",
+                f"all royalties together would be {counted(total, 'credit')}; the maximum is {MAX_ROYALTIES}",
+                "use a smaller --amount",
             )
         state.ledger.append(tx, "royalty", body)
         for contributor, amount in found.shares.items():
@@ -220,6 +220,6 @@ def _require_account(tx: Connection, contributor: str) -> None:
 def _bad_line(path: Path, number: int) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
-        f"{path}, line {number} is no usage",
-        'a line reads {"version": HEIGHT or DIGEST, "tokens": N}; "model" may stand for "version"',
+        f"{path}, line {number} is not a usage record",
+        'a line reads {"version": HEIGHT or DIGEST, "tokens": N}; "model" may replace "version"',
     )

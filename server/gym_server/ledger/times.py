@@ -90,15 +90,17 @@ class Times:
             same = (row.nonce, row.hold_seconds) == (move.nonce, move.hold_seconds)
             if not same or not (near(row.asked_at, move.asked_at) and near(row.closed_at, move.closed_at)):
                 raise corrupt(
-                    f"transfers: the nonce, hold or times of {row.transfer[:24]} are not the ledger's"
+                    f"transfers: the nonce, hold or times of {row.transfer[:24]} differ from the ledger"
                 )
         for row in tx.execute(select(rounds.c.server_round, rounds.c.closed_at)):
             if row.server_round in self._rounds and not near(row.closed_at, *self._rounds[row.server_round]):
-                raise corrupt(f"rounds: round {row.server_round} ended at another time than the ledger says")
+                raise corrupt(
+                    f"rounds: round {row.server_round} ended at a different time than the ledger says"
+                )
         for row in tx.execute(select(royalties.c.usage, royalties.c.recorded_at)):
             if not near(row.recorded_at, self._royalties[row.usage]):
                 raise corrupt(
-                    f"royalties: {row.usage[:24]} was recorded at another time than the ledger says"
+                    f"royalties: {row.usage[:24]} was recorded at a different time than the ledger says"
                 )
 
 
@@ -108,14 +110,16 @@ def _compare_keys(tx: Connection, history: History) -> None:
         name = row.public_key.hex()
         recorded = missing.pop(name, None)
         if recorded is None or (row.contributor, row.status) != (recorded.contributor, recorded.status):
-            raise corrupt(f"keys: {name[:16]} of {row.contributor} is {row.status}, and not so in the ledger")
+            raise corrupt(f"keys: {name[:16]} of {row.contributor} is {row.status}, but not in the ledger")
         if not (near(row.valid_from, recorded.since) and near(row.valid_until, recorded.until)):
-            raise corrupt(f"keys: {name[:16]} of {row.contributor} has other times than in the ledger")
+            raise corrupt(f"keys: {name[:16]} of {row.contributor} has times that differ from the ledger")
     if missing:
-        raise corrupt(f"keys: {next(iter(missing))[:16]} is in the ledger and not in the database")
+        raise corrupt(f"keys: {next(iter(missing))[:16]} is in the ledger but not in the database")
     for row in tx.execute(select(accounts.c.contributor, accounts.c.name)):
         if row.name != history.names.get(row.contributor):
-            raise corrupt(f"accounts: {row.contributor} enrolled under another name than {row.name[:40]!r}")
+            raise corrupt(
+                f"accounts: {row.contributor} enrolled under a different name than {row.name[:40]!r}"
+            )
 
 
 def near(stored: float | None, recorded: int | None, bucket_seconds: int = 0) -> bool:

@@ -1,4 +1,4 @@
-"""Logins at a mirror: accounts prove the keys that the hub's verified ledger gives them; the hub is not asked."""
+"""Logins at a mirror: accounts prove possession of the keys in the hub's verified ledger; the hub is not asked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gym_server.accounts.accounts import SESSION_SECONDS, Session
 
 _MAX_SESSIONS = 10_000
 _SESSIONS_PER_ACCOUNT = 16
-"""Maximum number of sessions of one account, whose logins cannot end those of others; its oldest one ends first."""
+"""Maximum number of sessions of one account, so that its logins cannot end those of others; the oldest ends first."""
 _ACTIVE, _LEFT = "active", "left"
 _STATUS = {"enrolled": _ACTIVE, "rebound": _ACTIVE, "left": _LEFT, "revoked": "revoked"}
 
@@ -38,7 +38,7 @@ class MirrorAccounts:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def begin(self, server: str) -> None:
-        """Forget all accounts, before the first entry of a hub's ledger."""
+        """Forget all accounts, before reading a hub's ledger from its first entry."""
         self._server, self._history, self._status = server, History(server), {}
         self._sessions.clear()
 
@@ -52,7 +52,7 @@ class MirrorAccounts:
         """Exchange a signature for a session: token, and seconds for which it is valid.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` for an account that the ledger does not have or that is not active;
+            GymError: ``UNAUTHENTICATED`` for an account that is not in the ledger or not active;
                 ``SIGNATURE_INVALID``.
         """
         who = request.contributor

@@ -15,7 +15,7 @@ from gym_fed.trust.ledger.merkle import Tree
 
 
 class MirrorRecord:
-    """Reads a ledger file as it grows, and verifies every line again before it is served.
+    """Reads a growing ledger file, and verifies every line again before it is served.
 
     Args:
         path: The file, an exported ledger.
@@ -33,14 +33,14 @@ class MirrorRecord:
 
     @property
     def size(self) -> int:
-        """Number of entries that are under a verified head."""
+        """Number of entries under a verified head."""
         return self.heads[-1].size if self.heads else 0
 
     def read(self, entries: int) -> None:
         """Read further lines, until the head that covers a number of entries.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` if a line does not follow, or they end before.
+            GymError: ``STATE_CORRUPT`` if a line does not continue the chain, or the file ends before.
         """
         with self._path.open("rb") as file:
             file.seek(self._offset)
@@ -82,7 +82,7 @@ class MirrorRecord:
         """Return the proof of an entry under the head of a size, or the newest for 0.
 
         Raises:
-            GymError: ``NOT_FOUND`` for an entry or a head that is not here.
+            GymError: ``NOT_FOUND`` for an entry or a head that is missing here.
         """
         signed = next((h for h in reversed(self.heads) if not size or h.size == size), None)
         if signed is None or not 1 <= sequence <= signed.size:

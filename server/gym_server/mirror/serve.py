@@ -56,11 +56,11 @@ def run_mirror(
 
     Raises:
         GymError: ``STATE_LOCKED`` if the folder is in use, ``ADDRESS_IN_USE``, and the error of a follower that could
-            not begin.
+            not start.
     """
     folder = MirrorFolder(out.resolve())
     make_folder(folder.keys, 0o700)
-    taken = GymError(ErrorCode.STATE_LOCKED, f"another mirror runs on {out}", "use another folder")
+    taken = GymError(ErrorCode.STATE_LOCKED, f"another mirror is running on {out}", "use another folder")
     with locked_file(folder.path / "mirror.lock", taken):
         key, certificate = folder.keys / "tls.key", folder.keys / "tls.crt"
         if not certificate.exists():
@@ -118,7 +118,7 @@ class _FollowerProcess:
     """The child process that follows the hub.
 
     Attributes:
-        failure: Error of the last process that ended by itself; its own message is on standard error.
+        failure: Error of the last process that ended by itself; its message is on standard error.
     """
 
     def __init__(self, command: list[str], invite: str | None) -> None:
@@ -129,13 +129,13 @@ class _FollowerProcess:
         self.failure: GymError | None = None
 
     def start(self) -> None:
-        """Start it; its standard input ends it with this process."""
+        """Start it; closing its standard input ends it together with this process."""
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=self._environment
         )
 
     def look(self, halted: bool) -> None:
-        """Start it again some time after it ended, unless it has found a reason to follow the hub no more."""
+        """Start it again some time after it ended, unless it found a reason to stop following the hub."""
         status = None if self._process is None else self._process.poll()
         if self._process is not None and status is None:
             return

@@ -26,7 +26,7 @@ _MAX_PAGE = 100
 
 
 class MirrorService:
-    """Serves a mirror's folder. ``refresh`` takes over what its follower has verified since.
+    """Serves a mirror's folder. ``refresh`` picks up what its follower has verified since.
 
     Args:
         folder: The mirror's folder.
@@ -46,7 +46,7 @@ class MirrorService:
         return self._content
 
     def refresh(self) -> None:
-        """Read the folder again; a problem is logged, and what was served before is still served."""
+        """Read the folder again; on a problem, log it and continue to serve the previous content."""
         try:
             content = self._folder.content()
             if content is None or content == self._content:
@@ -60,18 +60,20 @@ class MirrorService:
             self._variants = sorted((_read_variant(text) for text in content.variants), key=lambda v: v[:2])
             if content.halted and not (self._content and self._content.halted):
                 log.error(
-                    "the hub is followed no more; what was verified before is served: %s", content.halted
+                    "the hub is no longer followed; content verified so far is served: %s", content.halted
                 )
             self._record, self._content = record, content
         except (GymError, OSError, ValueError) as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                log.error("the mirror's folder is not read again: %s", error)
+                log.error("the mirror's folder could not be read again: %s", error)
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        """Refuse: a mirror is no hub, and a client that took it for one would sign for it."""
+        """Refuse: a mirror is not a hub, and a client that mistook it for one would sign for it."""
         hub = "its hub" if self._content is None else self._content.hub
-        raise GymError(ErrorCode.USAGE, f"this is a mirror of {hub}, which takes no updates", f"use {hub}")
+        raise GymError(
+            ErrorCode.USAGE, f"this is a mirror of {hub}, which does not accept updates", f"use {hub}"
+        )
 
     async def Authenticate(self, request: pb.AuthenticateRequest, context: Any) -> pb.AuthenticateReply:
         require_contributor(request.protocol)

@@ -1,1 +1,1 @@
-"""What a hub tells its coordinator's monitoring: metrics for Prometheus, and spans of its rounds."""
+"""Observability of a hub for its coordinator: metrics for Prometheus, and spans of its rounds."""

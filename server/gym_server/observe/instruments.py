@@ -1,6 +1,7 @@
-"""Counters and histograms of this process, recorded where the work is done; ``/metrics`` of a running hub has them.
+"""Counters and histograms of this process, recorded where the work is done and exported at a running hub's
+``/metrics``.
 
-They are modules' constants, as Prometheus' client intends: a process runs one hub.
+They are module constants, as Prometheus' client intends: a process runs one hub.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ CALL_SECONDS = _histogram("gym_hub_call_seconds", _SHORT)
 MERGE_PHASE_SECONDS = _histogram("gym_hub_merge_phase_seconds", _LONG)
 UPLOAD_BYTES = _counter("gym_hub_upload_bytes")
 GC_PASSES = _counter("gym_hub_gc_passes")
-"""By outcome: ``done``, ``skipped`` while a backup runs, ``failed``."""
+"""Passes by outcome: ``done``, ``skipped`` while a backup runs, ``failed``."""
 GC_FREED_BYTES = _counter("gym_hub_gc_freed_bytes")
 ProcessCollector(registry=REGISTRY)
 
@@ -65,7 +66,7 @@ for _outcome in ("done", "skipped", "failed"):
 
 @contextmanager
 def timed(histogram: Histogram, label: str) -> Iterator[None]:
-    """Record the seconds of a block, also if it raises."""
+    """Record the duration of a block, even if it raises."""
     start = time.perf_counter()
     try:
         yield

@@ -1,7 +1,7 @@
 """The hub's metrics: a table of families, and their values from the health figures and the database.
 
 Viewers get the figures of the health page. The rest is for the operator: in private rounds, exact times and counts of
-verdicts would tell what the ledger hides.
+verdicts would reveal what the ledger hides.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _OPERATOR = (
     MetricRow("gym_hub_failed_rounds_in_a_row", "Rounds without a version since the last one with one"),
     MetricRow("gym_hub_heldout_loss", "Held-out loss of the newest version, nats"),
     MetricRow("gym_hub_heldout_loss_before", "Held-out loss of the version before it, nats"),
-    MetricRow("gym_hub_reward_pool_credits", "Credits that a round may pay at most"),
+    MetricRow("gym_hub_reward_pool_credits", "Maximum credits that a round may pay"),
     MetricRow("gym_hub_last_round_credits", "Credits that the newest version paid"),
     MetricRow("gym_hub_disk_reserve_bytes", "The config's storage.reserve_bytes"),
     MetricRow("gym_hub_ledger_signed_entries", "Entries that the newest signed head covers"),
@@ -99,11 +99,11 @@ _OPERATOR = (
     MetricRow("gym_hub_epsilon_budget", "Privacy budget of the run; private rounds only"),
 )
 ROWS = (*_HEALTH, *_OPERATOR)
-"""Every family of a hub, without those of ``instruments.ROWS``."""
+"""All metric families of a hub except those of ``instruments.ROWS``."""
 
 
 class Watched(NamedTuple):
-    """The parts of a hub whose figures only the operator sees."""
+    """The parts of a hub whose figures are only for the operator."""
 
     state: HubState
     config: ServerConfig

@@ -1,4 +1,4 @@
-"""Spans of a hub's rounds: what is traced here, in the words of ``gym_fed.core.tracing``."""
+"""Spans of a hub's rounds, as defined in ``gym_fed.core.tracing``."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LeaseSpans:
         self._began: OrderedDict[str, float] = OrderedDict()
 
     def granted(self, message_id: str) -> None:
-        """Note the time of a lease."""
+        """Record the time of a lease."""
         if not is_tracing():
             return
         with self._lock:

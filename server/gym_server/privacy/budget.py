@@ -25,7 +25,7 @@ from gym_server.state import HubState
 from gym_server.store.database import Database
 from gym_server.store.tables import accounts, ledger, privacy_spending, settings, updates, versions
 
-ADJACENCY = "zero-out: one contributor's updates count for nothing in every sum and count; how many there are is public"
+ADJACENCY = "zero-out: one contributor's updates count as zero in every sum and count; their number is public"
 SAMPLING = "none: every admitted update is in, and who takes part is public"
 SPENT = "the privacy budget is spent"
 _PROMISED = "privacy_promised"
@@ -141,16 +141,16 @@ def check_promise(config: ServerConfig, base: BaseSpec, database: Database, roun
         if began or (promised and heard):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                "this hub promised its contributors privacy, and the config has no privacy section any more: soups "
-                "without noise would give away what was promised to stay hidden",
+                "this hub promised its contributors privacy, but its config no longer has a privacy section: soups "
+                "without noise would reveal what it promised to hide",
                 "put the privacy section back, or start another hub with other contributors",
             )
         return
     if without:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"privacy: this hub merged {counted(without, 'round')} without noise, so that no epsilon would be true for "
-            "those whose updates are in them",
+            f"privacy: this hub merged {counted(without, 'round')} without noise, so no epsilon would be valid for "
+            "the contributors in them",
             "start another hub for private rounds, with this one's model as its base (gym-server model)",
         )
     first = _after_next(database, privacy)
@@ -168,7 +168,7 @@ def check_promise(config: ServerConfig, base: BaseSpec, database: Database, roun
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"privacy.noise_multiplier {privacy.noise_multiplier:g}: noise on votes of {base.num_parameters} "
-            "weights is beyond what can be drawn exactly, and every merge would fail",
+            "weights is too large to be drawn exactly, and every merge would fail",
             "lower privacy.noise_multiplier",
         )
     _remember(database, round_store, privacy, promised)
@@ -189,7 +189,7 @@ def _remember(
     database.set(_PROMISED, json.dumps(now))
 
 
-# ---- what is said ----
+# ---- reports ----
 
 
 def clipping_norm(config: ServerConfig, database: Database) -> float:
@@ -206,7 +206,7 @@ def clipping_norm(config: ServerConfig, database: Database) -> float:
 
 
 def promise(config: ServerConfig, database: Database) -> dict[str, Any]:
-    """Return ``central`` of ``StatusReply.privacy_json``: what is promised and spent; empty without privacy."""
+    """Return ``central`` of ``StatusReply.privacy_json``: the promise and the spending; empty without privacy."""
     privacy = config.privacy
     if privacy is None:
         return {}

@@ -96,7 +96,7 @@ def seed_of(database: Database, seed_sha256: str) -> bytes:
     if seed is None or hashlib.sha256(seed).hexdigest() != seed_sha256:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"the seed of the noise with sha256 {seed_sha256} is missing or was changed",
+            f"the noise seed with sha256 {seed_sha256} is missing or was changed",
             "restore the hub's folder from a backup",
         )
     return bytes(seed)

@@ -241,13 +241,13 @@ class SecureAggregationRound:
             raise GymError(ErrorCode.SIGNATURE_INVALID, f"the keys are not signed by {contributor}")
         others = self._stages.adverts(self._number)
         if any(a.advert.public_key == signed.advert.public_key for n, a in others.items() if n != node):
-            raise GymError(ErrorCode.UPDATE_REFUSED, f"{contributor} takes part from another machine already")
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"{contributor} already takes part from another machine")
 
     @staticmethod
     def _same(found: set[str], wanted: set[str]) -> None:
         if found != wanted:
             raise GymError(
-                ErrorCode.UPDATE_REFUSED, f"shares for {sorted(found)} where {sorted(wanted)} are due"
+                ErrorCode.UPDATE_REFUSED, f"got shares for {sorted(found)}, expected {sorted(wanted)}"
             )
 
     def _tasks(self, stage: Stage) -> dict[int, tuple[str, str]]:
@@ -275,7 +275,9 @@ class SecureAggregationRound:
         if stage.name == ADVERTISE:
             most = 2 * self._threshold - 1
             if len(replied) > most:
-                log.info("round %d: %d contributors wait for the next", self._number, len(replied) - most)
+                log.info(
+                    "round %d: %d contributors are waiting for the next", self._number, len(replied) - most
+                )
             replied, wanted = replied[:most], wanted_participants(self._live_config.current)
             if self._state.clock.now() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
                 self._live_config.current
@@ -313,7 +315,7 @@ class SecureAggregationRound:
             over = ends is not None and self._state.clock.now() >= ends
         if not over and not enough and self._is_out_of_reach(stage, tasks):
             return self._abort(
-                f"{counted(admitted, 'masked update')}, and too few contributors are left to send one"
+                f"{counted(admitted, 'masked update')}, and too few contributors are left to send more"
             )
         if not over and (not enough or any(outcome == "" for _, outcome in tasks.values())):
             return False
@@ -347,7 +349,7 @@ class SecureAggregationRound:
         tasks = self._state.round_store.tasks(self._number)
         survivors = [node for node, (message_id, _) in tasks.items() if message_id in messages]
         if len(survivors) < needed_survivors(self._live_config.current):
-            return self._abort(f"{counted(len(survivors), 'masked update')} of keys that stand")
+            return self._abort(f"{counted(len(survivors), 'masked update')} whose keys are not revoked")
         self._stages.begin(self._number, CONFIRM, survivors)
         failpoint(f"secure-{CONFIRM}")
         return False
@@ -395,6 +397,6 @@ class SecureAggregationRound:
         needed = needed_survivors(self._live_config.current)
         if self._objectors:
             objections = counted(len(self._objectors), "participant", "report")
-            why = f"{objections} that they were given different tasks; {why}"
+            why = f"{objections} that they received different tasks; {why}"
         self._state.round_store.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
         return True

@@ -1,4 +1,4 @@
-"""The stages of secure rounds as rows of the database, so that a killed hub continues in the middle of one."""
+"""The stages of secure rounds, stored in the database so that a killed hub can resume within a round."""
 
 from __future__ import annotations
 

@@ -80,9 +80,9 @@ def secure_sum(
     if len(manifests) != len(survivors):
         raise GymError(
             ErrorCode.ROUND_ABORTED,
-            f"the sum holds the votes of {counted(len(survivors), 'contributor')}, of which {len(manifests)} "
+            f"the sum contains the votes of {counted(len(survivors), 'contributor')}, of which {len(manifests)} "
             "may be merged; none "
-            "can be taken out",
+            "can be removed",
         )
     masks = recover(
         members, survivors, stages.replies(server_round, UNMASK, Revealed).values(), threshold, server_round

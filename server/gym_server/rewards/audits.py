@@ -80,8 +80,8 @@ class AuditVerdicts:
 
         Raises:
             GymError: ``CONFIG_INVALID`` without ``rounds.audit``; ``PERMISSION_DENIED`` for a verdict by anyone else
-                than an auditor, or on an own update; ``SIGNATURE_INVALID``; ``AUDIT_INVALID`` for a verdict that does
-                not match the draw; ``REPLAYED`` if there is a verdict already; ``BUSY`` during a merge.
+                than an auditor, or on the auditor's own update; ``SIGNATURE_INVALID``; ``AUDIT_INVALID`` for a verdict
+                that does not match the draw; ``REPLAYED`` if there is a verdict already; ``BUSY`` during a merge.
         """
         verdict = signed.verdict
         with self._database.transaction() as tx:
@@ -90,7 +90,7 @@ class AuditVerdicts:
             if current is not None and current.state == MERGING:
                 raise GymError(
                     ErrorCode.BUSY,
-                    f"round {current.server_round} is being merged, and changes reputations",
+                    f"round {current.server_round} is being merged, which changes reputations",
                     "run the command again afterwards",
                 )
             contributor = self._check_draw(tx, signed)
@@ -122,7 +122,7 @@ class AuditVerdicts:
         if row is None or row.status == "revoked" or row.public_key != bytes.fromhex(signed.public_key):
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"the verdict is not signed by the key that {auditor} has",
+                f"the verdict is not signed by {auditor}'s key",
                 "the auditor must sign it again with the account's key",
             )
         signed.verify()
@@ -131,7 +131,7 @@ class AuditVerdicts:
         """Check a verdict against the draw of its round; return the contributor of the update."""
         verdict = signed.verdict
         if verdict.server != self._server:
-            raise _invalid(f"the verdict is for hub {verdict.server[:24]}, this is {self._server}")
+            raise _invalid(f"the verdict is for hub {verdict.server[:24]}, but this is {self._server}")
         body = next(
             (
                 body
@@ -143,17 +143,17 @@ class AuditVerdicts:
         if body is None:
             raise _invalid(f"update {verdict.update[:12]} was not drawn in round {verdict.server_round}")
         if any(other["update"] == verdict.update for other in _bodies(tx, VERDICT_KINDS)):
-            raise GymError(ErrorCode.REPLAYED, f"update {verdict.update[:12]} has a verdict already")
+            raise GymError(ErrorCode.REPLAYED, f"update {verdict.update[:12]} already has a verdict")
         steps, until = body["drawn"][verdict.update], body["at"] + body["terms"]["answer_seconds"]
         if verdict.tolerance != body["terms"]["tolerance"]:
-            raise _invalid(f"its tolerance {verdict.tolerance:g} is not that of the round")
+            raise _invalid(f"its tolerance {verdict.tolerance:g} is not the round's")
         if verdict.outcome == "unanswered" and self._clock() < until:
             raise _invalid(f"the contributor has {(until - self._clock()) / 3600:.1f} more hours to answer")
         if verdict.outcome == "passed" and sorted(map(int, verdict.distances)) != steps:
             raise _invalid(f"it passed without all of the {counted(len(steps), 'drawn step')}")
         contributor = tx.scalar(select(updates.c.contributor).where(updates.c.update_id == verdict.update))
         if contributor == verdict.auditor:
-            raise GymError(ErrorCode.PERMISSION_DENIED, "an auditor cannot judge an own update")
+            raise GymError(ErrorCode.PERMISSION_DENIED, "auditors cannot judge their own updates")
         return str(contributor)
 
     def _lowered(self, tx: Connection, contributor: str, server_round: int) -> dict[str, Any]:

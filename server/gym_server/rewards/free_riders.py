@@ -135,7 +135,7 @@ def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, FreeRide
     least = config.min_norm_ratio * statistics.median_low(norms.values())  # the smaller one of two
     return {
         update: FreeRiderFinding(
-            f"its norm {norm:.3g} is nothing beside the round's median (rewards.min_norm_ratio)",
+            f"its norm {norm:.3g} is negligible compared with the round's median (rewards.min_norm_ratio)",
             cheating=False,
         )
         for update, norm in norms.items()

@@ -71,7 +71,7 @@ class Payouts:
             sender = tx.execute(select(accounts).where(accounts.c.contributor == caller)).one()
             if order.sender != caller:
                 raise GymError(
-                    ErrorCode.SIGNATURE_INVALID, f"{caller} cannot give away what {order.sender} has"
+                    ErrorCode.SIGNATURE_INVALID, f"{caller} cannot transfer the credits of {order.sender}"
                 )
             order.verify(sender.public_key, signature)
             known = tx.execute(select(transfers).where(transfers.c.transfer == order.digest)).first()
@@ -184,9 +184,11 @@ class Payouts:
         if tx.scalar(used) is not None:
             raise GymError(ErrorCode.REPLAYED, f"nonce {order.nonce} was used for another transfer")
         if order.amount <= 0:
-            raise _refused(f"an amount of {order.amount}", "give at least 1 credit")
+            raise _refused(f"the amount is {order.amount}", "transfer at least 1 credit")
         if order.to == order.sender:
-            raise _refused(f"{order.to} cannot give credits to itself", "name another contributor with --to")
+            raise _refused(
+                f"{order.to} cannot transfer credits to itself", "pass another contributor with --to"
+            )
         status = tx.scalar(select(accounts.c.status).where(accounts.c.contributor == order.to))
         if status is None:
             raise _refused(f"no contributor {order.to!r} at this hub", "ask them for `gym-client id`")
@@ -195,7 +197,7 @@ class Payouts:
         balance = self.balance_of(tx, order.sender)
         if order.amount > balance["available"]:
             raise _refused(
-                f"{counted(order.amount, 'credit')} requested, {balance['available']} of {balance['balance']} "
+                f"{counted(order.amount, 'credit')} requested, but only {balance['available']} of {balance['balance']} "
                 "can be moved",
                 f"{balance['held']} are younger than the hold period of {self._hold:g} s, "
                 f"{balance['reserved']} are reserved for other transfers",

@@ -217,7 +217,7 @@ class Admission:
             raise GymError(
                 ErrorCode.REPLAYED,
                 f"nonce {manifest.nonce} was used for update {used.update_id[:12]}",
-                "every update needs a manifest of its own",
+                "every update needs its own manifest",
             )
         return manifest
 
@@ -235,7 +235,7 @@ class Admission:
         if size != manifest.delta_bytes:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"the manifest says {counted(manifest.delta_bytes, 'byte')}, the object has {size}",
+                f"the manifest says {counted(manifest.delta_bytes, 'byte')}, but the object has {size}",
             )
         spec = BaseSpec(self._base.model_name, manifest.base_digest, self._base.shapes)
         if self._secure:
@@ -266,14 +266,14 @@ class Admission:
                 raise
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"the update is in a codec that the task of round {manifest.server_round} does not name",
-                "encode it as the task says",
+                f"the update uses a codec that the task of round {manifest.server_round} does not name",
+                "encode it with the task's codec",
             ) from error
 
     def _check_task(self, submission: UpdateSubmission, manifest: UpdateManifest) -> None:
         if manifest.server != self._server:
             raise GymError(
-                ErrorCode.STALE, f"the manifest is for hub {manifest.server}, this is {self._server}"
+                ErrorCode.STALE, f"the manifest is for hub {manifest.server}, but this is {self._server}"
             )
         if manifest.task != submission.message_id:
             raise GymError(ErrorCode.STALE, f"the manifest answers task {manifest.task}, not this one")
@@ -282,8 +282,8 @@ class Admission:
         if expired_for > 0:
             raise GymError(
                 ErrorCode.STALE,
-                f"the manifest expired {readable_seconds(expired_for)} ago by the hub's clock",
-                "sign the update again; Status.hub_seconds is the time to sign by",
+                f"the manifest expired {readable_seconds(expired_for)} ago on the hub's clock",
+                "sign the update again; use the time in Status.hub_seconds",
             )
 
     def _check_round(self, tx: Connection, submission: UpdateSubmission, manifest: UpdateManifest) -> None:
@@ -293,7 +293,7 @@ class Admission:
             late = "late: " if row is not None and manifest.server_round == submission.server_round else ""
             raise GymError(
                 ErrorCode.STALE,
-                f"{late}round {manifest.server_round} takes no more updates "
+                f"{late}round {manifest.server_round} accepts no more updates "
                 f"(round {submission.server_round} is {state})",
                 "wait for the next round",
             )
@@ -301,14 +301,15 @@ class Admission:
         if spec.get("audit") is not None and manifest.training_root is None:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"round {row.server_round} is audited, and the manifest has no training_root",
+                f"round {row.server_round} is audited, but the manifest has no training_root",
                 "update gym-fed, and train again",
             )
         expected = spec["version_digest"]
         if manifest.base_digest != expected:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"the update is for base {manifest.base_digest[:19]}, round {row.server_round} is on {expected[:19]}",
+                f"the update is for base {manifest.base_digest[:19]}, "
+                f"but round {row.server_round} is on {expected[:19]}",
                 "train from the version that the task names",
             )
 
@@ -333,8 +334,8 @@ class Admission:
         if copied is not None and copied != manifest.contributor and not self._private:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"the delta is a copy of one by {copied} that an earlier round merged",
-                "train your own",
+                f"the delta is a copy of one by {copied}, merged in an earlier round",
+                "train on your own data",
             )
 
     def _record(

@@ -100,7 +100,7 @@ def ages(tx: Connection, base_digest: str, max_staleness: int) -> dict[str, int]
 
 
 def _ages_in_round(tx: Connection, base_digest: str, config: RoundsConfig) -> dict[str, int]:
-    """Like ``ages``, for admitted updates: one version is made while an update waits for the next round."""
+    """Like ``ages``, for admitted updates: one version is created while an update waits for the next round."""
     return ages(tx, base_digest, config.max_staleness + 1 if config.mode == "continuous" else 0)
 
 
@@ -137,13 +137,13 @@ def require_fresh(
     if spec is None or manifest.server_round != task_round:
         raise GymError(
             ErrorCode.STALE,
-            f"the manifest is for round {manifest.server_round}, its task is of round {task_round}",
+            f"the manifest is for round {manifest.server_round}, but its task is from round {task_round}",
         )
     expected = json.loads(spec)["version_digest"]
     if manifest.base_digest != expected:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"the update is for base {manifest.base_digest[:19]}, its task is on {expected[:19]}",
+            f"the update is for base {manifest.base_digest[:19]}, but its task is on {expected[:19]}",
             "train from the version that the task names",
         )
     if manifest.base_digest not in ages(tx, base_digest, max_staleness):
@@ -177,7 +177,7 @@ def window_of(
 def round_window(
     state: HubState, config: RoundsConfig, manifests: Sequence[UpdateManifest]
 ) -> WindowUpdates | None:
-    """Like ``window_of``, in a transaction of its own."""
+    """Like ``window_of``, in a separate transaction."""
     with state.database.reading() as tx:
         return window_of(tx, state.base.digest, config, manifests)
 
@@ -203,7 +203,7 @@ def _latest(
 
 
 def carry_tasks(tx: Connection, server_round: int, base_digest: str, max_staleness: int) -> None:
-    """Record the open tasks of the round before in the round that opens; withdraw those of versions that are too old.
+    """Carry the previous round's open tasks over to the round that opens; withdraw those of versions that are too old.
 
     A task whose answer arrived during the merge is carried too: its update is in the round that opens.
     """

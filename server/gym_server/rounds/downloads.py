@@ -1,6 +1,6 @@
 """Download sizes for contributors, to join and per round, and the form in which soups are sent.
 
-The hub announces them before anybody joins and prints them at start; contributors compare them with their policy.
+The hub announces them before anybody joins, and prints them at startup; contributors compare them with their policy.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class SoupForm:
     """The form in which the soups of a config are sent.
 
     Attributes:
-        form: ``factors`` for LoRA factors, ``values`` for LoRA updates whose soup is not factors, ``full`` for full
+        form: ``factors`` for LoRA factors, ``values`` for LoRA updates whose soup is not in factors, ``full`` for full
             fine-tuning.
-        why: The reason, in words; for ``values`` what keeps the soup from being factors, and what to change.
+        why: The reason, in words; for ``values``, what prevents a soup in factors, and what to change.
         one_a: True if all contributors of a round share one A, so that a soup has the rank of one update.
     """
 
@@ -59,15 +59,15 @@ class SoupForm:
         if soup.server_optimizer != "none":
             return cls(
                 "values",
-                f"server_optimizer {soup.server_optimizer} moves every weight; with none the soup is LoRA factors",
+                f"server_optimizer {soup.server_optimizer} changes every weight; with none, the soup is LoRA factors",
             )
         if recipe.lora.freeze_a:
             return cls("factors", f"LoRA factors of rank {recipe.lora.r}", one_a=True)
         if not isinstance(Pipeline.of(soup).aggregator, WeightRule):
             return cls(
                 "values",
-                f"aggregator {soup.aggregator} decides coordinate by coordinate, which leaves no factors; set "
-                "recipe.lora.freeze_a: true, or take a rule that weighs whole updates such as byzantine_robust",
+                f"aggregator {soup.aggregator} is coordinate-wise, which leaves no factors; set "
+                "recipe.lora.freeze_a: true, or use a rule that weighs whole updates, such as byzantine_robust",
             )
         return cls("factors", f"LoRA factors, stacked: rank {recipe.lora.r} for each contributor")
 
@@ -121,11 +121,9 @@ class Downloads:
         grows = form.form == "factors" and not form.one_a
         among = f" with {counted(quorum, 'contributor')}" if grows else ""
         if form.form == "values":
-            return f"soups travel as full matrices, {readable_bytes(size)} down per contributor and round: {form.why}"
+            return f"soups are sent as full matrices, {readable_bytes(size)} down per contributor and round: {form.why}"
         most = "about" if form.form == "full" and self._live_config.current.soup.codec.adds_up else "at most"
-        return (
-            f"soups travel as {form.why}: {most} {readable_bytes(size)} down per contributor and round{among}"
-        )
+        return f"soups are sent as {form.why}: {most} {readable_bytes(size)} down per contributor and round{among}"
 
 
 def soup_bytes(config: ServerConfig, base: BaseSpec, contributors: int, form: SoupForm | None = None) -> int:

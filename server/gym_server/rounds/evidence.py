@@ -66,7 +66,7 @@ class LengthEvidence:
         if not known or found.length not in LENGTHS:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                "the evidence of the version is not the rows' digest, a verdict for each update, and a length of "
+                "the evidence of the version must be the rows' digest, a verdict for each update, and a length of "
                 f"{', '.join(map(str, LENGTHS))}",
             )
         return found
@@ -91,10 +91,10 @@ def find_evidence(
     root_update: str | None,
     progress: MergeProgress,
 ) -> LengthEvidence | None:
-    """Measure what lengths do to the loss: a pass over the rows for each long update, and up to seven.
+    """Measure how lengths affect the loss: one pass over the rows per long update, plus up to seven.
 
-    If all lengths that are useful alone do not lower the loss together, none is kept. The soup gets the length of
-    ``LENGTHS`` at which its loss is lowest, the longer one of equals; its full length with a server optimizer.
+    If the lengths that are useful alone do not lower the loss together, none is kept. The soup gets the length of
+    ``LENGTHS`` at which its loss is lowest, the longer one on a tie; its full length with a server optimizer.
 
     Args:
         state: The hub's state.
@@ -110,7 +110,7 @@ def find_evidence(
         The evidence; None if the rule needs none or there are no rows.
 
     Raises:
-        GymError: Errors of the data and of ``gym_fed.soup.merging``.
+        GymError: Errors from the data and ``gym_fed.soup.merging``.
     """
     root = config.root
     if root is None or not uses_evidence(config):
@@ -144,12 +144,12 @@ def find_evidence(
             if lowers([excess]):
                 useful.append(excess)
             progress.step()
-        # Excesses that are useful alone may overshoot together, as those of a coalition with one direction do.
+        # Excesses that are useful alone may overshoot together, like those of a coalition with one direction.
         if len(useful) > 1 and not lowers(useful):
             useful = []
     verdicts.update((update.row.update_id, True) for update, _ in useful)
     soup = [*parts, *((update.path, excess) for update, excess in useful)]
-    # A server optimizer steps in another direction than the soup, whose length on the rows says nothing about it.
+    # A server optimizer steps in a different direction from the soup, so the soup's length on the rows does not apply.
     length = _best_length(model, soup, rows) if recipe.server_optimizer == "none" else 1.0
     progress.step()
     return LengthEvidence(canonical_digest({"gym-root-1": [model.max_length, rows]})[:32], verdicts, length)

@@ -20,9 +20,9 @@ def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:
         record = delta.record(name)
         rank = get_codec(record.codec).rank(record.params)
         if rank is None:
-            return f"tensor {name!r} is of codec {record.codec}, and the round takes LoRA factors"
+            return f"tensor {name!r} uses codec {record.codec}, but the round takes LoRA factors"
         if rank > most:
-            return f"tensor {name!r} has rank {rank}, and the round's is {most}"
+            return f"tensor {name!r} has rank {rank}, but the round's is {most}"
     return None
 
 
@@ -30,7 +30,7 @@ def foreign_a(delta: DeltaFile, spec: TaskSpec) -> str | None:
     """Return the first tensor whose A differs from the one that the round's seed generates; None if there is none.
 
     A must have the recipe's rank and the format of the task's codec: a part of it, or the same numbers in another
-    format, count as different. With one A for all, rules on coordinates work on B and are exact. A different A would
+    format, count as different. With one A for all, coordinate-wise rules work on B and are exact. A different A would
     force decoded merging of the whole tensor, and its sender is not doing the round's task.
     """
     from gym_fed.training.tuning.lora import frozen_factor

@@ -69,7 +69,7 @@ class HubModel:
         if found != base.digest:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"{source} has digest {found}, the federation's base is {base.digest}",
+                f"{source} has digest {found}, but the federation's base is {base.digest}",
             )
         self._parked = ParkedTensors(parked_path(folder))
         self._applied: list[SoupReference] = []
@@ -244,7 +244,7 @@ class HubModel:
             return self._measure(self._rows).mean
 
     def loss_on(self, rows: Sequence[dict[str, Any]]) -> float:
-        """Return the loss of the model as it is now on other rows than the held-out ones, in nats per token."""
+        """Return the loss of the model in its current state on rows other than the held-out ones, in nats per token."""
         return self._measure(rows).mean
 
     def losses_with(self, delta: Path) -> RowLosses:
@@ -258,7 +258,8 @@ class HubModel:
 
     @contextmanager
     def applied_sum(self, deltas: Sequence[tuple[Path, float]]) -> Iterator[dict[str, Any]]:
-        """Apply deltas, each times its factor, for the block; yield the changed tensors as before, and restore them."""
+        """Apply deltas, each times its factor, for the block; yield the original values of the changed tensors, and
+        restore them."""
         # admission has checked the version, and a continuous round takes updates of earlier ones
         with ExitStack() as stack:
             opened = [
@@ -271,7 +272,8 @@ class HubModel:
             yield before
 
     def game(self, updates: Sequence[DeltaFile], coefficients: Sequence[float]) -> SoupGame:
-        """Return the game in which updates are players: it gives the held-out loss of every coalition's soup."""
+        """Return the cooperative game with the updates as players: it gives the held-out loss of every coalition's
+        soup."""
         return SoupGame(
             self._loaded.model,
             self._loaded.tokenizer,
@@ -330,7 +332,7 @@ def coordinator_rows(
 ) -> list[dict[str, Any]]:
     """Load the coordinator's rows: ``task:`` names are generated, anything else is a file (relative to ``folder``).
 
-    Of a longer file, ``max_examples`` representative rows are used.
+    From a longer file, ``max_examples`` representative rows are used.
 
     Raises:
         GymError: ``DATA_INVALID`` or ``FILE_NOT_FOUND``, naming the source.
@@ -367,7 +369,7 @@ def write_version(
     wanted = state.round_store.head().height if height is None else height
     state.round_store.version(wanted)  # raises if there is none
     if output.exists() and any(output.iterdir()):
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "choose a new folder")
     model = HubModel.of(state, config)
     model.follow(state.round_store.soups(wanted))
     written, share = model.save(output, dtype)

@@ -215,7 +215,7 @@ def _merge(
     """Make the soup and stage the server's state.
 
     Raises:
-        OSError: If the disk is full. That is no fault of the round, which continues here once there is space.
+        OSError: If the disk is full. That is not the round's fault; it continues here once there is space.
     """
     try:
         if config.root is not None:
@@ -275,7 +275,7 @@ def _pass_gate(config: ServerConfig, model: HubModel, soup: Soup, progress: Merg
     before, after, limit = rows[0].mean, rows[1].mean, config.gate.max_loss_increase
     if not is_no_worse(before, after, limit):
         raise _RoundAborted(
-            f"rolled back: the soup takes the held-out loss from {before:.4f} to {after:.4f}; allowed is +{limit:g}"
+            f"rolled back: the soup raises the held-out loss from {before:.4f} to {after:.4f}; allowed: +{limit:g}"
         )
     return _HeldOutLosses(rows)
 
@@ -337,7 +337,7 @@ def _added_to_evaluations(
     """Return the loss in the soup's evaluation score without each update, by update; None without evaluations.
 
     Empty if the rules cannot merge one update fewer, or if the model returns non-finite probabilities without one of
-    them: then nothing is split by evaluations.
+    them: nothing is then split by evaluations.
 
     Raises:
         ScoringStopped: If ``should_stop`` returned True.
@@ -357,7 +357,7 @@ def _added_to_evaluations(
             try:
                 soup = make_soup(state, ingredients.without(number), Path(folder) / "soup.gymdelta")
                 value = evaluation.value_with(soup)
-            except GymError as error:  # no reason to abort the round, and even less to stop the hub
+            except GymError as error:  # no reason to abort the round, let alone to stop the hub
                 if error.code not in (ErrorCode.MODEL_INVALID, ErrorCode.CONFIG_INVALID):
                     raise
                 log.warning(

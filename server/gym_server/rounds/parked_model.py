@@ -56,7 +56,7 @@ class ParkedTensors:
             )
 
     def forget(self) -> None:
-        """Do not restore the file any more: it has the tensors of another version."""
+        """Stop restoring the file: it has the tensors of a different version."""
         self._digest = ""
 
     def restore(self, model: Any) -> bool:

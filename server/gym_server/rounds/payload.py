@@ -18,7 +18,7 @@ class Payloads(Protocol):
     """Converts stored objects to arrays of a message, and arrays of a reply to stored objects."""
 
     by_reference: bool
-    """True if contributors connect to the hub itself, so that they enrol and upload there."""
+    """True if contributors connect to the hub itself, where they enrol and upload."""
 
     def outgoing(self, sha256: str, size_bytes: int) -> Array: ...
 
@@ -59,7 +59,7 @@ class Inline:
         if len(array.data) > self._max_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"a delta of {counted(len(array.data), 'byte')}; the cap is {self._max_bytes}",
+                f"the delta has {counted(len(array.data), 'byte')}; the limit is {self._max_bytes}",
             )
         found = hashlib.sha256(array.data).hexdigest()
         if found != sha256:

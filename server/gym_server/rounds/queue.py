@@ -52,7 +52,7 @@ class QueuedMessage(NewMessage):
 
 
 _MOST_GIVEN_BACK = 3
-"""Lost tasks of a round after which a node that declines another is not asked again in that round."""
+"""Maximum lost tasks of a node in a round; if it then declines another, it is not asked again in that round."""
 _MAX_NAME = 40
 _MAX_OWN_NODE = 2**63
 """Limit of the hub's own node ids. A stock SuperLink's use all 64 bits, which SQLite's integers cannot hold."""
@@ -287,7 +287,7 @@ def check_held(tx: Connection, message_id: str, node_id: int) -> None:
     if row.state == LATE:
         raise GymError(
             ErrorCode.LEASE_LOST,
-            f"task {message_id} is late: its round went on without it",
+            f"task {message_id} is late: its round continued without it",
             "wait for the next round",
         )
     if row.state != "leased":

@@ -31,7 +31,7 @@ log = logging.getLogger("gym_server")
 
 RECIPE_CHANGED = "recipe-changed"
 _PLENTY = 10_000
-"""Number of updates with which only rules that never work are refused."""
+"""Number of updates with which only rules that can never work are refused."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class LiveConfig:
         try:
             self.current = self.source.config(settings)
         except GymError:  # the command checked it against a file that has changed since this hub started
-            log.exception("the recipe that was set cannot be applied; rounds continue with the one before")
+            log.exception("the recipe that was set cannot be applied; rounds continue with the previous one")
             return
         log.info("the coordinator has changed the recipe: %s", ", ".join(settings) or "as in gym-server.yaml")
 
@@ -139,7 +139,7 @@ class RecipeChanges:
         """
         changes = changes_between(before, after)
         if not changes:
-            raise GymError(ErrorCode.USAGE, "that is the recipe already", "gym-server recipe show")
+            raise GymError(ErrorCode.USAGE, "this is already the recipe", "gym-server recipe show")
         body = {
             "by": COORDINATOR,
             "reason": shown_words(why),
@@ -151,7 +151,7 @@ class RecipeChanges:
         with self._database.transaction() as tx:
             if _settings_of(tx) != dict(known):
                 raise GymError(
-                    ErrorCode.BUSY, "the recipe was changed meanwhile", "look at gym-server recipe show"
+                    ErrorCode.BUSY, "the recipe was changed in the meantime", "see gym-server recipe show"
                 )
             return self._ledger.append(tx, RECIPE_CHANGED, body).body
 
@@ -178,7 +178,7 @@ def check_soup(config: ServerConfig) -> None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"soup.aggregator {config.soup.aggregator!r} "
-            + ("needs root data of the coordinator" if judges else "does not look at the root data given"),
+            + ("needs root data of the coordinator" if judges else "does not use the given root data"),
             "add root: {data: FILE}" if judges else f"remove root, or use aggregator: {' or '.join(judging)}",
         )
 

@@ -1,9 +1,9 @@
-"""A regional hub: its rounds start from versions of the root, and what they merge goes back as one update.
+"""A regional hub: its rounds start from versions of the root, and what they merge is sent back as one update.
 
 The root's version is taken over as a version of this hub: one soup, which is the root's integer sum, on the base. So
-members fetch it like any soup, have exactly the root's weights, and the ledgers name the same digest of the sum. Later
-rounds of the region follow from it, until the root has a newer version. Then they are abandoned, as after a rollback:
-what they learned is in the root's version, as far as the root has merged it.
+members fetch it like any soup and have exactly the root's weights, and both ledgers name the same digest of the sum.
+Later rounds of the region follow from it, until the root has a newer version. Then they are abandoned, as after a
+rollback: the root's version contains what the root merged of them.
 
 Versions are taken over on the strategy's thread, between rounds. ``look`` runs on another one and only ends a round.
 """
@@ -68,7 +68,7 @@ class Region:
 
     @classmethod
     def of(cls, state: HubState, live_config: LiveConfig, steering: Steering) -> Region | None:
-        """Return the region's side; None for a hub of its own."""
+        """Return the region's side; None for a hub that is not a region."""
         return None if live_config.current.region is None else cls(state, live_config, steering)
 
     def look(self) -> None:
@@ -83,7 +83,7 @@ class Region:
     def may_begin(self, should_stop: Callable[[], bool]) -> bool:
         """Wait until a round may run; return False if the hub stops, or the root has no more rounds.
 
-        A round that runs already, after a restart, may go on.
+        A round that is already running, after a restart, may continue.
         """
         waiting, current = False, self._state.round_store.current()
         if current is not None and not current.is_over:
@@ -117,8 +117,8 @@ class Region:
         """Return the root's version that the rounds must start from; None before the first.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` for another root than that of the config, to which members agreed;
-                ``BASE_MISMATCH`` for another base.
+            GymError: ``CONFIG_INVALID`` for a root other than the one in the config, to which members agreed;
+                ``BASE_MISMATCH`` for a different base.
         """
         found = self._exchange.root_version()
         if found is None:
@@ -126,13 +126,13 @@ class Region:
         if found.root != self._config_root() or server_id(bytes.fromhex(found.root_key)) != found.root:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"the agent works for the root {found.root}, and members agreed to {self._config_root()}",
+                f"the agent works for the root {found.root}, but members agreed to {self._config_root()}",
                 f"join the root of the config, or set region.root: {found.root}; members must agree again",
             )
         if found.base_digest != self._state.base.digest:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"the root's base is {found.base_digest}, this hub's is {self._state.base.digest}",
+                f"the root's base is {found.base_digest}, but this hub's is {self._state.base.digest}",
                 "a region and its root need the same base_model",
             )
         return found
@@ -216,7 +216,7 @@ class Region:
     def _record_receipts(self) -> None:
         """Write the root's receipts into the ledger, each once, and delete their files.
 
-        A receipt that is not the root's is set aside: whoever was the root before cannot hold up the others.
+        A receipt that is not the root's is set aside, so that a former root cannot block the others.
         """
         paths = self._exchange.receipts()
         wanted = self._wanted() if paths else None
@@ -266,7 +266,7 @@ def _taken_over(tx: Connection) -> _TakenOver | None:
 
 
 def _merged_in(tx: Connection, heights: set[int]) -> tuple[int, int]:
-    """Return how many updates some versions have merged, and the examples of all their contributors."""
+    """Return how many updates these versions have merged, and the total examples of their contributors."""
     made = select(versions.c.server_round).where(versions.c.height.in_(heights))
     rows = tx.execute(
         select(updates.c.contributor, updates.c.manifest).where(

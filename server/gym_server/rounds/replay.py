@@ -79,7 +79,7 @@ def replay(state: HubState, server_round: int) -> dict[str, Any]:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
             f"round {server_round}: the ledger records the sum {integers}, but its soups give {total}",
-            "contributors that joined with this sum have another model than the soups make",
+            "contributors that joined with this sum have a different model from the one that the soups make",
         )
     return {
         "server_round": server_round,
@@ -227,7 +227,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
     if not recorded["recipe"]:
         raise GymError(
             ErrorCode.NOT_FOUND,
-            f"round {server_round} took over a version of the root, which no updates here have made",
+            f"round {server_round} took over a version of the root, which was not made from updates here",
             "replay it at the root; gym-server ledger verify --root-ledger FILE checks that it is the root's",
         )
     require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")

@@ -73,7 +73,9 @@ def check_reply(
     for ref in found:
         size = size_of(ref.sha256)
         if size != ref.size_bytes:
-            raise _refused(ref, f"is declared as {counted(ref.size_bytes, 'byte')}, the object has {size}")
+            raise _refused(
+                ref, f"is declared as {counted(ref.size_bytes, 'byte')}, but the object has {size}"
+            )
 
 
 def _check_form(content: pb.Records) -> None:
@@ -85,14 +87,14 @@ def _check_form(content: pb.Records) -> None:
     except Exception as error:  # Flower's parsers raise no fixed set of exceptions
         said = " ".join(str(error).split())[:200]
         raise GymError(
-            ErrorCode.UPDATE_REFUSED, f"the reply is no Flower content: {type(error).__name__}: {said}"
+            ErrorCode.UPDATE_REFUSED, f"the reply is not Flower content: {type(error).__name__}: {said}"
         ) from error
 
 
 def _check_update(found: Sequence[pb.ArrayRef]) -> None:
     if len(found) != 1 or found[0].stype != DELTA_STYPE:
         raise GymError(
-            ErrorCode.UPDATE_REFUSED, f"an update names one delta and no other array, this one {len(found)}"
+            ErrorCode.UPDATE_REFUSED, f"an update must name exactly one delta; this one names {len(found)}"
         )
 
 
@@ -102,7 +104,7 @@ def _check_plain(sent: Sequence[pb.ArrayRef], found: Sequence[pb.ArrayRef], max_
         raise GymError(
             ErrorCode.TOO_LARGE, f"a reply of {len(found)} references; its task allows {most}", "send fewer"
         )
-    # A model may hold equal arrays, above all frozen ones: a reply may repeat an object as often as the task does.
+    # A model may contain equal arrays, mostly frozen ones: a reply may repeat an object as often as the task does.
     repeats = max(Counter(ref.sha256 for ref in sent).values(), default=1)
     for sha256, times in Counter(ref.sha256 for ref in found).items():
         if times > repeats:

@@ -1,7 +1,7 @@
 """The coordinator's own (root) update, trained on the hub with trusted data, for rules that compare updates with it.
 
 Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping": training on a small clean root
-dataset, as every contributor trains, gives the direction and the length by which updates are judged.
+dataset, as every contributor trains, gives the direction and the norm that updates are judged by.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def root_update(state: HubState, config: ServerConfig, model: HubModel, current:
         sha256 of the stored update, or None if the config names no root data.
 
     Raises:
-        GymError: Errors of the data and of training; ``ROUND_ABORTED`` for a failure of the training libraries.
+        GymError: Errors from the data and the training; ``ROUND_ABORTED`` for a failure of the training libraries.
     """
     root = config.root
     if root is None:
@@ -64,7 +64,7 @@ def root_update(state: HubState, config: ServerConfig, model: HubModel, current:
         raise GymError(
             ErrorCode.ROUND_ABORTED,
             f"training on the root data failed: {type(error).__name__}: {error}",
-            "the log has the trace; a smaller batch or max_length in the recipe needs less memory",
+            "the log has the traceback; a smaller batch or max_length in the recipe needs less memory",
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -88,7 +88,7 @@ class RoundStore:
         self.depths, self.sums = VersionDepths(), VersionSums()
         self.at_open: list[Callable[[Connection, int], object]] = []
         self.at_commit: list[Callable[[Connection], object]] = []
-        """Called at the end of a commit; ``at_open`` with the number of a round that opens."""
+        """Called at the end of a commit; ``at_open`` is called with the number of the round that opens."""
 
     # ---- reading ----
 

@@ -1,4 +1,4 @@
-"""The ingredients of a round's soup, and the function that makes it, for the merge and for its replay alike.
+"""The ingredients of a round's soup, and the function that makes it, for both the merge and its replay.
 
 The soup's bytes depend only on the objects, the recipe, the parent version and the server's own state.
 """
@@ -137,7 +137,7 @@ def make_soup(
         on_tensor: Called with the name of each merged tensor, except for masked votes, which are merged at once.
 
     Raises:
-        GymError: Errors of ``gym_fed.soup.merging``, ``NOT_FOUND`` for an object that the store lacks, and
+        GymError: Errors from ``gym_fed.soup.merging``, ``NOT_FOUND`` for an object that the store lacks, and
             ``STATE_CORRUPT`` if the residual of the parent version is gone.
     """
     recipe, parent = ingredients.recipe, ingredients.parent
@@ -149,7 +149,7 @@ def make_soup(
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"the residual of version {parent.height} is missing: {own_state[RESIDUAL]}",
-                "restore the hub's folder from a backup; without it what the last soup lost cannot be restored",
+                "restore the hub's folder from a backup; without it, what the last soup lost cannot be restored",
             )
         feedback = ErrorFeedback.load(own_state[RESIDUAL], lineage)
     rule = build_optimizer(recipe)

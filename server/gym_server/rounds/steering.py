@@ -137,7 +137,7 @@ class Steering:
         with self._database.transaction() as tx:
             done = self.rollback_in(tx, height, shown_words(why))
             if done.before.height == done.to.height:
-                raise GymError(ErrorCode.USAGE, f"version {height} is the current one already")
+                raise GymError(ErrorCode.USAGE, f"version {height} is already the current one")
             failpoint("steering")
         failpoint("after-steering")
         return done

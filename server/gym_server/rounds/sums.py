@@ -1,4 +1,4 @@
-"""The integer sums of soups that add up: of a new version, and combined soups for contributors who were away."""
+"""The integer sums of soups that add up: of a new version, and combined soups for contributors who were offline."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class CombinedSoups:
         self._worker = ThreadPoolExecutor(1, "combined-soups")  # each soup takes the memory of two sums
 
     def request(self, contributor: str, start: str, end: str) -> Future[tuple[str, int]]:
-        """Return a future of the sha256 and size of the object that leads from one recent version to another.
+        """Return a future with the sha256 and size of the object that leads from one recent version to another.
 
         Args:
             contributor: Account that needs it; it has at most one unfinished request.
@@ -118,9 +118,9 @@ class CombinedSoups:
             end: Digest of the later version.
 
         Raises:
-            GymError: ``NOT_FOUND`` if they are no such versions, the soups between them do not add up, or the hub has
+            GymError: ``NOT_FOUND`` if they are not such versions, the soups between them do not add up, or the hub has
                 too little disk space or too many requests; ``BUSY`` during another request of the account. The future
-                raises ``NOT_FOUND``, too.
+                also raises ``NOT_FOUND``.
         """
         with self._lock:
             job = self._ready(start, end)
@@ -135,7 +135,7 @@ class CombinedSoups:
         return job.future
 
     def close(self) -> None:
-        """Drop what is not begun yet, so that the hub's process need not wait for it."""
+        """Drop jobs that have not begun, so that the hub's process need not wait for them."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _ready(self, start: str, end: str) -> _Combined | None:
@@ -210,7 +210,7 @@ class CombinedSoups:
         return made
 
     def _keep(self, sha256: str, size: int) -> None:
-        """Let every contributor read the object, and count its age from now."""
+        """Let every contributor read the object, and restart its age."""
         now = self._state.clock.now()
         with self._state.database.transaction() as tx:
             insert_if_absent(tx, objects, sha256=sha256, size_bytes=size, created_at=now)
@@ -218,7 +218,7 @@ class CombinedSoups:
             insert_if_absent(tx, readers, sha256=sha256, contributor="*")
 
     def _drop(self, sha256: str) -> None:
-        """Delete an object, unless it is also that of a version or is made of the same soups as another one."""
+        """Delete an object, unless it also belongs to a version or is made from the same soups as another one."""
         with self._lock:
             if any(job.sha256 == sha256 for job in self._jobs.values()):
                 return

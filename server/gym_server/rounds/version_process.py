@@ -33,7 +33,7 @@ class WrittenVersion(StrictModel):
 
 
 class VersionJob(StrictModel):
-    """Job to write one version."""
+    """The job of writing one version."""
 
     source: str
     """Model id or folder to load the base from."""
@@ -54,7 +54,7 @@ def write(job: VersionJob) -> None:
     """Write the model, its tokenizer and ``WRITTEN_NAME``.
 
     Raises:
-        GymError: Errors of ``HubModel`` and ``DeltaFile.open``; ``DISK_FULL``.
+        GymError: Errors from ``HubModel`` and ``DeltaFile.open``; ``DISK_FULL``.
         StoreAway: If the object store does not answer.
     """
     from gym_server.rounds.hub_model import HubModel

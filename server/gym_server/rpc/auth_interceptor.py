@@ -83,7 +83,7 @@ def current_address() -> str:
 
 
 class Sessions(Protocol):
-    """What the interceptor needs of accounts: ``Accounts`` of a hub, or those of a mirror."""
+    """The interceptor's interface to accounts: ``Accounts`` of a hub, or those of a mirror."""
 
     def session(self, token: str) -> Session:
         """Return the session of a token, or raise ``UNAUTHENTICATED`` or ``RevokedKey``."""
@@ -160,7 +160,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             ):
                 async for item in items:
                     try:
-                        await _in_time(context.write(item), WRITE_SECONDS, "took nothing of the answer")
+                        await _in_time(context.write(item), WRITE_SECONDS, "did not read the response")
                     except grpc.aio.InternalError:
                         return  # the caller has gone
 
@@ -201,7 +201,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise Busy(who, "calls too often", f"wait {seconds:.1f} s")
         with nullcontext(True) if method in LONG_METHODS else slots.taken(who) as is_free:
             if not is_free:
-                raise Busy(who, "has too many calls under way", "wait until one of them has ended")
+                raise Busy(who, "has too many calls in progress", "wait until one of them has ended")
             yield
 
     async def _authenticate(self, token: str, method: str) -> Session:
@@ -235,7 +235,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._refusals.note(session.contributor if session else address, method, error)
         elif (failed := system_error(error, with_place=False)) is not None:
             self._refusals.note("the hub", method, system_error(error) or failed, logging.ERROR)
-            # Contributors wait for a hub whose disk is full or fails; other codes would end their join.
+            # Contributors wait for a hub whose disk is full or failing; other codes would end their join.
             code = failed.code if failed.code is ErrorCode.DISK_FULL else ErrorCode.UNAVAILABLE
             error = GymError(
                 code, f"the hub cannot do this now: {failed.message}", "report this to the coordinator"
@@ -243,7 +243,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         else:
             self._refusals.failed(method, error)
             error = GymError(
-                ErrorCode.INTERNAL, f"{method} failed on the server", "the coordinator's log has the trace"
+                ErrorCode.INTERNAL,
+                f"{method} failed on the server",
+                "the coordinator's log has the traceback",
             )
         assert isinstance(error, GymError)
         self._traffic.refused(error.code.value)
@@ -341,4 +343,4 @@ class Refusals:
                     "%s: %d more times %s to %s in the last minute", method, count, code, who or "callers"
                 )
             elif count:
-                log.info("%d more calls were refused in the last minute, of other callers", count)
+                log.info("%d more calls of other callers were refused in the last minute", count)

@@ -135,7 +135,7 @@ class ConnectionLimiter:
                 mute = sorted(entry for entry in found if not entry[0])
                 talking = sorted((entry for entry in found if entry[0]), reverse=True)
                 closed = sum(_hang_up(number, end) for _, _, end, number in [*mute, *talking][:surplus])
-                log.info("%s has %d connections; hung up on %d of them", address, len(found), closed)
+                log.info("%s has %d connections; closed %d of them", address, len(found), closed)
                 ended += closed
         self.hung_up += ended
         return ended
@@ -147,7 +147,7 @@ class ConnectionLimiter:
             try:
                 self.look()
             except OSError as error:  # for example no free file descriptors: the next check may succeed
-                log.warning("looking at the connections failed: %s", error)
+                log.warning("checking the connections failed: %s", error)
             pause = max(_PAUSE_SECONDS, (time.monotonic() - began) / _LARGEST_SHARE)
 
     def _connections(self) -> list[tuple[int, tuple[str, int]]]:

@@ -40,7 +40,7 @@ class Health:
             GymError: ``NOT_FOUND`` for an unknown service.
         """
         if request.service not in ("", HUB.full_name):
-            hint = f"ask for '' (the process) or {HUB.full_name}"
+            hint = f"use '' (the process) or {HUB.full_name}"
             raise GymError(ErrorCode.NOT_FOUND, f"no service {plain(request.service, 80)!r} here", hint)
         serves = request.service == "" or await asyncio.to_thread(self._can_read)
         return health_pb2.HealthCheckResponse(status="SERVING" if serves else "NOT_SERVING")

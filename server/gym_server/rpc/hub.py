@@ -48,7 +48,7 @@ from gym_server.store.tables import accounts, credits, messages, updates
 log = logging.getLogger("gym_server")
 
 _SOUP_SECONDS = 5.0
-"""Time for which a call waits for a combined soup."""
+"""Maximum time that a call waits for a combined soup."""
 
 
 class Hub(CallsBesideRounds):
@@ -127,7 +127,7 @@ class Hub(CallsBesideRounds):
                     return
 
     def _next_of(self, session: Session) -> tuple[str, QueuedMessage | None]:
-        """Return the pause in words, and the task that a node holds; if it holds none, lease it the next one."""
+        """Return the pause in words, and the task that a node holds; if it holds none, lease the next one to it."""
         self._accounts.check(session)
         pause = self._steering.paused()
         message = self._queue.held(session.node_id)
@@ -294,7 +294,7 @@ class Hub(CallsBesideRounds):
                 )
         if given_back:
             who, why = self._queue.name_of(message.node_id), plain(request.error.reason, MAX_REASON)
-            log.info("round %s: %s gave the task back: %s", message.group_id, who, why)
+            log.info("round %s: %s returned the task: %s", message.group_id, who, why)
         return receipt
 
     def _again(self, message: QueuedMessage, request: pb.SubmitRequest) -> str:
@@ -310,7 +310,7 @@ class Hub(CallsBesideRounds):
             request
         ):
             return receipt
-        raise GymError(ErrorCode.REPLAYED, f"task {message.message_id} was answered with another reply")
+        raise GymError(ErrorCode.REPLAYED, f"task {message.message_id} was answered with a different reply")
 
     # ---- account and ledger ----
 

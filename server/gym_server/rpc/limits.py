@@ -1,6 +1,6 @@
 """Rate limits by account or address: calls per second, concurrent calls, and enrolments.
 
-Memory is bounded: the key that was idle for longest is forgotten first, and starts with a full bucket when it returns.
+Memory is bounded: the key that has been idle longest is forgotten first, and starts with a full bucket when it returns.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class EnrolmentLimits:
             GymError: ``BUSY`` with the seconds to wait, before the block is entered.
         """
         self._require(
-            self._addresses.take(address), f"too many new contributors or invites tried from {address}"
+            self._addresses.take(address), f"too many new contributors or invite attempts from {address}"
         )
         yield self._admit
         if not self._is_open:

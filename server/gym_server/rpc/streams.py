@@ -149,8 +149,8 @@ class WorkStreams:
         for stream in (*same, *others[: max(0, len(others) + 1 - self._per_account)]):
             stream.ended = GymError(
                 ErrorCode.QUOTA_EXCEEDED,
-                f"{session.contributor} opened another work stream; {self._per_account} may be open at once, "
-                "one of each installation",
+                f"{session.contributor} opened another work stream; at most {self._per_account} may be open at once, "
+                "one per installation",
                 "stop the other one first, or ask the coordinator for a higher limits.streams_per_account",
             )
             stream.woken.set()
@@ -186,7 +186,7 @@ class WorkStreams:
         try:
             return await work
         except Exception:  # whatever the database raises; every stream is woken and checks for itself
-            log.exception("looking after %d work streams failed; trying again", len(self._streams))
+            log.exception("serving %d work streams failed; trying again", len(self._streams))
             return None
 
     # ---- on threads ----
@@ -221,7 +221,7 @@ class WorkStreams:
         if not self._touch([node_id], self._queue.now() + KEEPALIVE_SECONDS):
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
-                "this installation was forgotten, since the account has newer ones",
+                "this installation was dropped, since the account has newer ones",
                 "authenticate again",
             )
 

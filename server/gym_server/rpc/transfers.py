@@ -91,7 +91,7 @@ class Transfers:
         if not 0 < size_bytes <= self._max_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"object {sha256[:12]} is declared as {counted(size_bytes, 'byte')}; this hub takes 1 to "
+                f"object {sha256[:12]} is declared as {counted(size_bytes, 'byte')}; this hub accepts 1 to "
                 f"{self._max_bytes}",
                 "use a smaller codec or fewer trained weights",
             )
@@ -100,7 +100,7 @@ class Transfers:
             raise GymError(
                 ErrorCode.DISK_FULL,
                 "the hub's disk is full",
-                "uploads resume when its coordinator has made room",
+                "uploads resume when its coordinator has freed space",
             )
         with self._database.transaction() as tx:
             declared = tx.scalar(select(uploads.c.size_bytes).where(_declaration(contributor, sha256)))
@@ -120,7 +120,7 @@ class Transfers:
             elif declared != size_bytes:
                 raise GymError(
                     ErrorCode.USAGE,
-                    f"object {sha256[:12]} was declared as {counted(declared, 'byte')}, now {size_bytes}",
+                    f"object {sha256[:12]} was declared as {counted(declared, 'byte')}, and now as {size_bytes}",
                 )
             also(tx)
         part = self._store.part_path(contributor, sha256)
@@ -344,6 +344,6 @@ async def _next(chunks: AsyncIterator[pb.UploadChunk], seconds: float) -> pb.Upl
     except TimeoutError:
         raise GymError(
             ErrorCode.DEADLINE_EXCEEDED,
-            f"no byte of the upload came for {seconds:.0f} s",
+            f"the upload received no data for {seconds:.0f} s",
             "upload it again: it continues where it ended",
         ) from None

@@ -1,4 +1,4 @@
-"""Connect to a contributor who wants to seed, to see whether others will reach it and its key."""
+"""Connect to a contributor who wants to seed, to check that others can reach it and that it has its key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def probe_seeder(host: str, port: int, certificate_pem: str) -> bool:
     except (OSError, TimeoutError, ValueError, GymError):  # ssl.SSLError is an OSError
         return False
     try:
-        # A CA is trusted for its certificates too, whose keys others may own.
+        # Trusting a CA also trusts the certificates that it issued, whose keys others may own.
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return fingerprint(ssl.DER_cert_to_PEM_cert(shown).encode()) == announced
     finally:

@@ -16,7 +16,7 @@ from gym_server.store.tables import readers, versions
 
 _ROWS_AT_ONCE = 500
 _KNOWN_SECONDS = 10.0
-"""Time for which a description is reused: those who wait for an object request it twice a second."""
+"""Lifetime of a cached description: contributors who wait for an object request it twice a second."""
 _MAX_KNOWN = 1_000
 
 
@@ -82,4 +82,4 @@ class _PublicObjects:
         try:
             return PublicObject(self._store.size(sha256), False)
         except GymError:
-            return None  # it was deleted just now
+            return None  # it was just deleted

@@ -21,8 +21,8 @@ class SeedSearch:
         began: Monotonic time of the first request.
         until: Monotonic time at which a download counts as ended.
         seeder: Name of the seeder that the node was sent to; empty for none.
-        is_own: True if that seeder has the same account.
-        waits_since: Monotonic time of the last reply to wait; None if it was another one.
+        is_own: True if that seeder belongs to the same account.
+        waits_since: Monotonic time of the last reply to wait; None if the last reply was a different one.
     """
 
     contributor: str
@@ -66,7 +66,7 @@ class SeedSearches:
         return search
 
     def send(self, search: SeedSearch, seeder: Seeder) -> None:
-        """Note that a node was sent to a seeder."""
+        """Record that a node was sent to a seeder."""
         search.seeder, search.is_own = seeder.name, seeder.contributor == search.contributor
         self.downloads[seeder.name] += 1
         if search.is_own:
@@ -89,10 +89,10 @@ class SeedSearches:
 
 
 class HubCopies:
-    """Copies that the hub sent to contributors who will serve them, and for which others wait.
+    """Copies that the hub sent to contributors who will serve them, and that others wait for.
 
-    A copy stays here until its account announces the object, or until its deadline, which no further request moves.
-    ``slow`` are the accounts that let a deadline pass.
+    A copy is listed until its account announces the object, or until its deadline, which further requests do not move.
+    ``slow`` contains the accounts that missed a deadline.
     """
 
     def __init__(self) -> None:
@@ -106,11 +106,11 @@ class HubCopies:
         return self._objects.get(sha256, {})
 
     def add(self, sha256: str, contributor: str, node: int, deadline: float) -> None:
-        """Note a copy, unless the account has one already."""
+        """Record a copy, unless the account already has one."""
         self._objects.setdefault(sha256, {}).setdefault(contributor, (node, deadline))
 
     def served(self, contributor: str, objects: Collection[str]) -> None:
-        """Note the objects that an account announces."""
+        """Record the objects that an account announces."""
         for sha256 in [sha256 for sha256, copies in self._objects.items() if contributor in copies]:
             if sha256 in objects:
                 self._drop(sha256, contributor)
@@ -137,31 +137,31 @@ class _ObjectSpread:
 
 
 class SpreadTimes:
-    """When another contributor last got an object that others wait for. An account counts once for an object."""
+    """The time when a contributor last got an object that others wait for. An account counts once per object."""
 
     def __init__(self) -> None:
         self._objects: dict[str, _ObjectSpread] = {}
 
     def note(self, sha256: str, contributor: str, now: float) -> None:
-        """Note that an account announces an object for the first time."""
+        """Record that an account announces an object for the first time."""
         spread = self._objects.setdefault(sha256, _ObjectSpread(now))
         if contributor not in spread.accounts:
             spread.accounts.add(contributor)
             spread.at = now
 
     def last(self, sha256: str) -> float:
-        """Return the monotonic time, 0 if nobody got it."""
+        """Return the monotonic time; 0 if nobody got it."""
         spread = self._objects.get(sha256)
         return spread.at if spread is not None else 0.0
 
     def keep(self, wanted: Collection[str]) -> None:
-        """Forget the objects that nobody wants."""
+        """Forget the objects that nobody requests."""
         for sha256 in self._objects.keys() - wanted:
             del self._objects[sha256]
 
 
 class BaseWaits:
-    """Seconds that nodes have waited for all files of the base together; forgotten after an hour without a wait."""
+    """Total seconds that nodes have waited for the files of the base; forgotten after an hour without a wait."""
 
     def __init__(self) -> None:
         self._nodes: OrderedDict[int, tuple[float, float]] = OrderedDict()  # seconds and last time
@@ -171,7 +171,7 @@ class BaseWaits:
         return self._nodes.get(node, (0.0, 0.0))[0]
 
     def add(self, node: int, seconds: float, now: float) -> None:
-        """Add to a node's seconds."""
+        """Add to a node's waiting time."""
         before, _ = self._nodes.pop(node, (0.0, 0.0))
         self._nodes[node] = before + seconds, now
         while len(self._nodes) > _MAX_SEARCHES:

@@ -1,4 +1,4 @@
-"""The seeders of a hub, and the failures that contributors report of them."""
+"""The seeders of a hub, and the failures that contributors report about them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 MARK_SECONDS = 3600.0
-"""Time for which a report counts, and for which an account stays marked."""
+"""Duration for which a report counts and an account stays marked."""
 _MAX_ACCOUNTS = 20_000
 _BAD_REPORTS = 2
-"""Reports by as many contributors take a seeder off the list."""
+"""Number of reporting contributors that removes a seeder from the list."""
 _MAX_REPORTS = 3
-"""Reports of one contributor that count within ``MARK_SECONDS``."""
+"""Maximum reports of one contributor that count within ``MARK_SECONDS``."""
 _MANY_REPORTS = 3
-"""Reports from which on a contributor who reports most of its seeders is ignored."""
+"""Number of reports after which a contributor who reports most of its seeders is ignored."""
 
 
 @dataclass(eq=False)
@@ -86,7 +86,7 @@ class SeederList:
                 del self._objects[sha256]
 
     def expire(self, now: float) -> None:
-        """Remove the seeders whose announcements have ended."""
+        """Remove the seeders whose announcements have expired."""
         for node in [node for node, seeder in self._nodes.items() if seeder.expires <= now]:
             self.drop(node)
 
@@ -123,9 +123,10 @@ class SeederReports:
         self._count(reporter, 1, 0)
 
     def add(self, reporter: str, account: str, now: float) -> None:
-        """Note a failure.
+        """Record a failure.
 
-        Reports by contributors who report most of their seeders, or ``_MAX_REPORTS`` already, are ignored.
+        Reports by contributors who report most of their seeders, or who have already sent ``_MAX_REPORTS``, are
+        ignored.
         """
         tickets, reports = self._count(reporter, 0, 1)
         if reporter == account or (reports >= _MANY_REPORTS and 2 * reports > tickets):

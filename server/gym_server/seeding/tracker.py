@@ -1,7 +1,7 @@
-"""The tracker of seeding: which contributors serve which public objects, and who fetches an object from where.
+"""The tracker of seeding: which contributors serve which public objects, and where contributors fetch them from.
 
 Everything is in memory and expires; after a restart of the hub, seeders announce themselves again. A contributor gets
-one seeder at a time. While contributors who will seed an object fetch it, others wait for them, for a bounded time, so
+one seeder at a time. While contributors who will seed an object are fetching it, others wait for a bounded time, so
 that the hub sends few copies.
 """
 
@@ -32,13 +32,13 @@ from gym_server.seeding.seeders import Seeder, SeederList, SeederReports
 from gym_server.traffic import HubTraffic
 
 LEASE_SECONDS = 60.0
-"""Time for which an announcement counts; seeders repeat it three times as often."""
+"""Lifetime of an announcement; seeders repeat it three times as often."""
 TICKET_SECONDS = 60
-"""Time in which a download with a ticket may begin."""
+"""Time within which a download with a ticket must begin."""
 MAX_OBJECTS = 1_000
 """Maximum objects per announcement."""
 TICKETS_PER_MINUTE = 60
-"""Tickets per account, each of which shows a seeder's address; it may save up ``_MAX_TICKETS``."""
+"""Rate of tickets per account, each of which reveals a seeder's address; up to ``_MAX_TICKETS`` accumulate."""
 _MAX_TICKETS = 200
 _MAX_PROBES = 16
 _MAX_PROBES_PER_NETWORK = 8
@@ -48,13 +48,13 @@ _MAX_SLOTS = 64
 _LEAST_PORT = 1_024
 _WAIT_SECONDS = 0.5
 _WAITING_PER_SECOND = 100
-"""Calls per second of all that wait for an object."""
+"""Calls per second of all contributors that wait for an object."""
 _SLOWEST_BYTES_PER_SECOND = 64 << 10
-"""Rate at which a slot of a seeder is assumed to be busy at most."""
+"""Minimum rate that is assumed for a download, which bounds how long it occupies a seeder's slot."""
 _MAX_DOWNLOAD_SECONDS = 1800.0
 """Time after which a download of any size counts as ended, as its client may have been killed."""
 _SHARE_OF_ROUND = 0.25
-"""Largest part of a round's deadline for which a contributor waits for a soup."""
+"""Maximum share of a round's deadline that a contributor waits for a soup."""
 _EXPIRE_SECONDS = 1.0
 _MAX_FAILED = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -72,14 +72,14 @@ class SeedTracker:
     """The seeders of one hub. Not thread-safe: use it on the event loop's thread.
 
     Args:
-        config: The hub's settings; None if it allows no seeding.
+        config: The hub's settings; None if it does not allow seeding.
         server: Id of the hub.
         key: The hub's ledger key, which signs tickets.
         now: The hub's clock, Unix seconds.
-        on_loopback: True if the hub listens on loopback; seeders may be there only then.
-        public: Returns those of some objects that every contributor may read; runs on a thread.
+        on_loopback: True if the hub listens on loopback; only then may seeders be there.
+        public: Returns the given objects that every contributor may read; runs on a thread.
         describe: Describes a public object; None for any other; runs on a thread.
-        round_seconds: Deadline of a round, of which waiting for a soup takes a part at most.
+        round_seconds: Deadline of a round, which limits how long contributors wait for a soup.
         traffic: Counters of the hub.
         probe: Connects to a seeder, which must present its certificate.
         clock: Monotonic clock in seconds; tests pass their own.
@@ -121,7 +121,7 @@ class SeedTracker:
             request: The announcement.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` if the hub allows no seeding; ``USAGE`` or ``TOO_LARGE`` for a malformed
+            GymError: ``POLICY_REFUSED`` if the hub does not allow seeding; ``USAGE`` or ``TOO_LARGE`` for a malformed
                 announcement; ``BUSY`` while the account's or too many of its network's seeders are probed.
         """
         self._settings()
@@ -139,10 +139,10 @@ class SeedTracker:
                 is_there = await self._probe(host, request.port, request.certificate_pem)
             if not is_there:
                 where = host_port(host, request.port)
-                text = f"the hub does not reach this seeder at {where}; open the port, or forward it"
+                text = f"the hub cannot reach this seeder at {where}; open the port, or forward it"
                 return self._not_listed(node, text)
         objects = frozenset(await asyncio.to_thread(self._public, set(request.sha256)))
-        if why := self._why_not(caller, host, name):  # others were listed meanwhile
+        if why := self._why_not(caller, host, name):  # others were listed in the meantime
             return self._not_listed(node, why)
         now, known = self._clock(), self._seeders.get(node)
         for sha256 in objects - (known.objects if known else frozenset()):
@@ -177,7 +177,7 @@ class SeedTracker:
             request: The object, empty to end the last search, and the seeders that failed to deliver it to the caller.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` if the hub allows no seeding; ``USAGE`` for a name that is not a sha256.
+            GymError: ``POLICY_REFUSED`` if the hub does not allow seeding; ``USAGE`` for a name that is not a sha256.
         """
         config, sha256 = self._settings(), request.sha256
         if sha256 and not _SHA256.fullmatch(sha256):
@@ -188,7 +188,7 @@ class SeedTracker:
         failed = set(request.failed[:_MAX_FAILED])
         before = self._searches.get(node)
         if before is not None and before.seeder in failed:
-            # Only the seeder that the hub has sent the caller to can be reported by it.
+            # A caller can only report the seeder that the hub sent it to.
             self._report(caller.contributor, before.seeder)
         if found is None or found.size_bytes < config.min_bytes:
             self._searches.drop(node)
@@ -231,7 +231,9 @@ class SeedTracker:
     def _settings(self) -> SeedingConfig:
         if self._config is None:
             raise GymError(
-                ErrorCode.POLICY_REFUSED, "this hub allows no seeding", "fetch everything from the hub itself"
+                ErrorCode.POLICY_REFUSED,
+                "this hub does not allow seeding",
+                "fetch everything from the hub itself",
             )
         return self._config
 
@@ -239,7 +241,7 @@ class SeedTracker:
         """Return the fingerprint of the key in an announcement."""
         if not _LEAST_PORT <= request.port <= 65_535:
             raise GymError(
-                ErrorCode.USAGE, f"port {request.port} is not from {_LEAST_PORT} to 65535", "announce another"
+                ErrorCode.USAGE, f"port {request.port} is not in {_LEAST_PORT} to 65535", "announce another"
             )
         if len(request.sha256) > MAX_OBJECTS or len(request.certificate_pem) > _MAX_CERTIFICATE_CHARS:
             raise GymError(
@@ -274,7 +276,7 @@ class SeedTracker:
         if self._probed[contributor] or self._probed[network] >= _MAX_PROBES_PER_NETWORK:
             raise GymError(
                 ErrorCode.BUSY,
-                "another announcement of this account or network is checked",
+                "another announcement of this account or network is being checked",
                 "repeat it later",
             )
         self._probed.update((contributor, network))
@@ -294,11 +296,11 @@ class SeedTracker:
         if self._seeders.node_of(name) not in (None, caller.node_id):
             return "another contributor announced this certificate"
         if caller.node_id not in self._seeders and len(self._seeders) >= _MAX_SEEDERS:
-            return f"{_MAX_SEEDERS} seeders are listed already"
+            return f"{_MAX_SEEDERS} seeders are already listed"
         return ""
 
     def _expire(self) -> None:
-        """Drop what has ended, at most once a second."""
+        """Drop expired entries, at most once a second."""
         now = self._clock()
         if now < self._expired + _EXPIRE_SECONDS:
             return
@@ -310,7 +312,7 @@ class SeedTracker:
         self._spread.keep(self._searches.wanted.keys())
 
     def _report(self, contributor: str, name: str) -> None:
-        """Note that a seeder failed, unless it has withdrawn its announcement meanwhile."""
+        """Record that a seeder failed, unless it has since withdrawn its announcement."""
         self._traffic.note_failed_seeder()
         if (seeder := self._seeders.named(name)) is not None:
             self._reports.add(contributor, seeder.contributor, self._clock())
@@ -318,7 +320,7 @@ class SeedTracker:
     # ---- one object ----
 
     def _usable(self, caller: Session, host: str, sha256: str, tried: Collection[str]) -> list[Seeder]:
-        """Return the seeders of an object to which a caller at an address may connect."""
+        """Return the seeders of an object that a caller at an address may connect to."""
         now = self._clock()
         return [
             seeder
@@ -340,7 +342,7 @@ class SeedTracker:
         return min(free, key=lambda seeder: (downloads[seeder.name], secrets.randbits(16)), default=None)
 
     def _is_worth_a_wait(self, caller: Session, seeders: Collection[Seeder]) -> bool:
-        """Return True if others than its own account keep one of the busy seeders busy.
+        """Return True if accounts other than its own keep one of the busy seeders busy.
 
         Otherwise an account could claim each new object, and delay everybody by downloading from itself.
         """
@@ -350,7 +352,7 @@ class SeedTracker:
         )
 
     def _may_wait(self, search: SeedSearch, node: int, found: PublicObject, now: float) -> bool:
-        """Return True if a node waits on: the wait for an object is bounded, and that for the base in all."""
+        """Return True if a node may keep waiting: the waits for one object and for the whole base are bounded."""
         config, size = self._settings(), found.size_bytes
         most = config.wait_seconds(size)
         if not found.is_base:
@@ -376,4 +378,4 @@ class SeedTracker:
 
 
 def _not_a_sha256() -> GymError:
-    return GymError(ErrorCode.USAGE, "an object's name is not a sha256", "64 hex digits in lower case")
+    return GymError(ErrorCode.USAGE, "an object's name is not a sha256", "use 64 lower-case hex digits")

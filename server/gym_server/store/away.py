@@ -23,9 +23,9 @@ class StoreAway(Exception):
     @property
     def outside(self) -> GymError:
         """Return the error for contributors, which does not reveal the location."""
-        what = "the hub cannot do this now: its database or its object store is away, or full"
+        what = "the hub cannot do this now: its database or object store is unreachable or full"
         return GymError(
-            self.refusal.code, what, "try again later; if it stays so, report it to the coordinator"
+            self.refusal.code, what, "try again later; if it persists, report it to the coordinator"
         )
 
 
@@ -36,7 +36,7 @@ class WriteConflict(StoreAway):
         super().__init__(
             GymError(
                 ErrorCode.BUSY,
-                f"{shown} undid a transaction because of another one",
-                "try again; if it continues, something besides gym-server writes to the database",
+                f"{shown} rolled back a transaction because of a concurrent one",
+                "try again; if it persists, something other than gym-server writes to the database",
             )
         )

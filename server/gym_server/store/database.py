@@ -140,7 +140,7 @@ class Database:
         if self.read_only:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                "this only reads the hub's folder, and changes nothing there",
+                "the hub's folder was opened read-only",
                 "use the dashboard of the running hub: gym-server run --dashboard HOST:PORT",
             )
         with (

@@ -21,7 +21,7 @@ _GONE = (
     "53300",
 )  # lost connections, shutdowns and too many connections, by prefix of the SQLSTATE
 _CODES = {
-    "53100": (ErrorCode.DISK_FULL, "make room on the database's disk; then run the hub again"),
+    "53100": (ErrorCode.DISK_FULL, "free space on the database's disk; then run the hub again"),
     "25006": (ErrorCode.NOT_WRITABLE, "storage.database names a standby, or a read-only database"),
     "42501": (ErrorCode.NOT_WRITABLE, "give the role the right to create and change tables in the database"),
 }
@@ -40,7 +40,7 @@ def parse_url(text: str) -> URL:
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            "storage.database is no database URL (it is not repeated here, since it may hold a password)",
+            "storage.database is not a database URL (not shown, since it may contain a password)",
             "write sqlite:///hub.db, or postgresql+psycopg://USER@HOST/DATABASE with the password in PGPASSFILE",
         ) from None
     except ImportError as error:
@@ -88,11 +88,11 @@ def _meaning(url: URL, error: DBAPIError) -> Exception | None:
         code, hint = _CODES[state]
         return _away(name, cause, code, hint)
     if isinstance(error, DataError) and not url.drivername.startswith("sqlite"):
-        return GymError(ErrorCode.USAGE, f"a text or number that the database cannot hold: {cause}")
+        return GymError(ErrorCode.USAGE, f"a text or number that the database cannot store: {cause}")
     if not state and type(error).__name__ == "ProgrammingError" and hasattr(error.orig, "sqlstate"):
         return GymError(ErrorCode.CONFIG_INVALID, f"storage.database: {cause}", "correct the URL's options")
     if error.connection_invalidated or state.startswith(_GONE) or _never_connected(error, state):
-        hint = "look at the database; the password is taken from PGPASSFILE or ~/.pgpass if the URL has none"
+        hint = "check the database; the password is read from PGPASSFILE or ~/.pgpass if the URL has none"
         return _away(name, cause, ErrorCode.UNAVAILABLE, hint)
     refused = system_error(error) if url.drivername.startswith("sqlite") else None
     return None if refused is None else _away(name, refused.message, refused.code, refused.hint)

@@ -56,7 +56,7 @@ class HubLock:
         """Check and renew the lock; call it every few seconds.
 
         Raises:
-            GymError: ``STATE_LOCKED`` if another hub took the database over; ``StoreAway`` while it is unreachable.
+            GymError: ``STATE_LOCKED`` if another hub took over the database; ``StoreAway`` while it is unreachable.
         """
         if self._file is not None:
             return
@@ -128,5 +128,5 @@ def _locked(database: Database) -> GymError:
     return GymError(
         ErrorCode.STATE_LOCKED,
         f"another gym-server is running on the database {database.shown}",
-        "stop it first; every hub needs a database of its own",
+        "stop it first; every hub needs its own database",
     )

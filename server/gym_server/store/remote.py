@@ -75,7 +75,7 @@ class RemoteObjects:
 
         Raises:
             FileNotFoundError: If the store does not have it.
-            StoreAway: If the store does not answer, or returns other bytes than were stored.
+            StoreAway: If the store does not answer, or returns bytes other than those stored.
         """
         copy = self._copies / f"{sha256}.copy"
         with suppress(FileNotFoundError):
@@ -85,8 +85,8 @@ class RemoteObjects:
         try:
             found = _looked_for(lambda: self._fetch(path, part))
             if found != sha256:
-                what = f"{self.shown}: object {sha256} came with other bytes, of sha256 {found}"
-                raise StoreAway(GymError(ErrorCode.HASH_MISMATCH, what, "put it back from a backup"))
+                what = f"{self.shown}: object {sha256} has different bytes, with sha256 {found}"
+                raise StoreAway(GymError(ErrorCode.HASH_MISMATCH, what, "restore it from a backup"))
             os.replace(part, copy)
         finally:
             part.unlink(missing_ok=True)
@@ -105,11 +105,11 @@ class RemoteObjects:
                 self.fs.put_file(str(part), path)
             shown = _looked_for(lambda: self._size(path))
         except FileNotFoundError:
-            what = f"{self.shown} does not show what was put"
-            raise StoreAway(GymError(ErrorCode.UNAVAILABLE, what, "is the bucket there?")) from None
+            what = f"{self.shown} does not list an object that was just stored"
+            raise StoreAway(GymError(ErrorCode.UNAVAILABLE, what, "check that the bucket exists")) from None
         if shown != size:
-            what = f"{self.shown}: object {sha256} was put with {counted(size, 'byte')}, and has {shown}"
-            raise StoreAway(GymError(ErrorCode.HASH_MISMATCH, what, "look at the object store"))
+            what = f"{self.shown}: object {sha256} was stored with {counted(size, 'byte')}, but has {shown}"
+            raise StoreAway(GymError(ErrorCode.HASH_MISMATCH, what, "check the object store"))
         os.replace(part, self._copies / f"{sha256}.copy")
         self.evict()
 
@@ -145,7 +145,7 @@ class RemoteObjects:
             raise
         except Exception as error:  # noqa: BLE001 (each implementation raises its own exceptions)
             what = f"{self.shown}: {_first_line(error)}"
-            hint = "look at the object store, and at the credentials in the environment"
+            hint = "check the object store, and at the credentials in the environment"
             raise StoreAway(GymError(ErrorCode.UNAVAILABLE, what, hint)) from None
 
     def _fetch(self, path: str, part: Path) -> str:
@@ -186,14 +186,14 @@ def file_system(
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{option}: {_without_password(url)} cannot be used: {_first_line(error)}",
-                "name a folder, or s3://BUCKET/PREFIX",
+                "use a folder, or s3://BUCKET/PREFIX",
             ) from None
         return fs, str(root)
     if "@" in urlsplit(url).netloc:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"{option} holds credentials",
-            "take them out: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are read from the environment",
+            "remove them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are read from the environment",
         )
     try:
         from obstore.fsspec import FsspecStore

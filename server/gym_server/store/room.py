@@ -56,8 +56,8 @@ def wait_for_room(state: HubState, config: ServerConfig, should_stop: Callable[[
     short = shortage(state, config)
     if short is None:
         return
-    log.error("disk-full: %s; no round opens until there is room: %s", short.message, short.hint)
+    log.error("disk-full: %s; no round opens until there is free space: %s", short.message, short.hint)
     while shortage(state, config) is not None and not should_stop():
         time.sleep(_POLL_SECONDS)
     if not should_stop():
-        log.info("there is room on the disk again; rounds continue")
+        log.info("the disk has free space again; rounds continue")

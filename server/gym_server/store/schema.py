@@ -32,8 +32,8 @@ def create_tables(tx: Connection, shown: str) -> None:
     if shared := sorted(names & set(metadata.tables)):
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"{shown} has a table {shared[0]!r} that is not of a hub",
-            "give the hub a database of its own",
+            f"{shown} has a table {shared[0]!r} that does not belong to a hub",
+            "use a separate database for the hub",
         )
     metadata.create_all(tx)
     tx.execute(settings.insert().values(key=_KEY, value=str(SCHEMA_VERSION)))
@@ -50,7 +50,7 @@ def check_version(tx: Connection, shown: str) -> None:
     raise GymError(
         ErrorCode.STATE_CORRUPT,
         f"{shown} has schema {str(version)[:40]}; this version of gym-server reads only schema {SCHEMA_VERSION}",
-        "a later version wrote it: install that one (docs/install.md), or put an earlier backup back"
+        "a later version wrote it: install that one (docs/install.md), or restore an earlier backup"
         if is_later
         else "an earlier version wrote it: install that one, or start a new hub with gym-server init",
     )

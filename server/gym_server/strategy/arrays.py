@@ -113,7 +113,7 @@ class DeltaSoupStrategy(FedAvg):
         if self._pipeline.needs is Needs.ROOT:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"aggregator {aggregator!r} needs an update of the coordinator's own, which a Flower app does not make",
+                f"aggregator {aggregator!r} needs the coordinator's own update, which a Flower app does not have",
                 "use the hub with root: {data: ...}, or another aggregator",
             )
         self._pipeline.check(torch.ones(self.min_train_nodes))
@@ -177,7 +177,7 @@ class DeltaSoupStrategy(FedAvg):
         if found is None or set(found) != set(self._current):
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"its arrays are not those that were sent, under {self.arrayrecord_key!r}",
+                f"its arrays do not match those that were sent under {self.arrayrecord_key!r}",
             )
         deltas = {}
         for key, sent in self._current.items():
@@ -194,7 +194,7 @@ class DeltaSoupStrategy(FedAvg):
                 delta = np.asarray((array.astype(np.float64) - sent).astype(np.float32))
             delta[kept] = 0.0
             if not np.isfinite(delta).all():
-                raise GymError(ErrorCode.UPDATE_REFUSED, f"array {key!r} holds values that are not finite")
+                raise GymError(ErrorCode.UPDATE_REFUSED, f"array {key!r} contains values that are not finite")
             deltas[key] = delta.reshape(-1)
         norm = float(np.sqrt(sum(float(np.square(d, dtype=np.float64).sum()) for d in deltas.values())))
         return _Reply(reply.metadata.src_node_id, reply.content, deltas, norm, claimed)
@@ -239,7 +239,7 @@ class DeltaSoupStrategy(FedAvg):
         """Return the merged array, in the dtype that was sent.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` if the result does not fit that dtype; errors of the rules.
+            GymError: ``UPDATE_REFUSED`` if the result does not fit that dtype; errors from the rules.
         """
         sent = self._current[key]
         if sent.dtype.kind == "b":

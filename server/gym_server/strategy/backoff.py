@@ -76,7 +76,9 @@ class RoundBackoff:
         there = self._there()
         self._seen |= there
         seconds = self._seconds()
-        text = "%s in a row made no version; the next begins in %.0f s, or when a contributor connects: %s"
+        text = (
+            "%s in a row made no version; the next one begins in %.0f s, or when a contributor connects: %s"
+        )
         log.warning(text, counted(self._failures, "round"), seconds, reason[:_MAX_REASON])
         self._say(self._state.clock.now() + seconds, reason)
         self._wait(time.monotonic() + seconds, there)

@@ -86,7 +86,7 @@ class ContinuousPace(Pace):
         admitted = len(self._state.round_store.admitted(current.server_round))
         failed, lost = outcomes.count("failed"), outcomes.count("lost")
         reason = (
-            f"{counted(admitted, 'update')}: {counted(failed, 'contributor')} failed, {lost} went away, "
+            f"{counted(admitted, 'update')}: {counted(failed, 'contributor')} failed, {lost} disconnected, "
             "and nobody else is working"
         )
         is_known = self._too_few and self._weighed[0] == current.server_round

@@ -228,7 +228,7 @@ class DurableDeltaSoup(Strategy):
         log.error("round %d failed", server_round, exc_info=error)
         if not current.is_over:
             what = error.code.value if isinstance(error, GymError) else type(error).__name__
-            self._rounds.abort(server_round, f"an error of the hub ({what}); its log has the trace")
+            self._rounds.abort(server_round, f"an error in the hub ({what}); its log has the traceback")
         if not self._pace.keeps_tasks:
             self._queue.close_group(str(server_round))
         return self._rounds.require(server_round)
@@ -330,7 +330,7 @@ class DurableDeltaSoup(Strategy):
                 failpoint("state-merging")
         late = 0 if self._pace.keeps_tasks else self._queue.close_group(str(server_round))
         if late:
-            log.info("round %d ends while %d are still at work; what they send is late", server_round, late)
+            log.info("round %d ends while %d are still at work; their updates are late", server_round, late)
         if current.state == MERGING:
             self._merge(current, should_end)
         ended = self._rounds.require(server_round)

@@ -201,9 +201,9 @@ class HubGrid(Grid):
         if message.state == SET_ASIDE:
             return {"error": Error(MALFORMED, "the reply is malformed and was set aside")}
         if message.state == LATE:
-            return {"error": Error(LOST, "the round went on without it")}
+            return {"error": Error(LOST, "the round continued without it")}
         if message.state == "lost" or message.reply is None:
-            return {"error": Error(LOST, "the contributor went away")}
+            return {"error": Error(LOST, "the contributor disconnected")}
         if len(message.reply) > MAX_RECORDS_BYTES:
             raise GymError(ErrorCode.TOO_LARGE, f"a reply of {counted(len(message.reply), 'byte')}")
         reply = pb.SubmitRequest.FromString(message.reply)

@@ -129,7 +129,7 @@ class Pace:
         working = outcomes.count("")
         if self._state.clock.now() < current.spec.deadline_seconds:
             failed, lost = outcomes.count("failed"), outcomes.count("lost")
-            return f"{short}: {counted(failed, 'contributor')} failed, {lost} went away, and nobody else is working"
+            return f"{short}: {counted(failed, 'contributor')} failed, {lost} disconnected, and nobody else is working"
         if not working:
             return f"{short} at the deadline"
         working_tasks = [task for task in tasks if not task.outcome]
@@ -225,7 +225,7 @@ class Pace:
         if not working:
             return
         self._logged_quorum = server_round
-        text = "round %d: quorum, %d updates of %s; %d still at work, waiting up to %.0f s for them%s"
+        text = "round %d: quorum reached with %d updates of %s; %d still at work, waiting up to %.0f s for them%s"
         history = self._history(server_round)
         silent = sum(not history.of(task).is_awaited for task in working)
         note = f" ({silent} of them left their last {MAX_UNANSWERED} tasks unanswered)" if silent else ""

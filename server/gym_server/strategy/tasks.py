@@ -108,7 +108,7 @@ def update_in(content: RecordDict, payloads: Payloads) -> tuple[str, bytes, byte
         for sha256, array in deltas.items():
             payloads.incoming(sha256, array)
     except (KeyError, TypeError, AttributeError) as error:
-        raise GymError(ErrorCode.UPDATE_REFUSED, f"the reply holds no update: {error}") from error
+        raise GymError(ErrorCode.UPDATE_REFUSED, f"the reply contains no update: {error}") from error
     return manifest, signature, key
 
 

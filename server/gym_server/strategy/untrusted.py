@@ -49,10 +49,10 @@ def read_array(key: str, array: Array, sent: np.ndarray) -> np.ndarray:
         if shape != sent.shape or tuple(array.shape) != sent.shape or not _fits(dtype, sent.dtype):
             raise _refusal(f"array {key!r} is {dtype} {list(shape)}, not {sent.dtype} {list(sent.shape)}")
         if np.dtype(array.dtype).name != dtype.name:
-            raise _refusal(f"array {key!r} is declared {array.dtype[:80]!r} and holds {dtype}")
+            raise _refusal(f"array {key!r} is declared as {array.dtype[:80]!r} but contains {dtype}")
         held, due = len(array.data) - header.tell(), sent.size * dtype.itemsize
         if held != due:
-            raise _refusal(f"array {key!r} holds {counted(held, 'byte')}, not {due}")
+            raise _refusal(f"array {key!r} has {counted(held, 'byte')}, not {due}")
         values = np.frombuffer(array.data, dtype, offset=header.tell())
         return values.reshape(shape, order="F" if fortran else "C")
 
@@ -71,15 +71,15 @@ def read_metrics(content: RecordDict, weighted_by: str) -> float:
     with _refusing("its metric record"):
         records = list(content.metric_records.values())
         if len(records) != 1:
-            raise _refusal(f"it holds {counted(len(records), 'metric record')}, not one")
+            raise _refusal(f"it has {counted(len(records), 'metric record')}, not one")
         for key, value in records[0].items():
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, bool) or not isinstance(number, int | float):
-                    raise _refusal(f"metric {key!r} holds something that is not a number")
+                    raise _refusal(f"metric {key!r} contains something that is not a number")
                 float(number)  # OverflowError for an integer too large for a mean
         claimed = records[0].get(weighted_by)
         if not isinstance(claimed, int | float) or not (math.isfinite(claimed) and claimed > 0):
-            raise _refusal(f"it reports no {weighted_by!r} that is one finite positive number")
+            raise _refusal(f"its {weighted_by!r} is not one finite positive number")
         return float(claimed)
 
 
@@ -100,7 +100,7 @@ def comparable(contents: Sequence[RecordDict]) -> list[RecordDict]:
     kept = [key for key, form in forms[0].items() if all(other.get(key) == form for other in forms)]
     dropped = sorted({key for form in forms for key in form} - set(kept))
     if dropped:
-        log.warning("metrics that not all replies hold, or not in one form, are left out: %s", dropped)
+        log.warning("metrics that are missing or have another form in some replies are left out: %s", dropped)
     same = []
     for content, (own, record) in zip(contents, named, strict=True):
         if own == name and len(record) == len(kept):

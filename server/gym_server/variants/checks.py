@@ -107,7 +107,7 @@ class VariantChecks:
         if total + size > self._config.max_total_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"this hub has no room for {counted(size, 'byte')} more of variants",
+                f"this hub has no room for another {counted(size, 'byte')} of variants",
                 "ask its coordinator (variants.max_total_bytes)",
             )
 
@@ -145,7 +145,7 @@ class VariantChecks:
         if size != manifest.size_bytes:
             raise GymError(
                 ErrorCode.DELTA_INVALID,
-                f"the manifest says {counted(manifest.size_bytes, 'byte')}, the object has {size}",
+                f"the manifest says {counted(manifest.size_bytes, 'byte')}, but the object has {size}",
             )
         spec = BaseSpec(self._base.model_name, manifest.base_digest, self._base.shapes)
         limits = DeltaLimits(max_file_bytes=self._max_bytes, sums=False)
@@ -169,7 +169,7 @@ class VariantChecks:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
             f"the variant is for base {digest}; this hub's is {self._base.digest}, {newest}",
-            "make it on one of these, or on a folder that `gym-server model` wrote",
+            "create it on one of these, or on a folder written by `gym-server model`",
         )
 
 
@@ -184,7 +184,7 @@ def _check_key(tx: Connection, signed: SignedVariant) -> None:
     if key is None or key.contributor != owner:
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"the variant is signed by a key that is not one of {owner}",
+            f"the variant is signed by a key that does not belong to {owner}",
             "sign it with the key of this account",
         )
     if key.status == REVOKED:
@@ -192,8 +192,8 @@ def _check_key(tx: Connection, signed: SignedVariant) -> None:
     if key.status == ROTATED:
         raise GymError(
             ErrorCode.KEY_REVOKED,
-            f"the variant is signed by a key of {owner} that was replaced by another one",
-            "sign it with the present key",
+            f"the variant is signed by a key of {owner} that was replaced by another key",
+            "sign it with the current key",
         )
 
 
@@ -214,7 +214,7 @@ def _check_revision(row: Any, manifest: VariantManifest) -> None:
     if row is None or manifest.revision > row.revision:
         return
     old = manifest.revision < row.revision
-    state = "is here already" if row.document is not None else "was here and was removed"
+    state = "already exists here" if row.document is not None else "was removed from here"
     raise GymError(
         ErrorCode.STALE if old else ErrorCode.REPLAYED,
         f"revision {row.revision} of variant {manifest.variant} {state}; this is revision {manifest.revision}",

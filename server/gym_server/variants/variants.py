@@ -102,7 +102,7 @@ class HubVariants:
         if not self._is_enabled:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                "this hub keeps no variants",
+                "this hub does not store variants",
                 "ask its coordinator (variants.enabled)",
             )
         signed = SignedVariant.parse(document)

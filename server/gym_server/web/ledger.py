@@ -86,8 +86,8 @@ def routes(view: HubView) -> APIRouter:
         if not downloads.acquire(blocking=False):
             raise GymError(
                 ErrorCode.BUSY,
-                f"{MAX_DOWNLOADS} downloads of the ledger are under way",
-                "try again when one has ended",
+                f"{MAX_DOWNLOADS} downloads of the ledger are in progress",
+                "try again when one has finished",
             )
         return _Download(_file(view, head.size), downloads, f"{view.state.server}-{head.size}.jsonl")
 

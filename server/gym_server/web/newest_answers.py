@@ -89,7 +89,7 @@ class NewestAnswers:
                 self._file, _KeptAnswers(versions=list(self._versions)).model_dump_json().encode()
             )
         except Exception as error:  # noqa: BLE001 (reporting a full disk is the hub's task)
-            log.warning("the answers of the newest version are not kept: %s", error)
+            log.warning("the answers of the newest version could not be stored: %s", error)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the answers to each prompt, newest version first."""

@@ -166,7 +166,7 @@ class NewestModel:
                     self._serve(version)
                     tried = version.digest
             except (SQLAlchemyError, StoreAway) as error:
-                log.debug("the newest version is not known now: %s", error)
+                log.debug("the newest version cannot be determined: %s", error)
             self._woken.wait(_LOOK_SECONDS)
 
     def _serve(self, version: Version) -> None:
@@ -183,7 +183,7 @@ class NewestModel:
                 self._show(phase="failed", output=tuple(failure.output))
         except Exception:
             log.exception("version %d is not served", version.height)
-            self._show(phase="failed", output=("The hub's log has the trace.",))
+            self._show(phase="failed", output=("The hub's log has the traceback.",))
 
     def _write_and_ask(self, version: Version) -> None:
         """Write a version unless its folder exists, load it, and send it the prompts without an answer."""

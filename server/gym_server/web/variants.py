@@ -1,4 +1,5 @@
-"""The variants screen: number and size for all visitors; for the operator also a list, removal and permission."""
+"""The variants screen: number and size for all visitors; for the operator also the list, removal and allowing them
+again."""
 
 from __future__ import annotations
 

@@ -205,6 +205,6 @@ def test_the_coordinator_sees_all_of_them_and_can_take_one_down(
     ann.refused(ErrorCode.NOT_FOUND, "pull", "poet")
     assert "asked to" in str(ann.refused(ErrorCode.PERMISSION_DENIED, "push", "poet", "--revision", "2"))
     words = ["variants", "allow", ann.account, "poet", *where]
-    assert "may put variant poet again" in CliRunner().invoke(server_app, words).stdout
+    assert "may push variant poet again" in CliRunner().invoke(server_app, words).stdout
     assert ann.ask("push", "poet", "--revision", "2")["held"] is True
     hub.fed.ledger.verify()

@@ -271,7 +271,7 @@ def test_rows_other_than_those_of_the_training_are_caught(
 
 def test_a_claim_of_more_examples_than_the_rows_is_caught(model: GlobalModel, tmp_path: Path) -> None:
     cheat = contribution(model, tmp_path, num_examples=80)
-    assert audit(model, cheat, tmp_path, 1)[1] == "the update claims 80 examples, these rows have 8"
+    assert audit(model, cheat, tmp_path, 1)[1] == "the update claims 80 examples, but these rows have 8"
 
 
 def test_a_training_that_was_stopped_and_resumed_commits_to_the_same_root(

@@ -95,7 +95,7 @@ NOW = int(time.time())
         ),
         ({"task": "task-of-somebody-else"}, ErrorCode.STALE, "answers task task-of-somebody-else"),
         ({"server": "s" + "0" * 16}, ErrorCode.STALE, "is for hub s0000"),
-        ({"server_round": 2}, ErrorCode.STALE, "round 2 takes no more updates"),
+        ({"server_round": 2}, ErrorCode.STALE, "round 2 accepts no more updates"),
         ({"delta_bytes": 1 << 20}, ErrorCode.UPDATE_REFUSED, "the manifest says 1,048,576 bytes"),
         ({"base_digest": "sha256:" + "cd" * 32}, ErrorCode.BASE_MISMATCH, "base"),
     ],
@@ -119,7 +119,7 @@ def test_an_update_in_a_plug_ins_codec_that_the_task_does_not_name_is_refused_an
     install(monkeypatch, {"gym_fed.codecs": {"trap5": "tests.unit.no_such_module:Trap"}})
     receipt = collecting.send()
     assert (receipt.verdict, receipt.code) == ("refused", ErrorCode.UPDATE_REFUSED.value), receipt.reason
-    assert receipt.reason.endswith("is in a codec that the task of round 1 does not name")
+    assert receipt.reason.endswith("uses a codec that the task of round 1 does not name")
 
 
 def test_an_update_in_a_codec_of_soups_is_refused_before_its_codes_are_inflated(

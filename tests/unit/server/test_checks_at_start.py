@@ -111,8 +111,8 @@ def test_held_out_rows_of_which_nothing_fits_are_refused_and_some_are_noted(fold
 @pytest.mark.parametrize(
     ("score", "said"),
     [
-        ("participation", "participation pays noise like work"),
-        ("estimate", "on 1 held-out row little is certain"),
+        ("participation", "participation pays for noise"),
+        ("estimate", "with 1 held-out row scores are uncertain"),
     ],
 )
 def test_held_out_rows_that_judge_the_pay_badly_or_not_at_all_are_noted(

@@ -72,7 +72,7 @@ def test_a_declined_task_is_given_again_in_the_same_round(
     second = scene.give()
     assert second not in (None, first)
     assert scene.outcomes() == [""], "the round waits for it"
-    assert "round 1: ada gave the task back: terms-changed: recipe.max_steps: 3 -> 4" in caplog.text
+    assert "round 1: ada returned the task: terms-changed: recipe.max_steps: 3 -> 4" in caplog.text
     assert "node " not in caplog.text
 
 

@@ -71,7 +71,7 @@ def test_a_set_whose_rows_are_not_here_is_refused_with_the_command_that_fetches_
     error = refusal(with_gate(tmp_path / "hub", tiny_base, evals=[{"suite": "winogrande"}]))
     assert error.code is ErrorCode.UNAVAILABLE
     assert error.message.startswith("gate.evals: ")
-    assert "gym eval fetch winogrande; or set gate.evals_data" in error.hint
+    assert "gym eval fetch winogrande, or set gate.evals_data" in error.hint
 
 
 def test_a_member_of_a_group_that_does_not_exist_is_refused_at_the_start(

@@ -127,8 +127,8 @@ def test_zeros_are_rejected_and_copies_in_any_dress_weigh_once_and_share_the_pay
     for name in ("zero", "next to zero"):
         one = found[name]
         assert (one["verdict"], one["credit"], one["reputation"]) == ("rejected", 0, 0.0), (name, one)
-        assert "nothing beside" in one["reason"]
-    assert "by ann: it weighs once" in found["scaled"]["reason"]
+        assert "negligible" in one["reason"]
+    assert "by ann: it counts once" in found["scaled"]["reason"]
     assert crowd.fed.round_store.head().digest == alone.fed.round_store.head().digest
     assert len(crowd.entries("contribution")[0]["clusters"]) == 3
     assert crowd.fed.ledger.verify()["reputations"] == 11

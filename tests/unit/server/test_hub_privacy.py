@@ -184,7 +184,7 @@ def test_noise_that_cannot_be_drawn_is_refused_before_it_is_charged(tmp_path: Pa
     with Federation.open(private_hub(tmp_path / "hub", tiny_base, privacy=votes)) as fed:
         privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)
         fed.base = replace(fed.base, shapes={"weight": (300_000_000,)})
-        with pytest.raises(GymError, match="300000000 weights is beyond"):
+        with pytest.raises(GymError, match="300000000 weights is too large"):
             privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)
 
 
@@ -403,7 +403,7 @@ def test_a_hub_that_has_spent_its_budget_says_so_at_its_end(
     with Federation.open(folder) as fed:
         PrivateRounds(fed).run()
         shown = list(privacy_lines(privacy.report(fed.config, fed.database)))
-    assert "no further round is begun: it would exceed the budget" in shown
+    assert "no further round starts: it would exceed the budget" in shown
     monkeypatch.setattr("gym_server.cli.run._DRAIN_SECONDS", 0.0)
     ending = run_hub(folder, exit_when_done=True, insecure=True)
     assert ending.startswith("the privacy budget is spent: epsilon 4.38 of ")

@@ -259,7 +259,7 @@ def test_an_update_that_no_key_of_its_contributor_signed_is_found(
     other = UpdateManifest.parse(text).sign(SigningKey.generate())
     file.execute("UPDATE updates SET signature = ? WHERE rowid = ?", (other, rowid))
     try:
-        with pytest.raises(GymError, match="signature, norm, message or code is not that of its verdict"):
+        with pytest.raises(GymError, match="signature, norm, message or code does not match its verdict"):
             filled.fed.ledger.verify()
         monkeypatch.setattr("gym_server.ledger.columns.record_of", lambda row: records[row["update_id"]])
         with pytest.raises(GymError, match=r"no key that .* had then signed its manifest"):

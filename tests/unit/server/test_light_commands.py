@@ -48,7 +48,7 @@ def test_commands_that_merge_and_train_nothing_load_no_torch(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "none of them"
-    assert "loading what hubs are made of (" in done.stderr, "what takes longest is named while it goes on"
+    assert "loading the hub's packages (" in done.stderr, "what takes longest is named while it goes on"
 
 
 FACTS = """

@@ -110,7 +110,7 @@ def test_a_hub_that_looks_for_its_objects_in_another_place_does_not_start(room: 
         GymError, match=r"storage\.objects: .* does not have the soup of version 1"
     ) as refusal:
         check_at_start(room.fed.state, room.fed.config, room.fed.recipes)
-    assert "--set storage.objects=PLACE" in str(refusal.value.hint)
+    assert "--set storage.objects=LOCATION" in str(refusal.value.hint)
 
 
 def test_losses_that_were_measured_stay_known_while_the_model_is_away(

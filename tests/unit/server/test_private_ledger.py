@@ -268,7 +268,7 @@ def test_an_end_of_a_round_that_is_not_within_its_hour_is_found(run: Callable[[s
     with Federation.open(one.folder) as fed:
         with fed.database.transaction() as tx:
             tx.execute(update(rounds).values(closed_at=HOUR - 7200.0))
-        with pytest.raises(GymError, match="ended at another time"):
+        with pytest.raises(GymError, match="ended at a different time"):
             fed.ledger.verify()
 
 

@@ -158,7 +158,9 @@ def test_limits_of_the_policy_are_held_against_recipes_tasks_and_promises(rounds
     check_promises(Policy(max_hub_epsilon=4.0), promised)
     assert "epsilon 4" in refusal(lambda: check_promises(Policy(max_hub_epsilon=3.9), promised))
     assert "no central privacy" in refusal(lambda: check_promises(Policy(max_hub_epsilon=100.0), Promises()))
-    assert "individually" in refusal(lambda: check_promises(Policy(require_secure_aggregation=True), promised))
+    assert "individually" in refusal(
+        lambda: check_promises(Policy(require_secure_aggregation=True), promised)
+    )
     rounds.home.policy_path.write_text("require_secure_aggregation: true\n")
     assert "secure_aggregation" in rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task())
     for shown in ('{"mechanism": "none"}', '{"epsilon": NaN, "target_delta": 1e-5}', '{"epsilon": 1.0}'):
@@ -213,7 +215,7 @@ SUMS = {"threshold": 3}
 def test_a_hub_that_promises_less_than_was_shown_gets_no_further_round(
     scene: Scene, rounds: Rounds, now: dict[str, Any], named: str
 ) -> None:
-    secure = SUMS if "itself" in named else None
+    secure = SUMS if named in ("individually", "the update itself") else None
     shown = {"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": secure}
     promised = Promises.parse(json.dumps(shown))
     scene.hub.privacy_json = json.dumps(now)

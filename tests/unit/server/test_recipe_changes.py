@@ -90,7 +90,7 @@ def test_what_the_config_refuses_is_refused(hub: Hub) -> None:
         (["rounds.num_rounds=4"], usage, "not of the form recipe.key=value"),
         (["recipe=4"], usage, "not of the form"),
         (["recipe.max_steps"], usage, "not of the form"),
-        (["recipe.max_steps=50"], usage, "that is the recipe already"),
+        (["recipe.max_steps=50"], usage, "this is already the recipe"),
         (["recipe.seed=1", "--reason", "a\nb"], usage, "not printable"),
     ):
         with pytest.raises(GymError) as refused:

@@ -485,10 +485,10 @@ def test_a_seeder_in_a_private_network_is_named_only_to_others_with_private_addr
 
 
 def test_a_seeder_that_the_hub_does_not_reach_is_not_listed_and_a_new_place_is_probed(scene: Scene) -> None:
-    assert "does not reach" in scene.announce(10, [OBJECT], port=1111)
+    assert "cannot reach" in scene.announce(10, [OBJECT], port=1111)
     assert scene.where(20) == "hub"
     assert not scene.announce(10, [OBJECT])
-    assert "does not reach" in scene.announce(10, [OBJECT], port=1111)
+    assert "cannot reach" in scene.announce(10, [OBJECT], port=1111)
     assert scene.probes == 3
     assert scene.where(20) == "hub"
 

@@ -117,7 +117,7 @@ def test_a_certificate_that_has_not_begun_is_refused(
 
     monkeypatch.setattr("gym_server.certificate.datetime.datetime", Clock)
     error = refusal(hub, "add", str(chain))
-    assert "begins on" in error.message
+    assert "is valid from" in error.message
     assert "clock" in error.hint
 
 

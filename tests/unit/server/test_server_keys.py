@@ -179,8 +179,8 @@ def test_a_rotation_after_asking_starts_the_hold_anew(hub: Hub, owner: SigningKe
 @pytest.mark.parametrize(
     ("amount", "to", "message"),
     [
-        (0, "friend", "an amount of 0"),
-        (-5, "friend", "an amount of -5"),
+        (0, "friend", "the amount is 0"),
+        (-5, "friend", "the amount is -5"),
         (101, "friend", "100 of 100 can be moved"),
         (1, "self", "to itself"),
         (1, "c00000000000000000000000000000000", "no contributor"),

@@ -77,7 +77,7 @@ def test_every_entry_is_proved_under_every_head_that_holds_it(written: Ledger, d
     for sequence in range(1, 6):
         for size in (0, 2, 4):
             if size and size < sequence:
-                with pytest.raises(GymError, match=f"no head of size {size}"):
+                with pytest.raises(GymError, match=f"no signed head of size {size}"):
                     written.proof(sequence, size)
                 continue
             proof = written.proof(sequence, size)
@@ -238,7 +238,7 @@ def test_a_ledger_whose_entries_do_not_count_heads_is_counted_from_its_rows(tmp_
 def test_a_credit_that_the_ledger_does_not_have_is_named(written: Ledger, database: Database) -> None:
     with database.transaction() as tx:
         tx.execute(credits.insert().values(server_round=3, contributor=ANN, amount=7))
-    with pytest.raises(GymError, match=f"credits: 3 {ANN[:24]} is in the database and not in the ledger"):
+    with pytest.raises(GymError, match=f"credits: 3 {ANN[:24]} is in the database but not in the ledger"):
         written.verify()
 
 

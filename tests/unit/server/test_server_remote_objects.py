@@ -119,7 +119,7 @@ def test_bytes_of_another_hash_are_not_used_and_nothing_of_them_stays(
     (store.staging / f"{sha256}.copy").unlink()
     memory = fsspec.filesystem("memory")
     memory.pipe_file(f"/{tmp_path.name}/{sha256[:2]}/{sha256}", b"something else")
-    with pytest.raises(StoreAway, match="came with other bytes") as refusal:
+    with pytest.raises(StoreAway, match="has different bytes") as refusal:
         store.local_path(sha256)
     assert refusal.value.refusal.code is ErrorCode.HASH_MISMATCH
     assert not list(store.staging.iterdir())
@@ -152,7 +152,7 @@ def test_an_upload_that_the_store_does_not_show_stays_on_this_machine(
     file_system = type(fsspec.filesystem("memory"))
     with monkeypatch.context() as patch:
         patch.setattr(file_system, "put_file", lambda *_, **__: None)
-        with pytest.raises(StoreAway, match="does not show what was put"):
+        with pytest.raises(StoreAway, match="does not list an object that was just stored"):
             store.adopt(part, hashlib.sha256(b"kept").hexdigest())
     assert part.read_bytes() == b"kept"
     assert store.adopt(part, hashlib.sha256(b"kept").hexdigest()) == 4

@@ -49,5 +49,5 @@ def test_a_database_of_another_program_is_refused(database_url: str, tmp_path: P
     made = Database(database_url.replace("///hub.db", f"///{tmp_path}/hub.db"))
     with made.transaction() as tx:
         tx.execute(text("CREATE TABLE accounts (id INTEGER)"))
-    with pytest.raises(GymError, match="a database of its own"):
+    with pytest.raises(GymError, match="a separate database"):
         Database.open(database_url, tmp_path)

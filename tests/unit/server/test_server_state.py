@@ -159,7 +159,7 @@ def test_a_round_that_is_rolled_back_leaves_no_soup_and_no_state(
         patched.setattr(HubModel, "losses_with", lambda self, path: one_row(9.0))
         number = merge_next(hub, model)
     reason = hub.round_store.history()[number - 1]["reason"]
-    assert "rolled back: the soup takes the held-out loss from" in reason
+    assert "rolled back: the soup raises the held-out loss from" in reason
     assert state_of(hub) == left == {"round-1.safetensors", "round-1.optimizer.safetensors"}
     assert not list((hub.folder / "staging").iterdir())
 
@@ -233,4 +233,4 @@ def test_an_update_whose_loss_alone_is_no_number_is_rejected_by_the_screen(
     with hub.database.reading() as tx:
         row = tx.execute(select(updates.c.verdict, updates.c.reason, updates.c.heldout_change)).one()
     assert (row.verdict, row.heldout_change) == ("rejected", None)
-    assert f"alone takes the held-out loss from 1.000 to {loss:.3f}" in row.reason
+    assert f"alone raises the held-out loss from 1.000 to {loss:.3f}" in row.reason

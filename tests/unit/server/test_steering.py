@@ -188,7 +188,7 @@ def test_skip_takes_the_tasks_of_the_round_back(fed: Federation) -> None:
     ended = fed.queue.get(task)
     assert ended is not None
     assert ended.state == "late"
-    with pytest.raises(GymError, match="its round went on without it"):
+    with pytest.raises(GymError, match="its round continued without it"):
         fed.queue.renew(task, 7, "")
 
 

@@ -39,7 +39,7 @@ async def _chunks(count: int, size: int, pause: float) -> AsyncIterator[pb.Uploa
     [
         (100, 1, 0.05, "arrived at less than"),
         (200, 0, 0.02, "arrived at less than"),
-        (2, 10, 4.0, "no byte of the upload"),
+        (2, 10, 4.0, "the upload received no data"),
     ],
     ids=["a byte at a time", "empty chunks", "silence"],
 )

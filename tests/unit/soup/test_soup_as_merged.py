@@ -144,8 +144,8 @@ def test_lora_rounds_send_factors_back_by_default_and_full_ones_integers() -> No
     [
         ({}, "factors", "rank 8 for each"),
         ({"soup": {"aggregator": "byzantine_robust"}}, "factors", "stacked"),
-        ({"soup": {"aggregator": "median"}}, "values", "coordinate by coordinate"),
-        ({"soup": {"aggregator": "bulyan"}}, "values", "coordinate by coordinate"),
+        ({"soup": {"aggregator": "median"}}, "values", "coordinate-wise"),
+        ({"soup": {"aggregator": "bulyan"}}, "values", "coordinate-wise"),
         ({"soup": {"server_optimizer": "adam"}}, "values", "server_optimizer adam"),
         ({"soup": {"codec": {"codec": "dense"}}}, "values", "leave soup.codec out"),
     ],

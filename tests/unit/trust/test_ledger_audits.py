@@ -121,7 +121,7 @@ def test_a_draw_with_its_verdict_is_accepted() -> None:
         (draw_body(drawn={**draw_body()["drawn"], DRAWN: [1, 2, 3]}), "are not those of the seed"),
         (draw_body(updates=UPDATES[1:20]), "its updates are not those of round 1"),
         (draw_body(num_steps=10**9), "it draws from more than"),
-        (draw_body(terms=None), "it is not what an audit records"),
+        (draw_body(terms=None), "it is not a valid audit record"),
     ],
 )
 def test_a_draw_that_is_not_the_promised_seeds_is_found(body: dict[str, Any], message: str) -> None:
