@@ -92,7 +92,7 @@ def batch(
             raise GymError(
                 ErrorCode.INTERRUPTED,
                 f"stopped: answered {len(output.done)} of {counted(len(given.custom_ids), 'request')}",
-                "the same command continues",
+                "run the same command again to continue",
             ) from None
     _print_report(report, target, errors, as_json)
 
@@ -185,7 +185,9 @@ def _num_in_progress(engine: EngineConfig) -> int:
 def _refuse_same_file(source: Path, target: Path, errors: Path | None) -> None:
     named = [real_path(path.expanduser()) for path in (source, target, errors) if path is not None]
     if len(set(named)) != len(named):
-        raise GymError(ErrorCode.USAGE, "IN, OUT and --errors must be different files", "name another one")
+        raise GymError(
+            ErrorCode.USAGE, "IN, OUT and --errors must be different files", "choose a different file"
+        )
 
 
 def _figures(report: BatchReport) -> str:

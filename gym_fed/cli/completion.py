@@ -77,7 +77,7 @@ def _matching(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
     """
     try:
         return sorted({name for name in names() if name.startswith(incomplete) and _PLAIN.fullmatch(name)})
-    except Exception:  # noqa: BLE001 (whatever it is, the shell goes on)
+    except Exception:  # noqa: BLE001 (the shell continues, whatever the error)
         return []
 
 

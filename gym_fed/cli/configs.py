@@ -131,7 +131,7 @@ def validate_file(
 def _kind(parsed: ParsedConfig) -> tuple[str, type[BaseModel] | None]:
     """Return the command that reads a file, and the file's schema; None for ``gym train``, which checks more.
 
-    The command is the one that knows most of the file's top-level keys, the first of equals.
+    The command is the one that knows most of the file's top-level keys; the first on a tie.
     """
     from gym_fed.config.hub.server import ServerConfig
     from gym_fed.config.predict import PredictConfig
@@ -205,7 +205,7 @@ def import_file(
     elif output is None:
         out.print(text, end="")
     else:
-        err.print(f"{output}; {counted(len(notes), 'key')} left out; train it with: gym train {output}")
+        err.print(f"{output}; {counted(len(notes), 'key')} omitted; train it with: gym train {output}")
 
 
 def _with_sizes(summary: str, sizes: tuple[str, ...]) -> str:

@@ -377,7 +377,7 @@ def _page_name(page: str) -> str:
     if name not in names:
         close = difflib.get_close_matches(name, names, n=3) or names
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"no page is called {page!r}", f"is it one of {', '.join(close)}?"
+            ErrorCode.FILE_NOT_FOUND, f"there is no page {page!r}", f"is it one of {', '.join(close)}?"
         )
     return name
 

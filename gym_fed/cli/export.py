@@ -109,7 +109,7 @@ def export(
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Merge a model's adapters and write it for other programs; it is read back and compared before it counts."""
+    """Merge a model's adapters and write it for other programs; the result is read back and compared first."""
     from dataclasses import replace
 
     from gym_fed.base.models import DTYPES, model_name
@@ -203,7 +203,7 @@ def _default_output(model: str, suffix: str) -> Path:
         GymError: ``USAGE`` for a folder.
     """
     if not suffix:
-        raise GymError(ErrorCode.USAGE, "where to? --output is missing", "name a new folder: -o FOLDER")
+        raise GymError(ErrorCode.USAGE, "--output is missing", "pass a new folder: -o FOLDER")
     return Path(Path(model).name + suffix)
 
 
@@ -223,7 +223,7 @@ def _require_dtype(chosen: ExportFormat, dtype: str | None) -> None:
 def _refuse_beside_a_file(options: dict[str, object]) -> None:
     for name, value in options.items():
         if value is not None:
-            raise GymError(ErrorCode.USAGE, f"{name} does not go with a file", "write it in the file")
+            raise GymError(ErrorCode.USAGE, f"{name} cannot be combined with a file", "set it in the file")
 
 
 def _export_settings(file: str) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _distance(figures: dict[str, Any]) -> str:
         return "the same logits"
     return (
         f"logits at most {figures['max']:.2g} off (the largest is {figures['largest']:.2g}), "
-        f"likeliest token the same at {figures['top1']:.1%} of positions"
+        f"same most likely token at {figures['top1']:.1%} of positions"
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.leaderboard.board import Leaderboard
 
 app = App(
-    help="Show a board of signed results, add to it, and re-run what others added.", no_args_is_help=True
+    help="Show a board of signed results, add to it, and re-run what others submitted.", no_args_is_help=True
 )
 
 BoardOption = Annotated[
@@ -135,7 +135,7 @@ def verify(
     head: HeadOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Re-run random samples of a submission on your own model and rows, and sign what came out."""
+    """Re-run random samples of a submission on your own model and rows, and sign the outcome."""
     from gym_fed.evaluation.leaderboard.submissions import verify as run
     from gym_fed.evaluation.records.rerun import rerun_on
 
@@ -162,7 +162,8 @@ def verify(
             "parted_after_ties": rerun.parted,
         },
         *lines,
-        f"{outcome}, {counted(rerun.parted, 'answer')} parted after a tie; line {rerun.line.entry.sequence} says so",
+        f"{outcome}, {counted(rerun.parted, 'answer')} diverged after a tie; "
+        f"recorded in line {rerun.line.entry.sequence}",
     )
 
 
@@ -185,7 +186,7 @@ def write_html(
     opened = _opened(board, registry, head)
     write_atomically(file, board_page(opened, title).encode("utf-8"))
     print_result(
-        as_json, {"file": str(file), "submissions": len(opened.board_rows)}, note=f"the page is {file}"
+        as_json, {"file": str(file), "submissions": len(opened.board_rows)}, note=f"page written to {file}"
     )
 
 
@@ -196,6 +197,6 @@ def _opened(board: Path, registry: str | None, head: str | None) -> Leaderboard:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no leaderboard at {board}",
-            "name it with --board or --registry, or add a first line",
+            "pass it with --board or --registry, or add a first line",
         )
     return open_board(board, registry, head)

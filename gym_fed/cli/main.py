@@ -19,11 +19,11 @@ class _TakesOtherWords(LazyCommandGroup):
             "train": "fine-tune a model on your rows; run again to resume",
             "tune": "search for the settings that train best",
             "runs": "list, compare and draw training runs",
-            "data": "look at rows, convert, mix and share them",
+            "data": "show, convert, mix and share rows",
             "configs": "ready recipes; check or import a config file",
         },
         "Try": {
-            "chat": "talk to a model",
+            "chat": "chat with a model",
             "eval": "measure a model on your rows or on suites of tasks",
             "predict": "answer rows and compare with their answers",
             "grade": "rewards of graders for a model's answers",
@@ -36,7 +36,7 @@ class _TakesOtherWords(LazyCommandGroup):
             "variant": "personal variants of one base model",
             "models": "fetch, publish and list models",
         },
-        "Merge": {"soup": "merge fine-tunes by a rule", "delta": "make and apply .gymdelta files"},
+        "Merge": {"soup": "merge fine-tunes by a rule", "delta": "create and apply .gymdelta files"},
         "More": {
             "webui": "all of this in a browser",
             "doctor": "check this machine and installation",
@@ -78,7 +78,7 @@ class _TakesOtherWords(LazyCommandGroup):
 
             ctx.meta.setdefault("gym.typed", args)
             ours = translate_command(args, {} if command is None else options, command is not None)
-            if command is None and ours != args:  # its flags may have other names, too
+            if command is None and ours != args:  # its flags may also have aliases
                 return self.resolve_command(ctx, ours)
             args = ours
         return super().resolve_command(ctx, args)

@@ -36,7 +36,7 @@ def after_eval(model: str, variant: str | None, store: Path | None) -> str:
 
 
 def after_create(base: str, variant: str, store: Path | None, *, is_chat: bool) -> str:
-    """Suggest `gym chat` for a variant trained on chats, and serving for one trained on plain text."""
+    """Suggest `gym chat` for a variant trained on chats, and `gym api` for one trained on plain text."""
     if is_chat:
         return command("gym", "chat", base, *_store_options(variant, store))
     return command("gym", "api", "--base", base, *(() if store is None else ("--variants", store)))

@@ -24,7 +24,7 @@ from gym_fed.training.run.result import (
     summary,
 )
 
-app = App(help="List, show, compare and draw training runs.", no_args_is_help=True)
+app = App(help="List, show, compare and plot training runs.", no_args_is_help=True)
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_POINTS = 60
@@ -39,7 +39,7 @@ def list_runs(
 ) -> None:
     """List every run below a folder, the newest first."""
     if not root.is_dir():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {root}", "give the folder that contains runs")
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {root}", "pass the folder that contains runs")
     runs = [listed(folder) for folder in list_run_folders(root)]
     runs.sort(key=lambda run: run["changed"], reverse=True)
     if as_json:
@@ -105,7 +105,9 @@ def show(
 def compare(runs: Runs, as_json: AsJson = False) -> None:
     """Compare runs: settings that differ, and last figures."""
     if len(runs) < 2:
-        raise GymError(ErrorCode.USAGE, "one run compares with nothing", "give two or more run folders")
+        raise GymError(
+            ErrorCode.USAGE, "a comparison needs at least two runs", "pass two or more run folders"
+        )
     summaries = [summary(run) for run in runs]
     configs = [flat(read_run_config(run)) for run in runs]
     keys = [k for k in dict.fromkeys(key for c in configs for key in c) if k != "output_dir"]
@@ -146,7 +148,7 @@ def plot(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw figures over steps: into a file, or as a line of bars on the terminal."""
+    """Plot figures over steps: into a file, or as a line of bars in the terminal."""
     series: dict[str, dict[str, list[tuple[int, float]]]] = {}
     logged = {run: [*read_run_metrics(run), *read_metrics(run / "performance.jsonl")] for run in runs}
     for name in metric or ["loss"]:
@@ -194,11 +196,11 @@ def _draw(series: dict[str, dict[str, list[tuple[int, float]]]], output: Path) -
     except ImportError as error:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            "drawing needs the package matplotlib, which is not installed",
-            "pip install 'gym-fed[plot]', or leave -o out for bars of text",
+            "plotting needs matplotlib, which is not installed",
+            "pip install 'gym-fed[plot]', or omit -o for bars of text",
         ) from error
     if not output.parent.is_dir():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {output.parent}", "make it first")
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {output.parent}", "create it first")
     figure = Figure(figsize=(7, 3.2 * len(series)), layout="constrained")
     for index, (name, of_runs) in enumerate(series.items()):
         axes = figure.add_subplot(len(series), 1, index + 1)

@@ -34,11 +34,9 @@ class _OpensByDefault(DefaultCommandGroup):
 
 app = App(
     cls=_OpensByDefault,
-    help="Train, watch and try models in a browser; options: gym webui serve --help.",
+    help="Train, monitor and try models in a browser; options: gym webui serve --help.",
 )
-keys_app = App(
-    help="Add, list and remove the keys of those who log in from other machines.", no_args_is_help=True
-)
+keys_app = App(help="Add, list and remove keys for logging in from other machines.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 
 RunsOption = Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Folder of runs, at any depth.")]
@@ -85,14 +83,14 @@ def serve(
 def add(
     name: KeyName, role: RoleOption = "viewer", runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = False
 ) -> None:
-    """Add a key and print it, this once: the file has its hash alone."""
+    """Add a key and print it, only this once: the file stores only its hash."""
     keys = _keys(runs)
     key = keys.add(name, role)
     print_result(
         as_json,
         {"name": name, "role": role, "key": key, "file": str(keys.path)},
         key,
-        note=f"{name} logs in with this key as {role}; it is not shown again",
+        note=f"{name} logs in with this key as {role}; it will not be shown again",
     )
 
 
@@ -109,7 +107,7 @@ def list_keys(runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = False) -> None:
 
 @keys_app.command()
 def remove(name: KeyName, runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = False) -> None:
-    """Remove a key; the sessions that it began end with it."""
+    """Remove a key; its sessions end."""
     _keys(runs).remove(name)
     print_result(as_json, {"removed": name}, note=f"removed {name}")
 

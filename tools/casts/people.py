@@ -16,7 +16,7 @@ SCRIPTS = ROOT / "tests" / "newcomer"
 STAYS = "# stays"
 """After a command that keeps its terminal; what follows it is typed into another one."""
 LISTENS = "listens on"
-SERVES = "Ctrl-C leaves"
+SERVES = "Ctrl-C exits"
 
 
 @dataclass(frozen=True)

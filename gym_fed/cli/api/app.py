@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 _LOADER = "gym-api-load"
-"""Name of the server's thread that loads the model and then the renderer of chats."""
+"""Name of the server thread that loads the model and then the chat renderer."""
 _SHOWN_MODELS = 5
 
 
@@ -153,8 +153,8 @@ def serve(
     def on_listening(address: str) -> None:
         if settings.host not in LOOPBACK and settings.tls is None:
             err.print(
-                "note: this is plain HTTP: beyond a network you trust, set tls in serving.yaml, or put a proxy with "
-                "TLS before it"
+                "note: this is plain HTTP: outside a trusted network, set tls in serving.yaml, or use a reverse proxy "
+                "with TLS"
             )
         err.print(f"listening at {address}; loading {settings.base} ...")
         loading.enter_context(spinner(f"loading {settings.base}"))
@@ -163,7 +163,7 @@ def serve(
         loading.close()
         err.print("ready")
         if serving.store is None and "variants" not in given.model_fields_set:
-            err.print("note: no variant was made here yet; after the first one start again, to serve it")
+            err.print("note: no variants have been created here yet; restart after creating one, to serve it")
         if as_json:
             sys.stdout.write(json.dumps(_description(address, serving)) + "\n")
             sys.stdout.flush()
@@ -196,7 +196,7 @@ def serve(
 def _leave_if_loading() -> None:
     """End the process immediately if its model is still being loaded.
 
-    At exit Python stops other threads, and a thread that is in PyTorch's code then aborts the process.
+    At exit Python stops other threads, and a thread inside PyTorch code would then abort the process.
     """
     if any(thread.name == _LOADER for thread in threading.enumerate()):
         sys.stdout.flush()
@@ -210,11 +210,11 @@ def _require_config(config: Path) -> None:
     Raises:
         GymError: ``USAGE`` for a model; ``FILE_NOT_FOUND`` for a possible model name.
     """
-    by_flag = f"a model is named by a flag: gym api --base {config}"
+    by_flag = f"pass a model with a flag: gym api --base {config}"
     if str(config) == "gym-nano" or (config / "config.json").is_file():
         raise GymError(ErrorCode.USAGE, f"{config}: a model is not a config", by_flag)
     if not config.exists() and config.suffix not in (".yaml", ".yml"):
-        hint = f"give the path of a YAML file; {by_flag}"
+        hint = f"pass the path of a YAML file; {by_flag}"
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no config file at {config}", hint)
 
 
@@ -258,4 +258,4 @@ def _introduce(address: str, serving: Serving) -> None:
     served = ServedModel(f"{address}/v1", model, key, bool(serving.tokenizer.chat_template))
     out.print(f"\n{openai_snippet(served)}")
     if serving.config.api_keys is None:
-        out.print("no API keys: every program of this machine may use every model; Ctrl-C leaves")
+        out.print("no API keys: every program on this machine may use every model; Ctrl-C exits")

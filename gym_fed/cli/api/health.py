@@ -1,4 +1,4 @@
-"""`gym api health`: ask the running server of a config whether it serves, for probes of containers."""
+"""`gym api health`: check that the running server of a config answers, for container probes."""
 
 from __future__ import annotations
 

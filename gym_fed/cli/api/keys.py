@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 _DAY_SECONDS = 24 * 60 * 60
 
-keys_app = App(help="Add, list and remove a server's keys, each for some models.", no_args_is_help=True)
+keys_app = App(
+    help="Add, list and remove a server's keys, each of which allows some models.", no_args_is_help=True
+)
 
 FileOption = Annotated[Path, typer.Option("--file", metavar="FILE", help="File of keys; `add` creates it.")]
 DEFAULT_FILE = Path("api_keys.json")
@@ -59,7 +61,7 @@ def add(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add a key and print it, this once: the file has its hash alone."""
+    """Add a key and print it, only this once: the file stores only its hash."""
     from gym_fed.serving.http.keys import KeyFile
 
     expires_at = None if expires_days is None else int(time.time() + expires_days * _DAY_SECONDS)
@@ -78,13 +80,13 @@ def add(
     if as_json:
         print_json({"name": name, "key": key, "file": str(file), "expires_at": expires_at})
         return
-    err.print(f"the key of {name}, which is shown only now and not stored:")
+    err.print(f"the key of {name}, shown only now and not stored:")
     out.print(key)
 
 
 @keys_app.command("list")
 def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """List the keys: whose, and what each may use."""
+    """List the keys, their owners, and what each may use."""
     from rich.text import Text
 
     from gym_fed.core.console import TextTable
@@ -112,11 +114,11 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
 
 @keys_app.command()
 def remove(name: KeyName, file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """Remove a key; a running server refuses it from its next request on, and lets active answers finish."""
+    """Remove a key; a running server refuses new requests with it, and lets active answers finish."""
     from gym_fed.serving.http.keys import KeyFile
 
     KeyFile(file).remove(name)
-    print_result(as_json, {"removed": name, "file": str(file)}, f"the key of {name} is gone")
+    print_result(as_json, {"removed": name, "file": str(file)}, f"the key of {name} is removed")
 
 
 def _limits(key: ApiKey) -> str:

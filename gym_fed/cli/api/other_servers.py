@@ -22,7 +22,7 @@ _SAMPLING = "--set sampling.{0}=VALUE, the default of requests"
 _DEVICE = "--set device=cuda (layers are not divided between devices)"
 _ONE_DEVICE = "leave it out: a server computes on one device"
 _ON = "leave it out: it is always on"
-_VARIANT = "gym variant add FILE.gymdelta; gym delta encode makes one of a LoRA folder"
+_VARIANT = "gym variant add FILE.gymdelta; gym delta encode creates one from a LoRA folder"
 _OF_REQUESTS = "leave it out: each request has {0}"
 
 OPTIONS = {
@@ -82,7 +82,7 @@ class NamesOurOptions(Command):
                 raise
             raise GymError(
                 ErrorCode.USAGE,
-                f"no such option here: {', '.join(foreign)}",
+                f"gym api has no option {', '.join(foreign)}",
                 "\n  ".join(f"{option}: {instead}" for option, instead in foreign.items()),
             ) from error
 

@@ -14,7 +14,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters at which a spreadsheet would compute a cell; users choose their names."""
+"""First characters that make a spreadsheet evaluate a cell as a formula; users choose their names."""
 _COLUMNS = ("month", "key", "user", "requests", "prompt_tokens", "completion_tokens", "tokens")
 
 
@@ -33,9 +33,9 @@ def usage(
     from gym_fed.serving.http.usage_report import sum_usage
 
     if month is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
-        raise GymError(ErrorCode.USAGE, f"--month {month!r} is no month", "write it like 2026-11")
+        raise GymError(ErrorCode.USAGE, f"--month {month!r} is not a month", "write it like 2026-11")
     if as_csv and as_json:
-        raise GymError(ErrorCode.USAGE, "--csv and --json together", "choose one")
+        raise GymError(ErrorCode.USAGE, "--csv cannot be combined with --json", "choose one")
     report = sum_usage(file, month)
     rows = [one.to_dict() for one in report.sums]
     if as_json:

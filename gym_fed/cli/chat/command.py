@@ -83,7 +83,7 @@ def chat(
     yes: YesOption = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Chat with a model: history, streaming, variants; /help lists the commands, /exit leaves."""
+    """Chat with a model: history, streaming, variants; /help lists the commands, /exit exits."""
     from gym_fed.cli.chat.settings import ChatSettings
 
     translated: dict[str, Any] = {}
@@ -148,7 +148,7 @@ def _is_given(key: str) -> bool:
 def _refuse_beside(what: str, options: dict[str, object]) -> None:
     for name, value in options.items():
         if value is not None:
-            raise GymError(ErrorCode.USAGE, f"{name} does not go with {what}", "leave one of them out")
+            raise GymError(ErrorCode.USAGE, f"{name} cannot be combined with {what}", "leave one of them out")
 
 
 def _remote(url: str, model: str | None, api_key_env: str | None) -> Writer:
@@ -173,7 +173,7 @@ def _in_parts(model: str, variant: str | None) -> tuple[str, str | None]:
         return model, variant
     if variant is not None:
         raise GymError(
-            ErrorCode.USAGE, f"{model} names a variant, and --variant another", "name one of the two"
+            ErrorCode.USAGE, f"{model} and --variant name different variants", "pass one of the two"
         )
     return parts
 
@@ -202,5 +202,5 @@ def _local(
             writer = open_plain(model, adapters=adapters, device=device, chat_template=chat_template)
         except GymError:
             raise error from None  # why the engine cannot serve it
-        err.print(f"{error.message}: it answers by transformers' own generation", style="dim")
+        err.print(f"{error.message}: using transformers' generate() instead", style="dim")
         return writer

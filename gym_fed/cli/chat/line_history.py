@@ -30,7 +30,7 @@ def line_editing(folder: Path) -> Iterator[None]:
     readline.clear_history()
     readline.set_history_length(HISTORY_LINES)
     readline.set_auto_history(True)
-    # A pasted text of several lines is one message.
+    # Pasted text of several lines is one message.
     readline.parse_and_bind("set enable-bracketed-paste on")
     saved = _read_history(history)
     try:

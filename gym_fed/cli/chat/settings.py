@@ -66,7 +66,7 @@ class ChatSettings(StrictModel):
         return ChatSettings.of({**self.model_dump(), name.strip(): parsed})
 
     def over(self, model: Mapping[str, Any]) -> ChatSettings:
-        """Return these settings over a model's own; greedy if neither has a temperature."""
+        """Return these settings on top of the model's own; greedy if neither has a temperature."""
         own = {name: value for name, value in model.items() if name != "top_k" or value > 0}
         return ChatSettings.of({"temperature": 0.0, **own, **self.fields()})
 

@@ -48,7 +48,7 @@ class Terminal:
             GymError: If an answer fails and the input is not a terminal.
         """
         if self._typed:
-            self._note(f"{self.conversation.model}: /help lists what there is, /exit leaves")
+            self._note(f"{self.conversation.model}: /help lists the commands, /exit exits")
         warned = False
         while True:
             try:
@@ -58,7 +58,7 @@ class Terminal:
                 if warned or not self._typed:
                     return
                 warned = True
-                self._note("Ctrl-C again, or /exit, leaves")
+                self._note("press Ctrl-C again, or type /exit, to exit")
                 continue
             warned, before = False, list(self.conversation.messages)
             if message is None:
@@ -122,7 +122,7 @@ class Terminal:
         }
 
     def _take(self, message: str) -> bool:
-        """Run a command; False to leave."""
+        """Run a command; return False to exit."""
         if not message:
             return True
         if message.startswith("//"):
@@ -161,7 +161,7 @@ class Terminal:
         sys.stdout.flush()
 
     def _write_thought(self, text: str) -> None:
-        """Write a part of a thought to standard error, so that piped output has the answer alone."""
+        """Write a part of a thought to standard error, so that piped output has only the answer."""
         err.print(harmless(text), style="dim", end="", markup=False, highlight=False, soft_wrap=True)
 
     def _note(self, text: str) -> None:
@@ -235,7 +235,7 @@ class Terminal:
                 self.conversation.messages, self.conversation.forgotten = before
             self.conversation.attached = pending
         if self.conversation.messages == before[0] and self._always_the_same:
-            self._note("the same again: /set temperature=0.7 seed=none lets answers differ")
+            self._note("same answer; for different answers: /set temperature=0.7 seed=none")
 
     def _undo(self, argument: str) -> None:
         """remove the last question and its answer"""
@@ -250,7 +250,7 @@ class Terminal:
             return
         path = _path(argument, "/attach cat.png")
         self.conversation.attach(path)
-        self._note(f"{path.name} goes with the next message")
+        self._note(f"{path.name} is attached to the next message")
 
     def _save(self, argument: str) -> None:
         """FILE: write the conversation as JSON messages"""
@@ -336,7 +336,7 @@ def _block(first: str) -> str:
     while not line.rstrip().endswith(BLOCK):
         lines.append(line)
         following = _line("... ")
-        if following is None:  # the end of input ends the block, too
+        if following is None:  # the end of input also ends the block
             return "\n".join(lines).strip("\n")
         line = following
     lines.append(line.rstrip().removesuffix(BLOCK))

@@ -34,7 +34,7 @@ def list_catalogue(
     name: Annotated[str | None, typer.Argument(help="Data set to show; by default all are listed.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the data sets of the hub that have a name here, or show one with its columns, bytes and place.
+    """List the Hub data sets that have a name here, or show one with its columns, bytes and location.
 
     Bytes are the unpacked size of the split; the download is smaller.
     """
@@ -79,7 +79,7 @@ def _print_fitted(heading: tuple[str, ...], lines: Sequence[tuple[str, ...]]) ->
     for line in lines:
         table.add_row(*(line[i] for i in shown))
     print_table(table)
-    err.print("all that is known of one: gym data catalogue NAME; of all: gym data catalogue --json")
+    err.print("details of one: gym data catalogue NAME; of all: gym data catalogue --json")
 
 
 def _facts(name: str, entry: CatalogueEntry) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _number(value: int | None) -> str:
 
 
 app = App(
-    help="Show datasets, convert, mix and share them; and text tasks made on this machine.",
+    help="Show, convert, mix and share datasets, and generate text tasks on this machine.",
     no_args_is_help=True,
 )
 app.command()(show)
@@ -251,7 +251,7 @@ def pull(
     registry: RegistryOption,
     as_json: AsJson = False,
 ) -> None:
-    """Pull a dataset, verified; a stopped pull continues, and no file is overwritten."""
+    """Pull a dataset and verify it; an interrupted pull resumes, and no file is overwritten."""
     from gym_fed.data.registry import DatasetRegistry
 
     manifest = DatasetRegistry(registry).pull(reference, folder)

@@ -30,7 +30,7 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the 
 
 
 def with_progress(items: Iterable[T]) -> Iterator[T]:
-    """Pass rows on, and show their number."""
+    """Yield rows unchanged, and show their number."""
     with progress_bar("rows") as update:
         for number, item in enumerate(items, 1):
             yield item
@@ -61,7 +61,7 @@ def convert(
     yes: AgreeOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a dataset in another format. A row that would lose something is refused by its place."""
+    """Write a dataset in another format. A row that would lose something is refused, naming its position."""
     from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.formats.base import BadRow
     from gym_fed.data.reading import iter_rows, parse_columns, renaming
@@ -102,7 +102,7 @@ def mix(
     overwrite: OverwriteOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Mix datasets: the next row is from a source with the probability that its weight is of all weights."""
+    """Mix datasets: each row comes from a source with a probability proportional to its weight."""
     from gym_fed.data.pipeline import DataPipeline
     from gym_fed.data.writing import check_output, write_rows
 
@@ -127,7 +127,7 @@ def mix(
     ended = pipeline.report.ended
     if ended is not None:
         every = StoppingRule.all_exhausted_without_replacement.value
-        lines.append(f"{ended} has ended, and rows of the others may be left: --stopping {every} takes them")
+        lines.append(f"{ended} has ended, but rows of the others may be left: --stopping {every} uses them")
     figures = {"file": str(file), "num_rows": count, "rows_of_sources": shares, "seed": seed, "ended": ended}
     _print_figures(as_json, figures, "\n".join(lines))
 

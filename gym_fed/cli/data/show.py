@@ -58,7 +58,7 @@ def show(
             "--against",
             metavar="A,B",
             help="Search for evaluation rows of these suites or tasks.",
-            show_default="of every suite that is on this machine",
+            show_default="every suite on this machine",
         ),
     ] = None,
     ignore_unsupported: IgnoreUnsupported = False,
@@ -76,7 +76,7 @@ def show(
 
     contamination = ContaminationCheck(filters_here(_names(against)))
     if source.endswith((".yaml", ".yml")):
-        _refuse(of_files, "data files", "a config has keys for that")
+        _refuse(of_files, "data files", "set them in the config instead")
         from gym_fed.config.training_file import load_training_config
 
         config, notes = load_training_config(source, set_ or [], ignore_unsupported=ignore_unsupported)
@@ -119,7 +119,7 @@ def show(
             _print(place, sequence, view.tokenizer)
     _print_figures(figures, view.model, view.max_length)
     if statistics.prompts == statistics.rows:
-        out.print("all rows are prompts, for training by rewards; sft needs completions, too")
+        out.print("all rows are prompts, for training with rewards; sft also needs completions")
         counts = RowCounts(unread=counts.unread, forms=counts.forms)
     _print_counts(counts, view.max_length)
     _print_contamination(report)

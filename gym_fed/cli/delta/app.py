@@ -121,7 +121,7 @@ def apply(
     from gym_fed.delta.vocabulary import apply_with_tokens
 
     if output.exists():
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "name a folder that does not exist yet")
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose a folder that does not exist yet")
     loaded = load_model(base)
     spec = BaseSpec.of(loaded.model, model_name(base))
     tensors = model_tensors(loaded.model)

@@ -94,7 +94,7 @@ def encode(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Encode TUNED minus BASE, calibrated and distilled on text of your own, and show what each layer lost."""
+    """Encode TUNED minus BASE, calibrated and distilled on your own text, and show each layer's error."""
     from gym_fed.data.reading import load_rows
     from gym_fed.quantization.quantizer import Quantizer
 
@@ -137,7 +137,9 @@ def _policy(values: dict[str, Any], settings: list[str], *, has_text: bool) -> C
             raise GymError(ErrorCode.USAGE, f"--set {name}: settings are not nested", "give KEY=VALUE")
         if name in _RENAMED:
             raise GymError(
-                ErrorCode.CONFIG_INVALID, f"--set {name}: is {_RENAMED[name]} now", "see docs/quantization.md"
+                ErrorCode.CONFIG_INVALID,
+                f"--set {name}: renamed to {_RENAMED[name]}",
+                "see docs/quantization.md",
             )
         values[name] = value
     if not has_text:

@@ -62,7 +62,7 @@ def list_suites(data: DataOption = None, sets: SetsOption = None, as_json: AsJso
         rows += [_line(fact) for fact in suite["tasks"]]
     rows += [("in no suite:", "", "", "", ""), *map(_line, others)]
     print_columns(rows, right=(1,), indent="", wrapped=True)
-    err.print("fetch missing rows with gym eval fetch SUITE, or name a folder with --data")
+    err.print("fetch missing rows with gym eval fetch SUITE, or pass a folder with --data")
 
 
 def fetch_suites(

@@ -51,7 +51,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
     """Evaluate and print.
 
     Raises:
-        GymError: ``USAGE`` for several variants or a server; as ``read_own_rows`` and ``OwnEvaluation.run``.
+        GymError: ``USAGE`` for several variants or a server; as in ``read_own_rows`` and ``OwnEvaluation.run``.
     """
     from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.reading import parse_columns
@@ -63,19 +63,19 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
     if request.api is not None:
         raise GymError(
             ErrorCode.USAGE,
-            "--data FILE does not go with --api",
-            "name a model of this machine; a server is evaluated on --tasks FILE",
+            "--data FILE cannot be combined with --api",
+            "use a model on this machine; to evaluate a server, use --tasks FILE",
         )
     if len(request.variants) > 1 or (request.store is not None and not request.variants):
         raise GymError(
-            ErrorCode.USAGE, "--data FILE takes one variant at a time", "name one with --variant NAME"
+            ErrorCode.USAGE, "--data FILE takes one variant at a time", "choose one with --variant NAME"
         )
     graders = graders_named(command.graders)
     if Path(command.data).expanduser().is_dir():
         raise GymError(
             ErrorCode.USAGE,
             f"--data {command.data} is a folder",
-            "name a file of rows, such as mine.csv; with --suite or --tasks a folder of evaluation sets is read",
+            "pass a file of rows, such as mine.csv; with --suite or --tasks, --data is a folder of evaluation sets",
         )
     kind: RowKind = "any" if graders else "supervised"
     columns = agreed_columns(command.data, columns=parse_columns(command.columns), kind=kind, yes=command.yes)
@@ -134,7 +134,7 @@ def _reference(model: ResolvedModel, command: OwnRowsCommand) -> tuple[ResolvedM
             raise
         return None, [f"not compared: {error.message}; {error.hint}"]
     if base is None:
-        return None, ["not compared: the base of the model is unknown; name one with --compare MODEL"]
+        return None, ["not compared: the base of the model is unknown; pass one with --compare MODEL"]
     return base, []
 
 

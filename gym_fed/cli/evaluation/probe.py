@@ -83,7 +83,7 @@ def probe_model(
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Probe a model's safety. Rules judge the answers: phrases of refusals at their beginning."""
+    """Probe a model's safety. Rules judge the answers by refusal phrases at their beginning."""
     from gym_fed.evaluation.probe.probe import compare_probes, probe_models
     from gym_fed.evaluation.probe.prompts import own_prompts, read_prompts
     from gym_fed.evaluation.scoring.models import ModelRequest, named_variants, resolve_model
@@ -119,7 +119,7 @@ def probe_model(
     for comparison in compared:
         _print_comparison(comparison)
     err.print(
-        "rules judged the answers, not a model: an answer without a refusal's phrase counts as a success"
+        "answers were judged by rules, not by a model: an answer without a refusal phrase counts as a success"
     )
 
 

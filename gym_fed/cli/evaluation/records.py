@@ -177,7 +177,7 @@ def _print_comparison(compared: RunComparison) -> None:
         for note in task.notes:
             err.print(f"{task.task}: {note}")
     if compared.missing:
-        err.print(f"only in one of them: {', '.join(compared.missing)}")
+        err.print(f"in only one of them: {', '.join(compared.missing)}")
 
 
 def _list(folder: Path, as_json: bool) -> None:
@@ -187,7 +187,7 @@ def _list(folder: Path, as_json: bool) -> None:
     paths = record_paths(folder)
     if not paths and not folder.is_dir():
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"no folder at {folder}", "name the folder of records: --output"
+            ErrorCode.FILE_NOT_FOUND, f"no folder at {folder}", "pass the folder of records: --output"
         )
     records: list[dict[str, Any]] = []
     documents: list[RecordDocument] = []
@@ -248,7 +248,7 @@ def _outcome(difference: str | None, parted: int | None, error: float) -> str:
     if difference is not None:
         return f"differs: {difference}"
     if parted is not None:
-        return f"the same up to token {parted}, where two tokens were as likely"
+        return f"the same up to token {parted}, where two tokens were equally likely"
     return f"the same; log-likelihoods within {error:.2g} nats"
 
 

@@ -126,9 +126,9 @@ def run_evaluation(
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a model on suites of tasks, or on rows of your own (--data FILE): figures with standard errors.
+    """Evaluate a model on suites of tasks, or on your own rows (--data FILE): figures with standard errors.
 
-    A run, an adapter or a variant is compared with its base. The same command continues a stopped evaluation.
+    A run, an adapter or a variant is compared with its base. The same command resumes an interrupted evaluation.
     """
     from gym_fed.evaluation.evaluator import Evaluator
     from gym_fed.evaluation.records.reader import read_record
@@ -145,12 +145,12 @@ def run_evaluation(
             raise GymError(
                 ErrorCode.USAGE,
                 "which tasks?",
-                "give rows of your own (--data FILE), or a suite, such as --suite tiny; gym eval list shows them",
+                "pass your own rows (--data FILE), or a suite such as --suite tiny; gym eval list shows the suites",
             )
     elif found := [name for name, value in own.items() if value]:
         raise GymError(
             ErrorCode.USAGE,
-            f"{found[0]} goes with --data FILE, without --suite and --tasks",
+            f"{found[0]} needs --data FILE, without --suite and --tasks",
             "leave one of them out",
         )
     request = ModelRequest(
@@ -172,7 +172,7 @@ def run_evaluation(
             "--fresh": fresh,
         }
         if given := [name for name, value in suites_only.items() if value]:
-            raise GymError(ErrorCode.USAGE, f"{given[0]} goes with --suite or --tasks", "leave it out")
+            raise GymError(ErrorCode.USAGE, f"{given[0]} needs --suite or --tasks", "leave it out")
         evaluate_own_rows(
             request,
             OwnRowsCommand(
@@ -216,7 +216,7 @@ def run_evaluation(
     tasks_found = runs[0].results.tasks.values()
     if num_fewshot and (fixed := [task.task for task in tasks_found if task.num_fewshot != num_fewshot]):
         err.print(
-            f"--num-fewshot {num_fewshot}: not for {', '.join(fixed)}, which are defined without examples"
+            f"--num-fewshot {num_fewshot}: not supported by {', '.join(fixed)}, which are defined without examples"
         )
     if api is None and not as_json and request.model:
         only = request.variants[0] if len(request.variants) == 1 and request.variants[0] != BASE else None
@@ -227,7 +227,7 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
     """Run an evaluator and show its progress on standard error.
 
     Raises:
-        GymError: ``INTERRUPTED`` on Ctrl-C; as ``Evaluator``.
+        GymError: ``INTERRUPTED`` on Ctrl-C; as in ``Evaluator``.
     """
     ensure_models(evaluator.model.downloads, yes)
     reached: Progress | None = None
@@ -270,7 +270,7 @@ def _require_other(evaluator: Evaluator, folder: Path, yes: bool) -> None:
     try:
         ensure_models(evaluator.model.downloads, yes)
     except GymError as error:
-        message = f"--compare: no record of {folder} has this id, and as a model {error.message}"
+        message = f"--compare: no record in {folder} has this id, and as a model: {error.message}"
         raise GymError(error.code, message, error.hint) from error
 
 
@@ -284,7 +284,7 @@ def _key(api: str | None, variable: str | None) -> str | None:
     if variable is None:
         return None
     if api is None:
-        raise GymError(ErrorCode.USAGE, "--api-key-env goes with --api", "leave it out")
+        raise GymError(ErrorCode.USAGE, "--api-key-env needs --api", "leave it out")
     if not (key := os.environ.get(variable)):
         raise GymError(ErrorCode.USAGE, f"the environment variable {variable} is not set", "export it")
     return key

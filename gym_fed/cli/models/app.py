@@ -102,12 +102,12 @@ def push(
     for_hub = {"--output": output, "--repo": repo, "--public": public or None, "--as-is": as_is or None}
     if to is Destination.HF:
         if model is None:
-            _refuse({**given, "--tag": label}, "goes with a MODEL; a version of the registry has its own")
+            _refuse({**given, "--tag": label}, "needs a MODEL; a version in the registry has its own")
             facts = {}
         else:
             _refuse(
                 {"--tag": label, "--parent": parent, "--signer": signer, "--registry": registry},
-                "is for a registry",
+                "applies only to a registry",
             )
             facts = {"licence": licence, "description": description, "evaluations": evals}
         _push_to_hub(
@@ -125,12 +125,12 @@ def push(
             as_json=as_json,
         )
         return
-    _refuse({**for_hub, "--signer": signer, "--yes": yes or None}, "is for --to hf")
+    _refuse({**for_hub, "--signer": signer, "--yes": yes or None}, "needs --to hf")
     if model is None:
         raise GymError(
             ErrorCode.USAGE,
             "no MODEL is given",
-            "name the folder of a model, a run or an adapter, or a .gymdelta",
+            "pass the folder of a model, a run or an adapter, or a .gymdelta",
         )
     _push(
         name, _source(model), registry, label, as_json, parent or (), base, description or "", licence, evals
@@ -212,7 +212,7 @@ def _source(model: str) -> Path:
     source = nano_path() if model == NANO else Path(model).expanduser()
     if not source.exists():
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"{model}: no such file or folder", "give a folder or a .gymdelta"
+            ErrorCode.FILE_NOT_FOUND, f"{model}: no such file or folder", "pass a folder or a .gymdelta"
         )
     return source
 
@@ -241,16 +241,16 @@ def _push_to_hub(
     """Write the folder of a model, or of a registry's version, and upload it if a repository is given.
 
     Raises:
-        GymError: ``USAGE`` without a folder; as ``hub_folder_of_model``, ``hub_folder_of_version`` and ``upload``.
+        GymError: ``USAGE`` without a folder; as in ``hub_folder_of_model``, ``hub_folder_of_version`` and ``upload``.
     """
     from gym_fed.registry import ModelRegistry
     from gym_fed.registry.hub_folder import hub_folder_of_model, hub_folder_of_version, require_upload, upload
     from gym_fed.registry.preparing import StatedFacts
 
     if output is None:
-        raise GymError(ErrorCode.USAGE, "--to hf needs a folder", "name it with --output FOLDER")
+        raise GymError(ErrorCode.USAGE, "--to hf needs a folder", "pass it with --output FOLDER")
     if public and repo is None:
-        raise GymError(ErrorCode.USAGE, "--public goes with --repo", "leave it out, or name the repository")
+        raise GymError(ErrorCode.USAGE, "--public needs --repo", "leave it out, or pass the repository")
     if repo is not None:
         require_upload(repo, output)
     if model is None:
@@ -282,7 +282,7 @@ def _push_to_hub(
 
 
 app = App(
-    help="Fetch models of the Hugging Face Hub and of registries, publish your own, and list those on this machine.",
+    help="Fetch models from the Hugging Face Hub and registries, publish your own, and list those on this machine.",
     no_args_is_help=True,
 )
 
@@ -316,7 +316,7 @@ def pull(
     """
     if hub and (registry is not None or "@" in name):
         raise GymError(
-            ErrorCode.USAGE, "--hub does not go with --registry or a version", "leave one of them out"
+            ErrorCode.USAGE, "--hub cannot be combined with --registry or a version", "leave one of them out"
         )
     if not hub and of_registry(name, registry):
         pull_from_registry(name, registry, output, signer, base, as_is=as_is, yes=yes, as_json=as_json)
@@ -378,6 +378,6 @@ def _refuse_for_the_hub(options: dict[str, Any]) -> None:
         if value is not None:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{name} is for models of a registry",
-                "name the registry with --registry, or leave the option out",
+                f"{name} applies only to models of a registry",
+                "pass the registry with --registry, or omit the option",
             )

@@ -22,7 +22,7 @@ def ensure_models(names: Iterable[str | None], yes: bool) -> bool:
     """Fetch missing models with consent; return True if any was fetched.
 
     Raises:
-        GymError: As ``gym_fed.base.downloads.ensure_model``.
+        GymError: As in ``gym_fed.base.downloads.ensure_model``.
     """
     from gym_fed.base.downloads import ensure_model
     from gym_fed.base.downloads.ensure import consent, progress
@@ -53,10 +53,10 @@ def require_rows(config: TrainingConfig) -> None:
     """Refuse a run without rows, with missing files, or with an invalid first row, before a model is loaded.
 
     Raises:
-        GymError: ``CONFIG_INVALID``; as ``source_rows``.
+        GymError: ``CONFIG_INVALID``; as in ``source_rows``.
     """
     if config.model is None and config.model_init is None:
-        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "set model, or model_init")
     if config.tokenized_path is not None:
         return
     if not config.data:
@@ -79,7 +79,7 @@ def ensure_datasets(sources: Iterable[DataConfig], yes: bool) -> None:
     """Ask for consent to stream Hub data sets that are not in the local cache.
 
     Raises:
-        GymError: As ``gym_fed.base.downloads.ensure_dataset``.
+        GymError: As in ``gym_fed.base.downloads.ensure_dataset``.
     """
     from gym_fed.base.downloads import ensure_dataset, missing_dataset
     from gym_fed.base.downloads.config_needs import hub_places
@@ -104,7 +104,7 @@ def with_models(
         yes: Consent to downloads.
 
     Raises:
-        GymError: As ``load`` and ``ensure_models``.
+        GymError: As in ``load`` and ``ensure_models``.
     """
     try:
         loaded = load()

@@ -156,7 +156,7 @@ def verify(
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a version on its store: signature, signer, and the sha256 of every file."""
+    """Check a version in its store: signature, signer, and the sha256 of every file."""
     from gym_fed.registry import ModelRegistry
 
     version, damaged = ModelRegistry(registry).verify(name, confirm=confirmed(yes), signer=signer)
@@ -192,7 +192,7 @@ def tag(
     registry: RegistryOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a tag on a version, or list the tags of a model with their history. A tag moves; its history stays."""
+    """Tag a version, or list the tags of a model with their history. A tag can move; its history stays."""
     from gym_fed.registry import ModelRegistry
     from gym_fed.registry.versions import split_reference
 
@@ -206,7 +206,7 @@ def tag(
     if remove:
         models.untag(model, label)
         print_result(
-            as_json, {"name": model, "tag": label, "version": None}, f"{model} has no tag {label} now"
+            as_json, {"name": model, "tag": label, "version": None}, f"{model} no longer has a tag {label}"
         )
         return
     moved = models.tag(name, label)

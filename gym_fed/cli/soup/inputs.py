@@ -53,8 +53,8 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
         if run_base is None:
             raise GymError(
                 ErrorCode.USAGE,
-                "no update names its base: there is no .gymdelta that can be read, and no LoRA run",
-                "name the base they were made from with --base",
+                "no update names its base: none is a readable .gymdelta or a LoRA run",
+                "pass the base they were made from with --base",
             )
         loaded = load_model(run_base)
         return loaded, BaseSpec.of(loaded.model, model_name(run_base))
@@ -76,7 +76,7 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
     raise GymError(
         ErrorCode.MODEL_NOT_FOUND,
         f"the updates were made for base {_short(name)} with digest {digest}, which is not on this machine ({looked})",
-        "give its folder or name with --base"
+        "pass its folder or name with --base"
         + (f", or fetch it once with: hf download {name}" if "/" in name and _NAME.fullmatch(name) else ""),
     )
 
@@ -266,7 +266,7 @@ def _named(updates: Sequence[str]) -> tuple[tuple[str, str] | None, str | None]:
             ErrorCode.BASE_MISMATCH,
             f"{first} was made for base {_short(name)} with digest {one}, {second} for {_short(another)} with digest "
             f"{other}",
-            "merge updates of one base",
+            "merge only updates of one base",
         )
     for digest, (_, name) in found.items():
         return (name, digest), run_base

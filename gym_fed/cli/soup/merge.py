@@ -119,7 +119,7 @@ def merge(
     write = _writer(codec, _numbers("codec", of_steps.pop("codec", {}), ("rank", "max_error")))
     tolerance = _numbers("gate", of_steps.pop("gate", {}), ("tolerance",)).get("tolerance", 0.0)
     if tolerance and gate is None:
-        raise GymError(ErrorCode.USAGE, "gate.tolerance does nothing without --gate", "name rows with --gate")
+        raise GymError(ErrorCode.USAGE, "gate.tolerance needs --gate", "pass rows with --gate")
     if is_method(rule):
         only = {"--pre": bool(pre), "--set max_norm": "max_norm" in own, "--root": root is not None}
         _refuse(only, f"merge method {rule!r} trusts every model", "choose an aggregator: gym soup rules")
@@ -231,7 +231,7 @@ def _numbers(section: str, values: dict[str, Any], known: tuple[str, ...]) -> di
             raise GymError(
                 ErrorCode.USAGE,
                 f"--set {section}.{key}: unknown key",
-                f"there are: {', '.join(f'{section}.{name}' for name in known)}",
+                f"the keys are {', '.join(f'{section}.{name}' for name in known)}",
             )
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise GymError(ErrorCode.USAGE, f"--set {section}.{key}: {value!r} is not a number of 0 or more")
@@ -248,7 +248,9 @@ def _writer(codec: str, options: dict[str, Any]) -> Write:
     rank, max_error = options.get("rank"), options.get("max_error")
     if codec != "compact":
         _refuse(
-            {"codec.max_error": max_error is not None}, f"codec {codec!r} chooses nothing", "leave it out"
+            {"codec.max_error": max_error is not None},
+            f"codec {codec!r} has nothing to choose",
+            "leave it out",
         )
     if codec in ("compact", "exact", "as-merged"):
         _refuse({"codec.rank": rank is not None}, f"codec {codec!r} has none", "choose --codec lora")
@@ -287,7 +289,7 @@ def _settings(settings: list[str], steps: list[str]) -> tuple[dict[str, Any], di
         else:
             name = ".".join(map(str, path))
             raise GymError(
-                ErrorCode.USAGE, f"--set {name}: no step of that name", "give KEY=VALUE, or STEP.KEY=VALUE"
+                ErrorCode.USAGE, f"--set {name}: no step of that name", "write KEY=VALUE, or STEP.KEY=VALUE"
             )
     return own, of_steps
 
@@ -298,12 +300,14 @@ def _weights(text: str | None, count: int) -> list[float]:
     try:
         weights = [float(word) for word in text.split(",")]
     except ValueError as error:
-        raise GymError(ErrorCode.USAGE, f"--weight {text!r}: not numbers", "give such as 2,1,1") from error
+        raise GymError(
+            ErrorCode.USAGE, f"--weight {text!r}: not numbers", "write weights such as 2,1,1"
+        ) from error
     if len(weights) != count:
         raise GymError(
             ErrorCode.USAGE,
             f"--weight names {counted(len(weights), 'weight')} for {counted(count, 'update')}",
-            "give one for each",
+            "pass one for each",
         )
     return weights
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SoupEvaluator:
-    """Computes losses on held-out rows for methods that choose by them, the report, and the gate.
+    """Computes losses on held-out rows, for methods that select by loss, for the report, and for the gate.
 
     Args:
         base: The loaded base.
@@ -78,7 +78,7 @@ class SoupEvaluator:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
                 f"the soup {objection}",
-                "nothing was written; leave out updates, lower scale, or raise gate.tolerance",
+                "nothing was written; omit updates, lower scale, or raise gate.tolerance",
             )
         return losses
 
@@ -101,7 +101,7 @@ class Opened:
     Attributes:
         updates: The updates by their position in the command.
         weights: The weights of these updates, in the same order.
-        inputs: Has the base.
+        inputs: The merge's inputs, with the base.
         evaluator: Losses on held-out rows.
         root: The coordinator's own update; None without one.
     """
@@ -167,13 +167,11 @@ class MethodMerger(SoupMerger):
                 ErrorCode.USAGE,
                 f"merge method {name!r} needs {needs}, "
                 f"but --statistics is given {counted(len(statistics), 'time')}",
-                "make them with gym soup statistics, one for each update"
-                if kind
-                else "leave --statistics out",
+                "create them with gym soup statistics, one for each update" if kind else "omit --statistics",
             )
         if self._method.uses_score and heldout is None:
             raise GymError(
-                ErrorCode.USAGE, f"merge method {name!r} chooses by held-out data", "name rows with --heldout"
+                ErrorCode.USAGE, f"merge method {name!r} selects by held-out loss", "pass rows with --heldout"
             )
         self._statistics = [StatisticsFile(path, kind_of(str(kind))) for path in statistics]
 

@@ -1,4 +1,4 @@
-"""`gym train`: trains a model from one config file; Ctrl-C saves a checkpoint, the same command resumes."""
+"""`gym train`: train a model from one config file; Ctrl-C saves a checkpoint, and the same command resumes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def train(
     rdzv_endpoint: Annotated[
         str | None,
         typer.Option(
-            "--rdzv-endpoint", metavar="HOST:PORT", help="Where several machines meet, the same on all."
+            "--rdzv-endpoint",
+            metavar="HOST:PORT",
+            help="Rendezvous address of several machines, the same on all.",
         ),
     ] = None,
     launch: Annotated[
@@ -55,7 +57,7 @@ def train(
         typer.Option(
             "--launch",
             click_type=MemberName(SCHEDULERS),
-            help="Print what a scheduler of machines runs for this config, and stop.",
+            help="Print the job that a cluster scheduler runs for this config, and stop.",
         ),
     ] = None,
     overwrite: Annotated[
@@ -103,11 +105,13 @@ def train(
     for option, is_given in refused:
         if launch and is_given:
             raise GymError(
-                ErrorCode.USAGE, f"--launch {launch} does not go with {option}", "leave one of them out"
+                ErrorCode.USAGE,
+                f"--launch {launch} cannot be combined with {option}",
+                "leave one of them out",
             )
     machines = Machines() if launch else Machines.parse(nnodes, rdzv_endpoint)
     processes = world_size() if nproc is None and nnodes == 1 else nnodes * (nproc or 1)
-    out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes prints
+    out.quiet = err.quiet = not is_main()  # under torchrun, only one of the processes prints
 
     def load() -> tuple[TrainingConfig, list[str]]:
         settings, notes = load_training_config(
@@ -179,7 +183,7 @@ def train(
 
 
 def _remember(folder: Path) -> None:
-    """Record the run's folder for `gym webui`; without a writable home folder, say that it is not found there."""
+    """Record the run's folder for `gym webui`; without a writable home folder, warn that it will not be listed."""
     from gym_fed.training.run.recent import remember_run
 
     try:
@@ -201,13 +205,13 @@ def _require_config(config: Path) -> None:
         raise GymError(
             ErrorCode.USAGE,
             f"{config}: rows are not a config",
-            f"name them by a flag: gym train --model MODEL --data {config}",
+            f"pass them with a flag: gym train --model MODEL --data {config}",
         )
     if str(config) == "gym-nano" or (config / "config.json").is_file():
         raise GymError(
             ErrorCode.USAGE,
             f"{config}: a model is not a config",
-            f"name it by a flag: gym train --model {config} --data rows.jsonl",
+            f"pass it with a flag: gym train --model {config} --data rows.jsonl",
         )
 
 
@@ -285,11 +289,13 @@ def _print_launch(
 
     scheduler = SCHEDULERS.new(name)
     if config is None:
-        raise GymError(ErrorCode.USAGE, f"--launch {name}: which CONFIG?", "write the flags into a YAML file")
+        raise GymError(
+            ErrorCode.USAGE, f"--launch {name} needs a CONFIG file", "write the flags into a YAML file"
+        )
     nodes, nproc = size
     check_config(settings, num_processes=nodes * nproc)
     typer.echo(scheduler.text(ClusterJob(settings, config, options, nodes, nproc)), nl=False)
-    err.print(f"save it as a file, read it, and: {scheduler.submit}")
+    err.print(f"save it as a file, review it, and run: {scheduler.submit}")
 
 
 def _in_processes(settings: TrainingConfig, nproc: int, machines: Machines, overwrite: bool) -> NoReturn:
@@ -298,9 +304,9 @@ def _in_processes(settings: TrainingConfig, nproc: int, machines: Machines, over
     from gym_fed.training.run.checks import check_config
 
     if overwrite and machines.count > 1:
-        reason = "--overwrite: several machines would delete the run of one another"
+        reason = "--overwrite: several machines would delete each other's run"
         raise GymError(
-            ErrorCode.USAGE, reason, f"delete {settings.output_dir} once, before all of them start"
+            ErrorCode.USAGE, reason, f"delete {settings.output_dir} once, before starting any of them"
         )
     check_config(settings, num_processes=nproc * machines.count)
     if machines.count > 1:
@@ -341,7 +347,7 @@ def _loss_trend(losses: list[float]) -> str:
     if len(losses) < 2:
         return f"loss {losses[-1]:.4f}"
     of = (
-        "first and last step, of different rows"
+        "first and last step, on different rows"
         if count == 1
         else f"means of the first and last {counted(count, 'step')}"
     )

@@ -28,7 +28,7 @@ def tune(
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search for the settings that train best, with Optuna. The best are written as a config for `gym train`."""
+    """Search for the settings that train best, with Optuna, and write the best as a config for `gym train`."""
     from gym_fed.base.downloads.config_needs import models_of
     from gym_fed.config.train.training import SearchConfig
     from gym_fed.config.yaml.file import load_config

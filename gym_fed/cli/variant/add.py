@@ -59,12 +59,12 @@ def add(
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add deltas to the store, signed with your own key; a running server has them at once."""
+    """Add deltas to the store, signed with your own key; a running server serves them at once."""
     if not sign and (key is not None or user is None):
-        what = "name its owner with --user" if user is None else "--key does not go with it"
-        raise GymError(ErrorCode.USAGE, f"--unsigned: {what}", "sign it, or name a user")
+        what = "pass its owner with --user" if user is None else "--key cannot be combined with it"
+        raise GymError(ErrorCode.USAGE, f"--unsigned: {what}", "sign it, or pass a user")
     if bool(deltas) is (source is not None):
-        raise GymError(ErrorCode.USAGE, "which deltas?", "give files, or --from a folder or list")
+        raise GymError(ErrorCode.USAGE, "which deltas?", "pass files, or a folder or list with --from")
     rows = _rows(deltas or [], name) if source is None else _rows_from(source, name)
     _require_valid(rows, note)
     signer = signing_key(key) if sign else None
@@ -89,8 +89,8 @@ def _rows(deltas: list[Path], name: str | None) -> list[dict[str, Any]]:
     if name is not None and len(deltas) > 1:
         raise GymError(
             ErrorCode.USAGE,
-            "--name names one variant, and there are several files",
-            "leave it out: each is called as its file; or give the names in a list for --from",
+            "--name names one variant, but there are several files",
+            "leave it out: each is named after its file; or list the names in a file for --from",
         )
     missing = [path for path in deltas if not path.is_file()]
     if missing:
@@ -100,7 +100,7 @@ def _rows(deltas: list[Path], name: str | None) -> list[dict[str, Any]]:
 
 def _rows_from(source: Path, name: str | None) -> list[dict[str, Any]]:
     if name is not None:
-        raise GymError(ErrorCode.USAGE, "--name does not go with --from", "give the names in a list")
+        raise GymError(ErrorCode.USAGE, "--name cannot be combined with --from", "put the names in a list")
     if source.is_dir():
         deltas = sorted(source.glob(f"*{_SUFFIX}"))
         if not deltas:
@@ -127,7 +127,7 @@ def _listed(line: bytes, where: str, folder: Path) -> dict[str, Any]:
     fits = isinstance(row, dict) and "file" in row and row.keys() <= _KEYS
     if not fits or not all(isinstance(value, str) for value in row.values()):
         raise GymError(
-            ErrorCode.USAGE, f"{where}: not an object of texts with file, and name, user or note if need be"
+            ErrorCode.USAGE, f"{where}: not an object of texts with file, and optionally name, user or note"
         )
     path = folder / row["file"]
     return {**row, "file": path, "name": row.get("name", path.name.removesuffix(_SUFFIX))}
@@ -162,8 +162,8 @@ def _account_key(signer: SigningKey | None, new: list[IncomingVariant]) -> Signi
     if len(accounts) > 1:
         raise GymError(
             ErrorCode.USAGE,
-            f"one key does not sign for the accounts {accounts[0]} and {accounts[1]}",
-            "add the variants of each account by a command of its own",
+            f"one key cannot sign for both accounts {accounts[0]} and {accounts[1]}",
+            "add the variants of each account with a separate command",
         )
     return signer.of_account(accounts[0])
 

@@ -51,7 +51,7 @@ def snippets(
             "--base",
             metavar="MODEL",
             help="The base model on this machine.",
-            show_default="as the variant calls it",
+            show_default="the variant's name for it",
         ),
     ] = None,
     store: StoreOption = None,
@@ -207,7 +207,7 @@ def verify(
 ) -> None:
     """Check variants byte by byte: hash, form, base, manifest, signature. The first fault gives the exit code."""
     if (name is None) is not all_:
-        raise GymError(ErrorCode.USAGE, "which variant?", "give a NAME, or --all")
+        raise GymError(ErrorCode.USAGE, "which variant?", "pass a NAME, or --all")
     faults: list[GymError] = []
     checked: list[dict[str, Any]] = []
     with open_store(store, require_signature=not allow_unsigned) as opened:
@@ -227,7 +227,7 @@ def verify(
     if as_json:
         console.print_json(checked)
     elif faults:
-        console.err.print(f"not in order: {len(faults)} of {counted(len(checked), 'variant')}")
+        console.err.print(f"{len(faults)} of {counted(len(checked), 'variant')} failed the check")
     if faults:
         raise typer.Exit(faults[0].exit_code)
 
@@ -237,12 +237,12 @@ def trust(
     user: Annotated[str, typer.Argument(metavar="USER", help="Id of an account or user.")],
     public_key: Annotated[str, typer.Argument(metavar="KEY", help="The public key: 64 hex digits.")],
     revoke: Annotated[
-        bool, typer.Option("--revoke", help="Refuse everything that the key signs, for good.")
+        bool, typer.Option("--revoke", help="Permanently refuse everything that the key signs.")
     ] = False,
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a key sign variants of a user, as after a rotation; or refuse it for good."""
+    """Let a key sign variants of a user, such as after a rotation; or refuse it permanently."""
     if not re.fullmatch(r"[0-9a-f]{64}", public_key):
         raise GymError(ErrorCode.USAGE, f"{public_key[:80]!r} is not a public key", "64 hex digits")
     with open_store(store, create=not revoke) as opened:
@@ -287,7 +287,7 @@ _TIME = "%Y-%m-%d %H:%M"
 
 @app.command()
 def history(name: NameArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
-    """List the revisions of a variant that the store keeps, the newest first."""
+    """List the stored revisions of a variant, newest first."""
     from gym_fed.core.console import TextTable
 
     with open_store(store) as opened:
@@ -314,13 +314,13 @@ def undo(
     name: NameArgument,
     to: Annotated[
         int | None,
-        typer.Option("--to", min=1, help="Revision to return to.", show_default="the one before the newest"),
+        typer.Option("--to", min=1, help="Revision to restore.", show_default="the one before the newest"),
     ] = None,
     key: KeyOption = None,
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an earlier revision the newest again, signed under the next number; running servers use it at once."""
+    """Restore an earlier revision as the newest, signed under the next number; running servers use it at once."""
     from gym_fed.serving.store.signing import undo as make_newest
 
     with open_store(store) as opened:

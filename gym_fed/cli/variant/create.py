@@ -320,7 +320,7 @@ def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
         GymError: ``USAGE`` for a key given for an unsigned variant.
     """
     if unsigned and key is not None:
-        raise GymError(ErrorCode.USAGE, "--unsigned cannot be combined with --key", "give one of the two")
+        raise GymError(ErrorCode.USAGE, "--unsigned cannot be combined with --key", "pass one of the two")
     return None if unsigned else signing_key(key)
 
 

@@ -42,7 +42,7 @@ receipt_app = App(help="Check the receipts of removed variants.", no_args_is_hel
 def remove(
     name: NameArgument,
     everywhere: Annotated[
-        bool, typer.Option("--everywhere", help="Remove it from every hub that this home has joined, too.")
+        bool, typer.Option("--everywhere", help="Also remove it from every hub that this home has joined.")
     ] = False,
     receipt: Annotated[
         Path | None,
@@ -305,7 +305,7 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
     for folder in removal.work:
         out.print(f"  unfinished work deleted: {folder}")
     words = {
-        "removed": "no longer readable there; the hub deletes the file within one or two days",
+        "removed": "no longer readable there; the hub deletes the file within two days",
         "absent": "it had no variant of this name",
         "another's": "not requested: your account there does not own it",
         "not asked": "this home has left its account there; a copy may remain"
@@ -316,7 +316,7 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
         out.print(f"  hub {hub.address}: {words[hub.status].replace('NAME', removal.variant)}")
     if removal.usage_log:
         out.print(
-            f"  {removal.usage_log}: {counted(removal.usage_lines, 'line')} name neither it nor its callers now"
+            f"  {removal.usage_log}: {counted(removal.usage_lines, 'line')} no longer name it or its callers"
         )
     for what, names in (("removed", removal.keys_removed), ("without it", removal.keys_changed)):
         if names:

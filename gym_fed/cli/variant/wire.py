@@ -154,7 +154,7 @@ def remove_hub(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a variant of yours from a hub; nobody reads it there any more. The store keeps its own."""
+    """Remove one of your variants from a hub; nobody can read it there afterwards. The local store keeps its copy."""
     with _enrolled(server, home, passphrase_file, insecure) as client:
         from gym_client.variants import remove_variant
 
@@ -163,15 +163,15 @@ def remove_hub(
 
 
 def _manifest(record: VariantRecord, account: str, revision: int | None) -> VariantManifest:
-    """Return what must be signed because the account's present key did not sign the store's copy."""
+    """Return the manifest to sign because the account's current key did not sign the store's copy."""
     from gym_fed.serving.store.records import is_account
     from gym_fed.trust.identity.variant import VariantManifest
 
     if is_account(record.owner) and record.owner != account:
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
-            f"variant {record.name!r} is {record.owner}'s, and your account at this hub is {account}",
-            "push your own",
+            f"variant {record.name!r} belongs to {record.owner}, but your account at this hub is {account}",
+            "push your own variant",
         )
     return VariantManifest(
         variant=record.name,
@@ -221,7 +221,7 @@ def _owners(before: VariantRecord | None, name: str, own: str, user: str | None)
     if before is not None and before.owner != keeper:
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
-            f"variant {name!r} is {before.owner}'s in this store, and this would be {keeper}'s",
+            f"variant {name!r} belongs to {before.owner} in this store, but this one would belong to {keeper}",
             f"if that is you: --user {before.owner}; else remove it first, or pull into another --store"
             if account == own
             else "remove it first, or pull into another --store",
@@ -257,7 +257,7 @@ def _who_reads(variant: HubVariant, account: str) -> str:
     if variant.is_public:
         return "everyone"
     if variant.signed.manifest.owner != account:
-        return "you, among others perhaps"
+        return "you, and possibly others"
     return counted(variant.num_readers, "other") if variant.num_readers else "you alone"
 
 

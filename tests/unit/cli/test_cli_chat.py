@@ -154,7 +154,7 @@ def test_forgetting_and_cutting_off_are_reported(
     shown = capsys.readouterr().err
     for number in (2, 4):
         assert shown.count(f"the model no longer sees the first {number} messages") == 1
-    assert "the same again: /set temperature" in shown
+    assert "same answer; for different answers: /set temperature" in shown
     assert "max_tokens is 1" in shown
 
 

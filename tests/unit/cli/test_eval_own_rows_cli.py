@@ -181,7 +181,7 @@ def test_a_variant_is_compared_with_its_base(monkeypatch: pytest.MonkeyPatch) ->
     alone = evaluated("gym-nano", "--data", "mine.csv", *COLUMNS)
     assert alone["metrics"]["loss"]["value"] == pytest.approx(loss["before"], abs=1e-5)
     assert alone["metrics"]["loss"]["change"] is None
-    assert alone["notes"] == ["not compared: the base of the model is unknown; name one with --compare MODEL"]
+    assert alone["notes"] == ["not compared: the base of the model is unknown; pass one with --compare MODEL"]
 
 
 def test_another_model_takes_the_place_of_the_base(trained: Path) -> None:
@@ -297,11 +297,11 @@ def test_answers_that_do_not_end_are_a_warning_that_names_the_option(trained: Pa
             "text.jsonl:1 is a supervised row",
             "use a prompt",
         ),
-        (["said.jsonl", "--num-fewshot", "2"], "usage", "--num-fewshot goes with --suite", "leave it out"),
+        (["said.jsonl", "--num-fewshot", "2"], "usage", "--num-fewshot needs --suite", "leave it out"),
         (
             ["said.jsonl", "--suite", "tiny", "--grader", "exact"],
             "usage",
-            "--grader goes with --data FILE",
+            "--grader needs --data FILE",
             "leave",
         ),
         (["said.jsonl", "--variant", "ann,bob"], "usage", "one variant at a time", "--variant NAME"),

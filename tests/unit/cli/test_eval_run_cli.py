@@ -148,12 +148,15 @@ def test_a_missing_set_is_refused_before_weights_are_read(tmp_path: Path) -> Non
         (("--suite", "tiny"), "which MODEL"),
         (("model.onnx", "--suite", "tiny"), "ONNX models are not evaluated"),
         (("gym-nano", "--suite", "tiny", "--base", "gym-nano"), "--base goes with a .gymdelta"),
-        (("m", "--suite", "tiny", "--api", "http://127.0.0.1:1", "--variant", "a"), "does not go with --api"),
+        (
+            ("m", "--suite", "tiny", "--api", "http://127.0.0.1:1", "--variant", "a"),
+            "cannot be combined with --api",
+        ),
         (
             ("m", "--suite", "tiny", "--api", "http://127.0.0.1:1", "--dtype", "bfloat16"),
             "--dtype does not go",
         ),
-        (("gym-nano", "--suite", "tiny", "--api-key-env", "KEY"), "goes with --api"),
+        (("gym-nano", "--suite", "tiny", "--api-key-env", "KEY"), "needs --api"),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str) -> None:
@@ -205,7 +208,7 @@ def test_a_sample_is_replayed_with_its_examples_and_template(tmp_path: Path) -> 
     ("words", "message"),
     [
         (["--dtype", "float8"], "dtype 'float8' is not evaluated"),
-        (["--compare", "nosuch"], "--compare: no record of evals has this id, and as a model nosuch"),
+        (["--compare", "nosuch"], "--compare: no record of evals has this id, and as a model: nosuch"),
         (["--variant", "ann"], "no variant store at"),
         (["--variants", "store", "--variant", "nosuch"], "no variant 'nosuch'"),
         (["--tasks", "mine.yaml"], "no task file at"),

@@ -140,7 +140,7 @@ def test_a_refusal_names_the_format_or_the_option_that_was_meant(
         assert says in error.message, words
         assert remedy in str(error.hint), words
     for words in (("--format", "gguf"), ("--quantization", "w4"), ("--data", "rows.jsonl"), ("--rank", "8")):
-        assert f"{words[0]} does not go with a file" in refusal(str(merging), *words).message
+        assert f"{words[0]} cannot be combined with a file" in refusal(str(merging), *words).message
     assert list(tmp_path.iterdir()) == [merging]
 
 
@@ -165,7 +165,7 @@ def test_the_line_about_a_rounded_export_says_what_rounding_changed() -> None:
     record = {"bytes": 1000, "seconds": {"all": 3}, "check": check, "unchecked": False}
     assert _summary(record) == (
         "1.0 kB in 3 s, read back by onnxruntime 1, logits at most 1.1 off (the largest is 19), "
-        "likeliest token the same at 98.4% of positions; against the source the same logits"
+        "same most likely token at 98.4% of positions; against the source the same logits"
     )
 
 

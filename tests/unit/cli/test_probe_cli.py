@@ -68,7 +68,7 @@ def test_two_models_are_compared_in_pairs_and_the_table_says_who_judged(planted:
     assert "standard error" in done.stdout
     assert f"first: {delta}; second: gym-nano" in done.stdout
     assert "after a harmful fine-tune" not in done.stdout
-    assert "rules judged the answers, not a model" in done.stderr
+    assert "judged by rules, not by a model" in done.stderr
 
 
 def test_a_variant_alone_has_the_margins_that_it_has_in_the_engine(planted: Path) -> None:

@@ -259,7 +259,7 @@ def test_wrong_words_are_refused_before_anything_is_written(
         (("--rule", "mean", "--set", "nnm.k=3"), ErrorCode.USAGE, "no step of that name"),
         (("--rule", "mean", "--statistics", fisher), ErrorCode.USAGE, "--statistics"),
         (("--rule", "mean", "--root", folder / "0.gymdelta"), ErrorCode.USAGE, "root"),
-        (("--rule", "mean", "--set", "gate.tolerance=1"), ErrorCode.USAGE, "without --gate"),
+        (("--rule", "mean", "--set", "gate.tolerance=1"), ErrorCode.USAGE, "needs --gate"),
         (("--rule", "mean", "--codec", "zip"), ErrorCode.CONFIG_INVALID, "codec"),
         (
             ("--rule", "mean", "--codec", "dense", "--set", "codec.rank=2"),

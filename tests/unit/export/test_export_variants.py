@@ -291,7 +291,7 @@ def test_names_and_options_that_do_not_go_together_are_refused(variants: Variant
     no_data = str(tmp_path / "rows.jsonl")
     refused(usage, "format huggingface has no --data", delta, "--base", base, "--data", no_data)
     refused(usage, "--base goes with a .gymdelta file", base, "--base", base)
-    refused(usage, "names a variant, and --variant another", f"{base}:ada", "--variant", "bob")
+    refused(usage, "and --variant name different variants", f"{base}:ada", "--variant", "bob")
     refused(usage, "--variants: which of them?", base, "--variants", store)
     refused(usage, "--variant does not go with a .gymdelta", delta, "--variant", "ada")
     refused(usage, "which base? It was made for 'base'", delta)

@@ -116,7 +116,7 @@ def statistics_of(name: str) -> list[dict[str, torch.Tensor]]:
     [
         ("fisher", {}, "needs fisher diagonals of 3 models, but those of 0"),
         ("linear", {"statistics": statistics_of("fisher")}, "needs no statistics"),
-        ("greedy_soup", {}, "chooses by held-out data"),
+        ("greedy_soup", {}, "selects by held-out loss"),
         ("linear", {"score": lambda _: 0.0}, "looks at no held-out data"),
         ("linear", {"gate": lambda _: None}, "looks at no held-out data"),
     ],
