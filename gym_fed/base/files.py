@@ -152,12 +152,12 @@ def names_in(folder: Path) -> list[str]:
         weights = _weights_of_index(folder / _INDEX)
     missing = [name for name in weights if not (folder / name).is_file()]
     if missing:
-        raise _invalid(who, f"has no {missing[0]}: only weights in safetensors travel")
+        raise _invalid(who, f"has no {missing[0]}: only safetensors weights can be served")
     files = [*names, *weights]
     for name in files:
         if not lies_in(folder / name, folder):
             raise _invalid(
-                who, f"has {name} as a link to {(folder / name).resolve()}: only its own files travel"
+                who, f"has {name} as a link to {(folder / name).resolve()}: only its own files can be served"
             )
     check_settings(folder, files)
     return files
@@ -177,9 +177,9 @@ def check_settings(folder: Path, names: Sequence[str]) -> None:
         elif name in _SETTINGS:
             for key in _keys(_object(folder / name)):
                 if key in CODE_KEYS:
-                    raise _invalid(name, f"has {key}: a base that needs code of its own does not travel")
+                    raise _invalid(name, f"has {key}: a base that needs its own code cannot be served")
     if "config.json" in names and "quantization_config" in _object(folder / "config.json"):
-        raise _invalid("config.json", "has quantization_config: a quantised base does not travel")
+        raise _invalid("config.json", "has quantization_config: a quantised base cannot be served")
 
 
 def licence_of(folder: Path) -> str:

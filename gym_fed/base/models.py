@@ -63,7 +63,7 @@ class LoadedModel:
         """
         target = Path(folder)
         if target.is_file() or (target.is_dir() and any(target.iterdir())):
-            raise GymError(ErrorCode.FILE_EXISTS, f"{target} exists", "give another folder")
+            raise GymError(ErrorCode.FILE_EXISTS, f"{target} exists", "use another folder")
         self.model.save_pretrained(target)
         self.tokenizer.save_pretrained(target)
         return target
@@ -149,8 +149,8 @@ def _require_words(name: str, folder: Path) -> None:
     if any(kind == "SEQ_CLS" or str(kind).endswith("ForSequenceClassification") for kind in kinds):
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: is a reward model, which scores answers and writes none",
-            "use it as the grader reward_model or as ppo.critic, or give a language model",
+            f"{name}: is a reward model, which scores answers and generates none",
+            "use it as the grader reward_model or as ppo.critic, or use a language model",
         )
 
 
@@ -202,7 +202,7 @@ def resolve(name_or_path: str) -> str:
             return str(usable_folder(path))
         if (file := only_gguf(path)) is not None:
             return str(imported(file))
-        hint = "give a folder with config.json or adapter_config.json, such as a finished run"
+        hint = "use a folder with config.json or adapter_config.json, such as a finished run"
         if (path / "config.yaml").is_file():
             hint = f"the run is not finished: continue it with: gym train {path / 'config.yaml'}"
         raise GymError(ErrorCode.MODEL_INVALID, f"no model in the folder {path}", hint)
@@ -212,7 +212,7 @@ def resolve(name_or_path: str) -> str:
     raise GymError(
         ErrorCode.MODEL_NOT_FOUND,
         f"{name_or_path}: {problem}",
-        "give the folder of a model, a .gguf file, or gym-nano",
+        "use a model folder, a .gguf file, or gym-nano",
     )
 
 
@@ -228,9 +228,9 @@ def _require_no_variant(name: str) -> None:
         quoted_base, other = shlex.quote(base), shlex.quote(variant)
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
-            f"{name}: names a variant of gym api, and a model is needed",
-            f"chat with it: gym chat {quoted_base} --variant {other}; or make a model folder of the file that "
-            f"gym variant show {other} names: gym delta apply {quoted_base} FILE -o FOLDER",
+            f"{name}: names a variant of gym api, but a model is required",
+            f"chat with it: gym chat {quoted_base} --variant {other}; or convert the file that gym variant show "
+            f"{other} prints to a model folder: gym delta apply {quoted_base} FILE -o FOLDER",
         )
 
 
@@ -256,7 +256,7 @@ def _cached_snapshot(name: str) -> str:
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
             f"no model called {name!r} on this machine",
-            f"fetch it once with: gym models pull {name}; or give gym-nano or a model folder",
+            f"fetch it once with: gym models pull {name}; or use gym-nano or a model folder",
         ) from error
 
 
@@ -344,7 +344,7 @@ def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adap
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"{name_or_path}: its base {base} is itself an adapter",
-                f"merge that first: gym export {base} -o FOLDER, and give --adapter {name_or_path} to the result",
+                f"merge that first with gym export {base} -o FOLDER, and pass --adapter {name_or_path} with the result",
             )
     for adapter in named:
         require_base(adapter, base, (folder_here(adapter.base), Path(resolve(base))))
@@ -379,7 +379,7 @@ def no_base_model(name: str) -> GymError:
     """Return the error for a chain of adapters without a base model."""
     return GymError(
         ErrorCode.MODEL_INVALID,
-        f"{name}: its base is an adapter of an adapter, and {MAX_ADAPTERS} of them lead to no model",
+        f"{name}: more than {MAX_ADAPTERS} adapters are nested without a model below them",
         "set base_model_name_or_path in adapter_config.json to a model",
     )
 

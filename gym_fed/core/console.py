@@ -266,7 +266,7 @@ def _usage_error(error: click.ClickException, app: typer.Typer) -> GymError:
     if isinstance(error, click.NoSuchOption) and (owner := _owner(context, error.option_name, sys.argv)):
         return GymError(
             ErrorCode.USAGE,
-            f"option {error.option_name!r} belongs behind the command",
+            f"option {error.option_name!r} belongs after the command",
             f"write {command} {owner} {error.option_name} ...",
         )
     return GymError(ErrorCode.USAGE, message[:1].lower() + message[1:], f"see {command} --help")

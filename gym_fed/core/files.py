@@ -180,7 +180,7 @@ def _name_taken(path: Path) -> GymError:
     return GymError(
         ErrorCode.FILE_EXISTS,
         f"{path} exists: another process wrote it meanwhile",
-        "look at what is there, and choose another name",
+        "check that file, and choose another name",
     )
 
 

@@ -94,7 +94,7 @@ HOST = typer.Option(
 OpenOption = Annotated[
     bool | None, typer.Option("--open/--no-open", help="Open the browser; the default on a terminal.")
 ]
-PORT = typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+PORT = typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 = any free port.")
 
 RootPathOption = Annotated[
     str | None,

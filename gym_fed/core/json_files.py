@@ -57,7 +57,7 @@ MAX_REQUEST_DEPTH = 128
 
 
 def read_object(
-    file: Path, code: ErrorCode = ErrorCode.MODEL_INVALID, hint: str = "restore it, or give another one"
+    file: Path, code: ErrorCode = ErrorCode.MODEL_INVALID, hint: str = "restore it, or use another one"
 ) -> dict[str, Any]:
     """Read the JSON object in a file, ignoring a byte order mark.
 
@@ -73,7 +73,7 @@ def read_object(
     """
     with open(file, "rb", opener=_without_waiting) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise GymError(code, f"{file}: cannot be read: no ordinary file", hint)
+            raise GymError(code, f"{file}: cannot be read: not a regular file", hint)
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise GymError(code, f"{file}: cannot be read: larger than {MAX_BYTES} bytes", hint)
@@ -90,7 +90,7 @@ def read_object(
     if is_deeper(value, MAX_DEPTH):
         raise GymError(code, f"{file}: cannot be read: nested too deeply", hint)
     if not isinstance(value, dict):
-        raise GymError(code, f"{file}: cannot be read: holds no mapping", hint)
+        raise GymError(code, f"{file}: cannot be read: not a mapping", hint)
     return value
 
 
@@ -104,7 +104,7 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
-            raise ValueError(f"{name[:80]!r} is there twice in one object")
+            raise ValueError(f"{name[:80]!r} occurs twice in one object")
         result[name] = value
     return result
 

@@ -40,7 +40,7 @@ _FORBIDDEN = _ErrorText(
     "check its owner and mode (ls -l), or use another folder",
 )
 _TOO_MANY_FILES = _ErrorText(
-    ErrorCode.BUSY, "too many files are open", "raise the limit (ulimit -n), or do fewer things at once"
+    ErrorCode.BUSY, "too many files are open", "raise the limit (ulimit -n), or run fewer things at once"
 )
 _IN_USE = _ErrorText(
     ErrorCode.ADDRESS_IN_USE, "the address is in use", "stop the other process, or change the port"
@@ -65,19 +65,23 @@ _BY_ERRNO: dict[int, _ErrorText] = {
     errno.ENOTDIR: _ErrorText(
         ErrorCode.FILE_NOT_FOUND, "a part of the path is not a folder", "check the path"
     ),
-    errno.EISDIR: _ErrorText(ErrorCode.FILE_EXISTS, "a folder is there", "name a file"),
-    errno.EEXIST: _ErrorText(ErrorCode.FILE_EXISTS, "something is there already", "choose another name"),
+    errno.EISDIR: _ErrorText(ErrorCode.FILE_EXISTS, "it is a folder", "use a file name"),
+    errno.EEXIST: _ErrorText(ErrorCode.FILE_EXISTS, "it already exists", "choose another name"),
     errno.ENOTEMPTY: _ErrorText(ErrorCode.FILE_EXISTS, "the folder is not empty", "choose another name"),
     errno.ENAMETOOLONG: _ErrorText(ErrorCode.USAGE, "the name is too long", "choose a shorter one"),
     errno.ELOOP: _ErrorText(ErrorCode.USAGE, "symbolic links form a loop", "check the path"),
     errno.EMFILE: _TOO_MANY_FILES,
     errno.ENFILE: _TOO_MANY_FILES,
-    errno.EBUSY: _ErrorText(ErrorCode.STATE_LOCKED, "another process is using it", "stop that first"),
-    errno.ETXTBSY: _ErrorText(ErrorCode.STATE_LOCKED, "another process is running it", "stop that first"),
-    errno.ENOMEM: _ErrorText(ErrorCode.BUSY, "no memory is left", "stop something else, or do less at once"),
+    errno.EBUSY: _ErrorText(
+        ErrorCode.STATE_LOCKED, "another process is using it", "stop the other process first"
+    ),
+    errno.ETXTBSY: _ErrorText(
+        ErrorCode.STATE_LOCKED, "another process is running it", "stop the other process first"
+    ),
+    errno.ENOMEM: _ErrorText(ErrorCode.BUSY, "no memory is left", "close other programs, or do less at once"),
     errno.EADDRINUSE: _IN_USE,
     errno.EADDRNOTAVAIL: _ErrorText(
-        ErrorCode.USAGE, "this machine does not have that address", "use one of its own, or 127.0.0.1"
+        ErrorCode.USAGE, "this machine does not have that address", "use one of its addresses, or 127.0.0.1"
     ),
     **dict.fromkeys(
         (
@@ -120,7 +124,7 @@ _TORCH_MEMORY = re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) 
 _NO_THREADS = _ErrorText(
     ErrorCode.BUSY,
     "no more threads or processes can be started",
-    "raise the limit (ulimit -u), or stop something",
+    "raise the limit (ulimit -u), or close other programs",
 )
 
 

@@ -227,9 +227,9 @@ def _compared(
     if not shared or ((only_first or only_second) and not shared_only):
         raise GymError(
             ErrorCode.USAGE,
-            f"{first.task}: the runs share {counted(len(shared), 'row')}; {only_first} are in the first alone, "
-            f"{only_second} in the second alone",
-            "give --shared-rows to compare on those" if shared else "evaluate both on the same rows",
+            f"{first.task}: the runs share {counted(len(shared), 'row')}; {only_first} are only in the first, "
+            f"{only_second} only in the second",
+            "pass --shared-rows to compare on those" if shared else "evaluate both on the same rows",
         )
     pairs = [(ours[key].metrics, theirs[key].metrics) for key in shared]
     differences, first_means, second_means = {}, {}, {}
@@ -276,5 +276,5 @@ def _notes(first: TaskResult, second: TaskResult, compared: Container[str]) -> t
         notes.append("the definition of the task or its data differ")
     left = [m for m in first.figures if m not in compared]
     if left:
-        notes.append(f"not of single rows, so not compared: {', '.join(left)}")
+        notes.append(f"no per-row values, so not compared: {', '.join(left)}")
     return tuple(notes)

@@ -322,7 +322,7 @@ class ContaminationReport:
 
     def describe(self) -> str:
         """Summarize in one line."""
-        against = ", ".join(self.suites) or "no suite is here"
+        against = ", ".join(self.suites) or "no suite is on this machine"
         return f"{self.contaminated} of {counted(self.rows, 'row', 'contain')} evaluation rows (checked: {against})"
 
 

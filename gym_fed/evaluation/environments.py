@@ -65,7 +65,7 @@ class Environment(Grader):
             if not present:
                 raise GymError(
                     ErrorCode.USAGE,
-                    f"{type(environment).__name__} is no environment: it has no {attribute}",
+                    f"{type(environment).__name__} is not an environment: it has no {attribute}",
                     "pass an object that follows the verifiers protocol (docs/algorithms.md)",
                 )
         self._funcs: list[Callable[..., Any]] = list(funcs or ())

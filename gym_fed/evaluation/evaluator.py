@@ -129,14 +129,16 @@ class Evaluator:
         on_progress: OnProgress = lambda progress: None,
     ) -> None:
         if not benchmarks:
-            raise GymError(ErrorCode.USAGE, "no benchmark is named", "gym eval list shows them")
+            raise GymError(ErrorCode.USAGE, "no benchmark is given", "gym eval list prints them")
         require_harness()
         self.benchmarks = list(benchmarks)
         self.options = PromptOptions(num_fewshot, num_examples, apply_chat_template)
         self._out = None if out is None else Path(out)
         if self._out is not None and self._out.exists() and not self._out.is_dir():
             raise GymError(
-                ErrorCode.FILE_EXISTS, f"{self._out}: is a file", "records go into a folder: name another one"
+                ErrorCode.FILE_EXISTS,
+                f"{self._out}: is a file",
+                "records are written to a folder: choose one",
             )
         self._data = None if data is None else Path(data)
         self._fresh = fresh

@@ -45,12 +45,12 @@ def exact_match(
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"row {number} does not end with the assistant",
-                "give rows with an answer",
+                "use rows with an answer",
             )
         prompts.append(messages[:-1])
         references.append(messages[-1]["content"].strip())
     if not prompts:
-        raise GymError(ErrorCode.DATA_INVALID, "no rows to evaluate on", "give at least one row")
+        raise GymError(ErrorCode.DATA_INVALID, "no rows to evaluate on", "pass at least one row")
     answers = generate_batch(model, tokenizer, prompts, max_new_tokens=max_new_tokens, batch_size=batch_size)
     right = sum(int(a.strip() == w) for a, w in zip(answers, references, strict=True))
     return right / len(references)

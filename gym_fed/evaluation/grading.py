@@ -63,7 +63,7 @@ def grade(
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"row {number}: the prompt is plain text",
-                'give messages: [{"role": "user", "content": ...}]',
+                'use messages: [{"role": "user", "content": ...}]',
             )
     with ExitStack() as stack:
         _set_up(stack, graders)
@@ -103,7 +103,7 @@ def _answered(row: dict[str, Any], number: int) -> Sample:
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"row {number} has no answer to grade",
-            "give prompt and completion, or a model that answers",
+            "use prompt and completion, or a model that generates answers",
         )
     rest = {key: value for key, value in row.items() if key not in ("prompt", "completion", "messages")}
     return Sample(prompt, completion if isinstance(completion, str) else str(completion[-1]["content"]), rest)
@@ -122,10 +122,10 @@ def _set_up(stack: ExitStack, graders: Sequence[Grader]) -> None:
 
 def _graded(samples: list[Sample], graders: Sequence[Grader]) -> Grades:
     if not samples:
-        raise GymError(ErrorCode.DATA_INVALID, "no rows to grade", "give at least one row")
+        raise GymError(ErrorCode.DATA_INVALID, "no rows to grade", "pass at least one row")
     if not graders or len({grader.name for grader in graders}) != len(graders):
         names = ", ".join(grader.name for grader in graders) or "none"
-        raise GymError(ErrorCode.USAGE, f"graders: {names}", "give at least one, each with a name of its own")
+        raise GymError(ErrorCode.USAGE, f"graders: {names}", "pass at least one, each with a different name")
     values = {g.name: checked_values(g.name, g.grade(samples), len(samples)) for g in graders}
     means = {name: sum(column) / len(column) for name, column in values.items()}
     return Grades({**means, "reward": sum(means.values())}, values, samples)

@@ -88,7 +88,7 @@ def input_moments(
             model, [torch.tensor([row["input_ids"]]) for row in encoded], samples=len(encoded), full=True
         )
     except CodecError as error:
-        raise GymError(ErrorCode.DATA_INVALID, str(error), "give other or more text") from error
+        raise GymError(ErrorCode.DATA_INVALID, str(error), "use different or more text") from error
     own = {name for name, _ in model.named_parameters()}
     return {name: moments for name, moments in sums_by_layer.items() if name in own}
 
@@ -113,7 +113,7 @@ class StatisticsFile(Mapping[str, Tensor]):
         """
         from safetensors import SafetensorError, safe_open
 
-        remedy = f"make it: gym soup statistics --kind {kind}"
+        remedy = f"create it: gym soup statistics --kind {kind}"
         if not path.is_file():
             raise GymError(ErrorCode.FILE_NOT_FOUND, f"no statistics at {path}", remedy)
         reader: Callable[..., Any] = safe_open

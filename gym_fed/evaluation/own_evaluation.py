@@ -37,7 +37,7 @@ REMEDIES = (
     "mix ordinary conversations into the rows (a second data source)",
     "lower learning_rate",
     "train an adapter (finetuning: lora)",
-    "train shorter",
+    "train for fewer steps",
 )
 
 
@@ -107,8 +107,8 @@ class OwnEvaluation:
             )
         if settings := turn_settings(self.model.run_config):
             notes.append(
-                f"the run's data set {' and '.join(settings)}; here the loss is that of the assistant's turns with "
-                "their end tokens"
+                f"the run's data set {' and '.join(settings)}; here the loss covers the assistant's turns with their "
+                "end tokens"
             )
         retention_check = _RetentionCheck(
             self.check and self.reference is not None, tokenizer, self.on_progress

@@ -195,7 +195,7 @@ def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[Gra
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{place}: has {column}",
-            "only rows of text are evaluated; drop these rows",
+            "only text rows are evaluated; drop these rows",
         )
     has_answer = kind_of(row) != "prompt"
     if has_answer:
@@ -204,8 +204,8 @@ def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[Gra
         names = [plain(name, _SHOWN_CHARACTERS) for name in raw]
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{place}: has no answer, and its columns are {', '.join(names[:_SHOWN])}",
-            "name the column of answers: --columns completion=COLUMN; or grade the model's answers with --grader NAME",
+            f"{place}: has no answer; its columns are {', '.join(names[:_SHOWN])}",
+            "give the column of answers: --columns completion=COLUMN; or grade the model's answers with --grader NAME",
         )
     reference = _reference(row) if has_answer else None
     if has_answer and reference is not None and not reference.strip():
@@ -236,7 +236,7 @@ def _reference(row: Row) -> str | None:
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{getattr(row, 'place', None) or 'a row'}: does not end with an answer",
-            "let the last message be the assistant's, or remove the row",
+            "end it with the assistant's message, or remove the row",
         )
     if last.get("tool_calls"):
         return None
@@ -252,8 +252,8 @@ def _require_columns(place: str, graded: Mapping[str, Any], graders: Sequence[Gr
             had = ", ".join(plain(name, _SHOWN_CHARACTERS) for name in list(graded)[:_SHOWN])
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: grader {grader.name or grader.grader} reads the column {column!r}, and the row has {had}",
-                f"name the column: --grader '{grader.grader}:{{column: NAME}}', or --columns {column}=NAME",
+                f"{place}: grader {grader.name or grader.grader} reads the column {column!r}, but the row has {had}",
+                f"give the column: --grader '{grader.grader}:{{column: NAME}}', or --columns {column}=NAME",
             )
 
 

@@ -153,7 +153,7 @@ def _questions(
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"eval_data: no answer is possible for {counted(len(rows), 'row')}: {reasons}",
-            "give rows that end with an answer, or raise max_length",
+            "use rows that end with an answer, or raise max_length",
         )
     return questions, dropped
 
@@ -166,7 +166,7 @@ def _question(config: PredictConfig, tokenizer: Any, row: Row, number: int) -> _
     if (column := next((column for column in MEDIA if row.get(column)), None)) is not None:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{place_of(row, number)}: has {column}, and gym predict reads text",
+            f"{place_of(row, number)}: has {column}, but gym predict supports only text",
             "remove the row",
         )
     if "messages" in row:
@@ -205,7 +205,7 @@ def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> in
         then = json.loads(file.read_text(encoding="utf-8"))
         if then != now:
             keys = [key for key in values if then["config"].get(key) != values[key]]
-            difference = f"with another {keys[0]}" if keys else "on other rows"
+            difference = f"with a different {keys[0]}" if keys else "on different rows"
             raise GymError(
                 ErrorCode.FILE_EXISTS,
                 f"{folder}: contains unfinished predictions {difference}",

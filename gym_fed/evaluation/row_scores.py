@@ -253,7 +253,7 @@ def _grades(
     if not at:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            "no row has a prompt that the model has room to answer",
+            "no prompt leaves the model room for an answer",
             "shorten the prompts, or use a model with a longer context",
         )
     grades = grade_answers([{**rows[i].graded, "completion": answers[i]} for i in at], build_graders(graders))

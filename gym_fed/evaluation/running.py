@@ -122,7 +122,7 @@ class RunningFile:
                     raise GymError(
                         ErrorCode.STATE_CORRUPT,
                         f"{path}: line {number} is damaged",
-                        "remove the file: it starts again",
+                        "remove the file: the evaluation then starts again",
                     ) from error
 
 
@@ -137,7 +137,7 @@ def _locked(path: Path) -> IO[str]:
         raise GymError(
             ErrorCode.BUSY,
             f"another process runs this evaluation; its file is {path}",
-            "wait for it, then the same command reads its record; or give this one another folder with --output",
+            "wait until it ends, and run the same command again; or use another folder with --output",
         ) from error
     return file
 

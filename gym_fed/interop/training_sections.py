@@ -93,7 +93,7 @@ def _sharding(draft: Draft) -> None:
     if strategy not in (None, "fsdp2", "fsdp") or word not in _SHARDED:
         raise draft.problem(
             "distributed.sharding_strategy",
-            f"{word} does not go with strategy {strategy}"
+            f"{word} cannot be combined with strategy {strategy}"
             if word in _SHARDED
             else f"{word!r} is not offered",
             "full_shard is strategy fsdp2, shard_grad_op is deepspeed with zero_stage 2, no_shard is ddp",

@@ -167,7 +167,7 @@ def input_problems(
     """
     problems: list[dict[str, Any]] = []
     if config.model is None and config.model_init is None:
-        problem = _problem(marks, ("model",), "not given", "name a model, or give model_init")
+        problem = _problem(marks, ("model",), "not set", "set model or model_init")
         problems.append({**problem, "choose": "a model"})
     if not config.data:
         problem = _problem(marks, ("data",), "no rows to train on", "list at least one path or tasks entry")

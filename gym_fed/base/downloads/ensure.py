@@ -64,7 +64,9 @@ def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple
         GymError: ``USAGE`` for a name that is a local path; errors of ``ensure_model``.
     """
     if not is_hub_name(name):
-        raise GymError(ErrorCode.USAGE, f"{name}: is on this machine", "give a name of the Hub: OWNER/NAME")
+        raise GymError(
+            ErrorCode.USAGE, f"{name}: is already on this machine", "use a name on the Hub: OWNER/NAME"
+        )
     offer = offer_model(name)
     if offer.missing_bytes and not consent(offer):
         raise declined(offer)

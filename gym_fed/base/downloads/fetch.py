@@ -123,16 +123,16 @@ def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State
                 return
             size = part.stat().st_size
             part.unlink()
-            state.at(file, 0, f"{file.path} came with other bytes than the Hub names and is fetched again")
+            state.at(file, 0, f"{file.path} differs from the Hub's checksum and is fetched again")
     problem = (
         f"{counted(size, 'byte')} instead of {file.size_bytes:,}"
         if size != file.size_bytes
-        else "another checksum"
+        else "a different checksum"
     )
     raise GymError(
         ErrorCode.HASH_MISMATCH,
-        f"{file.path} of {offer.name}: {hub.endpoint()} sent {problem}, {ATTEMPTS} times; it was not kept",
-        "something between changes or cuts files: try later, from another network, or with another HF_ENDPOINT",
+        f"{file.path} of {offer.name}: {hub.endpoint()} sent {problem}, {ATTEMPTS} times; it was discarded",
+        "something in between changes or truncates files: try later, from another network, or with another HF_ENDPOINT",
     )
 
 
@@ -147,7 +147,7 @@ def _get(offer: DownloadOffer, file: RepoFile, part: Path, state: _State) -> Non
         if have == 0 and file.size_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"{file.path} of {offer.name}: {readable_bytes(file.size_bytes)} are too many for one file",
+                f"{file.path} of {offer.name}: {readable_bytes(file.size_bytes)} exceed the limit for one file",
                 f"fetch the model with: hf download {offer.name}",
             )
         most, losses = have, 0
@@ -226,7 +226,8 @@ def _require_space(offer: DownloadOffer, folder: Path) -> None:
         hint = "free some space there (`hf cache ls` shows what it holds), or set HF_HOME to a folder of another disk"
         raise GymError(
             ErrorCode.DISK_FULL,
-            f"{offer.name}: {readable_bytes(missing)} must be fetched, {folder} has room for {readable_bytes(free)}",
+            f"{offer.name}: {readable_bytes(missing)} must be fetched, but {folder} has room for "
+            f"{readable_bytes(free)}",
             hint
             if offer.store is None
             else "free some space there, or set GYM_HOME to a folder of another disk",

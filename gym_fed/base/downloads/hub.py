@@ -101,7 +101,7 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
     except errors.OfflineModeIsEnabled as error:
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{name}: is not on this machine, and HF_HUB_OFFLINE forbids requests to {endpoint()}",
+            f"{name}: is not on this machine, but HF_HUB_OFFLINE forbids requests to {endpoint()}",
             f"unset HF_HUB_OFFLINE; {alternatives(kind, name)}",
         ) from error
     except errors.GatedRepoError as error:
@@ -189,11 +189,11 @@ def alternatives(kind: Kind, name: str) -> str:
         folder = storage(kind, name)
         return (
             f"or fetch it on another machine with: hf download --repo-type dataset {name} --cache-dir FOLDER, and copy "
-            f"FOLDER/{folder.name} with its links (cp -a) to {folder}; or give files of your own with path; or set "
+            f"FOLDER/{folder.name} with its links (cp -a) to {folder}; or use your own files with path; or set "
             "HF_ENDPOINT to a mirror"
         )
     return (
-        f"or fetch it on another machine with: hf download {name} --local-dir FOLDER, copy FOLDER here and name it "
+        f"or fetch it on another machine with: hf download {name} --local-dir FOLDER, copy FOLDER here and use it "
         "instead; or set HF_ENDPOINT to a mirror"
     )
 
@@ -233,7 +233,7 @@ def _not_found(kind: Kind, name: str) -> GymError:
     return GymError(
         code,
         f"no {noun} called {name!r} on this machine or at {endpoint()}",
-        f"{hint}{'Otherwise for' if near else 'for'} a private one set HF_TOKEN",
+        f"{hint}{'Otherwise for' if near else 'for'} a private one, set HF_TOKEN",
     )
 
 

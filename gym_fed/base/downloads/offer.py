@@ -133,7 +133,7 @@ class DownloadOffer:
     def remedy(self) -> str:
         """Return the command-line remedy that gives consent without a terminal."""
         if self.kind == "dataset":
-            return "agree with --yes, or give files with path"
+            return "agree with --yes, or use files with path"
         return f"agree with --yes, or fetch it first: gym models pull {self.name} --yes"
 
 
@@ -250,13 +250,13 @@ def _read_info(
         place = plain(".".join(map(str, first["loc"])) or "the whole", 80)
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{name}: {hub.endpoint()} does not describe it as a Hub does: {place}: {plain(first['msg'], 120)}",
+            f"{name}: {hub.endpoint()} gives no valid description of it: {place}: {plain(first['msg'], 120)}",
             "check HF_ENDPOINT; " + hub.alternatives(kind, name),
         ) from error
     if commit is not None and info.sha != commit:
         raise GymError(
             ErrorCode.STALE,
-            f"{name}: asked for commit {commit[:12]}, {hub.endpoint()} describes {info.sha[:12]}",
+            f"{name}: requested commit {commit[:12]}, but {hub.endpoint()} describes {info.sha[:12]}",
             "check HF_ENDPOINT, or run the same command again",
         )
     listed: dict[str, RepoFile] = {}
@@ -268,7 +268,7 @@ def _read_info(
             )
         size = sibling.lfs.size if sibling.lfs is not None else sibling.size
         if size is None or (sibling.lfs is None and sibling.blobId is None):
-            raise _unusable(name, f"the Hub gives no size or no checksum for {plain(path, 80)}")
+            raise _unusable(name, f"the Hub gives no size or checksum for {plain(path, 80)}")
         sha256 = None if sibling.lfs is None else sibling.lfs.sha256
         listed[path] = RepoFile(path, size, sha256, sibling.blobId)
     return info, listed
@@ -282,7 +282,7 @@ def _read_json(name: str, commit: str, file: RepoFile) -> dict[str, Any]:
     if not file.is_content(data):  # the content must be what will be loaded later
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"{file.path} of {name}: {hub.endpoint()} sent a file with another checksum than it states",
+            f"{file.path} of {name}: {hub.endpoint()} sent a file that does not match its stated checksum",
             "try later, from another network, or with another HF_ENDPOINT",
         )
     try:
@@ -304,7 +304,7 @@ def _require_known_type(name: str, config: dict[str, Any]) -> None:
         raise _unusable(
             name,
             f"its model_type {plain(kind, 60)!r} is unknown to transformers {transformers.__version__}",
-            "code that comes with a model is never run; choose a model of a class that transformers has",
+            "code that comes with a model is never run; choose a model whose class transformers has",
         )
 
 
@@ -324,6 +324,6 @@ def _licence(info: _Info) -> str | None:
 
 
 def _unusable(
-    name: str, why: str, hint: str = "choose another repository, or give a model folder"
+    name: str, why: str, hint: str = "choose another repository, or use a model folder"
 ) -> GymError:
     return GymError(ErrorCode.MODEL_INVALID, f"{name}: cannot be used from the Hub: {why}", hint)

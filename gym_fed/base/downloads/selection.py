@@ -71,8 +71,12 @@ def chosen_files(name: str, listed: Collection[str], shards: set[str] | None) ->
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{name}: has no safetensors weights"
-            + (f" (only {', '.join(other[:3])}: a format that is not read from the Hub)" if other else ""),
-            "choose a repository with model.safetensors, or convert it with another tool and give the folder",
+            + (
+                f" (only {', '.join(other[:3])}: a format that is not supported from the Hub)"
+                if other
+                else ""
+            ),
+            "choose a repository with model.safetensors, or convert it with another tool and use the folder",
         )
     small = {path for path in listed if path in _SMALL or _ALSO.fullmatch(path)}
     return [*sorted(small), *sorted(weights)]

@@ -43,8 +43,8 @@ def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterat
     if version != "gemm":
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"quantization_config.version: {plain(repr(version), 80)}: of AWQ only the layout gemm is read",
-            "give the same model in the layout gemm, or a base whose weights are plain",
+            f"quantization_config.version: {plain(repr(version), 80)}: only the AWQ layout gemm is supported",
+            "use the same model in the layout gemm, or an unquantised base",
         )
     integer(config, ("bits", "w_bit"), lambda it: it == BITS, "4")
     group_size = group_size_of(config)

@@ -87,8 +87,8 @@ def _require_ordinary(folder: Path) -> None:
             if entry.suffix in _READ and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise GymError(
                     ErrorCode.MODEL_INVALID,
-                    f"{entry}: cannot be read: no ordinary file",
-                    "restore it, or give another folder",
+                    f"{entry}: cannot be read: not a regular file",
+                    "restore it, or use another folder",
                 )
 
 
@@ -102,7 +102,9 @@ def imported(source: Path) -> Path:
     importer = importer_of(source)
     if importer is None:
         raise GymError(
-            ErrorCode.USAGE, f"{source}: no format that is imported", "give a .gguf file or a model folder"
+            ErrorCode.USAGE,
+            f"{source}: not a format that can be imported",
+            "use a .gguf file or a model folder",
         )
     home = imports_home()
     files = importer.files(source)
@@ -119,8 +121,8 @@ def imported(source: Path) -> Path:
                 _remove(folder)
                 raise GymError(
                     ErrorCode.MODEL_INVALID,
-                    f"{source}: changed while it was read; nothing was kept",
-                    "run the same command again when it is whole",
+                    f"{source}: changed while it was being read; nothing was kept",
+                    "run the same command again when the file is complete",
                 )
     return folder
 
@@ -159,7 +161,7 @@ def _make(importer: Importer, source: Path, digest: str, folder: Path) -> None:
     if needed + _SPARE_BYTES > free:
         raise GymError(
             ErrorCode.DISK_FULL,
-            f"{source}: becomes a model folder of {readable_bytes(needed)}, and {folder.parent} has room for "
+            f"{source}: becomes a model folder of {readable_bytes(needed)}, but {folder.parent} has room for "
             f"{readable_bytes(free)}",
             "free some space there, or set GYM_HOME to a folder of another disk",
         )

@@ -46,7 +46,7 @@ def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterat
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"quantization_config.checkpoint_format: {plain(repr(layout), 80)}: only gptq and gptq_v2 are supported",
-            "give the same model in one of these layouts, or an unquantised base",
+            "use the same model in one of these layouts, or an unquantised base",
         )
     bits = integer(config, ("bits",), lambda it: it in BITS, "2, 3, 4 or 8")
     group_size = group_size_of(config)

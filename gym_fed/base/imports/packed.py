@@ -49,7 +49,7 @@ class TensorInvalid(GymError):
         super().__init__(
             ErrorCode.MODEL_INVALID,
             f"tensor {tensor[:200]}: {why}",
-            "fetch the model again, or give another one",
+            "fetch the model again, or use another one",
         )
         self.tensor = tensor
 
@@ -105,11 +105,13 @@ def _require_kinds(layer: Layer) -> None:
     for part in (PACKED, "qzeros", "scales"):
         value = getattr(layer, part)
         if value.ndim != 2 or 0 in value.shape:
-            raise layer.refuse(part, f"has shape {list(value.shape)}, two non-empty dimensions are needed")
+            raise layer.refuse(
+                part, f"has shape {list(value.shape)}, but two non-empty dimensions are required"
+            )
         has_right_dtype = value.is_floating_point() if part == "scales" else value.dtype is torch.int32
         if not has_right_dtype:
             kind = "a floating type" if part == "scales" else "int32"
-            raise layer.refuse(part, f"is of {value.dtype}, {kind} is needed")
+            raise layer.refuse(part, f"is {value.dtype}, but {kind} is required")
     if not bool(layer.scales.isfinite().all()):
         raise layer.refuse("scales", "holds numbers that are not finite")
 
@@ -122,7 +124,7 @@ def require_shape(layer: Layer, part: str, expected: tuple[int, ...], because: s
     """
     actual = tuple(getattr(layer, part).shape)
     if actual != expected:
-        raise layer.refuse(part, f"has shape {list(actual)}, {because} {list(expected)} is needed")
+        raise layer.refuse(part, f"has shape {list(actual)}, {because} {list(expected)} is required")
 
 
 def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
@@ -143,13 +145,13 @@ def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
     needed = -(-inputs // size)
     if groups != needed:
         raise layer.refuse(
-            "scales", f"has {counted(groups, 'group')}, {inputs} inputs in groups of {size} make {needed}"
+            "scales", f"has {counted(groups, 'group')}, but {inputs} inputs in groups of {size} make {needed}"
         )
     if layer.g_idx is None:
         return torch.arange(inputs) // size
     require_shape(layer, "g_idx", (inputs,), "for the inputs of qweight")
     if layer.g_idx.is_floating_point():
-        raise layer.refuse("g_idx", f"is of {layer.g_idx.dtype}, integers are needed")
+        raise layer.refuse("g_idx", f"is of {layer.g_idx.dtype}, but integers are required")
     groups_of_inputs = layer.g_idx.long()
     if int(groups_of_inputs.min()) < 0 or int(groups_of_inputs.max()) >= groups:
         raise layer.refuse("g_idx", f"names groups beyond the {groups} that exist")
@@ -205,8 +207,8 @@ def integer(
             return value
     raise GymError(
         ErrorCode.MODEL_INVALID,
-        f"quantization_config.{names[0]}: {plain(repr(config.get(names[0])), 80)}, {text} is needed",
-        "give a base whose weights are plain",
+        f"quantization_config.{names[0]}: {plain(repr(config.get(names[0])), 80)}, but {text} is required",
+        "use an unquantised base",
     )
 
 

@@ -73,7 +73,7 @@ class QuantisedImporter(Importer):
         config = read_object(source / "config.json")
         section = config["quantization_config"]
         bits = section.get("bits", section.get("w_bit"))
-        return f"{method_of(config)} of {str(bits)[:20]} bits, read without {LIBRARY} as plain weights"
+        return f"{method_of(config)} of {str(bits)[:20]} bits, dequantised without {LIBRARY}"
 
     def write(self, source: Path, folder: Path, report: Report) -> None:
         config = read_object(source / "config.json")
@@ -148,8 +148,8 @@ def _require_linear(source: Path, config: Mapping[str, Any]) -> None:
     if str(config.get("model_type")) in ("gpt2", "openai-gpt", "imagegpt", "decision_transformer"):
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{source}: packed weights of {config.get('model_type')} (Conv1D) are not read",
-            "give a base whose weights are plain",
+            f"{source}: packed weights of {config.get('model_type')} (Conv1D) are not supported",
+            "use an unquantised base",
         )
 
 

@@ -65,7 +65,7 @@ class StoredTensors(Mapping[str, Any]):
                     if name in self._files:
                         raise GymError(
                             ErrorCode.MODEL_INVALID,
-                            f"{file}: tensor {name[:200]} lies in {self._files[name].name}, too",
+                            f"{file}: tensor {name[:200]} is also in {self._files[name].name}",
                             "fetch the model again",
                         )
                     self._files[name] = file

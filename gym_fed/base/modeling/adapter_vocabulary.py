@@ -60,7 +60,7 @@ def _extended(adapter: Adapter, base: Any, model: Any, load: Callable[[str], Any
     if other := tokenizer_difference(base, own):
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"{adapter.name}: its tokenizer is not its base's: {other}",
+            f"{adapter.name}: its tokenizer differs from its base's: {other}",
             "use the base that the adapter was trained on, or restore the adapter's tokenizer",
         )
     added = vocabulary_difference(base, own).added

@@ -78,8 +78,8 @@ def read_adapter(name: str, folder: Path) -> Adapter:
     if not file.is_file():
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: holds no adapter ({CONFIG} is missing)",
-            "give the folder of a PEFT adapter or of a finished LoRA run; a whole model goes into model",
+            f"{name}: contains no adapter ({CONFIG} is missing)",
+            "use the folder of a PEFT adapter or of a finished LoRA run; for a full model, set model",
         )
     config = read_object(file)
     weights = folder / WEIGHTS
@@ -120,7 +120,7 @@ def _require_whole_difference(name: str, config: dict[str, Any]) -> None:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{name}: init_lora_weights is {start}, so it belongs to a base that this start has changed",
-            "save it with PEFT's path_initial_model_for_weight_conversion, which makes a plain LoRA of it",
+            "save it with PEFT's path_initial_model_for_weight_conversion, which converts it to a plain LoRA",
         )
 
 
@@ -153,8 +153,8 @@ def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None
     if max(ranks, default=0) > most:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: {CONFIG} says rank {max(ranks):.6g}, and its weights have {most} at most",
-            "restore its files, or give another adapter",
+            f"{name}: {CONFIG} says rank {max(ranks):.6g}, but its weights have at most {most}",
+            "restore its files, or use another adapter",
         )
 
 
@@ -186,9 +186,9 @@ def in_order(adapters: Sequence[Adapter]) -> list[Adapter]:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"adapter: {adapter.name} was trained on a model with {counted(len(below), 'adapter')} merged "
-                "in, which are not "
-                f"those before it ({before})",
-                f"name {adapter.name} alone, which brings its own, or the adapters that it was trained on before it",
+                f"in, which differ from those listed before it ({before})",
+                f"list only {adapter.name}, which includes its own, or list the adapters that it was trained on "
+                "before it",
             )
         chain.append(adapter)
     return chain
@@ -281,9 +281,9 @@ def require_of_weights(adapter: Adapter) -> None:
     if adapter.kind in _VIRTUAL_TOKENS:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"adapter: {adapter.name} is {adapter.kind}, which adds to the input and changes no weights, so it cannot "
+            f"adapter: {adapter.name} is {adapter.kind}, which changes the input but no weights, so it cannot "
             "be merged or trained on",
-            "give an adapter of weights, such as LoRA",
+            "use an adapter of weights, such as LoRA",
         )
 
 
@@ -299,7 +299,7 @@ def require_mergeable(adapter: Adapter) -> None:
 
 def _require_place_in_weights(name: str, config: dict[str, Any]) -> None:
     if config.get("alora_invocation_tokens"):
-        raise _no_place(name, "alora_invocation_tokens switch it on at some tokens alone")
+        raise _no_place(name, "alora_invocation_tokens enable it only at some tokens")
     if config.get("layer_replication"):
         raise _no_place(name, "layer_replication lets several layers share their weights")
 
@@ -308,7 +308,7 @@ def _no_place(name: str, why: str) -> GymError:
     return GymError(
         ErrorCode.CONFIG_INVALID,
         f"adapter: {name} cannot be merged: {why}",
-        "train on it without new_adapter, or load it onto its base with PEFT",
+        "train it without new_adapter, or load it with its base in PEFT",
     )
 
 
@@ -374,8 +374,8 @@ def does_not_fit(adapter: Adapter, model: str, why: str) -> GymError:
     first = first or (why.strip().splitlines() or ["unknown"])[0]
     return GymError(
         ErrorCode.MODEL_INVALID,
-        f"{adapter.name}: does not fit this {model}: {first[:300]}",
-        f"it was trained on {adapter.base or 'a base that it does not name'}",
+        f"{adapter.name}: does not match this {model}: {first[:300]}",
+        f"it was trained on {adapter.base or 'an unnamed base'}",
     )
 
 

@@ -39,7 +39,7 @@ def require_architecture(name: str, folder: Path) -> None:
     raise GymError(
         ErrorCode.MODEL_INVALID,
         f"{name}: transformers has no architecture {plain(kind, 60)!r}, and code that comes with a model is never run",
-        "give a model of an architecture of transformers, or install a transformers that has this one",
+        "use a model whose architecture transformers has, or install a transformers version that has this one",
     )
 
 
@@ -68,9 +68,9 @@ def require_text(name: str, folder: Path) -> None:
     if (kind := images_type(folder)) is not None:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: is a {kind} model, which reads images or sound; it is trained and served by `gym api` here, but "
-            "the rest takes models of text",
-            "load its folder with transformers (AutoModelForMultimodalLM), or give a model of text",
+            f"{name}: is a {kind} model, which reads images or sound; `gym train` and `gym api` support it, but "
+            "other commands need text models",
+            "load its folder with transformers (AutoModelForMultimodalLM), or use a text model",
         )
 
 
@@ -123,14 +123,14 @@ def _no_numbers(config: Mapping[str, Any]) -> Iterator[str]:
     for key in (*SIZES, "head_dim"):
         value = config.get(key)
         if value is not None and not (type(value) is int and 0 < value < _MOST):
-            yield f"{key} is {str(value)[:40]!r}, and not a whole number from 1 to {_MOST - 1:,}"
+            yield f"{key} is {str(value)[:40]!r}, not an integer from 1 to {_MOST - 1:,}"
 
 
 def _other_sizes(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
     layers = config.get("num_hidden_layers")
     there = 1 + max((int(match[1]) for name in shapes if (match := _LAYER.search(name))), default=-1)
     if layers is not None and there and layers > there:  # extra layers in the files are ignored
-        yield f"num_hidden_layers is {layers:,}, and the weights have {counted(there, 'layer')}"
+        yield f"num_hidden_layers is {layers:,}, but the weights have {counted(there, 'layer')}"
     if config.get("quantization_config") is not None:  # packed weights have different shapes
         return
     hidden, heads, dim = (config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
@@ -148,7 +148,7 @@ def _other_sizes(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
             continue
         if value * each != shapes[name][axis]:
             by = "" if each == 1 else f" heads of {each:,}"
-            yield f"{key} is {value:,}{by}, and the weights' {name} is of {list(shapes[name])}"
+            yield f"{key} is {value:,}{by}, but the weights' {name} is {list(shapes[name])}"
 
 
 def _too_large(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:

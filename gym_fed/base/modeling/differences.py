@@ -88,7 +88,7 @@ def require_same_settings(
         raise GymError(
             ErrorCode.BASE_MISMATCH,
             f"{name} differs from its base in more than weights: {'; '.join(computed[:_SHOWN])}{more}",
-            f"a delta holds weights only, so base plus delta would be another model; to go on all the same: {ALLOW}",
+            f"a delta holds weights only, so base plus delta would be another model; to continue anyway: {ALLOW}",
         )
     return differences
 
@@ -131,7 +131,7 @@ def tokenizer_difference(base: Any, tuned: Any) -> str:
     number, (token, other) = next(iter(changed.items()))
     size = len(text_tokenizer(base).get_vocab())
     return (
-        f"other ids for {len(changed)} of {counted(size, 'token')}, the first is {plain(token, 40)!r}: "
+        f"different ids for {len(changed)} of {counted(size, 'token')}, the first is {plain(token, 40)!r}: "
         f"{number} -> {'absent' if other is None else other}"
     )
 
@@ -148,7 +148,7 @@ def _tokenizer_differences(base: Any, tuned: Any, added_tokens: bool) -> Iterato
             (n for n, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b),
             min(len(ids), len(others)),
         )
-        yield Difference("tokenizer", f"the same text gives other token ids from position {place} on")
+        yield Difference("tokenizer", f"the same text gives different token ids from position {place} on")
     elif added and not added_tokens:
         token, number = next((token, number) for number, token in added.items())
         yield Difference(

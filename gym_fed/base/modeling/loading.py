@@ -105,7 +105,7 @@ def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, hea
     if mismatched:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: weights have other shapes than config.json describes: {_listed(mismatched)}",
+            f"{name}: weights have different shapes than config.json describes: {_listed(mismatched)}",
             "restore config.json and the weights of one model",
         )
     extra = sorted(filter(counts, info["unexpected_keys"]))
@@ -155,7 +155,7 @@ def readable_errors(name: str) -> Iterator[None]:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{name}: cannot be read as a model: a file of it is nested too deeply",
-            "restore its JSON files, or give another folder",
+            "restore its JSON files, or use another folder",
         ) from error
     except BaseException as error:
         of_other_sizes = isinstance(error, RuntimeError) and "ignore_mismatched_sizes" in str(error)
@@ -166,15 +166,15 @@ def readable_errors(name: str) -> Iterator[None]:
         if (other := _OTHER_CLASS.match(first_line)) is not None:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
-                f"{name}: transformers has no language model for text of the type {other[1]}",
-                "give a model of text, or of text and images",
+                f"{name}: transformers has no text language model of type {other[1]}",
+                "use a text model, or a model of text and images",
             ) from error
         if of_other_sizes:
-            first_line = "its weights are of other sizes than config.json says"
+            first_line = "its weights have different sizes than config.json says"
         elif isinstance(error, StrictDataclassError):  # the next line contains the field's problem
             first_line = f"config.json: {' '.join(str(error).split())}"
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{name}: cannot be read as a model: {first_line}",
-            "restore its files, or give another folder",
+            "restore its files, or use another folder",
         ) from error

@@ -51,7 +51,7 @@ def frames_to_read(processor: Any, facts: VideoFacts) -> list[int]:
         raise GymError(
             ErrorCode.USAGE,
             f"has {facts.frames} frames at {facts.fps:g} per second, which cannot be sampled: {str(error)[:200]}",
-            "give a longer one, or set fps or num_frames in the processor's files",
+            "use a longer one, or set fps or num_frames in the processor's files",
         ) from error
 
 

@@ -50,7 +50,7 @@ def convert_to_mixture_of_depths(
     subject = f"mixture_of_depths: {type(model).__name__}"
     if isinstance(model, RoutedModel):
         raise GymError(
-            ErrorCode.MODEL_INVALID, f"{subject} has routers already", "remove the key to train it on"
+            ErrorCode.MODEL_INVALID, f"{subject} already has routers", "remove the key to train it further"
         )
     layers = getattr(model.base_model, "layers", None)
     if layers is None or "position_embeddings" not in inspect.signature(type(layers[0]).forward).parameters:

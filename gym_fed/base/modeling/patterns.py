@@ -40,14 +40,14 @@ def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], wher
     given = list(_patterns(config))
     if len(given) > MAX_PATTERNS:
         raise _refused(
-            where, given[0][0], f"and its like are {len(given)} patterns; {MAX_PATTERNS} may be given"
+            where, given[0][0], f"and similar keys have {len(given)} patterns; {MAX_PATTERNS} are allowed"
         )
     for key, pattern in given:
         if len(pattern) > MAX_CHARS:
             raise _refused(
                 where,
                 key,
-                f"{plain(pattern, 80)!r} has {counted(len(pattern), 'character')}, {MAX_CHARS} at most",
+                f"{plain(pattern, 80)!r} has {counted(len(pattern), 'character')}, but at most {MAX_CHARS} are allowed",
             )
     patterns = {
         _AS_PEFT_DOES[key].format(p=regex): (key, regex)

@@ -46,7 +46,7 @@ def load_processor(name_or_path: str) -> Any:
             raise
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            "the installed torchvision was built for another torch, and does not load",
+            "the installed torchvision was built for a different torch, so it does not load",
             "install both from the same index of packages",
         ) from error
     except (ImportError, AttributeError) as error:
@@ -151,7 +151,7 @@ def unreadable(name: str, error: Exception) -> GymError:
     return GymError(
         ErrorCode.MODEL_INVALID,
         f"{name}: cannot be read as a model of images or sound: {first_line}",
-        "restore its files, or give another folder",
+        "restore its files, or use another folder",
     )
 
 

@@ -39,8 +39,8 @@ def scale_rope(model: Any, settings: dict[str, Any]) -> None:
     if before.get("rope_type", "default") != "default":
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"rope_scaling: the model is scaled already, by {before['rope_type']} of {before.get('factor')}",
-            "remove rope_scaling, or start from the model before it was scaled",
+            f"rope_scaling: the model is already scaled by {before['rope_type']} of {before.get('factor')}",
+            "remove rope_scaling, or start from the unscaled model",
         )
     kind, factor = settings["type"], float(settings["factor"])
     given = {key: value for key, value in settings.items() if key != "type" and value is not None}

@@ -112,7 +112,7 @@ def require_quick_tokenizer(folder: Path, name: str) -> None:
     file, tekken = folder / "tokenizer.json", folder / "tekken.json"
     if file.is_file():
         if file.stat().st_size > _MAX_BYTES:
-            raise _refused(name, file.name, f"has more than {_MAX_BYTES >> 20} MiB", "give another model")
+            raise _refused(name, file.name, f"has more than {_MAX_BYTES >> 20} MiB", "use another model")
         require_quick_splits(file.read_text("utf-8", errors="replace"), name)
     elif tekken.is_file():
         settings = read_object(tekken).get("config")
@@ -156,5 +156,5 @@ def _refused(name: str, file: str, problem: str, hint: str = "") -> GymError:
     return GymError(
         ErrorCode.MODEL_INVALID,
         f"{name}: its {file} {problem}",
-        hint or f"correct the pattern in {file}, or give another model",
+        hint or f"correct the pattern in {file}, or use another model",
     )

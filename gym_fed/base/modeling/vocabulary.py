@@ -77,8 +77,8 @@ def token_changes(base: Any, tuned: Any, name: str) -> TokenChanges:
     if learned := [text for number, text in added.items() if number not in known]:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"{name}: the model of its tokenizer was trained again: {counted(len(learned), 'new token')} that text is "
-            f"merged into, such as {plain(learned[0], 40)!r}",
+            f"{name}: its tokenizer model was retrained: it merges text into "
+            f"{counted(len(learned), 'new token')}, such as {plain(learned[0], 40)!r}",
             "add tokens with tokenizer.add_tokens, or export the whole model",
         )
 
@@ -117,7 +117,7 @@ def extended_tokenizer(base: Any, changes: TokenChanges, name: str) -> Any:
         if ids.get(text) != number:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"{name}: changes the token {plain(text, 40)!r} with the id {number}, and the base has the id "
+                f"{name}: changes the token {plain(text, 40)!r} with the id {number}, but in the base it has the id "
                 f"{ids.get(text, 'of no such token')}",
                 "use the tokenizer that the base was published with",
             )
@@ -131,9 +131,9 @@ def extended_tokenizer(base: Any, changes: TokenChanges, name: str) -> Any:
         if (actual := ids.get(text)) != number:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"{name}: its token {plain(text, 40)!r} has the id {number}, and added to the base's tokenizer "
+                f"{name}: its token {plain(text, 40)!r} has the id {number}, but added to the base's tokenizer "
                 f"it gets {actual}",
-                "use the tokenizer that the base was published with, and ids that follow on it without gaps",
+                "use the tokenizer that the base was published with, and ids that follow it without gaps",
             )
     for role, text in changes.roles.items():
         if text not in ids:
@@ -180,7 +180,7 @@ def require_vocabulary(model: Any, names: Iterable[str], file: str) -> None:
     if own != given:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"{file}: has rows of added tokens for {', '.join(sorted(given))}, and the vocabulary of this model is in "
+            f"{file}: has rows of added tokens for {', '.join(sorted(given))}, but this model's vocabulary is in "
             f"{', '.join(sorted(own)) or 'no module of transformers'}",
             "use the base the delta was made from",
         )

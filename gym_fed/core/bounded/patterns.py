@@ -184,7 +184,7 @@ def require_quick_match(patterns: Sequence[str], names: Sequence[str]) -> None:
             _slowest(patterns, names), "takes too long to compare with the model's names"
         ) from error
     if broken is not None:
-        raise UnusablePatternError(patterns[broken[0]], f"is no regular expression: {broken[1]}")
+        raise UnusablePatternError(patterns[broken[0]], f"is not a regular expression: {broken[1]}")
 
 
 def _slowest(patterns: Sequence[str], names: Sequence[str]) -> str:

@@ -170,7 +170,7 @@ def _require_size(width: int, height: int) -> None:
     if max(width, height) > MAX_RATIO * min(width, height):
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"has {width:,} x {height:,} pixels; one side may be {MAX_RATIO} times the other",
+            f"has {width:,} x {height:,} pixels; one side may be at most {MAX_RATIO} times as long as the other",
             "crop it",
         )
 
@@ -193,7 +193,7 @@ def _opened(source: dict[str, str], kind: str) -> Iterator[tuple[Any, Any]]:
             format = _format_of(file.read(_HEAD_BYTES))
             file.seek(0)
             if format is None:
-                raise GymError(ErrorCode.USAGE, f"is not a {name} file that is known", _REMEDY)
+                raise GymError(ErrorCode.USAGE, f"is not a known {name} file", _REMEDY)
             with av.open(file, format=format, metadata_errors="ignore") as container:
                 streams = getattr(container.streams, kind)
                 if not streams:
@@ -202,7 +202,7 @@ def _opened(source: dict[str, str], kind: str) -> Iterator[tuple[Any, Any]]:
                 if codec not in _CODECS[kind] and not (kind == "audio" and codec.startswith("pcm_")):
                     raise GymError(
                         ErrorCode.USAGE,
-                        f"is encoded as {codec}, which is not decoded here",
+                        f"is encoded as {codec}, which is not supported",
                         f"encode it as one of {', '.join(_CODECS[kind])}",
                     )
                 if kind == "video":

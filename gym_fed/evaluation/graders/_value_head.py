@@ -62,7 +62,7 @@ def load_value_head_model(name: str, folder: Path, dtype: str) -> ValueHeadModel
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{folder / HEAD}: is not a value head of this model: {error}",
-            "give its own folder",
+            "use the folder that belongs to this head",
         ) from error
     head = torch.nn.Linear(width, 1)
     head.load_state_dict({"weight": weight, "bias": bias})

@@ -53,7 +53,7 @@ class Sample:
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"grader {grader}: a row has no {name!r} (it has: {had}); its prompt begins {begins!r}",
-                f"give every row a column {name!r}, or set the grader's column",
+                f"add a column {name!r} to every row, or set the grader's column",
             )
         return value
 
@@ -147,7 +147,7 @@ class CombinedGrader(Grader):
             raise GymError(
                 ErrorCode.USAGE,
                 f"CombinedGrader: graders {names}",
-                "give at least one, each with a name of its own",
+                "pass at least one, each with a different name",
             )
         self.name = name
         self.values: dict[str, list[float]] = {}
@@ -232,7 +232,7 @@ def graders_named(texts: Sequence[str]) -> list[GraderConfig]:
         raise GymError(
             ErrorCode.USAGE,
             f"--grader: two graders are called {twice[0]!r}",
-            f"give one of them a name, such as --grader '{twice[0]}:{{name: second}}'",
+            f"name one of them, such as --grader '{twice[0]}:{{name: second}}'",
         )
     return graders
 

@@ -66,7 +66,7 @@ class Sandbox:
         if not self.passes("import json", "assert json.loads('1') == 1"):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"code_tests: within isolation {self.isolation} and its limits Python does not start on this machine",
+                f"code_tests: Python does not start on this machine under isolation {self.isolation} and its limits",
                 "raise memory_bytes or timeout_seconds",
             )
         if self.isolation == "namespaces" and self.passes("", _REACHES_OUT.format(home=str(Path(__file__)))):
@@ -98,7 +98,7 @@ class Sandbox:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"code_tests: isolation {self.isolation} cannot be set up here: {reason}",
-                "permit unprivileged user namespaces, or set isolation: process where losing files does not matter",
+                "enable unprivileged user namespaces, or set isolation: process where losing files does not matter",
             )
         return verdict == token.encode()
 

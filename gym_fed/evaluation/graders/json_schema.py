@@ -34,7 +34,7 @@ class JsonSchemaConfig(GraderConfig):
     @model_validator(mode="after")
     def _one_schema(self) -> JsonSchemaConfig:
         if (self.json_schema is None) == (self.column is None):
-            raise ValueError("give either json_schema or column")
+            raise ValueError("set either json_schema or column")
         return self
 
 
@@ -90,7 +90,7 @@ class JsonSchemaGrader(Grader):
                 raise GymError(
                     ErrorCode.DATA_INVALID,
                     f"grader {self.name}: {self.config.column!r} is not JSON: {schema[:60]!r}",
-                    "give the schema as a mapping or as JSON text",
+                    "write the schema as a mapping or as JSON text",
                 ) from error
         return self._validator(schema, ErrorCode.DATA_INVALID)
 

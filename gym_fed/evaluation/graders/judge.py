@@ -213,7 +213,7 @@ class Judge(Grader):
             raise GymError(
                 ErrorCode.UNAVAILABLE,
                 f"{where} did not answer as a chat completion ({type(error).__name__})",
-                "give the address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1",
+                "set base_url to an OpenAI-compatible endpoint, such as http://localhost:8000/v1",
             ) from error
 
 
@@ -241,7 +241,7 @@ class ReplyCache:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"judge: cache {path} cannot be used: {error}",
-                "delete the file or name another",
+                "delete the file or choose another",
             ) from error
 
     def get(self, request: dict[str, Any]) -> str | None:

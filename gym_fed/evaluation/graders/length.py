@@ -26,11 +26,11 @@ class LengthConfig(GraderConfig):
     @model_validator(mode="after")
     def _range(self) -> LengthConfig:
         if (self.unit == "tokens") != (self.tokenizer is not None):
-            raise ValueError("tokenizer belongs to unit tokens, which needs it")
+            raise ValueError("unit tokens needs a tokenizer, and other units have none")
         if self.max is not None and self.max < self.min:
             raise ValueError("max is below min")
         if self.max is None and self.min == 0:
-            raise ValueError("give min, max or both")
+            raise ValueError("set min, max or both")
         return self
 
 

@@ -76,8 +76,8 @@ class MathVerify(Grader):
         if verdict is None:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"grader {self.name}: {self.config.column!r} holds no mathematics: {reference[:60]!r}",
-                "give a number, a letter or an expression in LaTeX, such as $ab$, or grade this data with exact",
+                f"grader {self.name}: {self.config.column!r} contains no mathematics: {reference[:60]!r}",
+                "use a number, a letter or an expression in LaTeX, such as $ab$, or grade this data with exact",
             )
         return bool(verdict)
 

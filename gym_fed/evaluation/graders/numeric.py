@@ -59,8 +59,8 @@ class Numeric(Grader):
         if expected is None:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"grader {self.name}: {self.config.column!r} holds no number: {str(reference)[:60]!r}",
-                "give a number, or grade this data with exact",
+                f"grader {self.name}: {self.config.column!r} contains no number: {str(reference)[:60]!r}",
+                "use a number, or grade this data with exact",
             )
         number = number_in(sample.completion, self.config.where)
         if number is None:

@@ -100,12 +100,12 @@ class Remote(Grader):
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"grader {self.name}: a row cannot be sent as JSON: {error}",
-                "leave columns such as images out of the rows",
+                "remove columns such as images from the rows",
             ) from error
         if len(body) > self.config.max_request_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"grader {self.name}: a request of {counted(len(body), 'byte')}, and max_request_bytes is "
+                f"grader {self.name}: a request of {counted(len(body), 'byte')}, but max_request_bytes is "
                 f"{self.config.max_request_bytes}",
                 "lower batch_size, or raise the limit",
             )
@@ -135,7 +135,7 @@ class Remote(Grader):
         raise GymError(
             code,
             f"grader {self.name}: {self.config.url} {problem}",
-            "see the reward server's log, and the url",
+            "check the reward server's log and the url",
         )
 
     def _once(self, body: bytes) -> tuple[int, bytes]:
@@ -157,7 +157,7 @@ class Remote(Grader):
         return GymError(
             ErrorCode.DATA_INVALID,
             f"grader {self.name}: {self.config.url}: {problem}",
-            "the server must give one finite number for each sample, in their order",
+            "the server must return one finite number per sample, in order",
         )
 
 

@@ -128,7 +128,7 @@ def _require_scalar_head(folder: Path, name: str) -> None:
     Raises:
         GymError: ``MODEL_INVALID``.
     """
-    hint = "give a finished run of algorithm: reward_model"
+    hint = "use a finished run of algorithm: reward_model"
     adapter = folder / "adapter_config.json"
     if adapter.is_file():
         task = read_object(adapter).get("task_type")
@@ -159,7 +159,7 @@ def _has_value_head(folder: Path) -> bool:
     if not (folder / _HEAD).is_file() and (folder / _PICKLED).is_file():
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{folder / _PICKLED}: is pickled, and pickles are never read",
+            f"{folder / _PICKLED}: is pickled, but pickles are never read",
             f"save its tensors with safetensors.torch.save_file as {_HEAD}",
         )
     return (folder / _HEAD).is_file()

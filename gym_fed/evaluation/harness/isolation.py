@@ -134,7 +134,7 @@ def as_config_errors(name: str) -> Iterator[None]:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"task {name}: lm-eval refuses it: {type(error).__name__}: {str(error)[:500]}",
-            "compare its file with its data",
+            "check its file against its data",
         ) from error
 
 
@@ -148,5 +148,5 @@ def as_data_errors(name: str, number: int) -> Iterator[None]:
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"task {name}: row {number}: its metric fails: {type(error).__name__}: {str(error)[:500]}",
-            "compare the row with the task's file",
+            "check the row against the task's file",
         ) from error

@@ -68,7 +68,7 @@ class Preparation:
             raise GymError(
                 ErrorCode.USAGE,
                 "the tokenizer has no chat template",
-                "leave --apply-chat-template out, or set one: gym configs templates lists them",
+                "omit --apply-chat-template, or set a template: gym configs templates lists them",
             )
         self._tasks: dict[str, HarnessTask] = {}
         register_bounded_filter()
@@ -99,7 +99,7 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
             raise GymError(
                 ErrorCode.UNAVAILABLE,
                 "the first word of a text is scored, but the tokenizer has no BOS or EOS token to precede it",
-                "evaluate the model's folder, or leave the task out",
+                "evaluate the model's folder, or omit the task",
             )
         return Continuation(tuple(int(token or 0) for token in context), tuple(ids))
 

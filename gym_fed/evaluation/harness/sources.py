@@ -111,7 +111,7 @@ def require_local(source: TaskSource) -> None:
         return GymError(
             ErrorCode.CONFIG_INVALID,
             f"task {source.name}: {problem}",
-            "evaluations run without a network: give files of this machine and metrics of lm-eval itself",
+            "evaluations run without a network: use local files and lm-eval's own metrics",
         )
 
     config = source.config
@@ -120,14 +120,14 @@ def require_local(source: TaskSource) -> None:
         raise refused(f"dataset_path: {path!r} is not one of {', '.join(LOCAL_FORMATS)}")
     files = json.dumps((config.get("dataset_kwargs") or {}).get("data_files", ""), default=str)
     if "://" in files:
-        raise refused("dataset_kwargs: data_files: names an address")
+        raise refused("dataset_kwargs: data_files: is a URL")
     if config.get("use_prompt"):
         raise refused("use_prompt: is not supported")
     for entry in config.get("metric_list") or ():
         metric = entry.get("metric")
         known = callable(metric) or config.get("process_results") is not None
         if entry.get("hf_evaluate") or not (known or metric in METRIC_REGISTRY):
-            raise refused(f"metric_list: {metric!r} is not a metric of lm-eval itself")
+            raise refused(f"metric_list: {metric!r} is not one of lm-eval's own metrics")
 
 
 def row_sha256(row: Any) -> str:
@@ -211,7 +211,7 @@ def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[
         raise GymError(
             error.code,
             error.message,
-            "rows need messages, or prompt and completion; other columns are named with --data FILE --columns "
+            "rows need messages, or prompt and completion; for other columns, use --data FILE --columns "
             "prompt=question,completion=answer in place of --tasks, or by a task file",
         ) from error
     for number, row in enumerate(pairs, start=1):
@@ -223,7 +223,7 @@ def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{name}: row {number} does not end with an answer",
-                "give messages that end with the assistant's, or prompt and completion",
+                "use messages that end with the assistant's, or prompt and completion",
             )
         yield messages[:-1], str(messages[-1]["content"]).strip()
 

@@ -83,12 +83,12 @@ class BoardRow:
         if public_key == self.line.public_key:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"line {sequence} is by the same key; a result must be reproduced by another key",
-                "another person verifies it, with a key of their own",
+                f"line {sequence} is by the same key; a result must be reproduced with a different key",
+                "ask someone else to verify it, with their own key",
             )
         if any(public_key == line.public_key for line in (*self.reproduced, *self.differs)):
             raise GymError(
-                ErrorCode.REPLAYED, f"this key has verified line {sequence} before; it counts once"
+                ErrorCode.REPLAYED, f"this key has verified line {sequence} before; a key counts only once"
             )
 
 
@@ -117,7 +117,9 @@ class Leaderboard:
             line = self._take_raw(raw)
             seen = seen or line.entry.hash.startswith(head or "")
         if not seen:
-            raise corrupt(f"{self.path}: no line has the hash {plain(head, 70)}: lines were cut off")
+            raise corrupt(
+                f"{self.path}: no line has the hash {plain(head, 70)}: lines are missing at the end"
+            )
 
     @property
     def head(self) -> str:
@@ -140,11 +142,13 @@ class Leaderboard:
             raise GymError(
                 ErrorCode.FILE_NOT_FOUND,
                 f"{self.path}: no submission {plain(reference, 70)}",
-                "give the number of its line: gym leaderboard show",
+                "use the number of its line: gym leaderboard show",
             )
         if len(matches) > 1:
             raise GymError(
-                ErrorCode.USAGE, f"{len(matches)} submissions are called {reference}", "give more of it"
+                ErrorCode.USAGE,
+                f"{len(matches)} submissions are called {reference}",
+                "use more characters of it",
             )
         return matches[0]
 
@@ -271,7 +275,7 @@ def _require_size(path: Path) -> None:
 
 def _entry(raw: bytes) -> Entry:
     if not raw.endswith(b"\n"):
-        raise corrupt("is cut short")
+        raise corrupt("is truncated")
     try:
         value = parsed(raw[:-1].decode("utf-8"))
     except UnicodeDecodeError:

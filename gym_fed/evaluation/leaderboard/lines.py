@@ -155,7 +155,7 @@ def checked_line(entry: Entry, body: dict[str, Any]) -> Line:
     except ValidationError as error:
         raise corrupt(first_problem(error, "content")) from error
     if content.model_dump(mode="json") != body["content"]:
-        raise corrupt("leaves out fields that every line states")
+        raise corrupt("lacks fields that every line must have")
     claim = _claim(entry.kind, body["content"], entry.sequence, entry.previous_hash)
     verify_signature(key, claim, signature)
     if isinstance(content, Reproduction):

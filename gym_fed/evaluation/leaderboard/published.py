@@ -70,9 +70,7 @@ class PublishedLeaderboard(Leaderboard):
                 break
             self._pull(self.path)  # somebody else's line has this number
             if Leaderboard(self.path).head == before:
-                raise corrupt(
-                    f"{self._objects.url}/{_FOLDER}: line {line.entry.sequence} is taken by what is no file"
-                )
+                raise corrupt(f"{self._objects.url}/{_FOLDER}: line {line.entry.sequence} is not a file")
         self._pull(self.path)
         self._become(Leaderboard(self.path))
         return line
@@ -104,8 +102,8 @@ class PublishedLeaderboard(Leaderboard):
             if target != document and (found := hashlib.sha256(data).hexdigest()) != submission.results:
                 raise GymError(
                     ErrorCode.HASH_MISMATCH,
-                    f"{self._objects.url}: the samples of line {row.line.entry.sequence} have sha256 {found}, and "
-                    f"{submission.results} were submitted",
+                    f"{self._objects.url}: the samples of line {row.line.entry.sequence} have sha256 {found}, but "
+                    f"{submission.results} was submitted",
                     "ask its submitter for the record",
                 )
             write_atomically(target, data)
@@ -135,9 +133,11 @@ class PublishedLeaderboard(Leaderboard):
         last = Leaderboard.opened_to_add(path).last
         known = last.sequence if last else 0
         if known > len(numbers):
-            raise corrupt(f"{self._objects.url}: has {counted(len(numbers), 'line')}, {path} has {known}")
+            raise corrupt(f"{self._objects.url}: has {counted(len(numbers), 'line')}, but {path} has {known}")
         if last and self._line(known) != (canonical_text(last.to_dict()) + "\n").encode():
-            raise corrupt(f"{self._objects.url}: its line {known} is not that of {path}: it is another board")
+            raise corrupt(
+                f"{self._objects.url}: its line {known} differs from {path}: it is a different board"
+            )
         if known < len(numbers):
             lines, size = list[bytes](), path.stat().st_size if last else 0
             for number in numbers[known:]:

@@ -117,7 +117,7 @@ def _require_own_figures(results: EvalResults) -> None:
             values = [sample.metrics.get(metric) for sample in task.samples]
             if len(values) != figure.num_samples:
                 raise _figure_error(
-                    task, metric, f"{figure.num_samples} samples are stated, {len(values)} are there"
+                    task, metric, f"{figure.num_samples} samples are stated, but there are {len(values)}"
                 )
             if (task.task, metric.partition(",")[0]) in _OF_THE_SET:
                 continue
@@ -126,14 +126,14 @@ def _require_own_figures(results: EvalResults) -> None:
                 raise _figure_error(task, metric, f"{len(values) - len(known)} samples have no value")
             mean = math.fsum(known) / len(known) if known else math.nan
             if not math.isclose(mean, figure.value, rel_tol=1e-9, abs_tol=1e-9):
-                raise _figure_error(task, metric, f"{figure.value} is stated, the samples have {mean}")
+                raise _figure_error(task, metric, f"{figure.value} is stated, but the samples have {mean}")
 
 
 def _figure_error(task: TaskResult, metric: str, problem: str) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
         f"{plain(task.task, 60)}: {plain(metric, 60)}: {problem}",
-        "the record is not that of a run: evaluate again with --fresh",
+        "the record is not from a run: evaluate again with --fresh",
     )
 
 
@@ -202,7 +202,7 @@ def verify(
     submission = row.submission
     least, total = min(MIN_SAMPLES, submission.num_samples), submission.num_samples
     if num_samples < least:
-        raise GymError(ErrorCode.USAGE, f"{num_samples} samples are too few", f"give at least {least}")
+        raise GymError(ErrorCode.USAGE, f"{num_samples} samples are too few", f"use at least {least}")
     row.require_another(key.public_key)  # fail early, before the samples are re-run
     board.fetch_record(row)
     recorded = record_of(board.path, row)
@@ -298,13 +298,13 @@ def _require_same_run(recorded: EvalResults, again: EvalResults, drawn: Mapping[
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"the {part} here is {plain(ours, 70) or 'none'}, the submission's {plain(theirs, 70) or 'none'}",
-                "give the model that was submitted, with --model",
+                "pass the submitted model with --model",
             )
     for name in drawn:
         if name not in again.tasks or again.tasks[name].lock != recorded.tasks[name].lock:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"task {plain(name, 60)}: its definition or rows here are not the submission's",
+                f"task {plain(name, 60)}: its definition or rows here differ from the submission's",
                 "fetch the suite that was used: gym eval fetch",
             )
 

@@ -114,12 +114,12 @@ def read_prompts(path: Path) -> ProbePrompts:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"{path}: no such file",
-            "name a CSV or JSONL file, or none: the package has prompts of its own",
+            "pass a CSV or JSONL file, or none to use the built-in prompts",
         )
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise GymError(ErrorCode.TOO_LARGE, f"{path}: more than {MAX_BYTES >> 20} MiB", "give fewer prompts")
+        raise GymError(ErrorCode.TOO_LARGE, f"{path}: more than {MAX_BYTES >> 20} MiB", "use fewer prompts")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -129,10 +129,10 @@ def read_prompts(path: Path) -> ProbePrompts:
     harmful: list[ProbePrompt] = []
     for line, row in (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, text):
         if len(harmful) == MAX_PROMPTS:
-            raise GymError(ErrorCode.TOO_LARGE, f"{path}: more than {MAX_PROMPTS} rows", "give fewer prompts")
+            raise GymError(ErrorCode.TOO_LARGE, f"{path}: more than {MAX_PROMPTS} rows", "use fewer prompts")
         harmful.append(_prompt(path, line, row))
     if not harmful:
-        raise GymError(ErrorCode.DATA_INVALID, f"{path}: no rows", "give at least one prompt")
+        raise GymError(ErrorCode.DATA_INVALID, f"{path}: no rows", "add at least one prompt")
     digest = hashlib.sha256(own.sha256.encode() + data).hexdigest()
     return ProbePrompts(tuple(harmful), own.benign, own.refusals, own.compliances, own.bad_rows, digest)
 
@@ -165,14 +165,14 @@ def _prompt(path: Path, line: int, row: Any) -> ProbePrompt:
         problem = f"has no text of at most {MAX_CHARACTERS} characters under {', '.join(COLUMNS)}"
         raise _bad_line(path, line, problem)
     if not asked.isprintable() and any("\ud800" <= character <= "\udfff" for character in asked):
-        raise _bad_line(path, line, "has half of a surrogate pair")
+        raise _bad_line(path, line, "has a lone surrogate")
     category = next((row[c] for c in _CATEGORIES if isinstance(row.get(c), str) and row[c]), "all")
     return ProbePrompt(asked, category[:80])
 
 
 def _bad_line(path: Path, line: int, problem: str) -> GymError:
     return GymError(
-        ErrorCode.DATA_INVALID, f"{path}: line {line} {problem}", "give CSV or JSONL with `prompt`"
+        ErrorCode.DATA_INVALID, f"{path}: line {line} {problem}", "use CSV or JSONL with `prompt`"
     )
 
 

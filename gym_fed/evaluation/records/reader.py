@@ -66,7 +66,7 @@ def find_record(identity: Mapping[str, str], folder: str | Path) -> EvalResults 
         return None
     results = read_record(paths[0])
     if dict(results.identity) != dict(identity):
-        raise _bad(paths[0], "its name is that of another identity")
+        raise _bad(paths[0], "its name does not match its identity")
     return results
 
 
@@ -87,7 +87,7 @@ def named_record(reference: str, folder: str | Path) -> Path:
             ErrorCode.FILE_NOT_FOUND, f"no record {plain(reference, 60)} in {folder}", "see: gym eval show"
         )
     if len(paths) > 1:
-        raise GymError(ErrorCode.USAGE, f"{len(paths)} records begin with {reference}", "give more of the id")
+        raise GymError(ErrorCode.USAGE, f"{len(paths)} records begin with {reference}", "use more of the id")
     return paths[0]
 
 
@@ -110,7 +110,7 @@ def open_record(path: str | Path) -> Record:
     document = read_document(path)
     stated = Path(document.detailed_evaluation_results.file_path).name
     if stated != samples_path(path).name:
-        raise _bad(path, f"names the samples {stated}, which are not its own")
+        raise _bad(path, f"names the samples {stated}, which belong to another record")
     tasks = _tasks(path, document)
     samples: dict[str, list[SampleResult]] = {name: [] for name in tasks}
     for number, instance in enumerate(_instances(path, document), 1):
@@ -118,11 +118,11 @@ def open_record(path: str | Path) -> Record:
         if instance.evaluation_name not in samples:
             raise _bad(*where, f"is of task {plain(instance.evaluation_name, 60)}, which the document lacks")
         if (instance.evaluation_id, instance.model_id) != (document.evaluation_id, document.model_info.id):
-            raise _bad(*where, "is of another run")
+            raise _bad(*where, "belongs to another run")
         of_task = samples[instance.evaluation_name]
         of_task.append(_sample(where, instance))
         if len(of_task) > 1 and of_task[-2].number >= of_task[-1].number:
-            raise _bad(*where, f"sample {of_task[-1].number} stands after {of_task[-2].number}")
+            raise _bad(*where, f"sample {of_task[-1].number} comes after {of_task[-2].number}")
     details = document.eval_library.additional_details
     results = EvalResults(
         model=document.model_info.name,
@@ -136,7 +136,7 @@ def open_record(path: str | Path) -> Record:
         facts=_facts(path, details.get("facts", "{}")),
     )
     if path.stem != record_id(results.identity):
-        raise _bad(path, "its name is not that of its identity")
+        raise _bad(path, "its name does not match its identity")
     return Record(document, results)
 
 
@@ -169,7 +169,7 @@ def _instances(path: Path, document: RecordDocument) -> Iterator[Instance]:
             digest.update(line)
             yield _checked(Instance, line, file, f"line {number}")
     if number != stated.total_rows or digest.hexdigest() != stated.checksum:
-        raise _bad(file, "is not the file that the document names by its sha256: it was cut or altered")
+        raise _bad(file, "does not match the document's sha256: it was truncated or changed")
 
 
 def _tasks(path: Path, document: RecordDocument) -> dict[str, TaskResult]:

@@ -47,11 +47,11 @@ def compare_sample(before: SampleResult, again: SampleResult) -> Replayed:
         again: The same sample on this machine.
     """
     if before.row_sha256 != again.row_sha256:
-        return Replayed("is another row")
+        return Replayed("is a different row")
     if before.prompt != again.prompt:
-        return Replayed("has another prompt")
+        return Replayed("has a different prompt")
     if before.choices != again.choices or before.target != again.target:
-        return Replayed("has other choices, or another target")
+        return Replayed("has different choices or a different target")
     if before.answer is not None or again.answer is not None:
         return _compare_answers(before, again)
     if len(before.logprobs) != len(again.logprobs):
@@ -61,7 +61,7 @@ def compare_sample(before: SampleResult, again: SampleResult) -> Replayed:
         return Replayed(f"a log-likelihood differs by {error:.3g} nats", logprob_error=error)
     chosen, other = _likeliest(before), _likeliest(again)
     if chosen != other and _distance(before.logprobs[chosen], before.logprobs[other]) > LOGPROB_TOLERANCE:
-        return Replayed(f"choice {other} is the likeliest instead of {chosen}", logprob_error=error)
+        return Replayed(f"choice {other} is the most likely instead of {chosen}", logprob_error=error)
     return Replayed(_other_metrics(before, again) if chosen == other else None, logprob_error=error)
 
 
@@ -73,16 +73,16 @@ def _compare_answers(before: SampleResult, again: SampleResult) -> Replayed:
     at = next((place for place, (a, b) in enumerate(pairs) if a != b), shared)
     if at == len(before.token_ids) == len(again.token_ids):
         if before.answer != again.answer:
-            return Replayed("the same tokens have another text")
+            return Replayed("the same tokens have a different text")
         return Replayed(_other_metrics(before, again))
     if all(at < len(sample.margins) and 0 <= sample.margins[at] < TIE_NATS for sample in (before, again)):
         return Replayed(None, parted=at)
-    return Replayed(f"the answer is another one from token {at} on, and that was no tie")
+    return Replayed(f"the answer differs from token {at} on, and there was no tie")
 
 
 def _other_metrics(before: SampleResult, again: SampleResult) -> str | None:
     if before.metrics.keys() != again.metrics.keys():
-        return "has other metrics"
+        return "has different metrics"
     for name, value in before.metrics.items():
         if not _distance(value, again.metrics[name]) <= _METRIC_TOLERANCE * max(1.0, abs(value)):
             return f"{name} is {again.metrics[name]:g} instead of {value:g}"
@@ -184,12 +184,12 @@ def _source(
     if task in TASKS:
         return own_rows(task, tokenizer, limit)
     if "/" in task or task.endswith((".yaml", ".yml")):
-        raise GymError(ErrorCode.USAGE, f"{plain(task, 60)} is a file, and no task of gym-fed")
+        raise GymError(ErrorCode.USAGE, f"{plain(task, 60)} is a file, not a task of gym-fed")
     try:
         return tasks_of([task], data, limit, num_fewshot=shots)[0]
     except GymError as error:
         if error.code is ErrorCode.USAGE and not own:
             raise GymError(
-                error.code, error.message, f"if it is in a file: give --task-file FILE; {error.hint}"
+                error.code, error.message, f"if it is in a file, pass --task-file FILE; {error.hint}"
             ) from error
         raise

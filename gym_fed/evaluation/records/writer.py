@@ -200,5 +200,7 @@ def _whole_text(text: str) -> str:
 def _require_finite(where: str, *values: float) -> None:
     if bad := [value for value in values if not math.isfinite(value)]:
         raise GymError(
-            ErrorCode.DATA_INVALID, f"{where}: {bad[0]} is no figure", "check the task's metric and its rows"
+            ErrorCode.DATA_INVALID,
+            f"{where}: {bad[0]} is not a finite number",
+            "check the task's metric and its rows",
         )

@@ -104,9 +104,9 @@ class ApiScorer:
         except GymError as error:
             raise GymError(
                 ErrorCode.UNAVAILABLE,
-                f"{self._url} gives no log-probabilities of a prompt (echo with logprobs: {error.message}), "
+                f"{self._url} returns no log-probabilities of a prompt (echo with logprobs: {error.message}), "
                 f"which these tasks need: {', '.join(tasks)}",
-                "leave them out, or evaluate the model's folder",
+                "omit them, or evaluate the model's folder",
             ) from error
 
     def loglikelihoods(
@@ -127,8 +127,8 @@ class ApiScorer:
         if context.startswith(_CONVERSATION):
             raise GymError(
                 ErrorCode.UNAVAILABLE,
-                f"{self._url}: a server gives no log-probabilities of an answer in a conversation",
-                "give --no-chat-template, leave the task out, or evaluate the model's folder",
+                f"{self._url}: a server returns no log-probabilities of an answer in a conversation",
+                "pass --no-chat-template, omit the task, or evaluate the model's folder",
             )
         text = context + self.tokenizer.decode(asked.continuation_ids)
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
@@ -142,9 +142,9 @@ class ApiScorer:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise GymError(ErrorCode.UNAVAILABLE, "the answer has no logprobs of its prompt") from error
         if not values:
-            raise GymError(ErrorCode.UNAVAILABLE, "the answer leaves its prompt out")
+            raise GymError(ErrorCode.UNAVAILABLE, "the answer does not include the prompt")
         if not all(value <= _ROUNDING for value in values):  # also excludes NaN
-            raise GymError(ErrorCode.UNAVAILABLE, "the answer has logprobs that are above 0, or no number")
+            raise GymError(ErrorCode.UNAVAILABLE, "the answer has logprobs that are above 0 or not numbers")
         return Loglikelihood(sum(values), greedy)
 
     def _answer(self, request: AnswerRequest) -> AnswerResult:

@@ -193,5 +193,5 @@ class GreedyWriter:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"{rows[broken[0]][0]}: its probabilities are not finite",
-                "leave it out, or train it again",
+                "omit it, or train it again",
             )

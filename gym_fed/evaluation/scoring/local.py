@@ -205,7 +205,9 @@ class LocalScorer:
 
     def _text(self, place: int, asked: Continuation) -> ScoredText:
         if not asked.context_ids or not asked.continuation_ids:
-            raise GymError(ErrorCode.USAGE, f"request {place}: context and continuation need a token each")
+            raise GymError(
+                ErrorCode.USAGE, f"request {place}: context and continuation need at least one token each"
+            )
         if len(asked.continuation_ids) > self.max_length:
             raise GymError(
                 ErrorCode.TOO_LARGE,
@@ -253,7 +255,7 @@ class LocalScorer:
 
     def _truncated_prompt(self, request: AnswerRequest) -> list[int]:
         if not request.prompt_ids:
-            raise GymError(ErrorCode.USAGE, "a prompt needs a token")
+            raise GymError(ErrorCode.USAGE, "a prompt needs at least one token")
         room = self.max_length - request.max_tokens
         if room < 1:
             raise GymError(
@@ -261,7 +263,7 @@ class LocalScorer:
                 f"an answer of {counted(request.max_tokens, 'token')} leaves no room for a prompt: the model's "
                 "context is "
                 f"{self.max_length}",
-                "set max_gen_toks of the task's generation_kwargs lower",
+                "lower max_gen_toks in the task's generation_kwargs",
             )
         return list(request.prompt_ids[-room:])
 

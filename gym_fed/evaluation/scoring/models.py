@@ -152,7 +152,7 @@ def resolve_model(request: ModelRequest) -> ResolvedModel:
         }
         for option, value in local.items():
             if value:
-                raise GymError(ErrorCode.USAGE, f"{option} does not go with --api", "leave one of them out")
+                raise GymError(ErrorCode.USAGE, f"{option} cannot be combined with --api", "omit one of them")
         return ResolvedModel(request, request.model)
     if request.dtype not in _DTYPES:
         raise GymError(
@@ -162,7 +162,9 @@ def resolve_model(request: ModelRequest) -> ResolvedModel:
     if isinstance(source, str) and (parts := in_parts(source)) is not None:
         if variants:
             raise GymError(
-                ErrorCode.USAGE, f"{source} names a variant, and --variant others", "name all with --variant"
+                ErrorCode.USAGE,
+                f"{source} names a variant, and so does --variant",
+                "give all of them with --variant",
             )
         source, variants = parts[0], (parts[1],)
     _require_variants(request.store, variants)
@@ -180,10 +182,10 @@ def resolve_model(request: ModelRequest) -> ResolvedModel:
     delta = delta_file(source)
     if delta is None:
         if request.base is not None:
-            raise GymError(ErrorCode.USAGE, "--base goes with a .gymdelta file", "leave it out")
+            raise GymError(ErrorCode.USAGE, "--base applies only to a .gymdelta file", "omit it")
         return ResolvedModel(request, source, variants=variants)
     if not delta.is_file():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{delta}: no such file", "name a .gymdelta file")
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{delta}: no such file", "pass a .gymdelta file")
     return ResolvedModel(request, request.base or base_of_delta(delta), delta, variants)
 
 
@@ -391,6 +393,6 @@ def origin_of(model: ResolvedModel) -> ResolvedModel | None:
             raise GymError(
                 ErrorCode.MODEL_NOT_FOUND,
                 f"{Path(model.name).name} was made from {name}, which is not on this machine",
-                f"fetch it with: gym models pull {name}; or name another model with --compare",
+                f"fetch it with: gym models pull {name}; or choose another model with --compare",
             )
     return resolve_model(replace(request, model=base, adapters=adapters))

@@ -310,7 +310,7 @@ class Sums:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"{name}: its log-likelihoods are not finite",
-                "leave it out, or train it again",
+                "omit it, or train it again",
             )
         values, greedy = self._logprobs.tolist(), self._greedy.tolist()
         return {

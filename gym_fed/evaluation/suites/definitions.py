@@ -81,7 +81,7 @@ def _harness_folder() -> Path:
     if spec is None or spec.origin is None:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            "lm-evaluation-harness is not installed: its definitions of tasks are read",
+            "lm-evaluation-harness, which defines the tasks, is not installed",
             "pip install 'gym-fed[eval]'",
         )
     return Path(spec.origin).parent / "tasks"
@@ -109,7 +109,7 @@ def _read(file: Path, depth: int) -> dict[str, Any]:
             raise ValueError("includes itself")
         definition = yaml.load(file.read_bytes(), Loader=_loader(file.parent))
         if not isinstance(definition, dict):
-            raise ValueError("no mapping")
+            raise ValueError("not a mapping")
         includes = definition.get("include", [])
         merged: dict[str, Any] = {}
         for name in includes if isinstance(includes, list) else [includes]:
@@ -161,7 +161,7 @@ def _unsupported_harness(message: str) -> GymError:
     return GymError(
         ErrorCode.MISSING_DEPENDENCY,
         message,
-        "install the harness that gym-fed is tried with: pip install 'gym-fed[eval]'",
+        "install the harness that gym-fed is tested with: pip install 'gym-fed[eval]'",
     )
 
 
@@ -188,7 +188,7 @@ def members(entry_name: str) -> Mapping[str, tuple[str | None, Mapping[str, Any]
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
             f"{entry_name}: the installed lm-evaluation-harness has no {entry.harness}",
-            "install the one that gym-fed is tried with: pip install 'gym-fed[eval]'",
+            "install the one that gym-fed is tested with: pip install 'gym-fed[eval]'",
         )
     made: dict[str, tuple[str | None, Mapping[str, Any]]] = {}
     for file in files:

@@ -90,7 +90,7 @@ def eval_task(
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"task {name}: {task_rows.source}: there are no rows of the split {empty[0]!r}{more}",
-            "give the whole set" if empty[0] == splits[0] else "evaluate without examples: num_fewshot 0",
+            "use the whole set" if empty[0] == splits[0] else "evaluate without examples: num_fewshot 0",
         )
     split, used = splits[0], {key: task_rows.splits[key] for key in splits}
     lock = _digest({"definition": named(definition), "rows": {key: rows_sha256(used[key]) for key in used}})

@@ -171,8 +171,8 @@ def _our_remedy(name: str, home: Path) -> Iterator[None]:
         raise GymError(
             error.code,
             error.message,
-            f"run `gym eval fetch {name}` where there is a network, and copy {home} from there; or give a folder that "
-            "has the files with --data; or set HF_ENDPOINT to a mirror",
+            f"run `gym eval fetch {name}` where there is a network, and copy {home} from there; or pass a folder "
+            "that has the files with --data; or set HF_ENDPOINT to a mirror",
         ) from error
 
 
@@ -193,7 +193,7 @@ class _SplitFiles:
                     ErrorCode.UNAVAILABLE,
                     f"{self.dataset}: {listing().datasets[self.dataset].hub} at {hub.endpoint()} has no files "
                     f"{split.pattern}",
-                    "its layout has changed, or the mirror is not whole: give a folder with --data",
+                    "its layout has changed, or the mirror is incomplete: pass a folder with --data",
                 )
             yield from matches
 
@@ -204,9 +204,9 @@ def _require_same(name: str, locked: LockedDataset, download: DownloadOffer) -> 
         if sources.get(file.path, file.digest) != file.digest:
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
-                f"{name}: {file.path} of {download.name}: {hub.endpoint()} names another sha256 than evals.lock does "
+                f"{name}: {file.path} of {download.name}: {hub.endpoint()} has a different sha256 than evals.lock "
                 f"for commit {locked.commit[:12]}",
-                "check HF_ENDPOINT; to take what it has now: gym eval fetch --update",
+                "check HF_ENDPOINT; to use its current files: gym eval fetch --update",
             )
 
 
@@ -219,7 +219,7 @@ def _convert(
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{dataset}: {', '.join(file.path for file in sources)}: no rows",
-            "try another HF_ENDPOINT, or give a folder with --data",
+            "try another HF_ENDPOINT, or pass a folder with --data",
         )
     data = rows_bytes(rows)
     make_folder(target.parent)

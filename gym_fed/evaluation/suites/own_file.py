@@ -116,7 +116,9 @@ class GenerationKwargs(StrictModel):
     @model_validator(mode="after")
     def _validate_sampling(self) -> GenerationKwargs:
         if self.do_sample != (self.temperature > 0):
-            raise ValueError("do_sample: true needs a temperature above 0, and a temperature do_sample: true")
+            raise ValueError(
+                "do_sample: true needs a temperature above 0, and a temperature needs do_sample: true"
+            )
         return self
 
 
@@ -181,18 +183,18 @@ class TaskFile(StrictModel):
     def _fits(self) -> TaskFile:
         chooses = self.output_type == "multiple_choice"
         if chooses != (self.doc_to_choice is not None):
-            raise ValueError("doc_to_choice is needed for multiple_choice, and only there")
+            raise ValueError("doc_to_choice is required for multiple_choice, and allowed only there")
         if bool(self.metric_list) == (self.grade is not None):
-            raise ValueError("give either metric_list or grade")
+            raise ValueError("set either metric_list or grade")
         if self.grade is not None and chooses:
-            raise ValueError("grade: is for generated answers")
+            raise ValueError("grade: applies only to generated answers")
         wrong = [metric.metric for metric in self.metric_list if (metric.metric == "exact_match") == chooses]
         if wrong:
-            raise ValueError(f"metric {wrong[0]} does not go with output_type {self.output_type}")
+            raise ValueError(f"metric {wrong[0]} cannot be combined with output_type {self.output_type}")
         if chooses and (self.generation_kwargs is not None or self.filter_list is not None):
-            raise ValueError("generation_kwargs and filter_list are for generate_until")
+            raise ValueError("generation_kwargs and filter_list apply only to generate_until")
         if self.test_split is None and self.validation_split is None:
-            raise ValueError("name the split to evaluate: test_split (or validation_split)")
+            raise ValueError("set the split to evaluate: test_split (or validation_split)")
         if self.num_fewshot and self.fewshot_split is None and self.training_split is None:
             raise ValueError("num_fewshot needs a fewshot_split")
         return self
@@ -229,7 +231,7 @@ def read_task_file(file: Path) -> TaskFile:
             and for Python.
     """
     if not file.is_file():
-        hint = "name a YAML file, or a task of gym eval list"
+        hint = "use a YAML file, or a task of gym eval list"
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no task file at {file}", hint)
     try:
         return load_config(file, TaskFile)
@@ -238,7 +240,7 @@ def read_task_file(file: Path) -> TaskFile:
             place = error.message.partition(": ")[0]
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"{place}: !function: no Python of a task file is run",
+                f"{place}: !function: Python in a task file is never run",
                 "use a Jinja template, filter_list, or grade",
             ) from error
         raise
@@ -257,7 +259,7 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
             file,
             marks,
             ("dataset_kwargs",),
-            "names no data_files",
+            "has no data_files",
             "dataset_kwargs: {data_files: {test: F.jsonl}}",
         )
     splits: dict[str, list[Row]] = {}
@@ -306,7 +308,7 @@ def _require_rendering(
 ) -> None:
     if not rows:
         raise _error_at(
-            file, marks, ("dataset_kwargs",), f"the split {split!r} has no rows", "give at least one"
+            file, marks, ("dataset_kwargs",), f"the split {split!r} has no rows", "add at least one"
         )
     row_problem = first_bounded_problem(task.model_dump(), rows, RENDERED_ROWS)
     if row_problem is not None:
@@ -329,8 +331,8 @@ def _require_columns(file: Path, rows: list[Row]) -> None:
             differs = sorted(row.keys() ^ rows[0].keys())[0]
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{file}: row {number}: column {plain(differs, 60)!r} is in some rows and not in others",
-                "give every row the same columns, null where one has no value",
+                f"{file}: row {number}: column {plain(differs, 60)!r} is missing in some rows",
+                "use the same columns in every row, with null for missing values",
             )
         for key, value in row.items():
             kind = _kind(value)
@@ -338,8 +340,8 @@ def _require_columns(file: Path, rows: list[Row]) -> None:
                 was, where = first[key]
                 raise GymError(
                     ErrorCode.DATA_INVALID,
-                    f"{file}: row {number}: column {plain(key, 60)!r} is {kind}, in row {where} it is {was}",
-                    "give a column the same type in every row",
+                    f"{file}: row {number}: column {plain(key, 60)!r} is {kind}, but {was} in row {where}",
+                    "use the same type for a column in every row",
                 )
 
 

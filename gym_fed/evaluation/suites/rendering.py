@@ -43,7 +43,7 @@ def require_quick(text: str) -> None:
     try:
         ways, num_open = _counted(parser.parse(text))
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"no regular expression: {error}") from error
+        raise ValueError(f"not a regular expression: {error}") from error
     if ways > _MAX_WAYS or num_open > MAX_OPEN:
         raise ValueError(
             f"there are too many ways to match it; write at most {MAX_OPEN} repeats without a limit, and fewer others"
@@ -206,13 +206,13 @@ def choices_of(template: Any, row: Row) -> list[str] | None:
         try:
             choices = ast.literal_eval(text)
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-            raise TemplateProblem("doc_to_choice", f"renders no list: {plain(text, 60)!r}") from error
+            raise TemplateProblem("doc_to_choice", f"does not render a list: {plain(text, 60)!r}") from error
     if (
         not isinstance(choices, list)
         or not choices
         or not all(isinstance(choice, str) and choice for choice in choices)
     ):
-        raise TemplateProblem("doc_to_choice", f"gives no list of texts: {plain(repr(choices), 60)}")
+        raise TemplateProblem("doc_to_choice", f"does not give a list of strings: {plain(repr(choices), 60)}")
     return choices
 
 
@@ -256,9 +256,9 @@ def parse(key: str, template: Any) -> None:
         try:
             _environment().parse(template)
         except TemplateError as error:
-            raise TemplateProblem(key, f"no Jinja template: {plain(error, 120)}") from error
+            raise TemplateProblem(key, f"not a Jinja template: {plain(error, 120)}") from error
         except RecursionError as error:
-            raise TemplateProblem(key, "no Jinja template: nested too deeply") from error
+            raise TemplateProblem(key, "not a Jinja template: nested too deeply") from error
 
 
 def _place(gold: Any, choices: list[str]) -> int:
@@ -268,7 +268,7 @@ def _place(gold: Any, choices: list[str]) -> int:
         return gold
     raise TemplateProblem(
         "doc_to_target",
-        f"{plain(repr(gold), 60)} is none of the {len(choices)} choices, nor the number of one",
+        f"{plain(repr(gold), 60)} is neither one of the {len(choices)} choices nor the number of one",
     )
 
 
@@ -315,7 +315,7 @@ def _require_short(text: str, pattern: str, repl: str) -> None:
     from gym_fed.evaluation.suites.sandbox import MAX_CHARACTERS
 
     if repl and (len(text) + 1) * len(repl) > MAX_CHARACTERS:
-        raise ValueError(f"regex_replace: {counted(len(repl), 'character')} for each place of {len(text)}")
+        raise ValueError(f"regex_replace: {counted(len(repl), 'character')} for each match in {len(text)}")
 
 
 def first_problem(
@@ -359,5 +359,5 @@ def refuse(task: str, config: Mapping[str, Any], rows: Sequence[Row], most: int)
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"task {task}: row {problem[0]}: {problem[1]}",
-            "the data is not what the definition was made for; see `gym eval list`",
+            "the data does not match the definition; see `gym eval list`",
         )

@@ -76,9 +76,9 @@ def _lines(file: Path) -> Iterator[Row]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise _refused(file, f"line {number}: no JSON: {error}") from error
+            raise _refused(file, f"line {number}: not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise _refused(file, f"line {number}: no JSON object")
+            raise _refused(file, f"line {number}: not a JSON object")
         yield row
 
 
@@ -125,7 +125,7 @@ def _parquet(file: Path) -> list[Row]:
                     raise GymError(
                         ErrorCode.TOO_LARGE,
                         f"{file}: more than {MAX_ROWS} rows",
-                        "give the file of one split",
+                        "use the file of one split",
                     )
                 batch_rows: list[Row] = batch.to_pylist()
                 num_bytes += sum(len(str(row)) for row in batch_rows)
@@ -134,7 +134,7 @@ def _parquet(file: Path) -> list[Row]:
                 rows += batch_rows
             return rows
     except pyarrow.ArrowException as error:
-        raise _refused(file, f"no Parquet file: {error}") from error
+        raise _refused(file, f"not a Parquet file: {error}") from error
 
 
 def _refused(file: Path, why: str) -> GymError:
@@ -142,7 +142,7 @@ def _refused(file: Path, why: str) -> GymError:
 
 
 def _too_large(file: Path) -> GymError:
-    return GymError(ErrorCode.TOO_LARGE, f"{file}: more than {MAX_BYTES} bytes", "give the file of one split")
+    return GymError(ErrorCode.TOO_LARGE, f"{file}: more than {MAX_BYTES} bytes", "use the file of one split")
 
 
 _LETTERS = "ABCD"
@@ -296,7 +296,7 @@ def gsm8k(folder: Path, subset: str) -> FoundRows | None:
         raise _unlike(train, f"more than {_GSM8K_EXAMPLES} rows, where there is no test.jsonl")
     split = {"train": rows[:_GSM8K_EXAMPLES], "test": rows[_GSM8K_EXAMPLES:]}
     return FoundRows(
-        split, (train,), f"train rows from number {_GSM8K_EXAMPLES} on; models may have learnt them"
+        split, (train,), f"train rows from number {_GSM8K_EXAMPLES} on; models may have been trained on them"
     )
 
 
@@ -367,8 +367,8 @@ def _first(folder: Path, *names: str) -> Path | None:
 def _unlike(file: Path, expected: str) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
-        f"{file}: is not laid out as expected: a row has {expected}",
-        "give the file as its authors publish it, or fetch the set",
+        f"{file}: has an unexpected layout: a row must have {expected}",
+        "use the file as its authors published it, or fetch the set",
     )
 
 

@@ -85,9 +85,9 @@ class TaskEntry(StrictModel):
     @model_validator(mode="after")
     def _one_origin(self) -> TaskEntry:
         if sum((self.harness is not None, self.file is not None, bool(self.tasks))) != 1:
-            raise ValueError("give one of harness, file and tasks")
+            raise ValueError("set one of harness, file and tasks")
         if (self.dataset is None) != bool(self.tasks):
-            raise ValueError("a task needs a dataset, and a group must not have one")
+            raise ValueError("a task needs a dataset, but a group must not have one")
         return self
 
 
@@ -161,7 +161,7 @@ def unknown_task(name: str, also: Iterable[str] = ()) -> GymError:
     near = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else f"suites: {', '.join(registry.suites)}; "
     return GymError(
-        ErrorCode.USAGE, f"no suite or task is called {name!r}", f"{hint}`gym eval list` shows all of them"
+        ErrorCode.USAGE, f"no suite or task is called {name!r}", f"{hint}`gym eval list` prints all of them"
     )
 
 
@@ -319,7 +319,7 @@ def require_folder(data: Path) -> None:
     """
     if not data.is_dir():
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"--data {data}: not a folder", "give a folder of evaluation sets"
+            ErrorCode.FILE_NOT_FOUND, f"--data {data}: not a folder", "use a folder of evaluation sets"
         )
 
 

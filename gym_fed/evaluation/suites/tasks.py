@@ -72,9 +72,9 @@ def tasks_of(
             ``HASH_MISMATCH`` for a fetched file that changed.
     """
     if limit is not None and limit < 1:
-        raise GymError(ErrorCode.USAGE, f"limit {limit}: evaluates nothing", "give at least 1")
+        raise GymError(ErrorCode.USAGE, f"limit {limit}: evaluates nothing", "set it to at least 1")
     if not names:
-        raise GymError(ErrorCode.USAGE, "no task is named", "name a suite: `gym eval list` shows them")
+        raise GymError(ErrorCode.USAGE, "no task is given", "choose a suite: `gym eval list` prints them")
     if data is not None:
         require_folder(data)
     where = home or evals_home()
@@ -192,7 +192,7 @@ def _jobs(names: Sequence[str]) -> Iterator[_RegistryTask | _OwnJob]:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
                     f"{file}: task: {task.task!r} is a task of gym-fed",
-                    "give yours another name",
+                    "rename yours",
                 )
             yield _OwnJob(task.task, file, task)
         elif name in known.suites or name in known.tasks:
@@ -253,8 +253,8 @@ def _unavailable(missing: Mapping[str, str], data: Path | None) -> GymError:
     return GymError(
         ErrorCode.UNAVAILABLE,
         f"evaluation sets that are not on this machine{looked}: {', '.join(shown)}",
-        f"fetch them: gym eval fetch {' '.join(missing)}; or give a folder that has them with --data; "
-        "or name the tasks that are here: `gym eval list` shows which",
+        f"fetch them: gym eval fetch {' '.join(missing)}; or pass a folder that has them with --data; "
+        "or choose tasks that are on this machine: `gym eval list` shows which",
     )
 
 
@@ -296,9 +296,9 @@ def require(task: str, needs: MetricNeeds) -> None:
     resource = (needs.nltk or "").rpartition("/")[2]
     raise GymError(
         ErrorCode.MISSING_DEPENDENCY,
-        f"task {task}: its metric needs {', '.join(missing)}, and would download missing data itself",
+        f"task {task}: its metric needs {', '.join(missing)}, which would otherwise download missing data",
         f"where there is a network: pip install {' '.join(needs.packages)} && python -m nltk.downloader {resource}; "
-        "NLTK_DATA names the folder that it is put in",
+        "set NLTK_DATA to the folder that it is stored in",
     )
 
 

@@ -113,13 +113,15 @@ def named_delta(
     if delta is not None:
         if variant is not None or store is not None:
             option = "--variant" if variant is not None else "--variants"
-            raise GymError(ErrorCode.USAGE, f"{option} does not go with a {_SUFFIX} file", "leave it out")
+            raise GymError(
+                ErrorCode.USAGE, f"{option} cannot be combined with a {_SUFFIX} file", "leave it out"
+            )
         if not delta.is_file():
             raise GymError(ErrorCode.FILE_NOT_FOUND, f"{delta}: no such file", f"name a {_SUFFIX} file")
         return NamedDelta(base or base_of_delta(delta), delta)
     if parts is not None and variant is not None:
         raise GymError(
-            ErrorCode.USAGE, f"{name} names a variant, and --variant another", "name one of the two"
+            ErrorCode.USAGE, f"{name} names a variant, but --variant names another", "name one of the two"
         )
     chosen = parts[1] if parts is not None else variant
     if chosen is None:

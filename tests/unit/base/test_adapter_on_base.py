@@ -73,7 +73,7 @@ def test_an_adapter_of_another_base_is_refused_by_digest(
         lambda: load_adapted(str(other), [str(adapter)]),
         lambda: load_tuned(str(adapter), str(other)),
     ):
-        with pytest.raises(GymError, match="has other weights") as caught:
+        with pytest.raises(GymError, match="has different weights") as caught:
             load()
         assert caught.value.code is ErrorCode.BASE_MISMATCH
 
@@ -119,7 +119,7 @@ def test_the_base_that_is_named_overrides_the_path_in_the_adapter(
     ("change", "says"),
     [
         ({"r": 2}, "size mismatch"),
-        ({"r": 64}, "says rank 64, and its weights have 4 at most"),
+        ({"r": 64}, "says rank 64, but its weights have 4 at most"),
         ({"target_modules": ["nothing_proj"]}, "nothing_proj"),
         ({"target_modules": ["q_proj", "v_proj", "up_proj"]}, "missing adapter keys"),
     ],

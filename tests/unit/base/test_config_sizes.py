@@ -72,7 +72,7 @@ def test_a_size_that_the_weights_do_not_have_is_refused_before_anything_is_built
 
 def test_other_readers_of_a_model_refuse_it_too(tmp_path: Path) -> None:
     folder = changed(tmp_path / "model", num_hidden_layers=10**8)
-    with pytest.raises(GymError, match="num_hidden_layers is 100,000,000, and the weights have"):
+    with pytest.raises(GymError, match="num_hidden_layers is 100,000,000, but the weights have"):
         load_model(str(folder))
     assert spec_of_files(folder, "x") is None
 
@@ -109,7 +109,7 @@ def test_weights_of_another_size_than_the_config_says_are_refused(tmp_path: Path
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] = torch.ones(7)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(GymError, match=r"other sizes than config\.json says") as refused:
+    with pytest.raises(GymError, match=r"have different sizes than config\.json says") as refused:
         load_base(str(folder), [], "float32", plain=True)
     assert refused.value.code is ErrorCode.MODEL_INVALID
 
@@ -142,7 +142,7 @@ def test_a_named_pipe_in_the_place_of_a_file_is_refused_by_its_name(
     if linked:
         file.symlink_to(tmp_path / "pipe")
     for act in (resolve, load_tokenizer, lambda name: load_base(name, [], "float32", plain=True)):
-        with pytest.raises(GymError, match=rf"{file.name}: cannot be read: no ordinary file") as refused:
+        with pytest.raises(GymError, match=rf"{file.name}: cannot be read: not a regular file") as refused:
             act(str(folder))
         assert refused.value.code is ErrorCode.MODEL_INVALID
 
@@ -152,7 +152,7 @@ def test_a_named_pipe_in_the_place_of_a_file_is_refused_by_its_name(
 def test_json_is_read_of_ordinary_files_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(GymError, match=f"{place}: cannot be read: no ordinary file"):
+        with pytest.raises(GymError, match=f"{place}: cannot be read: not a regular file"):
             read_object(place)
     with pytest.raises(IsADirectoryError):
         read_object(tmp_path)

@@ -84,7 +84,7 @@ def test_a_depth_that_python_reads_and_its_readers_do_not_is_refused(tmp_path: P
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"[1]", "holds no mapping"),
+        (b"[1]", "not a mapping"),
         (b'{"a": 1', "not valid JSON"),
         (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
         (b'{"a": ' + b"9" * 5_000 + b"}", "cannot be read"),

@@ -33,6 +33,6 @@ def test_an_architecture_that_transformers_lacks_is_named(
 def test_a_type_that_has_no_language_model_in_transformers_is_named(tmp_path: Path) -> None:
     config = json.loads((nano_path() / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "wav2vec2"}))
-    with pytest.raises(GymError, match="no language model for text of the type wav2vec2") as caught:
+    with pytest.raises(GymError, match="no text language model of type wav2vec2") as caught:
         load_model(str(tmp_path))
     assert caught.value.code is ErrorCode.MODEL_INVALID

@@ -259,7 +259,7 @@ def test_answers_that_do_not_end_are_a_warning_that_names_the_option(trained: Pa
         (
             ["asked.jsonl"],
             "data-invalid",
-            "asked.jsonl:1: has no answer, and its columns are prompt",
+            "asked.jsonl:1: has no answer; its columns are prompt",
             "--columns",
         ),
         (["empty.csv"], "data-invalid", "empty.csv: contains no rows", "at least one row"),
@@ -289,7 +289,7 @@ def test_answers_that_do_not_end_are_a_warning_that_names_the_option(trained: Pa
             ["said.jsonl", "--grader", "numeric"],
             "data-invalid",
             "said.jsonl:1: grader numeric",
-            "give a number",
+            "use a number",
         ),
         (
             ["text.jsonl", "--grader", "exact"],
@@ -371,4 +371,4 @@ def test_turns_that_the_run_has_learned_in_another_way_are_named(trained: Path, 
     config["data"][0] |= {"roles_to_train": ["user", "assistant"], "train_on_eos": "last"}
     file.write_text(yaml.safe_dump(config))
     found = evaluated("./run", "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "3", "--no-check")
-    assert any("set roles_to_train and train_on_eos; here the loss is" in note for note in found["notes"])
+    assert any("set roles_to_train and train_on_eos; here the loss covers" in note for note in found["notes"])

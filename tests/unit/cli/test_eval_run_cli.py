@@ -241,7 +241,7 @@ def test_a_second_process_is_refused_before_a_model_is_loaded(
         monkeypatch.setattr("gym_fed.evaluation.evaluator.open_models", lambda request: pytest.fail("loaded"))
         error = refused(*words)
         assert error.code is ErrorCode.BUSY
-        assert "wait for it" in error.hint
+        assert "wait until it ends" in error.hint
         assert "--output" in error.hint
         raise GymError(ErrorCode.MODEL_INVALID, "the first one ends")
 

@@ -72,7 +72,7 @@ def test_a_record_goes_on_a_board_and_its_page(records: list[str]) -> None:
 
 def test_a_board_is_refused_where_its_head_was_another(records: list[str]) -> None:
     run("leaderboard", "add", records[0], "--model-name", "good", "--organization", "me")
-    with pytest.raises(GymError, match="lines were cut off") as caught:
+    with pytest.raises(GymError, match="lines are missing at the end") as caught:
         run("leaderboard", "show", "--head", "0" * 64)
     assert caught.value.code is ErrorCode.STATE_CORRUPT
 

@@ -75,7 +75,7 @@ def test_a_strip_of_a_video_is_refused() -> None:
 
 
 def test_a_codec_that_is_not_listed_is_refused() -> None:
-    with pytest.raises(GymError, match="is encoded as ffv1, which is not decoded here") as caught:
+    with pytest.raises(GymError, match="is encoded as ffv1, which is not supported") as caught:
         read_video(video(2, format="matroska", codec="ffv1"), lambda _facts: [0])
     assert "h264" in caught.value.hint
 

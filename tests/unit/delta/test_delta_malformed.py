@@ -280,7 +280,7 @@ def test_a_file_over_the_size_limit_is_refused(good: Path) -> None:
         ('{"a":' * 100_000, "header is nested too deeply"),
         ("[]", "header is not a JSON object"),
         ("{}", "is not a .gymdelta"),
-        ('{"a":1,"a":2}', "'a' is there twice in one object"),
+        ('{"a":1,"a":2}', "'a' occurs twice in one object"),
         ('{"a":NaN}', "NaN is not a number"),
         ('{"a":1e999}', "header is not valid JSON"),
         ('{"a":' + "9" * 5000 + "}", "header is not valid JSON"),

@@ -80,7 +80,7 @@ def test_values_that_are_no_accuracies_have_no_mcnemar() -> None:
 def test_unequal_rows_are_refused_and_shared_ones_counted() -> None:
     ours = results_of(choice_task("wet", [True] * 6))
     theirs = results_of(choice_task("wet", [False] * 6, first_row=2))
-    with pytest.raises(GymError, match="share 4 rows; 2 are in the first alone, 2 in the second alone"):
+    with pytest.raises(GymError, match="share 4 rows; 2 are only in the first, 2 only in the second"):
         compare_results(ours, theirs)
     compared = compare_results(ours, theirs, shared_only=True).tasks["wet"]
     assert (compared.only_first, compared.only_second, compared.metrics["acc"].num_samples) == (2, 2, 4)
@@ -91,7 +91,7 @@ def test_rows_that_stand_twice_are_paired_in_their_order() -> None:
     twice = type(one)(one.task, one.version, 0, one.figures, (*one.samples, one.samples[0]), one.lock)
     compared = compare_results(results_of(twice), results_of(twice)).tasks["wet"]
     assert compared.metrics["acc"].num_samples == 3
-    with pytest.raises(GymError, match="1 are in the first alone"):
+    with pytest.raises(GymError, match="1 are only in the first"):
         compare_results(results_of(twice), results_of(one))
 
 

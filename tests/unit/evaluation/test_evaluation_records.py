@@ -110,10 +110,10 @@ Change = Callable[[dict[str, Any]], object]
             lambda d: d["detailed_evaluation_results"].update(
                 file_path="data/tiny/local/gym-nano/00000000-0000-4000-8000-000000000000_samples.jsonl"
             ),
-            "are not its own",
+            "belong to another record",
         ),
         (lambda d: d["detailed_evaluation_results"].update(total_rows=1), "more than the 1 line"),
-        (lambda d: d["detailed_evaluation_results"].update(checksum="0" * 64), "cut or altered"),
+        (lambda d: d["detailed_evaluation_results"].update(checksum="0" * 64), "truncated or changed"),
         (lambda d: d["evaluation_results"].append(d["evaluation_results"][0]), "twice"),
         (lambda d: d["evaluation_results"].pop(0), "which the document lacks"),
         (lambda d: d["evaluation_results"][0]["score_details"].update(score="1"), "score_details.score"),
@@ -139,13 +139,13 @@ def test_a_document_that_was_altered_is_refused_with_the_place(
     ("change", "problem"),
     [
         (lambda line: line[:-20] + "\n", "line 1"),
-        (lambda line: line.replace('"cut": "3"', '"cut": "4"'), "cut or altered"),
+        (lambda line: line.replace('"cut": "3"', '"cut": "4"'), "truncated or changed"),
         (lambda line: line.replace("[1e-300, 0.1]", "[NaN]"), "not a number"),
         (lambda line: line.replace("[1e-300, 0.1]", "[" * 5000), "metadata"),
         (lambda line: line.replace('"sample_id": "0"', '"sample_id": "7"'), "stands after"),
         (lambda line: line.replace('"evaluation_id": "tiny', '"evaluation_id": "huge'), "another run"),
         (lambda line: "[]\n", "line 1"),
-        (lambda line: "", "cut or altered"),
+        (lambda line: "", "truncated or changed"),
         (lambda line: '"' + "x" * (17 << 20) + '"\n', "longer than"),
     ],
 )

@@ -68,7 +68,7 @@ def test_another_home_reproduces_a_real_submission(
 ) -> None:
     results.submit_to_leaderboard(model_name="nano", organization="me")
     verify = ["leaderboard", "verify", "1", "--model", "gym-nano", "--json"]
-    with pytest.raises(GymError, match="must be reproduced by another key"):
+    with pytest.raises(GymError, match="must be reproduced with a different key"):
         CliRunner().invoke(app, verify, catch_exceptions=False)
     monkeypatch.setenv("GYM_HOME", str(tmp_path / "another"))
     done = CliRunner().invoke(app, verify, catch_exceptions=False)

@@ -55,7 +55,7 @@ def test_an_answer_that_takes_too_long_is_wrong_and_counted() -> None:
 
 @pytest.mark.parametrize("reference", ["???", "", "Paris", "yes it is"])
 def test_a_reference_without_mathematics_is_refused_by_name(reference: str) -> None:
-    with pytest.raises(GymError, match="math_verify: 'answer' holds no mathematics") as caught:
+    with pytest.raises(GymError, match="math_verify: 'answer' contains no mathematics") as caught:
         grader().grade([Sample("q", "1", {"answer": reference})])
     assert caught.value.code is ErrorCode.DATA_INVALID
 

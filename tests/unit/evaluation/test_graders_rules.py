@@ -143,7 +143,7 @@ def test_numeric_compares_the_number_that_counts(said: str, keys: dict[str, Any]
 
 
 def test_a_reference_without_a_number_is_an_error_of_the_data() -> None:
-    with pytest.raises(GymError, match="'answer' holds no number: 'blue'"):
+    with pytest.raises(GymError, match="'answer' contains no number: 'blue'"):
         reward("3", {"answer": "blue"}, grader="numeric")
 
 
@@ -226,8 +226,8 @@ def test_yaml_errors_name_line_and_key(tmp_path: Path) -> None:
         ([{"grader": "exact"}, {"grader": "exact", "ignore_case": True}], "two graders are called 'exact'"),
         ([{"grader": "exact", "weight": 0}], "every weight is 0"),
         ([{"grader": "exact", "clip": [1, 0]}], "clip: the first number must be below"),
-        ([{"grader": "json_schema"}], "give either json_schema or column"),
-        ([{"grader": "length", "unit": "tokens", "max": 3}], "tokenizer belongs to unit tokens"),
+        ([{"grader": "json_schema"}], "set either json_schema or column"),
+        ([{"grader": "length", "unit": "tokens", "max": 3}], "unit tokens needs a tokenizer"),
         ([{"grader": "length", "min": 3, "max": 2}], "max is below min"),
         (
             [{"grader": "judge", "model": "m", "base_url": "http://x", "prompt": "hi"}],

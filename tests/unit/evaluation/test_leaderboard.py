@@ -127,7 +127,7 @@ def test_lines_and_draws_are_those_of_the_page_without_our_code(board: Path) -> 
 
 
 def test_the_same_key_cannot_reproduce_its_own_line(board: Path) -> None:
-    with pytest.raises(GymError, match="must be reproduced by another key") as caught:
+    with pytest.raises(GymError, match="must be reproduced with a different key") as caught:
         verified(board, key=MINE)
     assert caught.value.code is ErrorCode.PERMISSION_DENIED
 
@@ -206,7 +206,7 @@ def test_another_delta_or_template_is_refused_before_anything_is_signed(part: st
 
 def test_figures_that_the_samples_do_not_have_are_not_submitted(tmp_path: Path) -> None:
     better = replace(RUN.tasks["wet"], figures={"acc": Figure(0.99, 0.01, 30)})
-    with pytest.raises(GymError, match=r"0\.99 is stated, the samples have 0\.66"):
+    with pytest.raises(GymError, match=r"0\.99 is stated, but the samples have 0\.66"):
         add(tmp_path / "b.jsonl", results_of(better))
     assert not list(tmp_path.iterdir())
 
@@ -356,7 +356,7 @@ def test_a_board_that_was_cut_at_its_end_lacks_the_head_that_was_seen(board: Pat
     Leaderboard(board, head=head)
     board.write_text(board.read_text().splitlines(keepends=True)[0])
     Leaderboard(board)
-    with pytest.raises(GymError, match="lines were cut off"):
+    with pytest.raises(GymError, match="lines are missing at the end"):
         Leaderboard(board, head=head)
 
 
@@ -370,7 +370,7 @@ def _appended(board: Path, content: Reproduction, key: SigningKey) -> None:
 @pytest.mark.parametrize(
     ("key", "changes", "problem"),
     [
-        (MINE, {}, "must be reproduced by another key"),
+        (MINE, {}, "must be reproduced with a different key"),
         (ANOTHER, {"line": "0" * 64}, "which no line before it has"),
         (ANOTHER, {"num_samples": 3}, "re-ran 3 of 50"),
         (ANOTHER, {"num_samples": 51}, "re-ran 51 of 50"),
@@ -400,7 +400,7 @@ def test_a_second_reproduction_by_one_key_is_refused_by_every_reader(board: Path
     found = verified(board).line.content
     assert isinstance(found, Reproduction)
     _appended(board, found, ANOTHER)
-    with pytest.raises(GymError, match="it counts once"):
+    with pytest.raises(GymError, match="a key counts only once"):
         Leaderboard(board)
 
 

@@ -120,7 +120,7 @@ def test_adapters_answer_on_their_base(tmp_path: Path, rows: Path) -> None:
     chats = [row["messages"][:-1] for row in generate("double", 5)]
     own = generate_batch(adapted.eval(), tokenizer, chats, max_new_tokens=8)
     assert [line["predict"] for line in lines(tmp_path / "adapted")] == own
-    with pytest.raises(GymError, match="holds no adapter"):
+    with pytest.raises(GymError, match="contains no adapter"):
         predict(config(tmp_path, rows, adapter=[str(tmp_path)], output_dir=tmp_path / "none"))
 
 
@@ -130,7 +130,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, rows: Path) -> None:
     with pytest.raises(GymError, match="unfinished predictions with another max_new_tokens"):
         predict(config(tmp_path, rows, max_new_tokens=9))
     rows.write_text(rows.read_text().replace("double", "treble"))
-    with pytest.raises(GymError, match="unfinished predictions on other rows"):
+    with pytest.raises(GymError, match="unfinished predictions on different rows"):
         predict(config(tmp_path, rows))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("kept")

@@ -266,7 +266,7 @@ def test_columns_of_known_sets_are_read(
         ("a.jsonl", '{"prompt": "A"}\n' + "[" * 100_000 + "\n", "line 2 is not JSON"),
         ("a.jsonl", '\n\n{"prompt": ["A"]}\n', "line 3 has no text of at most"),
         ("a.jsonl", '"A"\n', "line 1 has no text of at most"),
-        ("a.jsonl", '{"prompt": "\\ud800"}\n', "line 1 has half of a surrogate pair"),
+        ("a.jsonl", '{"prompt": "\\ud800"}\n', "line 1 has a lone surrogate"),
         ("a.jsonl", '{"prompt": "%s"}\n' % ("x" * 4001), "line 1 has no text of at most 4000"),
         ("a.jsonl", b'{"prompt": "A"}\n\xff\n', "line 2 is not UTF-8"),
         ("a.csv", 'prompt\nA\n"two\nlines"\n""\n', "line 5 has no text of at most"),

@@ -71,7 +71,7 @@ def test_a_registry_that_lost_or_changed_a_line_is_refused_and_the_copy_stays(
     another = str(tmp_path / "another")
     posted(tmp_path / "x.jsonl", another, "other")
     line.write_bytes(Path(another, "leaderboard/000001.json").read_bytes())
-    assert "it is another board" in refusal(copy, registry).message
+    assert "it is a different board" in refusal(copy, registry).message
     line.unlink()
     error = refusal(copy, registry)
     assert error.code is ErrorCode.STATE_CORRUPT
@@ -98,7 +98,7 @@ def test_a_record_that_the_registry_lacks_is_named(registry: str, tmp_path: Path
 
 def test_a_folder_in_the_place_of_a_line_ends_a_submission_by_name(registry: str, tmp_path: Path) -> None:
     Path(registry, "leaderboard/000002.json").mkdir()
-    with pytest.raises(GymError, match="line 2 is taken by what is no file"):
+    with pytest.raises(GymError, match="line 2 is not a file"):
         posted(tmp_path / "mine.jsonl", registry, "again")
 
 

@@ -75,8 +75,8 @@ def scored(logprob: str) -> bytes:
 @pytest.mark.parametrize(
     ("logprob", "said"),
     [
-        ("5.0", "logprobs that are above 0, or no number"),
-        ("NaN", "logprobs that are above 0, or no number"),
+        ("5.0", "logprobs that are above 0 or not numbers"),
+        ("NaN", "logprobs that are above 0 or not numbers"),
         ("1" * 400, "no logprobs of its prompt"),
         ("[" * 20_000, "not an answer"),
     ],

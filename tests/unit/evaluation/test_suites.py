@@ -149,13 +149,15 @@ def test_hellaswag_is_rendered_as_its_definition_processes_the_rows(tmp_path: Pa
     _lines(tmp_path / "hellaswag/all/validation.jsonl", row)
     assert tasks_of(["hellaswag"], tmp_path, home=tmp_path)[0].num_rows == 1
     _lines(tmp_path / "hellaswag/all/validation.jsonl", {**row, "label": "7"})
-    with pytest.raises(GymError, match=r"task hellaswag: row 0: doc_to_target: 7 is none of the 2 choices"):
+    with pytest.raises(
+        GymError, match=r"task hellaswag: row 0: doc_to_target: 7 is neither one of the 2 choices"
+    ):
         tasks_of(["hellaswag"], tmp_path, home=tmp_path)
 
 
 def test_rows_of_another_layout_are_refused_with_the_file(tmp_path: Path) -> None:
     file = _lines(tmp_path / "winogrande/dev.jsonl", {"text": "?"})
-    with pytest.raises(GymError, match="is not laid out as expected") as caught:
+    with pytest.raises(GymError, match="has an unexpected layout") as caught:
         tasks_of(["winogrande"], tmp_path, home=tmp_path)
     assert str(file) in caught.value.message
     file.write_text('{"sentence": \n')
@@ -213,7 +215,7 @@ def test_parquet_csv_and_json_lines_of_one_table_are_the_same_rows(tmp_path: Pat
     for name in ("t.parquet", "t.jsonl", "t.csv", "t.json"):
         assert read_rows(tmp_path / name) == rows
     (tmp_path / "bad.parquet").write_bytes(b"PAR1nothing")
-    with pytest.raises(GymError, match="no Parquet file"):
+    with pytest.raises(GymError, match="not a Parquet file"):
         read_rows(tmp_path / "bad.parquet")
 
 
@@ -260,17 +262,17 @@ def test_the_harness_runs_a_task_file(tmp_path: Path) -> None:
     [
         ("doc_to_text:", "doc_to_txt:", r"l:5:1: doc_to_txt: unknown key \(did you mean 'doc_to_text'\?\)"),
         ("metric: acc", "metric: accuracy", r"capitals\.yaml:9:5: metric_list\.0\.metric: .*acc_norm"),
-        ("metric: acc", "metric: exact_match", r"exact_match does not go with output_type multiple_choice"),
+        ("metric: acc", "metric: exact_match", r"exact_match cannot be combined with output_type multiple_choice"),
         ("test_split: test", "test_split: tset", r"capitals\.yaml:3:1: test_split: data_files has no split 'tset'"),
         ("capitals.jsonl", "../x.jsonl", r"capitals\.yaml:2:\d+: dataset_kwargs\.data_files\.test: no file"),
         ("capitals.jsonl", "/x/capitals.jsonl", r"capitals\.yaml:2:\d+: .*'/x/capitals.jsonl' is an absolute path"),
         ("{{country}}", "{{county}}", r"capitals\.yaml:5:1: doc_to_text: row 0 of test: 'county' is undefined"),
         ("{{country}}", "{{country", r"capitals\.yaml:5:1: doc_to_text: no Jinja template"),
         ("{{cities}}", "{{country}}", r"capitals\.yaml:6:1: doc_to_choice: row 0 of test: renders no list"),
-        ("{{answer}}", "{{answer + 1}}", r"l:7:1: doc_to_target: row 1 of test: 2 is none of the 2 choices"),
+        ("{{answer}}", "{{answer + 1}}", r"l:7:1: doc_to_target: row 1 of test: 2 is neither one of the 2 choices"),
         ("{{country}}", "{{ ''.__class__.__mro__ }}", r"doc_to_text: row 0 of test: is not allowed.*__class__"),
         ("{{country}}", "{{ 'a' * 10**9 }}", r"doc_to_text: row 0 of test: is not allowed"),
-        ('"{{answer}}"', "!function utils.target", r"capitals\.yaml:7:\d+: !function: no Python of a task file is run"),
+        ('"{{answer}}"', "!function utils.target", r"capitals\.yaml:7:\d+: !function: Python in a task file is never"),
         ("task: capitals", "task: mmlu", r"'mmlu' is a task of gym-fed"),
         ("test_split: test", "process_docs: utils.x", r"process_docs: unknown key"),
     ],

@@ -139,7 +139,7 @@ def test_a_commit_whose_checksum_changed_is_refused(hub: ModelHub, tmp_path: Pat
     file.unlink()
     forged = Repo({**old.files, FILE: _table(59)}, kind="dataset", extra={"sha": old.commit})
     hub.repos[NAME] = Repo(old.files, kind="dataset", older={old.commit: forged})
-    with pytest.raises(GymError, match=r"names another sha256 than evals\.lock"):
+    with pytest.raises(GymError, match=r"has a different sha256 than evals\.lock"):
         _fetch(tmp_path)
 
 

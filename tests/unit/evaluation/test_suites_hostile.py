@@ -28,7 +28,7 @@ def test_a_target_that_is_too_deep_for_a_list_is_text(inside: str) -> None:
 
 @pytest.mark.parametrize("template", ["{{" + "(" * 100_000, "{{" + "-" * 100_000 + "1}}"])
 def test_a_template_that_is_too_deep_is_refused_by_key(template: str) -> None:
-    with pytest.raises(TemplateProblem, match="doc_to_text: no Jinja template: nested too deeply"):
+    with pytest.raises(TemplateProblem, match="doc_to_text: not a Jinja template: nested too deeply"):
         parse("doc_to_text", template)
 
 
@@ -146,7 +146,7 @@ def test_an_expression_that_may_take_for_ever_is_refused_wherever_it_stands(patt
 
 def test_a_replacement_that_would_fill_the_memory_is_refused() -> None:
     template = "{{ ('a' * 10000) | regex_replace('a', 'b' * 10000) }}"
-    with pytest.raises(TemplateProblem, match="regex_replace: 10,000 characters for each place of 10000"):
+    with pytest.raises(TemplateProblem, match="regex_replace: 10,000 characters for each match in 10000"):
         value_of("doc_to_text", template, {}, False)
     assert value_of("doc_to_text", "{{ 'a1b22' | regex_replace('[0-9]+', '#') }}", {}, False) == "a#b#"
 

@@ -135,7 +135,7 @@ def test_what_cannot_be_exported_is_refused_by_name(tiny_base: Path, tmp_path: P
     refused("exists", str(tiny_base), "-o", str(tmp_path))
     run(tmp_path / "run", model=str(tiny_base), max_steps=1)
     other = sibling("Qwen3", tmp_path / "other", seed=9)
-    refused("has other weights", str(other), "--adapter", str(tmp_path / "run"), "-o", out)
+    refused("has different weights", str(other), "--adapter", str(tmp_path / "run"), "-o", out)
     quantised = Path(shutil.copytree(tiny_base, tmp_path / "tiny-hqq"))
     config = json.loads((quantised / "config.json").read_text())
     (quantised / "config.json").write_text(

@@ -42,6 +42,6 @@ def test_an_adapter_of_another_base_is_refused_before_the_model_is_loaded(
     words = ["--adapter", str(tmp_path / "first"), "--prompt", "hello"]
     result = CliRunner().invoke(app, ["chat", str(other), *words])
     assert isinstance(result.exception, GymError)
-    assert "has other weights" in str(result.exception)
+    assert "has different weights" in str(result.exception)
     result = CliRunner().invoke(app, ["chat", *words, "--api", "http://127.0.0.1:9"])
-    assert "--adapter does not go with --api" in str(result.exception)
+    assert "--adapter cannot be combined with --api" in str(result.exception)

@@ -48,7 +48,7 @@ def test_a_whole_input_is_read_twice_and_named_by_its_bytes(tmp_path: Path) -> N
         ('{"custom_id": NaN}', "line 2: line: is not JSON: NaN"),
         ("[]", "line 2: line: is not a JSON object"),
         ('{"body": ' + "[" * 100_000, "line 2: line: is not JSON: nested too deeply"),
-        (line("b", body=...)[:-1] + ', "body": {"model": "x", "model": "y"}}', "'model' is there twice"),
+        (line("b", body=...)[:-1] + ', "body": {"model": "x", "model": "y"}}', "'model' occurs twice"),
         (line(...), "line 2: custom_id: is missing"),
         (line(""), "line 2 (custom_id ''): custom_id: must be a text"),
         (line("a"), "line 2 (custom_id 'a'): custom_id: is that of line 1, too"),

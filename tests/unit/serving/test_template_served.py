@@ -78,7 +78,7 @@ def test_a_model_where_a_config_belongs_is_refused_by_the_flag_that_takes_it(tin
 
 
 def test_a_template_does_not_go_with_a_server_which_has_its_own() -> None:
-    with pytest.raises(GymError, match="--chat-template does not go with --api"):
+    with pytest.raises(GymError, match="--chat-template cannot be combined with --api"):
         run("chat", "--api", "http://127.0.0.1:9", "--prompt", "hi", "--chat-template", "chatml")
 
 

@@ -95,7 +95,7 @@ def test_an_adapter_on_the_head_is_merged_but_not_trained(base: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"alora_invocation_tokens": [7, 8]}, "alora_invocation_tokens switch it on at some tokens alone"),
+        ({"alora_invocation_tokens": [7, 8]}, "alora_invocation_tokens enable it only at some tokens"),
         ({"layer_replication": [[0, 1], [0, 1]]}, "layer_replication lets several layers share"),
         ({"lora_bias": True}, "lora_bias adds to layers that have no bias"),
     ],
@@ -107,7 +107,7 @@ def test_what_no_weights_can_hold_is_not_merged(
     torch.testing.assert_close(logits(tmp_path / "theirs"), wanted, rtol=0, atol=1e-5)
     with pytest.raises(GymError, match=why) as caught:
         run(tmp_path / "new", model=str(llama), adapter=str(tmp_path / "theirs"), new_adapter=True)
-    assert "train on it without new_adapter" in caught.value.hint
+    assert "train it without new_adapter" in caught.value.hint
     assert not (tmp_path / "new").exists()
     with pytest.raises(GymError, match=why):
         merged(load_model(str(tmp_path / "theirs")).model)
@@ -148,5 +148,5 @@ def test_an_adapter_of_other_shapes_or_of_a_base_that_is_not_here_is_refused(
     save_file({"base_model.model.other.lora_A.weight": torch.zeros(4, 16)}, theirs, {"format": "pt"})
     shutil.copytree(llama, tmp_path / "a-model")
     file.write_text(json.dumps({**values, "base_model_name_or_path": str(tmp_path / "a-model")}))
-    with pytest.raises(GymError, match="does not fit this LlamaForCausalLM"):
+    with pytest.raises(GymError, match="does not match this LlamaForCausalLM"):
         load_model(str(tmp_path / "theirs"))

@@ -71,7 +71,9 @@ def test_a_finished_run_writes_no_answers_and_is_a_critic(
         save_final=True,
     )
     Trainer(settings).train(ROWS)
-    with pytest.raises(GymError, match="is a reward model, which scores answers and writes none") as caught:
+    with pytest.raises(
+        GymError, match="is a reward model, which scores answers and generates none"
+    ) as caught:
         load_model(str(tmp_path / "run"))
     assert caught.value.code is ErrorCode.MODEL_INVALID
     policy = load_model(str(tiny_base)).model

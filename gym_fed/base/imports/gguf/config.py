@@ -40,8 +40,8 @@ def config_of(header: Header, values_of: RopeFactors) -> dict[str, Any]:
     if name not in ARCHITECTURES:
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{header.file}: models of GGUF's architecture {plain(name, 40)!r} are not read",
-            f"read are {', '.join(ARCHITECTURES)}; give the model folder that it was made of",
+            f"{header.file}: GGUF architecture {plain(name, 40)!r} is not supported",
+            f"supported are {', '.join(ARCHITECTURES)}; use the model folder that it was converted from",
         )
     keys = ArchitectureKeys(header, name)
     config = _shared(header, keys)
@@ -334,8 +334,8 @@ class ArchitectureKeys:
             shown = ", ".join(plain(key, 80) for key in sorted(self._left)[:5])
             raise invalid(
                 self._header.file,
-                f"has settings that are not read here: {shown}",
-                "give the model folder that it was made of",
+                f"has unsupported settings: {shown}",
+                "use the model folder that it was converted from",
             )
 
     def refused(self, key: str, value: Any) -> GymError:
@@ -344,7 +344,7 @@ class ArchitectureKeys:
         return invalid(
             self._header.file,
             f"{self._prefix}{key} {shown}, which is not supported",
-            "give the model folder that it was made of",
+            "use the model folder that it was converted from",
         )
 
     def _found(self, key: str, default: Any) -> Any:

@@ -90,7 +90,7 @@ def read_header(file: Path) -> Header:
         return _HeaderCursor(file, data, size).header()
 
 
-def invalid(file: Path, why: str, hint: str = "fetch the file again, or give another one") -> GymError:
+def invalid(file: Path, why: str, hint: str = "fetch the file again, or use another one") -> GymError:
     """Return the error for an unreadable GGUF file."""
     return GymError(ErrorCode.MODEL_INVALID, f"{file}: {why}", hint)
 

@@ -103,14 +103,14 @@ class GgufImporter(Importer):
             )
             raise GymError(
                 ErrorCode.UNAVAILABLE,
-                f"{source}: is {description}, no language model",
-                "give the base's .gguf; a PEFT folder of the adapter goes into adapter",
+                f"{source}: is {description}, not a language model",
+                "use the base's .gguf, and set adapter to a PEFT folder of the adapter",
             )
         parts = first.values.get("split.count", 1)
         if parts != len(headers):
             raise invalid(
                 source,
-                f"is one of {plain(str(parts), 40)} parts, and {len(headers)} are here",
+                f"is one of {plain(str(parts), 40)} parts, but {len(headers)} are here",
                 "keep the names that it was published with: NAME-00001-of-0000N.gguf",
             )
         tensors: dict[str, Any] = {}
@@ -138,7 +138,7 @@ def _refused_by_name(source: Path) -> Iterator[None]:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{source}: cannot be read: {why}",
-            "fetch the file again, or give another one",
+            "fetch the file again, or use another one",
         ) from error
 
 
@@ -193,7 +193,7 @@ def only_gguf(folder: Path) -> Path | None:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{folder}: holds {counted(len(models), 'GGUF file')}: {shown}",
-            f"name one of them: {folder / models[0].name}",
+            f"choose one of them: {folder / models[0].name}",
         )
     return models[0] if models else None
 

@@ -81,7 +81,7 @@ def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
     unexpected = [name for name in header.tensors if name not in expected]
     missing = [name for name in parameters if name not in stored]
     missing += [name for name in halves.values() if name not in header.tensors]
-    for problem, some in (("lacks", missing), ("has tensors that the model has not:", unexpected)):
+    for problem, some in (("lacks", missing), ("has tensors that the model does not have:", unexpected)):
         if some:
             shown = ", ".join(plain(name, 80) for name in some[:5])
             raise invalid(
@@ -96,7 +96,7 @@ def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
         ):  # GGUF drops the row of a gate of one output
             raise invalid(
                 header.file,
-                f"tensor {stored[name].name} is {list(stored[name].shape)}, {list(shape)} is expected",
+                f"tensor {stored[name].name} is {list(stored[name].shape)}, but {list(shape)} is expected",
             )
         mapped.append(tensor)
     return mapped
@@ -247,7 +247,7 @@ def _dtype(header: Header, stored: StoredTensor) -> str:
 
 
 def _not_read(header: Header, stored: StoredTensor, kind: str) -> GymError:
-    return invalid(header.file, f"tensor {plain(stored.name, 80)} is {kind}, which is not dequantised")
+    return invalid(header.file, f"tensor {plain(stored.name, 80)} is {kind}, which is not supported")
 
 
 def _parameters(config: Any) -> dict[str, tuple[int, ...]]:

@@ -334,7 +334,7 @@ def test_a_description_that_is_no_hubs_is_refused(
     hub: ModelHub, repo: Repo, extra: dict[str, object], place: str
 ) -> None:
     repo.extra = extra
-    with pytest.raises(GymError, match=f"does not describe it as a Hub does: {place}"):
+    with pytest.raises(GymError, match=f"gives no valid description of it: {place}"):
         ensure_model(NAME, consent=yes)
 
 

@@ -183,7 +183,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
     letters: Letters, source: Path, home: Path
 ) -> None:
     letters.while_writing = lambda: source.write_text("later")
-    with pytest.raises(GymError, match="changed while it was read"):
+    with pytest.raises(GymError, match="changed while it was being read"):
         imported(source)
     assert imported_models() == []
 

@@ -132,7 +132,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(method: str, part: str, val
     [
         ("awq", {"bits": 0}, "quantization_config.bits: 0, 4 is needed"),
         ("awq", {"bits": True}, "bits: True"),
-        ("awq", {"version": "gemv"}, "version: 'gemv': of AWQ only the layout gemm"),
+        ("awq", {"version": "gemv"}, "version: 'gemv': only the AWQ layout gemm"),
         ("awq", {"group_size": 0}, "group_size: 0, a size or -1 is needed"),
         ("awq", {"group_size": 7}, "tensor up.scales: has 3 groups, 96 inputs in groups of 7 make 14"),
         ("awq", {"group_size": 10**30}, "tensor up.scales: has 3 groups"),
