@@ -256,7 +256,7 @@ def _check_base(manifest: Manifest, spec: BaseSpec, any_version: bool) -> None:
             ErrorCode.BASE_MISMATCH,
             f"was made for base {manifest.base_model!r} with digest {manifest.base_digest}, not for "
             f"{spec.model_name!r} with digest {spec.digest}",
-            "use the base the delta was made from",
+            "use the base that the delta was made from",
         )
     for record in manifest.tensors:
         if fits_base(record.name, record.shape, spec.shapes):

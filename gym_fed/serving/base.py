@@ -70,7 +70,7 @@ def _ids(model: Any, config: Any, file: Path) -> frozenset[int]:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{file}: eos_token_id is {str(value)[:80]}, which is neither {problem} nor a list of token ids",
-            "correct it, or leave it out",
+            "correct it, or remove it",
         )
     return frozenset(ids)
 
@@ -124,7 +124,7 @@ def require_same_tensors(name: str) -> None:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{name}: {counted(len(extra), 'tensor')} that its architecture does not have, such as {extra[0]}",
-            f"the model was saved from another architecture; to use it without them set {EXTRA_TENSORS}=ignore",
+            f"the model was saved from another architecture; to use it without them, set {EXTRA_TENSORS}=ignore",
         )
 
 
@@ -169,8 +169,8 @@ def load_base(
             return loaded.model, loaded.tokenizer, _spec(loaded.model, digest, name)
         del loaded
     if dtype != "float32":
-        why = "adapters are merged into it" if adapters else "its files are not its weights one to one"
-        _log.warning("%s is loaded in float32 first, in three times its memory: %s", name, why)
+        why = "adapters are merged into it" if adapters else "its files do not match its weights one to one"
+        _log.warning("%s is first loaded in float32, which takes three times its memory: %s", name, why)
     from gym_fed.base.modeling.adapters import merged
 
     loaded = load_adapted(name, adapters, images=True)

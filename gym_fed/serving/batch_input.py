@@ -100,9 +100,11 @@ def check_input(path: Path, check_body: CheckBody) -> BatchInput:
         try:
             request = _parse(number, raw)
             if (first := places.setdefault(request.custom_id, number)) != number:
-                raise _LineProblem("custom_id", f"is that of line {first}, too", request.custom_id)
+                raise _LineProblem("custom_id", f"is also used in line {first}", request.custom_id)
             if request.body.get("stream"):
-                raise _LineProblem("body.stream", "must be false: answers go into a file", request.custom_id)
+                raise _LineProblem(
+                    "body.stream", "must be false: answers are written to a file", request.custom_id
+                )
             try:
                 check_body(request.url, request.body)
             except GymError as error:
@@ -115,7 +117,7 @@ def check_input(path: Path, check_body: CheckBody) -> BatchInput:
     if problems:
         raise _refused(path, problems)
     if not places:
-        raise GymError(ErrorCode.DATA_INVALID, f"{path}: has no requests", "give a JSON line for each")
+        raise GymError(ErrorCode.DATA_INVALID, f"{path}: has no requests", "write one JSON line per request")
     return BatchInput(path, digest.hexdigest(), tuple(places), tuple(sorted(models)))
 
 
@@ -174,7 +176,7 @@ def _lines(path: Path, seen: Callable[[bytes], None] = lambda raw: None) -> Iter
                         seen(rest)
                     seen(rest)
     except OSError as error:
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "name a JSONL file") from error
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "use a JSONL file") from error
 
 
 def _parse(number: int, raw: bytes) -> BatchRequest:
@@ -192,13 +194,13 @@ def _parse(number: int, raw: bytes) -> BatchRequest:
             raise _LineProblem(key, "is missing", custom_id)
     for key in value:
         if key not in _KEYS:
-            raise _LineProblem(key, f"is unknown; a line has {', '.join(_KEYS)}", custom_id)
+            raise _LineProblem(key, f"is unknown; valid keys are {', '.join(_KEYS)}", custom_id)
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARACTERS:
-        raise _LineProblem("custom_id", f"must be a text of 1 to {MAX_ID_CHARACTERS} characters", custom_id)
+        raise _LineProblem("custom_id", f"must be a string of 1 to {MAX_ID_CHARACTERS} characters", custom_id)
     if value["method"] != "POST":
-        raise _LineProblem("method", f"is {value['method']!r}, must be POST", custom_id)
+        raise _LineProblem("method", f"is {value['method']!r}, but must be POST", custom_id)
     if value["url"] not in URLS:
-        raise _LineProblem("url", f"is {value['url']!r}, must be one of {', '.join(URLS)}", custom_id)
+        raise _LineProblem("url", f"is {value['url']!r}, but must be one of {', '.join(URLS)}", custom_id)
     if not isinstance(value["body"], dict):
         raise _LineProblem("body", "must be an object", custom_id)
     return BatchRequest(number, custom_id, value["url"], value["body"])

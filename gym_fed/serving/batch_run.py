@@ -283,7 +283,7 @@ class BatchOutput:
         for path in (self.path, self.errors):
             if path is not None and path.exists():
                 raise GymError(
-                    ErrorCode.FILE_EXISTS, f"{path}: exists, and no batch wrote it", "name another file"
+                    ErrorCode.FILE_EXISTS, f"{path}: exists, but no batch wrote it", "choose another file"
                 )
         self._describe(belongs_to)
         return False
@@ -298,8 +298,8 @@ class BatchOutput:
             if known.get(key) != now[key]:
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
-                    f"{self.path} belongs to another run: {key} was {known.get(key)!r}, and is {now[key]!r}",
-                    f"name another output, or remove {self.path} and {self._description}",
+                    f"{self.path} belongs to another run: {key} was {known.get(key)!r}, but is now {now[key]!r}",
+                    f"choose another output, or remove {self.path} and {self._description}",
                 )
 
     def _described(self) -> dict[str, Any]:
@@ -309,7 +309,7 @@ class BatchOutput:
             known = None
         if not isinstance(known, dict):
             raise GymError(
-                ErrorCode.STATE_CORRUPT, f"{self._description}: not a JSON object", "name another output"
+                ErrorCode.STATE_CORRUPT, f"{self._description}: not a JSON object", "choose another output"
             )
         return known
 
@@ -328,8 +328,8 @@ class BatchOutput:
         except LockHeldError as error:
             raise GymError(
                 ErrorCode.STATE_LOCKED,
-                f"{path}: another process writes there",
-                "wait for it, or name another",
+                f"{path}: another process is writing to it",
+                "wait for it, or choose another output",
             ) from error
         drop_torn_line(path)
         with path.open("rb") as lines:

@@ -182,7 +182,7 @@ def require_vocabulary(model: Any, names: Iterable[str], file: str) -> None:
             ErrorCode.BASE_MISMATCH,
             f"{file}: has rows of added tokens for {', '.join(sorted(given))}, but this model's vocabulary is in "
             f"{', '.join(sorted(own)) or 'no module of transformers'}",
-            "use the base the delta was made from",
+            "use the base that the delta was made from",
         )
 
 

@@ -44,7 +44,9 @@ def read_attachment(path: Path) -> dict[str, Any]:
             )
         data = base64.b64encode(path.read_bytes()).decode("ascii")
     except OSError as error:
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "name another file") from error
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "choose another file"
+        ) from error
     medium, _, format = kind.partition("/")
     if medium == "audio":
         return {"type": "input_audio", "input_audio": {"data": data, "format": format}}

@@ -74,7 +74,7 @@ class LocalWriter:
         if length > room:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"the message takes {counted(length, 'token')}, and the model has room for {room}",
+                f"the message takes {counted(length, 'token')}, but the model has room for {room}",
                 "shorten it, or lower max_tokens",
             )
         most = min(requested, self._context - length)
@@ -190,7 +190,7 @@ def open_plain(
 def _refuse_attachments(_messages: list[dict[str, Any]]) -> int:
     raise GymError(
         ErrorCode.USAGE,
-        "this model is not served by the engine, and its answers are only about text here",
+        "this model is not served by the engine, which is required for attachments",
         "chat with it without attachments",
     )
 
@@ -221,5 +221,5 @@ def _require_mergeable(model: str) -> None:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{model} cannot be served: {getattr(config.peft_type, 'value', config.peft_type)} changes no weights",
-            "serve its base, or train another kind of adapter",
+            "serve its base, or use another kind of adapter",
         )

@@ -55,7 +55,9 @@ class RemoteWriter:
         import httpx
 
         if not url.startswith(("http://", "https://")):
-            raise GymError(ErrorCode.USAGE, f"{url!r} is not a URL", "such as http://127.0.0.1:8000/v1")
+            raise GymError(
+                ErrorCode.USAGE, f"{url!r} is not a URL", "use one such as http://127.0.0.1:8000/v1"
+            )
         root = url.rstrip("/")
         self._url = root if root.endswith("/v1") else f"{root}/v1"
         self._client = httpx.Client(
@@ -87,7 +89,7 @@ class RemoteWriter:
                     if data:
                         yield _chunk(place, data)
                 raise GymError(
-                    ErrorCode.UNAVAILABLE, f"{place}: the answer broke off", "the server's log may say why"
+                    ErrorCode.UNAVAILABLE, f"{place}: the answer was cut off", "the server's log may say why"
                 )
         except httpx.HTTPError as error:
             raise _unreachable(place, error) from error
@@ -182,13 +184,13 @@ def _parts(place: str, answer: httpx.Response) -> Iterator[bytes]:
         if num_bytes > MAX_ANSWER_BYTES:
             raise _too_much(place, f"more than {MAX_ANSWER_BYTES} bytes")
         if time.monotonic() > end:
-            raise _too_much(place, f"bytes for more than {ANSWER_SECONDS:.0f} seconds, without an end")
+            raise _too_much(place, f"data for more than {ANSWER_SECONDS:.0f} seconds without an end")
         yield part
 
 
 def _too_much(place: str, problem: str) -> GymError:
     return GymError(
-        ErrorCode.UNAVAILABLE, f"{place}: answers with {problem}", "is it a server with OpenAI's API?"
+        ErrorCode.UNAVAILABLE, f"{place}: answered with {problem}", "is it a server with OpenAI's API?"
     )
 
 
@@ -219,7 +221,7 @@ def _refusal(place: str, answer: httpx.Response) -> GymError:
     fallback = ErrorCode.UNAVAILABLE if answer.status_code >= 500 else ErrorCode.USAGE
     hint = ""
     if answer.status_code == 401:
-        hint = "give the key in an environment variable, and its name by --api-key-env"
+        hint = "put the key into an environment variable, and pass its name with --api-key-env"
     if after := answer.headers.get("retry-after"):
         seconds = whole_number(after, 9)  # or an HTTP date
         hint = (

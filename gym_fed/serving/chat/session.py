@@ -110,8 +110,8 @@ class ChatSession:
         if not self.writer.remembers:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{operation} needs a chat template, and {self.writer.base} has none",
-                "it only continues a text, without a conversation",
+                f"{operation} needs a chat template, but {self.writer.base} has none",
+                "this model only continues text",
             )
 
     def attach(self, path: Path) -> None:
@@ -186,21 +186,23 @@ class ChatSession:
         if place.exists() and place not in self._own_files:
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{path}: is there, and was neither saved nor loaded here",
-                "name another file",
+                f"{path}: exists, but was neither saved nor loaded here",
+                "choose another file",
             )
         if not path.parent.is_dir():
             raise GymError(
                 ErrorCode.FILE_NOT_FOUND,
-                f"{path}: there is no folder {path.parent}",
-                "make it, or name another",
+                f"{path}: no folder {path.parent}",
+                "create it, or choose another",
             )
         try:
             write_atomically(path, text.encode(), mode=0o600)
             self._own_files.add(place)
         except OSError as error:
             raise GymError(
-                ErrorCode.FILE_NOT_FOUND, f"{path}: cannot be written: {error.strerror}", "name another file"
+                ErrorCode.FILE_NOT_FOUND,
+                f"{path}: cannot be written: {error.strerror}",
+                "choose another file",
             ) from error
 
     def load(self, path: Path) -> None:
@@ -255,7 +257,9 @@ def read_messages(path: Path) -> list[Message]:
     try:
         messages = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "name another file") from error
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "choose another file"
+        ) from error
     except ValueError as error:
         raise GymError(ErrorCode.DATA_INVALID, f"{path}: not JSON: {error}") from error
     if not isinstance(messages, list):
@@ -271,7 +275,7 @@ def read_messages(path: Path) -> list[Message]:
         ):
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{path}: message {number} is not a role and a text",
+                f"{path}: message {number} is not a role with a text",
                 'each is {"role": "user" or "assistant", "content": TEXT}; a system message can only be the first',
             )
     return messages

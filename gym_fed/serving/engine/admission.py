@@ -165,7 +165,7 @@ class AdmissionQueue:
             request.variant = None
             raise GymError(
                 ErrorCode.UNAVAILABLE,
-                f"variant {name} was replaced by one with other tokens while a request waited for it",
+                f"variant {name} was replaced by one with different tokens while a request waited for it",
                 "send the request again",
             )
         return True
@@ -181,7 +181,9 @@ class AdmissionQueue:
         except Exception as error:
             log.exception("variant %s could not be loaded", name)
             raise GymError(
-                ErrorCode.INTERNAL, f"variant {name} could not be loaded: {error!r}", "the log has the trace"
+                ErrorCode.INTERNAL,
+                f"variant {name} could not be loaded: {error!r}",
+                "the log has the traceback",
             ) from error
         return variant
 

@@ -74,7 +74,8 @@ class Engine:
         if self.config.speculative != "off" and not pool.paged:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"engine.speculative: {self.config.speculative}: the state of this model cannot drop proposed tokens",
+                f"engine.speculative: {self.config.speculative}: the state of this model cannot be rolled back for "
+                "rejected tokens",
                 "leave engine.speculative off",
             )
         self.limits = Limits(
@@ -193,9 +194,11 @@ class Engine:
                     if not self._loop.step():  # every waiting request waits for its variant
                         self._queue.wait(_VARIANT_POLL_SECONDS)
         except BaseException as broken:
-            log.exception("the engine's loop broke")
+            log.exception("the engine's loop failed")
             error = GymError(
-                ErrorCode.INTERNAL, f"the engine broke: {broken!r}", "the log has the trace; start it again"
+                ErrorCode.INTERNAL,
+                f"the engine failed: {broken!r}",
+                "the log has the traceback; restart the server",
             )
         self._loop.end_all(self._queue.shut(error), error)
 

@@ -213,9 +213,7 @@ class _Tokens:
 
 
 def _cannot_continue(words: str, reason: str) -> GymError:
-    return GymError(
-        ErrorCode.DATA_INVALID, f"{words} cannot be enforced further: {reason}", "make it simpler"
-    )
+    return GymError(ErrorCode.DATA_INVALID, f"{words} cannot be enforced further: {reason}", "simplify it")
 
 
 def _refused(tokenizer: Any, reason: str) -> GymError:
@@ -275,9 +273,9 @@ def not_enforced(words: str, reason: str) -> GymError:
     return GymError(ErrorCode.DATA_INVALID, f"{words} cannot be enforced: {fault[:_MAX_REASON]}", remedy)
 
 
-_REMEDY = "leave what is named out, make it simpler, or request plain text"
+_REMEDY = "remove what is named, simplify it, or request plain text"
 _REMEDIES = {
-    "oneOf": "write anyOf in place of oneOf: one alternative is chosen in any case",
+    "oneOf": "write anyOf in place of oneOf: only one alternative is generated anyway",
     "is not present in a registry": "copy the definition into $defs, and refer to it as #/$defs/NAME",
     "Pointer '": "add the definition that the $ref names, or correct the $ref",
     "leads back to itself": "remove the $ref, or put a property or an item between it and its target",

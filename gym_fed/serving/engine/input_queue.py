@@ -123,7 +123,7 @@ class InputQueue:
         if self.broken is not None:
             raise self.broken
         if self.closing:
-            raise GymError(ErrorCode.UNAVAILABLE, "the engine is closed", "start it again")
+            raise GymError(ErrorCode.UNAVAILABLE, "the engine is closed", "restart the server")
         free = max(0, self._config.max_concurrent - self._loop.running)
         waiting = self._loop.waiting + len(self._arrived)
         own = self._loop.waiting_of(user) + sum(request.user == user for request in self._arrived)

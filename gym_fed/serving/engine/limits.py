@@ -52,22 +52,22 @@ class Limits:
                 not even one token of an answer would fit.
         """
         if not ids:
-            raise GymError(ErrorCode.USAGE, "the prompt is empty", "give at least one token")
+            raise GymError(ErrorCode.USAGE, "the prompt is empty", "send at least one token")
         if not 0 <= min(ids) <= max(ids) < self.vocab_size:
             off = next(token_id for token_id in ids if not 0 <= token_id < self.vocab_size)
             raise GymError(
-                ErrorCode.USAGE, f"the prompt has token {off}; the model has 0 to {self.vocab_size - 1}"
+                ErrorCode.USAGE, f"the prompt has token {off}; valid ids are 0 to {self.vocab_size - 1}"
             )
         if len(ids) >= self.context:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"the prompt has {counted(len(ids), 'token')}; prompt and answer together can have {self.context}",
-                "shorten the prompt, or leave out pictures" if pictures else "shorten the prompt",
+                f"the prompt has {counted(len(ids), 'token')}; prompt and answer together may have {self.context}",
+                "shorten the prompt, or remove pictures" if pictures else "shorten the prompt",
             )
         end = 0
         for picture in pictures:
             if picture.start < end or not picture.whole:
-                raise GymError(ErrorCode.USAGE, "a picture does not fit its place in the prompt")
+                raise GymError(ErrorCode.USAGE, "a picture does not match its placeholder in the prompt")
             end = picture.start + picture.length
         if end > len(ids):
             raise GymError(ErrorCode.USAGE, "a picture ends beyond its prompt")
@@ -100,7 +100,7 @@ class Limits:
             raise GymError(
                 ErrorCode.TOO_LARGE,
                 f"a prompt of {counted(prompt, 'token')}{also} may need {counted(need, 'byte')} of KV cache; "
-                f"kv_cache_size has room for {self.kv_bytes:,}",
+                f"but kv_cache_size has room for {self.kv_bytes:,}",
                 "request fewer max_tokens, or raise kv_cache_size" if answer else "shorten it",
             )
 
@@ -151,8 +151,8 @@ class Limits:
         if of_json and (params.stop or params.stop_token_ids):
             raise GymError(
                 ErrorCode.USAGE,
-                "stop and json_schema cannot be used together: a value that is cut short is not JSON",
-                "leave one of them out",
+                "stop and json_schema cannot be used together: a truncated value is not JSON",
+                "omit one of them",
             )
 
 
@@ -192,6 +192,6 @@ def context_length(config: Any, configured: int | None) -> int:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"max_context: {configured} is more than the model's {limit}",
-            "leave it out",
+            "remove it",
         )
     return configured or limit

@@ -262,7 +262,7 @@ class ModelRunner:
             logits = self._model.step(chunks)
         except Exception as error:
             if len(chunks) > 1:
-                log.warning("a step of %d requests failed (%r); each is tried alone", len(chunks), error)
+                log.warning("a step of %d requests failed (%r); each is retried alone", len(chunks), error)
                 return self._forward_alone(chunks)
             counters.failed_steps += 1
             counters.failed_in_a_row += 1
@@ -293,7 +293,9 @@ class ModelRunner:
 
 def internal_error(subject: str, error: Exception) -> GymError:
     """Return the error for an unexpected exception; the caller has logged it."""
-    return GymError(ErrorCode.INTERNAL, f"{subject} failed: {error!r}", "the log has the trace; try again")
+    return GymError(
+        ErrorCode.INTERNAL, f"{subject} failed: {error!r}", "the log has the traceback; try again"
+    )
 
 
 @dataclass

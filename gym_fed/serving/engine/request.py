@@ -241,7 +241,9 @@ class Generation:
         with self._ended:
             if not self._ended.wait_for(lambda: self.done, timeout):
                 raise GymError(
-                    ErrorCode.DEADLINE_EXCEEDED, f"no whole answer within {timeout} s", "wait longer"
+                    ErrorCode.DEADLINE_EXCEEDED,
+                    f"no complete answer within {timeout} s",
+                    "increase the timeout",
                 )
         return self._whole()
 
@@ -365,7 +367,7 @@ class PendingEmbedding:
             return self._future.result(timeout)
         except FutureTimeoutError:
             raise GymError(
-                ErrorCode.DEADLINE_EXCEEDED, f"no embedding within {timeout} s", "wait longer"
+                ErrorCode.DEADLINE_EXCEEDED, f"no embedding within {timeout} s", "increase the timeout"
             ) from None
         except CancelledError:
             raise _cancelled() from None

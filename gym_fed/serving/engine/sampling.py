@@ -238,7 +238,7 @@ def _logprobs(
 def _not_numbers(peak: float) -> GymError:
     return GymError(
         ErrorCode.MODEL_INVALID,
-        f"the model's logits are not numbers (the largest is {peak})",
+        f"the model's logits are not finite (the largest is {peak})",
         "its weights, or the variant's, are broken: try the base without a variant",
     )
 

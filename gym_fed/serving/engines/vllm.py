@@ -30,7 +30,7 @@ _BASE = "base"
 """The base's name in a vLLM that is started here; digests cannot be it."""
 _OTHER_ENGINE: dict[str, object] = {"adapter": [], "base_format": "auto", "device": "auto"}
 _OTHER_ENGINE_SETTINGS: dict[str, object] = {"speculative": "off", "kv_dtype": "auto", "step_stretch": None}
-_OTHER_ENGINE_MEMORY = {"cache_size": "set vllm.variants_in_memory", "packed_size": "leave it out"}
+_OTHER_ENGINE_MEMORY = {"cache_size": "set vllm.variants_in_memory", "packed_size": "remove it"}
 _STARTS_ONLY = (
     "vllm.python",
     "vllm.args",
@@ -73,8 +73,8 @@ class Vllm(EngineKind):
                 if name in given:
                     raise GymError(
                         ErrorCode.CONFIG_INVALID,
-                        f"{name} is for a vLLM that is started here, and vllm.url names one that runs",
-                        "leave one of them out",
+                        f"{name} applies only to a vLLM that gym-fed starts, but vllm.url names a running one",
+                        "remove one of them",
                     )
         if config.variants is not None and vllm.variants_in_memory < vllm.variant_slots:
             raise GymError(
@@ -101,7 +101,7 @@ class Vllm(EngineKind):
         if plain is None or base is None:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
-                f"{config.base} cannot be served with engine: vllm, which takes Llama, Qwen2, Qwen3 and Mistral "
+                f"{config.base} cannot be served with engine: vllm, which supports Llama, Qwen2, Qwen3 and Mistral "
                 "without pictures, windows or quantised weights",
                 "use engine: own",
             )
@@ -144,8 +144,8 @@ class Vllm(EngineKind):
 def _unsupported(name: str, value: object) -> GymError:
     return GymError(
         ErrorCode.CONFIG_INVALID,
-        f"{name}: {value} is not possible with engine: vllm",
-        "leave it out, or use engine: own",
+        f"{name}: {value} is not supported with engine: vllm",
+        "remove it, or use engine: own",
     )
 
 

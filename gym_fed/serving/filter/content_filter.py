@@ -97,8 +97,8 @@ class ContentFilter:
             if name not in known:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
-                    f"filter.{key}: nothing is of category {name!r}",
-                    f"there are {', '.join(known)}",
+                    f"filter.{key}: no rule has the category {name!r}",
+                    f"known categories: {', '.join(known)}",
                 )
         return _Filtered(rules.of(side), own is not None and own.category in side)
 
@@ -322,7 +322,7 @@ def _errors() -> Iterator[None]:
 
 def _share(yes: CompletionOutput, no: CompletionOutput) -> float:
     if not (yes.logprobs and no.logprobs):
-        raise GymError(ErrorCode.UNAVAILABLE, "the filter's question was cancelled", "request it again")
+        raise GymError(ErrorCode.UNAVAILABLE, "the filter's question was cancelled", "send the request again")
     return 1 / (1 + math.exp(min(700.0, no.logprobs[0].logprob - yes.logprobs[0].logprob)))
 
 

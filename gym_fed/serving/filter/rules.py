@@ -83,7 +83,7 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
         ValueError: If the pattern is refused, with the reason.
     """
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"a pattern of {counted(len(text), 'character')}; {MAX_CHARACTERS} at most")
+        raise ValueError(f"a pattern of {counted(len(text), 'character')}, more than {MAX_CHARACTERS}")
     plain = "".join(letter if letter.isascii() else re.escape(FOLDS[ord(letter)]) for letter in text)
     try:
         tree = parser.parse(plain)
@@ -98,7 +98,7 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
             )
         if _ways(tree) > MAX_WAYS:
             raise ValueError(
-                f"there are more than {MAX_WAYS:,} ways to match it, which may take long: write fewer or shorter "
+                f"there are more than {MAX_WAYS:,} ways to match it, which may be slow: write fewer or shorter "
                 "repeats"
             )
         return re.compile(plain, re.IGNORECASE), int(most)
@@ -221,13 +221,13 @@ def read_rules(paths: Iterable[Path]) -> Rules:
                 category = _category(line, where)
                 phrases.setdefault(category, {})
                 if len(phrases) > MAX_CATEGORIES:
-                    raise _refused(where, f"more than {MAX_CATEGORIES} categories", "join some of them")
+                    raise _refused(where, f"more than {MAX_CATEGORIES} categories", "merge some of them")
             elif category is None:
                 raise _refused(where, "a rule before any category", "begin with a line such as [weapons]")
             elif line.startswith("/"):
                 patterns.append(_pattern(line, category, where))
                 if len(patterns) > MAX_PATTERNS:
-                    raise _refused(where, f"more than {MAX_PATTERNS} patterns", "write phrases where they do")
+                    raise _refused(where, f"more than {MAX_PATTERNS} patterns", "use phrases where possible")
             else:
                 phrases[category][_phrase(line, where)] = None
     rules = [
@@ -246,7 +246,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     except OSError as error:
         code = ErrorCode.FILE_NOT_FOUND if isinstance(error, FileNotFoundError) else ErrorCode.CONFIG_INVALID
         raise GymError(
-            code, f"filter.rules: cannot read {path}: {error.strerror}", "give the path of a rule file"
+            code, f"filter.rules: cannot read {path}: {error.strerror}", "use the path of a rule file"
         ) from error
     if len(data) > MAX_BYTES:
         raise GymError(
@@ -274,7 +274,9 @@ def _category(line: str, where: str) -> str:
 
 def _pattern(line: str, category: str, where: str) -> _ContentRule:
     if len(line) < 3 or not line.endswith("/"):
-        raise _refused(where, f"{plain(line, 80)!r} begins with / and has no end", "write /pattern/")
+        raise _refused(
+            where, f"{plain(line, 80)!r} begins with / but does not end with one", "write /pattern/"
+        )
     try:
         pattern, width = safe_pattern(line[1:-1])
     except ValueError as error:
@@ -288,7 +290,7 @@ def _phrase(line: str, where: str) -> str:
     if len(line) > MAX_CHARACTERS or len(folded := fold(line).strip()) > MAX_PHRASE:
         raise _refused(where, f"a phrase of more than {MAX_PHRASE} characters", "shorten it")
     if not folded:
-        raise _refused(where, "a phrase without a character that is seen", "remove the line")
+        raise _refused(where, "a phrase without visible characters", "remove the line")
     return folded
 
 

@@ -144,7 +144,7 @@ def packed_attention(
     if tokens is None:
         raise GymError(
             ErrorCode.USAGE,
-            "the model is being served, so its forward needs a packed step",
+            "the model is being served, so its forward pass needs a packed step",
             "call MultiVariantModel.step, or close the MultiVariantModel first",
         )
     unknown = sorted(k for k, v in kwargs.items() if k not in _KNOWN and v is not None and v is not False)

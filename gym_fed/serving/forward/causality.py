@@ -38,7 +38,7 @@ def require_causal(model: Any) -> None:
             (gradient,) = torch.autograd.grad(logits[0, :_SEEN].float().sum(), embedded[:1])
     except Exception as error:  # noqa: BLE001 - a model's own kernels may have no gradients
         _log.warning(
-            "%s has no gradients (%s): only its logits are compared", type(model).__name__, plain(error, 100)
+            "%s has no gradients (%s): comparing only its logits", type(model).__name__, plain(error, 100)
         )
         return
     finally:
@@ -46,6 +46,6 @@ def require_causal(model: Any) -> None:
     if bool((gradient[0, _SEEN:].abs() > 0).any()):
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{type(model).__name__} cannot be served: its tokens see later ones",
+            f"{type(model).__name__} cannot be served: its tokens attend to later ones",
             "if it was trained as a decoder, set is_decoder: true in its config.json",
         )

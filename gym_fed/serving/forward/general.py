@@ -75,9 +75,9 @@ class GeneralForward:
     def described(self) -> str:
         """A description of what requests share, for the log."""
         if self._cache.name is None:
-            return "without a cache, so every token computes its text again"
-        decode = "requests in decode share a forward" if self.batches else "a forward per request"
-        prompts = "prompts in chunks" if self.continues else "prompts in one forward each"
+            return "without a cache, so every token recomputes the whole text"
+        decode = "requests in decode share a forward pass" if self.batches else "a forward pass per request"
+        prompts = "prompts in chunks" if self.continues else "prompts in one forward pass each"
         return f"{decode}, {prompts}, no prefix cache"
 
     def close(self) -> None:

@@ -165,7 +165,7 @@ class VariantLayers:
         if replaced is not None and len(variants) > 1:
             raise GymError(
                 ErrorCode.USAGE,
-                f"variant {replaced.name!r} replaces parameters, so it cannot share a forward",
+                f"variant {replaced.name!r} replaces parameters, so it cannot share a forward pass",
                 "compute its rows in a step of their own",
             )
         self.rows = rows

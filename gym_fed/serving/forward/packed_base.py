@@ -113,7 +113,7 @@ class PackedBase:
             }
             logits = file.tensors.get(_LOGITS)
             if file.metadata != self._labels or len(linears) + 1 != len(file.tensors):
-                raise CodecError("it is for another base, type, format or layout")
+                raise CodecError("it is for a different base, dtype, format or layout")
             if not isinstance(logits, Tensor):
                 raise CodecError("it has no logits of a trial")
             stored = {name: (linear.format, linear.rows, linear.cols) for name, linear in linears.items()}
@@ -123,7 +123,7 @@ class PackedBase:
         except FileNotFoundError:
             return False
         except (CodecError, OSError) as error:
-            _log.warning("%s: is packed again: %s", self.path, error)
+            _log.warning("%s: packing again: %s", self.path, error)
             return False
         with suppress(OSError):  # the folder cannot be written to, but the file can be read
             os.utime(self.path)
@@ -154,18 +154,18 @@ class PackedBase:
             _require_safe(os.stat(folder))
             remove_left_parts(folder)
             if why := self._reason_without_room(num_bytes):
-                _log.warning("%s: the packed base is not kept: %s", self.path, why)
+                _log.warning("%s: the packed base is not saved: %s", self.path, why)
                 return
-            _log.warning("the packed base is written to %s: %s bytes", self.path, f"{num_bytes:,}")
+            _log.warning("writing the packed base to %s: %s bytes", self.path, f"{num_bytes:,}")
             with whole_file_in_place(self.path) as part:
                 write_packed(part, {**self._layers, _LOGITS: logits}, self._labels)
                 part.chmod(0o600)
         except (CodecError, GymError, OSError) as error:
             _log.warning(
-                "%s: the packed base is not kept, so the next start packs it again: %s", self.path, error
+                "%s: the packed base is not saved, so the next run packs it again: %s", self.path, error
             )
             return
-        _log.info("the packed base is kept in %s; later starts map it", self.path)
+        _log.info("the packed base is saved in %s; later runs memory-map it", self.path)
         self._remove_oldest()
 
     def _reason_without_room(self, num_bytes: int) -> str:

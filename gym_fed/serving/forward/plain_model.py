@@ -191,7 +191,7 @@ class PlainModel(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor, use_cache: bool = False) -> Any:
         """Return logits ``[batch, tokens, vocabulary]`` as ``.logits``; ``use_cache`` is ignored."""
         if use_cache:
-            raise NotImplementedError("steps with a cache are the decoder's")
+            raise NotImplementedError("steps with a cache are computed by the decoder")
         return SimpleNamespace(logits=self.lm_head(self.model(input_ids, position_ids)))
 
 

@@ -54,7 +54,7 @@ class StatePool(KVPool):
         if bytes_limit is not None and bytes_limit < self.blocks_for(1) * self._state_block:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"{counted(bytes_limit, 'byte')} are less than the state of one request, "
+                f"{counted(bytes_limit, 'byte')} is less than the state of one request, "
                 f"{counted(self.blocks_for(1) * self._state_block, 'byte')}",
                 "raise engine.kv_cache_size",
             )
@@ -83,7 +83,7 @@ class StatePool(KVPool):
 
     def new_cache(self, prefix: Sequence[int] = ()) -> StateCache:
         if prefix:
-            raise ValueError("the state of a request cannot begin with another's blocks")
+            raise ValueError("the state of a request cannot start from another's blocks")
         return StateCache(self)
 
 
@@ -122,7 +122,7 @@ class StateCache(KVCache):
 
     def truncate(self, length: int) -> None:
         if length != self.length:
-            raise ValueError("the state of a request cannot be cut")
+            raise ValueError("the state of a request cannot be truncated")
 
     def branch(self) -> StateCache:
         from gym_fed.serving.forward.model_states import copied

@@ -132,7 +132,7 @@ class ModelLayout:
                 if target is None or parameter not in (target.weight, target.bias):
                     refusals[parameter] = (
                         why
-                        or f"{type(module).__name__} {name!r} uses its {key} as no linear layer, embedding or norm does"
+                        or f"{type(module).__name__} {name!r} uses its {key} unlike a linear layer, embedding or norm"
                     )
                 else:
                     kinds[parameter] = _kind(target, key, module)
@@ -230,13 +230,13 @@ def _target_module(
     axes = {_token_axis(a[0].shape, b[0].shape) for a, b in zip(long, short, strict=True)}
     axis = axes.pop() if len(axes) == 1 else None
     if axis is None:
-        return None, f"{shown} does not see every token once"
+        return None, f"{shown} does not process every token exactly once"
     input, output = long[0]
     head = bool(kept) and kept[0][0].shape[axis] == _SHORT
     weight, bias = own.get("weight"), own.get("bias")
     if _is_linear(module, input, output):
         if input.numel() != _LONG * input.shape[-1]:
-            return None, f"{shown} multiplies parts of a token"
+            return None, f"{shown} multiplies only parts of a token"
         return TargetModule(name, "linear", weight, bias, axis, head=head), ""
     if isinstance(module, nn.Embedding):
         return _embedding(name, module, weight, input, output)
@@ -252,7 +252,7 @@ def _embedding(
     """Recognise an embedding: rows of the weight, perhaps times one number (Gemma)."""
     shown = f"{type(module).__name__} {name!r}"
     if given.numel() != _LONG or given.dtype.is_floating_point or module.max_norm is not None:
-        return None, f"{shown} does not look up one row a token"
+        return None, f"{shown} does not look up one row per token"
     rows, given_output = module.weight[given].double(), output.double()
     square = float((rows * rows).sum())
     multiplier = float((rows * given_output).sum()) / square if square else 1.0

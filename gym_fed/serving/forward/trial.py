@@ -44,12 +44,12 @@ def require_servable(model: nn.Module, kernel: str) -> None:
 
     if getattr(model, MARK, False):
         raise GymError(
-            ErrorCode.USAGE, f"this {name} is being served already", "close that MultiVariantModel first"
+            ErrorCode.USAGE, f"this {name} is already being served", "close that MultiVariantModel first"
         )
     if any(parameter.numel() == 0 for parameter in model.parameters()):
         raise GymError(
             ErrorCode.USAGE,
-            f"this {name} has given up its weights: an earlier MultiVariantModel packed them",
+            f"this {name} no longer has its weights: an earlier MultiVariantModel packed them",
             "load the model again",
         )
     if isinstance(model, PlainModel):
@@ -68,9 +68,9 @@ def require_servable(model: nn.Module, kernel: str) -> None:
         raise refuse(f"its weights are {names}", "load it in float32 or bfloat16")
     devices = {p.device for p in model.parameters()}
     if len(devices) != 1:
-        raise refuse("its weights are on several devices", "load it on one")
+        raise refuse("its weights are on several devices", "load it on one device")
     if kernel != "exact" and next(iter(devices)).type != "cpu":
-        raise GymError(ErrorCode.USAGE, f"kernel {kernel} is for the CPU", "use exact")
+        raise GymError(ErrorCode.USAGE, f"kernel {kernel} runs only on the CPU", "use exact")
     if "dynamic" in rope_types(model):
         raise refuse(
             "rope type dynamic depends on the longest request so far",
@@ -84,7 +84,9 @@ def unservable(model: Any, error: Exception) -> GymError:
         return error
     return GymError(
         ErrorCode.MODEL_INVALID,
-        f"{type(model).__name__} cannot be served: its forward failed: {type(error).__name__}: {error}"[:500],
+        f"{type(model).__name__} cannot be served: its forward pass failed: {type(error).__name__}: {error}"[
+            :500
+        ],
         "use a model such as Llama, Qwen3 or Mistral",
     )
 
@@ -123,7 +125,7 @@ def unfit(model: Any) -> str:
     if config.hidden_act != "silu":
         return f"hidden_act is {config.hidden_act}"
     if 2 * body.rotary_emb.inv_freq.numel() != body.layers[0].self_attn.head_dim:
-        return "a part of each head is not rotated"
+        return "part of each head is not rotated"
     for name, module in (model if is_text else body).named_modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks)
         if any(hooks) or "forward" in vars(module):
@@ -158,7 +160,7 @@ def base_format_for(requested: str, dtype: str, why_not: str, name: str) -> str 
     if why_not:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"base_format {requested}: {name} is served by transformers' own forward, as {why_not}",
+            f"base_format {requested}: {name} is served by transformers' own forward pass, because {why_not}",
             "leave base_format at auto",
         )
     return requested
@@ -281,7 +283,7 @@ def require_same(served: PackedSteps, stock: Tensor) -> None:
         reason = (
             ""
             if served.forward == "decoder"
-            else ", so it has state outside of its cache, or tokens see later ones"
+            else ", so it has state outside its cache, or its tokens attend to later ones"
         )
         raise GymError(
             ErrorCode.MODEL_INVALID,
@@ -308,7 +310,7 @@ def require_windows(model: Any, windows: dict[int, int | None]) -> None:
                 ErrorCode.MODEL_INVALID,
                 f"{type(model).__name__} cannot be served: layer {layer} should have a sliding window of "
                 f"{expected}, but its attention uses {windows.get(layer, 'no keys at all')}",
-                "use a model that passes its window to its attention, such as Mistral or Qwen3",
+                "use a model that passes its window to the attention, such as Mistral or Qwen3",
             )
 
 
@@ -347,8 +349,8 @@ def prepare(
     decoder.pack(format, Packer() if kept is None else kept.pack)
     logits = step_logits(served)
     if kept is not None and kept.logits is not None:
-        hint = f"delete {kept.path}: the next start packs the base again, and compares it with its weights"
-        _require(logits, kept.logits, SAME, f"packed {format}, from those that its file records,", hint)
+        hint = f"delete {kept.path}: the next run packs the base again, and compares it with its weights"
+        _require(logits, kept.logits, SAME, f"packed {format}, from those recorded in its file,", hint)
     elif stock is not None and format == served.base_format:  # the weights' own dtype: nothing is lost
         _require(logits, stock[2:], SAME, f"packed {format}", _REPORT)
     elif stock is not None:
@@ -363,9 +365,7 @@ def prepare(
         kept.save(logits)
 
 
-_REPORT = (
-    "set GYM_KERNELS=torch, which uses none of the native code, and report it with your processor's name"
-)
+_REPORT = "set GYM_KERNELS=torch, which avoids the native code, and report it with your processor's name"
 
 
 def _decoded(served: PackedSteps, decoder: Decoder) -> Tensor:

@@ -246,13 +246,13 @@ def require_servable_delta(delta: DeltaFile, layout: ModelLayout) -> None:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"{delta.path}: tensor {record.name!r} {list(record.shape)} does not fit the base: {there}",
-                "use the base the delta was made from",
+                "use the base that the delta was made from",
             )
         if parameter.refusal:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"{delta.path}: tensor {record.name!r} cannot be served as a variant: {parameter.refusal}",
-                "leave this tensor out of the delta, or merge the delta and serve the merged model",
+                "remove this tensor from the delta, or merge the delta and serve the merged model",
             )
 
 

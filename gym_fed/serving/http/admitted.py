@@ -275,7 +275,7 @@ async def read_body(request: Request, came: Callable[[int], None] = lambda size:
         raise RequestError(f"content type with {charset!r} is not supported: JSON is UTF-8")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        raise RequestError(f"content encoding {encoding!r} is not supported", hint="send it as it is")
+        raise RequestError(f"content encoding {encoding!r} is not supported", hint="send it uncompressed")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
         raise _too_large(f"is larger than {MAX_BODY_BYTES} bytes")
@@ -318,4 +318,4 @@ def _marks(data: bytes | bytearray) -> int:
 
 
 def _too_large(problem: str) -> RequestError:
-    return RequestError(f"the body {problem}", code=ErrorCode.TOO_LARGE, hint="send less at once")
+    return RequestError(f"the body {problem}", code=ErrorCode.TOO_LARGE, hint="send a smaller body")

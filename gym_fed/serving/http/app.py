@@ -65,7 +65,7 @@ def create_app(gateway: Gateway) -> Starlette:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
                 "this key may not read the metrics, which cover everybody's requests",
-                "make one that may: gym api keys add NAME --metrics --no-base",
+                "create one that may: gym api keys add NAME --metrics --no-base",
             )
         text, kind = await run_in_threadpool(metrics.text)
         return Response(text, media_type=kind)
@@ -280,14 +280,14 @@ def _handle_errors(app: Starlette, gateway: Gateway) -> None:
             headers = {"Allow": ", ".join(sorted(methods | {"OPTIONS"}))}
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers=headers)
-            hint = f"this URL takes {', '.join(sorted(methods - {'HEAD'}))}"
+            hint = f"this URL accepts {', '.join(sorted(methods - {'HEAD'}))}"
             refused = RequestError(message, name="method_not_allowed", hint=hint)
             return JSONResponse(error_body(refused), 405, headers)
         refused = RequestError(message, code=ErrorCode.NOT_FOUND, hint=f"there are {known()}")
         return JSONResponse(error_body(refused), error.status_code, error.headers)
 
     async def defect(request: Request, error: Exception) -> Response:
-        answer = response_of(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace"))
+        answer = response_of(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the traceback"))
         answer.headers["Connection"] = "close"  # Starlette raises the error again, and uvicorn then closes
         return answer
 

@@ -312,7 +312,7 @@ class PublicErrors:
 
     def _log(self, text: str) -> None:
         if text not in self._logged:
-            _log.warning("an error was shortened for its caller: %s", text)
+            _log.warning("the caller got a shortened form of this error: %s", text)
         self._logged[text] = None
         self._logged.move_to_end(text)
         while len(self._logged) > _REMEMBERED:

@@ -79,7 +79,7 @@ class KeyRing(Generic[KeyT]):
                 raise GymError(
                     ErrorCode.PERMISSION_DENIED,
                     f"{self.path}: {error.strerror}",
-                    "name a file that this user can read",
+                    "use a file that this user can read",
                 ) from error
             return self._keys
 
@@ -95,7 +95,7 @@ class KeyRing(Generic[KeyT]):
                 raise GymError(
                     ErrorCode.NOT_FOUND,
                     f"{self.path} has no key {name!r}",
-                    "`list` in place of `remove` shows the names",
+                    "to see the names, use `list` instead of `remove`",
                 )
             self._write(remaining)
 
@@ -110,7 +110,7 @@ class KeyRing(Generic[KeyT]):
             if any(other.name == key.name for other in known):
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
-                    f"{self.path} has a key {key.name!r} already",
+                    f"{self.path} already has a key {key.name!r}",
                     f"remove it first, with `remove {key.name}` in place of `add`",
                 )
             if len(known) >= MAX_KEYS:
@@ -130,7 +130,7 @@ class KeyRing(Generic[KeyT]):
         data = f"{self._document(keys=keys).model_dump_json(indent=2)}\n".encode()
         if len(data) > MAX_FILE_BYTES:
             raise self._too_large(
-                f"would have {counted(len(data), 'byte')}, the maximum is {MAX_FILE_BYTES:,}"
+                f"would have {counted(len(data), 'byte')}, but the maximum is {MAX_FILE_BYTES:,}"
             )
         write_atomically(self.path, data, mode=0o600)
 

@@ -70,7 +70,7 @@ class Authenticator:
         with self._file_errors_logged():
             caller = self._keys.caller(key)
         if caller is None:
-            raise GymError(ErrorCode.UNAUTHENTICATED, "the API key is unknown here, or has expired")
+            raise GymError(ErrorCode.UNAUTHENTICATED, "the API key is unknown or has expired")
         return caller
 
     def require_usable(self) -> None:
@@ -108,7 +108,7 @@ def require_local(headers: Mapping[str, str], origins: frozenset[str]) -> None:
     if not is_loopback(f"//{host}"):
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
-            f"host {host!r} is not this machine, and without API keys only this machine is served",
+            f"host {host!r} is not this machine, but without API keys only this machine is served",
             "use http://127.0.0.1:PORT, or set api_keys",
         )
     origin = headers.get("origin")
@@ -116,7 +116,7 @@ def require_local(headers: Mapping[str, str], origins: frozenset[str]) -> None:
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
             f"a page of {origin!r} may not use this server without API keys",
-            "open the page from this machine, or name its origin in cors_origins (gym api --cors-origin)",
+            "open the page from this machine, or add its origin to cors_origins (gym api --cors-origin)",
         )
 
 
@@ -226,7 +226,7 @@ class KeyFile(KeyRing[ApiKey]):
             raise GymError(
                 ErrorCode.FILE_NOT_FOUND,
                 f"there is no file of API keys {self.path}",
-                f"make one with: gym api keys add NAME --file {self.path}",
+                f"create one with: gym api keys add NAME --file {self.path}",
             )
         return keys
 
@@ -256,7 +256,7 @@ class KeyFile(KeyRing[ApiKey]):
             raise GymError(
                 ErrorCode.USAGE,
                 f"key {name!r} would have no permission",
-                "give --variant, --owner, --all-variants, --base, --metrics or --manage-variants",
+                "pass --variant, --owner, --all-variants, --base, --metrics or --manage-variants",
             )
         key = PREFIX + secrets.token_urlsafe(32)
         try:

@@ -93,7 +93,7 @@ class BehindProxy:
 
 def _only(values: list[bytes]) -> str:
     if len(values) > 1:
-        raise ValueError("it was sent more than once; the proxy must replace what a client sent")
+        raise ValueError("it was sent more than once; the proxy must replace the client's value")
     return values[0].decode("latin-1")
 
 

@@ -212,7 +212,7 @@ class _Life:
 
 
 def _force_exit() -> None:
-    _log.error("the server did not end by itself %g s after draining; its process ends now", LEAVE_SECONDS)
+    _log.error("the server did not stop within %g s after draining; exiting", LEAVE_SECONDS)
     os._exit(ErrorCode.INTERRUPTED.exit_code)
 
 
@@ -222,7 +222,7 @@ def listen(config: ServingConfig) -> socket.socket:
     Raises:
         GymError: ``ADDRESS_IN_USE`` if another process uses the port; ``USAGE``.
     """
-    return listening_socket(config.host, config.port, "give another --port, or 0 for a free one")
+    return listening_socket(config.host, config.port, "use another --port, or 0 for any free port")
 
 
 def require_folder(adapters_folder: Path) -> None:
@@ -255,12 +255,14 @@ def require_usable(tls: TlsConfig) -> None:
     for name, path in (("certificate", tls.certificate), ("key", tls.key)):
         if not path.is_file():
             raise GymError(
-                ErrorCode.FILE_NOT_FOUND, f"tls.{name}: no file at {path}", "name a PEM file in serving.yaml"
+                ErrorCode.FILE_NOT_FOUND,
+                f"tls.{name}: no file at {path}",
+                "set it to a PEM file in serving.yaml",
             )
     try:
         begins, ends = validity(_read(tls.certificate))
     except GymError as error:
-        raise _invalid(f"tls.certificate: {tls.certificate} is no PEM certificate") from error
+        raise _invalid(f"tls.certificate: {tls.certificate} is not a PEM certificate") from error
     now = datetime.datetime.now(datetime.UTC)
     if not begins <= now < ends:
         problem = f"ended at {ends:%Y-%m-%d %H:%M}" if now >= ends else f"begins at {begins:%Y-%m-%d %H:%M}"
@@ -271,8 +273,8 @@ def require_usable(tls: TlsConfig) -> None:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise _invalid(
-                f"tls: {tls.key} is not the key of {tls.certificate}",
-                "name the two files that belong together",
+                f"tls: {tls.key} does not belong to {tls.certificate}",
+                "set the two files that belong together",
             ) from error
         raise _invalid(f"tls: {tls.certificate} and {tls.key} cannot be used: {error.reason}") from error
     except PermissionError as error:
@@ -287,16 +289,16 @@ def _read(path: Path) -> bytes:
 
 
 def _unreadable(path: Path) -> GymError:
-    return GymError(ErrorCode.PERMISSION_DENIED, f"{path} may not be read", "let this user read it")
+    return GymError(ErrorCode.PERMISSION_DENIED, f"{path} may not be read", "make it readable for this user")
 
 
 def _no_passphrase(path: Path) -> str:
     raise GymError(
         ErrorCode.KEY_LOCKED,
         f"tls.key: {path} is encrypted",
-        "decrypt it (openssl pkey), in a file that only this user may read",
+        "decrypt it (openssl pkey) into a file that only this user can read",
     )
 
 
-def _invalid(message: str, hint: str = "name PEM files in serving.yaml") -> GymError:
+def _invalid(message: str, hint: str = "set PEM files in serving.yaml") -> GymError:
     return GymError(ErrorCode.CONFIG_INVALID, message, hint)

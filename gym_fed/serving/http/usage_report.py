@@ -153,11 +153,11 @@ def _opened(path: Path, mode: str) -> IO[bytes]:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"{path}: {error.strerror}",
-            "name the file of usage_log in serving.yaml",
+            "use the file of usage_log in serving.yaml",
         ) from error
 
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError("no count of tokens")
+        raise ValueError("not a token count")
     return value

@@ -119,10 +119,10 @@ class Catalogue:
             raise model_not_found(name)
         if record.base_digest != self._base_digest:
             raise RequestError(
-                f"variant {variant!r} is of another base than {self.served_name!r}",
+                f"variant {variant!r} is for a base other than {self.served_name!r}",
                 param="model",
                 code=ErrorCode.BASE_MISMATCH,
-                hint="have it rebased onto this base",
+                hint="rebase it onto this base",
             )
         return self._model(record)
 

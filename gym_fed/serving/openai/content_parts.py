@@ -53,9 +53,9 @@ class ContentParts:
             return self._parts(content)
         if (mark := self._split.search(content)) is not None:
             raise RequestError(
-                f"this model's chat template has no place for {NOUNS[mark[1]]}s",
+                f"this model's chat template does not support {NOUNS[mark[1]]}s",
                 param="messages",
-                hint=f"start the server with a chat template for {NOUNS[mark[1]]}s (chat_template)",
+                hint=f"start the server with a chat template that supports {NOUNS[mark[1]]}s (chat_template)",
             )
         return content
 

@@ -19,10 +19,10 @@ _CALLED = {
 }
 """Equivalents of other servers' fields; the first one that the request's schema has is suggested."""
 _ALTERNATIVES = {
-    "cache_prompt": "leave it out: beginnings of prompts are kept by the server (engine.prefix_cache)",
-    "keep_alive": "leave it out: the model stays in memory as long as the server runs",
-    "options": "its keys are fields of the request itself: temperature, top_p, seed, stop, max_tokens",
-    "num_ctx": "leave it out: the context is the server's (engine.max_context)",
+    "cache_prompt": "omit it: the server caches prefixes (engine.prefix_cache)",
+    "keep_alive": "omit it: the model stays in memory as long as the server runs",
+    "options": "its keys are top-level fields of the request: temperature, top_p, seed, stop, max_tokens",
+    "num_ctx": "omit it: the server sets the context (engine.max_context)",
     **dict.fromkeys(
         (
             "thinking_token_budget",

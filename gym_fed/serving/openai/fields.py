@@ -91,7 +91,7 @@ _PICTURES = ("image_url", "input_image")
 def not_supported(name: str, kind: str, *supported: str) -> PydanticCustomError:
     """Return an error that refuses an unsupported ``type`` by its name."""
     remedy = (
-        ". A picture belongs into a message of role user: as image_url in chat, as input_image in responses"
+        ". A picture belongs in a message of role user: as image_url in chat, as input_image in responses"
     )
     return PydanticCustomError(
         "unsupported",
@@ -122,7 +122,7 @@ def known_type(name: str, *supported: str) -> BeforeValidator:
 
 def unsupported(field: str, neutral: tuple[Any, ...] = ()) -> RequestError:
     """Return the error for a field of OpenAI's API that this server does not support."""
-    allowed = f"leave it out, or give {' or '.join(map(repr, neutral))}" if neutral else "leave it out"
+    allowed = f"omit it, or send {' or '.join(map(repr, neutral))}" if neutral else "omit it"
     return RequestError(
         f"field {field!r} is known, but not supported here",
         param=field,
@@ -137,7 +137,9 @@ def _require_text(key: str, value: Any) -> None:
         json.dumps([key, value], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         shown = key.encode(errors="replace").decode()
-        raise RequestError(f"field {shown!r} has half a character (a lone surrogate)", param=shown) from error
+        raise RequestError(
+            f"field {shown!r} has an incomplete character (a lone surrogate)", param=shown
+        ) from error
 
 
 def _same(value: Any, known: Any) -> bool:
@@ -273,7 +275,7 @@ class SamplingFields(RequestModel):
     @model_validator(mode="after")
     def _validate_cache_keys(self) -> SamplingFields:
         if None not in (self.prompt_cache_key, self.cache_salt) and self.prompt_cache_key != self.cache_salt:
-            raise off("cache_salt", "cache_salt and prompt_cache_key are given, and differ")
+            raise off("cache_salt", "cache_salt and prompt_cache_key differ")
         return self
 
     def filled(self, defaults: Mapping[str, Any]) -> Self:
@@ -294,14 +296,14 @@ class SamplingFields(RequestModel):
         """
         if self.min_tokens and max_tokens is not None and self.min_tokens > max_tokens:
             raise RequestError(
-                f"field 'min_tokens': {self.min_tokens} is more than the {max_tokens} that the answer may have",
+                f"field 'min_tokens': {self.min_tokens} is more than the answer's maximum of {max_tokens}",
                 param="min_tokens",
             )
         if self.min_tokens and (more.get("json_schema") is not None or more.get("grammar") is not None):
             raise RequestError(
                 "field 'min_tokens': a schema or a grammar determines where the answer ends",
                 param="min_tokens",
-                hint="give one of them",
+                hint="send only one of them",
             )
         given: dict[str, Any] = {
             "temperature": self.temperature,

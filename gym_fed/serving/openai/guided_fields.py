@@ -72,7 +72,7 @@ class GuidedFields(ChoiceFields):
         if len(grammars) > 1:
             raise off(
                 grammars[1][0],
-                f"{grammars[0][0]} and {grammars[1][0]} are given: an answer can follow only one of them",
+                f"{grammars[0][0]} and {grammars[1][0]} exclude each other: an answer can follow only one of them",
             )
         if self.structured_outputs is not None and not grammars:
             raise off("structured_outputs", "one of json, json_object, regex, choice and grammar is needed")
@@ -84,7 +84,7 @@ class GuidedFields(ChoiceFields):
         """Refuse stop conditions that could cut off a JSON value."""
         for name, value in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
             if value:
-                raise off(name, "an answer that follows a schema cannot be cut short: give one of them")
+                raise off(name, "an answer that follows a schema cannot be truncated: send only one of them")
 
     @property
     def guided(self) -> tuple[str, Grammar] | None:
@@ -198,11 +198,11 @@ def require_small_multiples(held_to: Grammar | None, field: str, name: str) -> N
         together = math.lcm(together, value)
         if together > MAX_MULTIPLE:
             raise RequestError(
-                f"field {field!r}: {_NAME} cannot be enforced where the least common multiple of all of them, without "
+                f"field {field!r}: {_NAME} cannot be enforced if the least common multiple of all of them, without "
                 f"zeros at its end, is over {MAX_MULTIPLE:,}",
                 param=field,
                 name=name,
-                hint="leave it out, and check the number afterwards",
+                hint="omit it, and check the number afterwards",
             )
 
 

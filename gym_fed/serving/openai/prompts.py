@@ -104,10 +104,10 @@ class Prompts:
         if self.reasoning is None:
             if budget is not None:
                 raise RequestError(
-                    "field 'thinking_token_budget' is not supported: no thoughts are parsed for this model",
+                    "field 'thinking_token_budget' is not supported: this model's thoughts are not parsed",
                     param="thinking_token_budget",
                     name="unsupported_parameter",
-                    hint="leave it out, or set the server's reasoning_parser",
+                    hint="omit it, or set the server's reasoning_parser",
                 )
             return None
         with self._borrowed_tokenizer() as tokenizer:
@@ -254,14 +254,14 @@ class Prompts:
                 return tokenizer.apply_chat_template(rows, tools=tools or None, **how)
         except (TemplateError, TypeError, ValueError) as error:
             raise RequestError(
-                f"this model's chat template refuses the conversation: {error}", param="messages"
+                f"this model's chat template rejects the conversation: {error}", param="messages"
             ) from error
 
     def _ids(self, text: str, param: str, *, special: bool) -> list[int]:
         ids = self._tokens(text, special=special)
         if not ids:
             raise RequestError(
-                f"field {param!r} has no tokens", param=param, hint="give at least one character"
+                f"field {param!r} has no tokens", param=param, hint="send at least one character"
             )
         return ids
 
@@ -282,8 +282,7 @@ class Prompts:
             if count > most:
                 raise RequestError(
                     f"the first {length:,} of {len(text):,} characters have {counted(count, 'token')}; prompt "
-                    "and answer "
-                    f"together can have {self._context:,}",
+                    f"and answer together may have {self._context:,}",
                     param=param,
                     name="context_length_exceeded",
                     hint="shorten the prompt",

@@ -70,7 +70,7 @@ class ResponsesAnswer(Answer):
         self._whole_body: dict[str, Any] | None = None
 
     def body(self) -> dict[str, Any]:
-        assert self._whole_body is not None, "it is made by the last chunk"
+        assert self._whole_body is not None, "it is created by the last chunk"
         return self._whole_body
 
     def opening(self) -> list[StreamChunk]:
@@ -127,7 +127,7 @@ class ResponsesAnswer(Answer):
         }
 
     def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
-        raise NotImplementedError("a response has items, no choices")
+        raise NotImplementedError("a response has items, not choices")
 
     def _response(
         self, status: str, reason: str | None = None, usage: dict[str, Any] | None = None

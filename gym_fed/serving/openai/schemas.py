@@ -135,7 +135,7 @@ class AssistantMessage(_Message):
         if self.content is None and not self.tool_calls:
             raise off("content", "an assistant message needs content or tool_calls")
         if None not in (self.reasoning_content, self.reasoning) and self.reasoning != self.reasoning_content:
-            raise off("reasoning", "reasoning and reasoning_content are given, and differ")
+            raise off("reasoning", "reasoning and reasoning_content differ")
         return self
 
     @property
@@ -247,11 +247,11 @@ class ChatRequest(PromptEndFields, GuidedFields):
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
-            raise off("max_tokens", "max_tokens and max_completion_tokens are given, and differ")
+            raise off("max_tokens", "max_tokens and max_completion_tokens differ")
         if None not in (self.thinking_token_budget, self.thinking_budget) and (
             self.thinking_token_budget != self.thinking_budget
         ):
-            raise off("thinking_budget", "thinking_token_budget and thinking_budget are given, and differ")
+            raise off("thinking_budget", "thinking_token_budget and thinking_budget differ")
         if not self.tools and self.tool_choice not in (None, "none"):
             raise off("tool_choice", "tool_choice needs tools")
         if not self.tools and self.parallel_tool_calls is not None:
@@ -263,7 +263,7 @@ class ChatRequest(PromptEndFields, GuidedFields):
             raise off("tool_choice", f"{self.tool_choice.function.name!r} is not in tools")
         if self.tools and self.tool_choice != "none" and self.guided is not None:
             field = self.guided[0]
-            raise off(field, f"{field} and tools cannot be enforced at once: give one of them")
+            raise off(field, f"{field} and tools cannot be enforced at once: send only one of them")
         self._require_enforceable()
         self._require_known_calls()
         return self
@@ -361,7 +361,7 @@ class CompletionRequest(GuidedFields):
     @model_validator(mode="after")
     def _validate_combinations(self) -> CompletionRequest:
         if self.echo and self.logprobs is not None:
-            raise off("echo", "echo with logprobs is not supported: the prompt's logprobs are not kept")
+            raise off("echo", "echo with logprobs is not supported: the prompt's logprobs are not computed")
         if len(as_list(self.prompt)) * (self.n or 1) > MAX_PROMPTS:
             raise off("n", f"prompts times n is more than {MAX_PROMPTS}")
         return self

@@ -140,7 +140,9 @@ class OpenAIService:
         if url == EMBEDDINGS:
             return self.begin_vectors(body, caller).run()
         if isinstance(body, dict) and body.get("stream"):
-            raise RequestError("field 'stream' is not possible here: the answer is whole", param="stream")
+            raise RequestError(
+                "field 'stream' is not possible here: the answer is sent as a whole", param="stream"
+            )
         return self._begin(url, body, caller, None).run()
 
     def stream(self, url: str, body: Any, caller: Caller) -> Generator[StreamChunk]:
@@ -185,7 +187,7 @@ class OpenAIService:
 
     def _storage(self) -> StoredAnswers:
         if self._stored is None:
-            raise RequestError("no answers are kept here", code=ErrorCode.NOT_FOUND)
+            raise RequestError("this server does not store answers", code=ErrorCode.NOT_FOUND)
         return self._stored
 
     def _begin(self, url: str, body: Any, caller: Caller, stored: StoredAnswers | None) -> Pending:
@@ -202,7 +204,7 @@ class OpenAIService:
             asked = parse(CompletionRequest, body, COMPLETION_NEUTRAL).filled(self.sampling_defaults)
             return self._completion(asked, caller)
         raise RequestError(
-            f"no such URL: {url}", code=ErrorCode.NOT_FOUND, hint=f"there are {', '.join(URLS)}"
+            f"no such URL: {url}", code=ErrorCode.NOT_FOUND, hint=f"use one of {', '.join(URLS)}"
         )
 
     def begin_vectors(self, body: Any, caller: Caller) -> PendingVectors:
@@ -242,7 +244,7 @@ class OpenAIService:
             raise RequestError(
                 f"field 'dimensions': {requested} is more than the model's {self._embedding_size}",
                 param="dimensions",
-                hint="give fewer, or leave it out",
+                hint="use fewer, or omit it",
             )
 
     def _chat(self, request: ChatRequest, caller: Caller, form: ChatForm) -> Pending:

@@ -80,9 +80,9 @@ class TemplateNames:
         for name, value in more.items():
             if variables.setdefault(name, value) != value:
                 raise RequestError(
-                    f"field 'chat_template_kwargs.{name}': it contradicts reasoning_effort or verbosity",
+                    f"field 'chat_template_kwargs.{name}': it conflicts with reasoning_effort or verbosity",
                     param=f"chat_template_kwargs.{name}",
-                    hint="give one of them",
+                    hint="send only one of them",
                 )
         return variables
 
@@ -130,5 +130,5 @@ def _unknown(field: str, why: str) -> RequestError:
         f"field {field!r} is not supported: this model's chat template {why}",
         param=field,
         name="unsupported_parameter",
-        hint="leave it out",
+        hint="omit it",
     )

@@ -54,14 +54,14 @@ class TokenizeRequest(PromptEndFields):
     @model_validator(mode="after")
     def _validate_input(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise off("prompt", "give prompt or messages")
+            raise off("prompt", "send prompt or messages")
         if self.messages is None and self.tools is not None:
-            raise off("tools", "tools go with messages")
+            raise off("tools", "tools need messages")
         if self.messages is None and not self.prompt_end["add_generation_prompt"]:
             field = "continue_final_message" if self.continue_final_message else "add_generation_prompt"
-            raise off(field, f"{field} goes with messages")
+            raise off(field, f"{field} needs messages")
         if self.messages is not None and self.add_special_tokens:
-            raise off("add_special_tokens", "the chat template writes them; leave it out, or give false")
+            raise off("add_special_tokens", "the chat template adds them; omit it, or send false")
         return self
 
 
@@ -227,7 +227,7 @@ class Adapters:
             raise RequestError(
                 "this key may not add or remove variants",
                 code=ErrorCode.PERMISSION_DENIED,
-                hint="make one that may: gym api keys add NAME --manage-variants",
+                hint="create one that may: gym api keys add NAME --manage-variants",
             )
         if self._store is None:
             raise RequestError("this server serves only its base", hint="start it with variants")
@@ -274,7 +274,7 @@ class Adapters:
                 f"no {_SUFFIX} of that name is in the server's adapters_folder",
                 param="lora_path",
                 code=ErrorCode.FILE_NOT_FOUND,
-                hint="name a file in it; `gym delta encode` makes one of a fine-tune or of a LoRA adapter",
+                hint="use a file in it; `gym delta encode` creates one from a fine-tune or a LoRA adapter",
             )
         return path
 

@@ -117,7 +117,7 @@ class ToolTemplate:
             if form.hinted(self._shown):
                 return form
         raise RequestError(
-            "field 'tools' is not supported: this model's chat template has calls in a form that is not known here",
+            "field 'tools' is not supported: this model's chat template writes calls in an unknown format",
             param="tools",
             name="unsupported_parameter",
             hint=f"set the server's tool_format to {_FALLBACK} to describe tools in a system message instead",
@@ -157,7 +157,7 @@ class ToolTemplate:
                 f"field 'tools': {error}",
                 param="tools",
                 name="invalid_json_schema",
-                hint="leave strict and tool_choice out, or make the schema simpler",
+                hint="omit strict and tool_choice, or simplify the schema",
             ) from error
         lark = with_control_tokens(grammar.lark, self._control)
         text = json.dumps({"lark": f"{lark}TEXT: /(.|\\n)*/\n", "schemas": grammar.schemas})
@@ -222,8 +222,8 @@ class ToolTemplate:
     def _require_parser(self, form: ToolFormat) -> None:
         if form.reasoning_parser and self._parser is not None and self._parser() != form.reasoning_parser:
             raise RequestError(
-                f"field 'tools' is not supported: calls of this model are found by the reasoning parser "
-                f"{form.reasoning_parser}, and the server has {self._parser()}",
+                f"field 'tools' is not supported: calls of this model are parsed by the reasoning parser "
+                f"{form.reasoning_parser}, but the server has {self._parser()}",
                 param="tools",
                 name="unsupported_parameter",
                 hint=f"set the server's reasoning_parser to {form.reasoning_parser}",

@@ -24,8 +24,8 @@ MAX_DECODING_SECONDS = 60.0
 """Time limit of decoding one video."""
 _FORMATS = ("wav", "mp3", "flac", "ogg")
 _VIDEO_URL = re.compile(r"data:video/[\w.+-]{1,40}(?:;[\w.+=-]{1,60}){0,2};base64,", re.ASCII)
-_SOUND = "send base64 of a WAV, MP3, FLAC or Ogg file as data, and its format"
-_VIDEO = "send a MP4 or WebM file as data:video/mp4;base64,..."
+_SOUND = "send the base64 of a WAV, MP3, FLAC or Ogg file as data, and its format"
+_VIDEO = "send an MP4 or WebM file as data:video/mp4;base64,..."
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +109,7 @@ def read_clip_of_video(url: str) -> Clip:
     match = _VIDEO_URL.match(url[:300])
     if match is None:
         web = url[:8].lower().startswith(("http:", "https:"))
-        why = (
-            "is named by a web address, and this server fetches nothing"
-            if web
-            else "is not a base64 data URL"
-        )
+        why = "is a web URL, but this server does not download media" if web else "is not a base64 data URL"
         raise GymError(ErrorCode.USAGE, f"the video {why}", _VIDEO)
     return _clip("video", url[match.end() :], "video", _VIDEO)
 

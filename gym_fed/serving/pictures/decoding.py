@@ -120,7 +120,10 @@ def read_picture(url: str, detail: Detail = "auto") -> Picture:
     if width * height > MAX_PIXELS:
         raise _too_large(f"has {width:,} x {height:,} pixels; {MAX_PIXELS:,} are allowed")
     if max(width, height) > MAX_RATIO * min(width, height):
-        raise _too_large(f"is {width:,} x {height:,} pixels; one side may be {MAX_RATIO} times the other")
+        raise _too_large(
+            f"is {width:,} x {height:,} pixels; one side may be at most {MAX_RATIO} times as long as the "
+            "other"
+        )
     digest = hashlib.sha256(f"{detail}:".encode() + file).digest()
     return Picture(data, width, height, detail, digest, orientation)
 
@@ -155,7 +158,7 @@ def _bytes_of(url: str) -> bytes:
         scheme = url[:40].partition(":")[0].lower()
         if scheme in ("http", "https"):
             raise _refused(
-                "is named by a web address, and this server fetches nothing", f"fetch it, and {_DECODED}"
+                "is a web URL, but this server does not download media", f"download it, and {_DECODED}"
             )
         raise _refused("is not a data URL", _DECODED)
     if match[1].lower() not in _KINDS:

@@ -93,14 +93,14 @@ class MediumEmbedder:
         except (ValueError, IndexError, ZeroDivisionError) as error:
             raise GymError(
                 ErrorCode.USAGE,
-                f"the model does not take this medium: {str(error)[:200]}",
-                "send one of another size or length",
+                f"the model rejects this input: {str(error)[:200]}",
+                "send one with a different size or length",
             ) from error
         except (TypeError, RuntimeError) as error:
             raise GymError(
                 ErrorCode.INTERNAL,
-                f"the model does not take its processor's input: {str(error)[:200]}",
-                "the model's config.json and processor_config.json do not fit each other: restore them",
+                f"the model rejects its processor's output: {str(error)[:200]}",
+                "the model's config.json and processor_config.json do not match: restore them",
             ) from error
         raise GymError(
             ErrorCode.MODEL_INVALID,
@@ -142,11 +142,11 @@ def _require_known(given: dict[str, Any], start: int, length: int) -> None:
     masks = given.get("attention_mask")
     for mask in masks.values() if isinstance(masks, dict) else [masks]:
         if isinstance(mask, torch.Tensor) and mask.ndim == 4 and _looks_ahead(mask[0, 0], start, length):
-            other.append("a mask by which its tokens attend to each other in both directions")
+            other.append("a mask with which its tokens attend to each other in both directions")
     if other:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"its language model is given {other[0]} besides embeddings",
+            f"its language model receives {other[0]} besides embeddings",
             "serve it with transformers or vLLM",
         )
 

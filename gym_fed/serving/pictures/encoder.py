@@ -69,7 +69,7 @@ class PictureEncoder:
         if sum(size for whose, size in used if whose == owner) >= self._owner_limit:
             raise GymError(
                 ErrorCode.BUSY,
-                "the requests of this user that wait or run have as many pictures as there is memory for",
+                "this user's requests already fill the memory for pictures",
                 "try again when some are answered",
             )
 

@@ -18,7 +18,7 @@ Medium = Picture | Clip
 NOUNS = {"image": "picture", "audio": "sound", "video": "video"}
 _SPLITTING = ("do_image_splitting", "crop_to_patches")
 """Settings of image processors that split large pictures into parts."""
-_IN_ONE = 'leave detail out, or give "auto"'
+_IN_ONE = 'omit detail, or send "auto"'
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +127,8 @@ class PictureProcessor:
             noun = NOUNS["image" if isinstance(medium, Picture) else medium.kind]
             raise GymError(
                 ErrorCode.USAGE,
-                f"the {noun} is not taken by the model's processor: {str(error)[:200]}",
-                "send one of another size or length",
+                f"the model's processor rejects the {noun}: {str(error)[:200]}",
+                "send one with a different size or length",
             ) from error
         return processed, pixels
 
@@ -166,6 +166,8 @@ class PictureProcessor:
             return {}
         if self._in_parts is None:
             raise GymError(
-                ErrorCode.USAGE, f"detail {picture.detail!r}: this model reads pictures in one way", _IN_ONE
+                ErrorCode.USAGE,
+                f"detail {picture.detail!r}: this model supports only one detail level",
+                _IN_ONE,
             )
         return {self._in_parts: picture.detail == "high"}

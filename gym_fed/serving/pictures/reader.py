@@ -120,16 +120,16 @@ class MessagePictures:
                 )
         if reader.processor.is_numbered and len(processed["image"]) > 1:
             raise RequestError(
-                "this model numbers its pictures, and only one at a time is read here",
+                "this model numbers its pictures, but only one per request is supported",
                 param="messages",
                 hint="send one picture in a request, or use transformers or vLLM",
             )
         for kind, media in processed.items():
             if (places := reader.places(ids, kind)) != len(media):
                 raise RequestError(
-                    f"this model's chat template writes {places} places for {counted(len(media), NOUNS[kind])}",
+                    f"this model's chat template has {places} placeholders for {counted(len(media), NOUNS[kind])}",
                     param="messages",
-                    hint=f"start the server with a chat template for {NOUNS[kind]}s (chat_template)",
+                    hint=f"start the server with a chat template that supports {NOUNS[kind]}s (chat_template)",
                 )
         return reader.expand(ids, processed)
 
@@ -308,12 +308,12 @@ class PictureReader:
             why = probe if isinstance(probe, str) else probe.why_not(served, self._embedder)
             if why:
                 self._reasons[name] = (
-                    f"{NOUNS[name].capitalize()}s of this {kind} model are not read, as {why}"
+                    f"{NOUNS[name].capitalize()}s of this {kind} model are not supported: {why}"
                 )
         if "video" in self.processor.kinds and "video" not in self._reasons:
             if "image" not in self.processor.kinds:
                 self._reasons["video"] = (
-                    f"Videos of this {kind} model are not read, as it reads no pictures to probe"
+                    f"Videos of this {kind} model are not supported: it reads no pictures to probe"
                 )
             elif "image" in self._reasons:
                 self._reasons["video"] = self._reasons["image"]
@@ -321,9 +321,7 @@ class PictureReader:
             _log.warning("%s", reason)
             self.processor.drop(name)
         if not self.processor.kinds:
-            return NoPictures(
-                next(iter(self._reasons.values()), f"{kind} models have no place for media here")
-            )
+            return NoPictures(next(iter(self._reasons.values()), f"{kind} models do not support media here"))
         self.encoder = PictureEncoder(self._embedder)
         return self
 
@@ -341,7 +339,7 @@ class PictureReader:
         """Return why a kind of media is refused; None if it is read."""
         if kind in self.kinds:
             return None
-        return self._reasons.get(kind, f"This model's processor has no place for {NOUNS[kind]}s")
+        return self._reasons.get(kind, f"This model's processor does not support {NOUNS[kind]}s")
 
     @property
     def chat_template(self) -> str | None:

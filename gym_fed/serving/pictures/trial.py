@@ -77,7 +77,7 @@ class Probe:
         off = distance(torch.stack(logits[1:]), self.expected.to(logits[0].device))
         if off <= _CLOSE.get(served.layout.dtype, _CLOSE["bfloat16"]):
             return ""
-        return f"its logits behind a probe are off by {off:.1e} of their norm from those of transformers"
+        return f"after a probe, its logits are off by {off:.1e} of their norm from those of transformers"
 
 
 def _medium(kind: str) -> Medium:
@@ -91,7 +91,7 @@ def _medium(kind: str) -> Medium:
             "<4sI4s4sIHHII", b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, 1, 1, _RATE, 2 * _RATE
         )
         return Clip("audio", head + struct.pack("<HH4sI", 2, 16, b"data", len(data)) + data, b"probe")
-    raise GymError(ErrorCode.USAGE, f"there is no probe of kind {kind}", "probe pictures or sound")
+    raise GymError(ErrorCode.USAGE, f"no probe for the kind {kind}", "probe pictures or sound")
 
 
 def _picture_url() -> str:

@@ -205,7 +205,7 @@ class _Faults:
         if more := len(self._found) - len(lines):
             lines.append(f"and {counted(more, 'other')}")
         first = self._found[0][1]
-        refused = f"refused: {len(self._found)} of {counted(self._total, 'variant')}, and none was added"
+        refused = f"refused {len(self._found)} of {counted(self._total, 'variant')}; none was added"
         raise GymError(first.code, "\n  ".join([f"{refused}:", *lines]), first.hint)
 
 
@@ -223,7 +223,7 @@ def _require_distinct(variants: Sequence[IncomingVariant]) -> None:
         if new.name in files:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{new.delta} and {files[new.name]} are both to be {new.name!r}",
-                "give each a name of its own, in a list for --from",
+                f"{new.delta} and {files[new.name]} would both be {new.name!r}",
+                "give each a different name, in a list for --from",
             )
         files[new.name] = new.delta

@@ -67,7 +67,7 @@ def base_of_delta(delta: Path) -> str:
         name = str(opened.manifest.base_model)
     if not is_here(name):
         raise GymError(
-            ErrorCode.USAGE, f"{delta}: which base? It was made for {name!r}", "name it with --base MODEL"
+            ErrorCode.USAGE, f"{delta}: the base is unknown; it was made for {name!r}", "pass --base MODEL"
         )
     return name
 
@@ -109,24 +109,26 @@ def named_delta(
     if base is not None and is_adapter(name):
         return None
     if base is not None and delta is None:
-        raise GymError(ErrorCode.USAGE, f"--base goes with a {_SUFFIX} file or an adapter", "leave it out")
+        raise GymError(ErrorCode.USAGE, f"--base applies only to a {_SUFFIX} file or an adapter", "omit it")
     if delta is not None:
         if variant is not None or store is not None:
             option = "--variant" if variant is not None else "--variants"
-            raise GymError(
-                ErrorCode.USAGE, f"{option} cannot be combined with a {_SUFFIX} file", "leave it out"
-            )
+            raise GymError(ErrorCode.USAGE, f"{option} cannot be combined with a {_SUFFIX} file", "omit it")
         if not delta.is_file():
-            raise GymError(ErrorCode.FILE_NOT_FOUND, f"{delta}: no such file", f"name a {_SUFFIX} file")
+            raise GymError(ErrorCode.FILE_NOT_FOUND, f"{delta}: no such file", f"use a {_SUFFIX} file")
         return NamedDelta(base or base_of_delta(delta), delta)
     if parts is not None and variant is not None:
         raise GymError(
-            ErrorCode.USAGE, f"{name} names a variant, but --variant names another", "name one of the two"
+            ErrorCode.USAGE,
+            f"{name} names a variant, but --variant names another",
+            "pass only one of the two",
         )
     chosen = parts[1] if parts is not None else variant
     if chosen is None:
         if store is not None:
-            raise GymError(ErrorCode.USAGE, "--variants: which of them?", "name one with --variant NAME")
+            raise GymError(
+                ErrorCode.USAGE, "--variants: no variant is chosen", "choose one with --variant NAME"
+            )
         return None
     from gym_fed.serving.store.store import VariantStore
 
@@ -157,7 +159,7 @@ def base_of_store(folder: Path) -> str | None:
         raise GymError(
             ErrorCode.USAGE,
             f"the variants in {folder} have {len(names)} bases: {bases}",
-            "name the one to serve: --base MODEL",
+            "choose the one to serve: --base MODEL",
         )
     called = next(iter(names.values()))
     for name, _ in called.most_common():
@@ -165,7 +167,7 @@ def base_of_store(folder: Path) -> str | None:
             return name
     raise GymError(
         ErrorCode.USAGE,
-        f"the variants in {folder} are of base {' or '.join(sorted(called))}, "
+        f"the variants in {folder} are for base {' or '.join(sorted(called))}, "
         "which is not the name of a model on this machine",
-        "name its folder: --base FOLDER; a model of the Hub is fetched by gym models pull NAME",
+        "pass its folder: --base FOLDER; a model of the Hub is fetched by gym models pull NAME",
     )

@@ -217,7 +217,7 @@ def _readable(path: Path, access: int = os.O_RDONLY) -> Iterator[int]:
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            problem = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+            problem = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
             raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path} is {problem}, not a .gymdelta")
         yield descriptor
     finally:

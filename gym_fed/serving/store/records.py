@@ -65,7 +65,7 @@ class VariantRecord:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"the store's row of variant {str(record.name)[:80]!r} is damaged: {fault}",
-                "take it out with `gym variant remove`, and add the variant again",
+                "remove it with `gym variant remove`, and add the variant again",
             )
         return record
 
@@ -104,7 +104,7 @@ def _fault(record: VariantRecord) -> str:
         texts.append(("manifest", record.manifest))
     for column, text in texts:
         if not isinstance(text, str) or not is_encodable(text):
-            return f"{column} is no text"
+            return f"{column} is not text"
     for column, least in _NUMBERS.items():
         number = getattr(record, column)
         if type(number) is not int or not least <= number < _BEYOND:

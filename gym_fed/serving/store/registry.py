@@ -183,7 +183,7 @@ class VariantRegistry:
                 raise GymError(
                     ErrorCode.STATE_LOCKED,
                     f"{self.path} was locked by another process for {_BUSY_SECONDS:.0f} s",
-                    "try again when it is done",
+                    "try again when it has finished",
                 ) from error
             refused = system_error(error)
             if refused is not None:
@@ -219,7 +219,7 @@ class VariantRegistry:
         if version != _SCHEMA_VERSION:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{self.path} has schema {version}, this version reads {_SCHEMA_VERSION}",
+                f"{self.path} has schema {version}, but this version reads {_SCHEMA_VERSION}",
                 "use the release of gym-fed that wrote it, or a newer one",
             )
 

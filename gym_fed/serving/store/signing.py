@@ -84,7 +84,7 @@ def undo(
         raise GymError(
             ErrorCode.NOT_FOUND,
             f"variant {name!r}, at revision {newest.revision}, does not have {missing} here",
-            f"earlier ones that are kept: {there}",
+            f"earlier revisions kept: {there}",
         )
     store.history.verify(target)
     old, path = target.record, store.history.path(target)

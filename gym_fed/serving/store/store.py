@@ -96,14 +96,14 @@ class VariantStore:
             raise GymError(
                 ErrorCode.FILE_NOT_FOUND,
                 f"no variant store at {path}",
-                "name the right folder; gym variant create, pull and add make one",
+                "use the right folder; gym variant create, pull and add create one",
             )
         if not path.is_dir():
             try:
                 make_folder(path, 0o700)
             except (FileExistsError, NotADirectoryError) as error:
                 raise GymError(
-                    ErrorCode.USAGE, f"a variant store is a folder, and {error.filename} is a file"
+                    ErrorCode.USAGE, f"a variant store is a folder, but {error.filename} is a file"
                 ) from error
         return cls(
             path,
@@ -152,12 +152,12 @@ class VariantStore:
         if signed is None and self.require_signature:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"variant {name!r} is not signed, and this store requires signatures",
-                "sign it, or open the store for unsigned variants too",
+                f"variant {name!r} is not signed, but this store requires signatures",
+                "sign it, or open the store so that it accepts unsigned variants",
             )
         if signed is not None and note:
             raise GymError(
-                ErrorCode.USAGE, "a signed variant's note is in its manifest", "sign it with the note"
+                ErrorCode.USAGE, "a signed variant's note belongs in its manifest", "sign it with the note"
             )
         with self._objects.staged(Path(delta)) as staged:
             record = describe(
@@ -201,8 +201,8 @@ class VariantStore:
         if key is None and self.require_signature:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"not signed: {counted(len(variants), 'variant')}, and this store requires signatures",
-                "give a key, or open the store for unsigned variants too",
+                f"not signed: {counted(len(variants), 'variant')}, but this store requires signatures",
+                "pass a key, or open the store so that it accepts unsigned variants",
             )
         addition = BulkAddition(
             self._objects,

@@ -239,7 +239,7 @@ class VariantCache:
         try:
             return self._least_bytes(record)
         except Exception:  # noqa: BLE001 - if the thread died, other loads would wait forever
-            _log.exception("the size of variant %s is not known before its load", record.name)
+            _log.exception("the size of variant %s is unknown until it is loaded", record.name)
             return 0
 
     def _run(self, load: Load) -> None:
@@ -358,6 +358,6 @@ def _unexpected(record: VariantRecord, error: Exception) -> GymError:
 def _too_large(record: VariantRecord, size: int, limit: int) -> GymError:
     return GymError(
         ErrorCode.TOO_LARGE,
-        f"variant {record.name!r} takes {counted(size, 'byte')} of memory, and cache_size is {limit}",
-        "give variants more memory with cache_size",
+        f"variant {record.name!r} takes {counted(size, 'byte')} of memory, but cache_size is {limit}",
+        "raise cache_size",
     )

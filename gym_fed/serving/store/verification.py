@@ -57,7 +57,7 @@ def describe(
         raise GymError(
             ErrorCode.HASH_MISMATCH,
             f"{source} hashes to {staged.sha256}, but the manifest of {name!r} names {signed.manifest.delta_sha256}",
-            "give the file that was signed",
+            "use the file that was signed",
         )
     checked = checked_base(staged, source, base, layout)
     return row_of(staged, checked, signed, name=name, owner=owner, note=note)
@@ -99,7 +99,7 @@ def _require_language_model(path: Path, names: Sequence[str]) -> None:
             ErrorCode.MODEL_INVALID,
             f"{path}: {counted(len(others), 'tensor')} cannot be served as a variant, such as {others[0]!r}: a variant "
             "changes only the language model",
-            "leave these tensors out of the delta, or merge the delta and serve the merged model",
+            "remove these tensors from the delta, or merge the delta and serve the merged model",
         )
 
 
@@ -163,29 +163,29 @@ def check_replaceable(before: VariantRecord, new: VariantRecord, replaces: bool)
     if before.owner != new.owner:
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
-            f"variant {name!r} is {before.owner}'s, not {new.owner}'s",
-            "take another name, or remove it first",
+            f"variant {name!r} belongs to {before.owner}, not to {new.owner}",
+            "use another name, or remove it first",
         )
     if not replaces:
-        raise GymError(ErrorCode.FILE_EXISTS, f"variant {name!r} exists", "take another name, or replace it")
+        raise GymError(ErrorCode.FILE_EXISTS, f"variant {name!r} exists", "use another name, or replace it")
     if before.manifest is None or before.manifest == new.manifest:
         return
     if new.manifest is None:
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"variant {name!r} is signed, and an unsigned one does not take its place",
+            f"variant {name!r} is signed, so an unsigned one cannot replace it",
             "sign it, or remove the old one first",
         )
     if new.revision == before.revision:
         raise GymError(
             ErrorCode.REPLAYED,
-            f"variant {name!r} has revision {before.revision} already",
+            f"variant {name!r} already has revision {before.revision}",
             "sign the new one with a higher revision",
         )
     if new.revision < before.revision:
         raise GymError(
             ErrorCode.STALE,
-            f"variant {name!r} is at revision {before.revision}, and revision {new.revision} is older",
+            f"variant {name!r} is at revision {before.revision}, but revision {new.revision} is older",
             "sign the new one with a higher revision",
         )
 
@@ -204,8 +204,8 @@ _RESTORED = "pull it again, create it again with `gym variant create --replace`,
 _REMEDIES = {
     ErrorCode.FILE_NOT_FOUND: f"{_RESTORED}, or remove it",
     ErrorCode.HASH_MISMATCH: f"it was changed on disk: {_RESTORED}",
-    ErrorCode.BASE_MISMATCH: "serve the base that it was made for, or carry it over with `gym variant rebase`",
-    ErrorCode.DELTA_INVALID: "make or pull it again",
+    ErrorCode.BASE_MISMATCH: "serve the base that it was made for, or move it with `gym variant rebase`",
+    ErrorCode.DELTA_INVALID: "create or pull it again",
     ErrorCode.SIGNATURE_INVALID: "have its owner sign it again: `gym variant add --sign --replace`",
     ErrorCode.KEY_REVOKED: "have its owner sign it again with the new key",
 }
@@ -257,7 +257,7 @@ def check_signature(record: VariantRecord, registry: VariantRegistry, *, require
     """
     if record.manifest is None:
         if required:
-            raise _invalid("has no signature, and this store requires one")
+            raise _invalid("has no signature, but this store requires one")
         return
     try:
         signed = SignedVariant.parse(record.manifest)
@@ -305,7 +305,7 @@ def check_key(signed: SignedVariant, owner: str, state: str | None) -> None:
             ErrorCode.KEY_REVOKED, f"is signed by key {key.hex()[:16]} of {owner}, which was revoked"
         )
     if state is None and contributor_id(key) != owner:
-        raise _invalid(f"is signed by the key of {contributor_id(key)}, which is not known to be {owner}'s")
+        raise _invalid(f"is signed by the key of {contributor_id(key)}, which is not a known key of {owner}")
 
 
 def _open(record: VariantRecord, objects: DeltaObjects, base: BaseSpec | None, again: bool) -> DeltaFile:

@@ -30,10 +30,10 @@ def require_supported(params: SamplingParams) -> None:
     """
     if _GREEDY_BELOW <= params.temperature < _LEAST_TEMPERATURE or params.temperature > _MAX_TEMPERATURE:
         raise _refused(
-            f"temperature: {params.temperature:g} is neither 0 nor from {_LEAST_TEMPERATURE} to {_MAX_TEMPERATURE:g}"
+            f"temperature: {params.temperature:g} is neither 0 nor between {_LEAST_TEMPERATURE} to {_MAX_TEMPERATURE:g}"
         )
     if any(abs(bias) > _MAX_BIAS for bias in params.logit_bias.values()):
-        raise _refused(f"logit_bias: a bias is not from -{_MAX_BIAS:g} to {_MAX_BIAS:g}")
+        raise _refused(f"logit_bias: a bias is not between -{_MAX_BIAS:g} and {_MAX_BIAS:g}")
     thinking = params.thinking
     if thinking is not None and thinking.budget is not None:
         raise _refused("thinking_token_budget is not supported")
@@ -169,7 +169,7 @@ def read_chunk(value: Mapping[str, Any]) -> AnswerChunk:
     if "error" in value:
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"vLLM failed while it answered: {str(value['error'].get('message'))[:300]}",
+            f"vLLM failed during the answer: {str(value['error'].get('message'))[:300]}",
             "try again",
         )
     cached = None

@@ -162,7 +162,7 @@ class VllmClient:
         if status == 404:
             raise GymError(
                 ErrorCode.PROTOCOL_MISMATCH,
-                f"vLLM at {self._http.base_url} takes no adapters",
+                f"vLLM at {self._http.base_url} does not accept adapters",
                 "start it with gym-fed's plug-in, --enable-lora, --middleware "
                 "gym_fed.serving.vllm_plugin.uploads.AdapterUploads and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
             )
@@ -200,7 +200,7 @@ class VllmClient:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
                 f"vLLM at {self._http.base_url} refuses the key",
-                "name the file of its key with api_key_file",
+                "set api_key_file to the file with its key",
             )
         try:
             if status != 200:
@@ -209,7 +209,7 @@ class VllmClient:
         except _UNKNOWN_FORM as error:
             raise GymError(
                 ErrorCode.PROTOCOL_MISMATCH,
-                f"{self._http.base_url}{path} is not of a vLLM: {plain(repr(error), _MAX_SHOWN)}",
+                f"{self._http.base_url}{path} is not a vLLM response: {plain(repr(error), _MAX_SHOWN)}",
             ) from error
 
 
@@ -262,7 +262,7 @@ def _named_failures() -> Iterator[None]:
     except _UNKNOWN_FORM as error:
         problem = plain(repr(error), _MAX_SHOWN)
         raise GymError(
-            ErrorCode.INTERNAL, f"vLLM's answer has an unknown form: {problem}", "see the log"
+            ErrorCode.INTERNAL, f"vLLM's answer has an unknown format: {problem}", "see the log"
         ) from error
 
 

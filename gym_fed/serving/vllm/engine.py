@@ -180,7 +180,7 @@ class VllmEngine:
 
     def _require_ready(self) -> None:
         if not self.server.ready and not self._queue.closing:
-            raise GymError(ErrorCode.UNAVAILABLE, "vLLM is being started again", "try again in a moment")
+            raise GymError(ErrorCode.UNAVAILABLE, "vLLM is restarting", "try again in a moment")
 
     def _wake(self) -> None:
         if not self._events.is_closed():
@@ -205,9 +205,11 @@ class VllmEngine:
                     self._loop.admit()
                 await self._wait()
         except BaseException as broken:
-            log.exception("the engine's loop broke")
+            log.exception("the engine's loop failed")
             error = GymError(
-                ErrorCode.INTERNAL, f"the engine broke: {broken!r}", "the log has the trace; start it again"
+                ErrorCode.INTERNAL,
+                f"the engine failed: {broken!r}",
+                "the log has the traceback; restart the server",
             )
         await self._loop.end_all(self._queue.shut(error), error)
         await self._client.close()

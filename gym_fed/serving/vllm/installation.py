@@ -55,7 +55,7 @@ class VllmInstallation:
             raise GymError(
                 ErrorCode.MISSING_DEPENDENCY,
                 f"no Python with vLLM at {path}",
-                "run `make vllm`, or name the interpreter of vLLM's environment with the key python",
+                "run `make vllm`, or set the key python to the interpreter of vLLM's environment",
             )
         try:
             asked = subprocess.run(
@@ -92,7 +92,7 @@ def require_tested(version: str, where: str) -> None:
     if version.split(".")[:2] != TESTED.split("."):
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            f"{where} has vLLM {version}, and the plug-in is for {TESTED}",
+            f"{where} has vLLM {version}, but the plug-in is for {TESTED}",
             f"install vllm=={TESTED}.*",
         )
 

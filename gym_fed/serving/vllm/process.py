@@ -118,10 +118,10 @@ class VllmProcess:
         deadline = time.monotonic() + self._start_seconds
         while not (socket.exists() and _healthy(self.address)):
             if self._closing.is_set():
-                raise GymError(ErrorCode.UNAVAILABLE, "vLLM was closed while it started")
+                raise GymError(ErrorCode.UNAVAILABLE, "vLLM was closed during startup")
             if process.poll() is not None:
                 time.sleep(_POLL_SECONDS)  # for its last lines
-                raise self._failed(f"vLLM ended with status {process.returncode} while it started")
+                raise self._failed(f"vLLM exited with status {process.returncode} during startup")
             if time.monotonic() > deadline:
                 raise self._failed(f"vLLM did not answer within {self._start_seconds:g} s")
             time.sleep(_POLL_SECONDS)
@@ -156,7 +156,7 @@ class VllmProcess:
         checked = time.monotonic()
         while not self._closing.wait(_POLL_SECONDS):
             if process.poll() is not None:
-                return f"ended with status {process.returncode}"
+                return f"exited with status {process.returncode}"
             if not self.ready or time.monotonic() - checked >= _WATCH_SECONDS:
                 healthy = _healthy(self.address)
                 failures = 0 if healthy else failures + 1

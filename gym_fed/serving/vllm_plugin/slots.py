@@ -253,7 +253,7 @@ def sliced(matrix: SignMatrix, rows: slice, cols: slice) -> SignMatrix:
     last = cols.stop == matrix.cols
     if cols.start % 8 or (group is not None and (cols.start % group or (cols.stop % group and not last))):
         raise CodecError(
-            f"columns {cols.start} to {cols.stop} of a rank cut a byte, or a group of group_size {group}: change "
+            f"columns {cols.start} to {cols.stop} of a rank split a byte, or a group of group_size {group}: change "
             "tensor_parallel_size"
         )
     bits = matrix.bits[rows, cols.start // 8 : -(-cols.stop // 8)]

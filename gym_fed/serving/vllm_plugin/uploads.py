@@ -73,7 +73,7 @@ class AdapterUploads:
         root = self._root()
         folder, part = root / name, root / f".{name}.part"
         if not folder.exists() and sum(1 for _ in root.iterdir()) >= MAX_ADAPTERS:
-            raise UploadRefusedError(f"{MAX_ADAPTERS} adapters are stored already")
+            raise UploadRefusedError(f"{MAX_ADAPTERS} adapters are already stored")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o700)
         try:

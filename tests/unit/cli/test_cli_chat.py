@@ -181,7 +181,7 @@ def test_a_file_that_is_none_of_the_conversations_own_is_not_replaced(
         conversation.save(tmp_path / "ada.key")
     assert caught.value.code is ErrorCode.FILE_EXISTS
     assert (tmp_path / "ada.key").read_text() == "secret"
-    with pytest.raises(GymError, match="there is no folder"):
+    with pytest.raises(GymError, match="no folder"):
         conversation.save(tmp_path / "new" / "talk.json")
     assert not (tmp_path / "new").exists()
     file = tmp_path / "talk.json"

@@ -134,7 +134,10 @@ def test_a_sound_is_heard_by_a_model_of_sound_and_refused_by_name_by_others(
                 conversation.attach(file)
             said.add("".join(conversation.say("what?")))
         assert len(said) == 2
-    for refusing, problem in ((engine, "'input_audio' are not supported here"), (plain, "only about text")):
+    for refusing, problem in (
+        (engine, "'input_audio' are not supported here"),
+        (plain, "required for attachments"),
+    ):
         conversation = ChatSession(refusing, sampling=GREEDY)
         conversation.attach(tmp_path / "a.wav")
         with pytest.raises(GymError, match=problem):

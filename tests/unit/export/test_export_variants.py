@@ -294,7 +294,7 @@ def test_names_and_options_that_do_not_go_together_are_refused(variants: Variant
     refused(usage, "and --variant name different variants", f"{base}:ada", "--variant", "bob")
     refused(usage, "--variants: which of them?", base, "--variants", store)
     refused(usage, "--variant cannot be combined with a .gymdelta", delta, "--variant", "ada")
-    refused(usage, "which base? It was made for 'base'", delta)
+    refused(usage, "the base is unknown; it was made for 'base'", delta)
     refused(ErrorCode.NOT_FOUND, "bob", base, "--variant", "bob", "--variants", store)
     refused(ErrorCode.FILE_NOT_FOUND, "no such file", str(tmp_path / "no.gymdelta"), "--base", base)
     other = sibling("Llama", tmp_path / "other", seed=9)

@@ -136,7 +136,7 @@ async def test_a_wrong_url_or_method_names_what_there_is(client: httpx.AsyncClie
         assert known in lost
     wrong = await client.put("/tokenize", json={})
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "OPTIONS, POST")
-    assert "this URL takes POST" in wrong.json()["error"]["message"]
+    assert "this URL accepts POST" in wrong.json()["error"]["message"]
 
 
 async def test_a_body_without_a_declared_size_is_cut_off_at_the_cap(client: httpx.AsyncClient) -> None:

@@ -40,11 +40,11 @@ def test_files_that_no_connection_could_be_made_with_are_refused_by_name(tmp_pat
     cases = [
         ((tmp_path / "none.pem", key), ErrorCode.FILE_NOT_FOUND, "tls.certificate: no file"),
         ((certificate, tmp_path / "none.pem"), ErrorCode.FILE_NOT_FOUND, "tls.key: no file"),
-        ((certificate, other[1]), ErrorCode.CONFIG_INVALID, "is not the key of"),
+        ((certificate, other[1]), ErrorCode.CONFIG_INVALID, "does not belong to"),
         (past, ErrorCode.CONFIG_INVALID, "ended at"),
         (future, ErrorCode.CONFIG_INVALID, "begins at"),
         (locked, ErrorCode.KEY_LOCKED, "is encrypted"),
-        ((noise, key), ErrorCode.CONFIG_INVALID, "is no PEM certificate"),
+        ((noise, key), ErrorCode.CONFIG_INVALID, "is not a PEM certificate"),
         ((certificate, noise), ErrorCode.CONFIG_INVALID, "cannot be used"),
     ]
     for files, code, said in cases:

@@ -114,6 +114,6 @@ def test_a_format_that_is_named_where_transformers_computes_is_refused_and_the_m
 def test_a_model_whose_weights_were_packed_is_refused_with_the_remedy() -> None:
     model = wide("llama")
     MultiVariantModel(model, base_format="int8").close()
-    with pytest.raises(GymError, match="has given up its weights") as refused:
+    with pytest.raises(GymError, match="no longer has its weights") as refused:
         MultiVariantModel(model)
     assert (refused.value.code, refused.value.hint) == (ErrorCode.USAGE, "load the model again")

@@ -105,7 +105,7 @@ def test_a_base_that_is_loaded_in_float32_first_is_reported(
 ) -> None:
     folder = str(saved(tmp_path))
     load_base(folder, [], "bfloat16")
-    assert "float32 first" not in caplog.text
+    assert "first loaded in float32" not in caplog.text
     monkeypatch.setattr(Checkpoint, "find", lambda folder: None)
     load_base(folder, [], "bfloat16")
-    assert "is loaded in float32 first, in three times its memory" in caplog.text
+    assert "is first loaded in float32, which takes three times its memory" in caplog.text

@@ -65,7 +65,7 @@ def test_files_are_read_together_and_categories_chosen(tmp_path: Path) -> None:
     [
         ("red\n", 1, "before any category"),
         ("[A b]\n", 1, "names no category"),
-        ("[a]\nred\n/x", 3, "has no end"),
+        ("[a]\nred\n/x", 3, "does not end with one"),
         ("[a]\n/(a+)+b/\n", 2, "more than 200 characters"),
         ("[a]\n\n/(a{1,9}){1,9}b/\n", 3, "more than 1,000 ways"),
         ("[a]\n/" + "a?" * 60 + "a/\n", 2, "more than 1,000 ways"),
@@ -77,7 +77,7 @@ def test_files_are_read_together_and_categories_chosen(tmp_path: Path) -> None:
         ("[a]\n/(?i)a/\n", 2, "flags"),
         ("[a]\n/a{0,3}/\n", 2, "matches the empty text"),
         ("[a]\n/a(/\n", 2, "is not a regular expression"),
-        ("[a]\n\u200b\n", 2, "without a character that is seen"),
+        ("[a]\n\u200b\n", 2, "without visible characters"),
         ("[a]\n" + "x" * 101 + "\n", 2, "more than 100 characters"),
         ("".join(f"[c{number}]\n" for number in range(33)), 33, "more than 32 categories"),
         ("[a]\n" + "/x/\n" * 201, 202, "more than 200 patterns"),
@@ -124,7 +124,7 @@ def test_a_category_without_rules_is_refused_with_those_that_there_are(tmp_path:
     path = tmp_path / "rules.txt"
     path.write_text("[a]\nred\n[b]\nblue\n")
     config = FilterConfig(input=["a"], output=["c"], rules=[path], package_rules=False)
-    with pytest.raises(GymError, match=r"filter.output: nothing is of category 'c'.*there are a, b"):
+    with pytest.raises(GymError, match=r"filter.output: no rule has the category 'c'.*there are a, b"):
         ContentFilter(config)
 
 

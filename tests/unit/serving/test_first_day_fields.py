@@ -118,9 +118,9 @@ def test_fields_of_vllm_that_ask_for_nothing_are_accepted_and_others_refused_by_
         (RESPONSES, "think", "called reasoning"),
         (CHAT, "n_probs", "called top_logprobs"),
         (COMPLETIONS, "n_probs", "called logprobs"),
-        (CHAT, "cache_prompt", "leave it out"),
-        (CHAT, "keep_alive", "leave it out"),
-        (CHAT, "options", "fields of the request itself"),
+        (CHAT, "cache_prompt", "omit it"),
+        (CHAT, "keep_alive", "omit it"),
+        (CHAT, "options", "top-level fields of the request"),
         (CHAT, "num_ctx", "engine.max_context"),
     ],
 )

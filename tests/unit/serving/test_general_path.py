@@ -554,7 +554,7 @@ def test_a_variant_that_replaces_parameters_is_refused_in_a_forward_with_others(
 @pytest.mark.parametrize("kind", ["BigBird", "XLMRoberta", "CpmAnt"])
 def test_a_model_whose_tokens_see_later_ones_is_refused_in_any_dtype(kind: str, dtype: torch.dtype) -> None:
     model = build(kind).to(dtype)
-    with pytest.raises(GymError, match="its tokens see later ones") as error:
+    with pytest.raises(GymError, match="its tokens attend to later ones") as error:
         MultiVariantModel(model)
     assert error.value.code is ErrorCode.MODEL_INVALID
 

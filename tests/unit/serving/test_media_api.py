@@ -177,8 +177,8 @@ def listener(tmp_path_factory: pytest.TempPathFactory) -> Any:
             "broken base64",
             "input_audio",
         ),
-        (image_part(data_url(drawn(1))), "no place for pictures", ""),
-        (video_part(b"x"), "no place for videos", ""),
+        (image_part(data_url(drawn(1))), "does not support pictures", ""),
+        (video_part(b"x"), "does not support videos", ""),
     ],
 )
 def test_a_part_that_cannot_be_read_is_refused_by_its_place(
@@ -266,7 +266,7 @@ def test_a_medium_that_the_processor_refuses_is_an_error_of_the_request(
 ) -> None:
     other = {"audio": [np.zeros(800, np.float32)], "audio_kwargs": {"sampling_rate": RATE + 1}}
     monkeypatch.setattr(clips.Clip, "inputs", lambda *_: other)
-    with pytest.raises(RequestError, match="the sound is not taken by the model's processor") as caught:
+    with pytest.raises(RequestError, match="the model's processor rejects the sound") as caught:
         answer(listener, [audio_part(sound(0.9))])
     assert (caught.value.name, caught.value.code) == ("invalid_audio", ErrorCode.USAGE)
 

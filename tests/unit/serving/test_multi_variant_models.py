@@ -127,7 +127,7 @@ def test_a_model_whose_tokens_see_later_ones_is_refused() -> None:
         return output - output.mean(dim=1, keepdim=True)
 
     model.model.layers[0].mlp.register_forward_hook(look_ahead)
-    with pytest.raises(GymError, match="its tokens see later ones") as error:
+    with pytest.raises(GymError, match="its tokens attend to later ones") as error:
         MultiVariantModel(model)
     assert error.value.code is ErrorCode.MODEL_INVALID
     assert not model.model.norm._forward_hooks

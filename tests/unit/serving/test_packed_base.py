@@ -93,7 +93,7 @@ DAMAGE: dict[str, tuple[Callable[[PackedBase, bytes], object], str]] = {
         lambda kept, whole: kept.path.write_bytes(
             whole.replace(kept._labels["base"].encode(), b"sha256:" + b"0" * 64)
         ),
-        "for another base, type, format or layout",
+        "for a different base, dtype, format or layout",
     ),
     "a bit of a weight": (
         lambda kept, whole: kept.path.write_bytes(
@@ -121,7 +121,7 @@ def test_a_file_that_is_not_what_it_should_be_is_logged_and_written_anew(
     with caplog.at_level(logging.WARNING):
         found, again = started(folder, tmp_path / "home")
     assert not again.is_mapped
-    assert re.search(f"{re.escape(str(kept.path))}: is packed again: .*{words}", caplog.text)
+    assert re.search(f"{re.escape(str(kept.path))}: packing again: .*{words}", caplog.text)
     assert torch.equal(found, wanted)
     assert kept.path.read_bytes() == whole
     assert kept.path.stat().st_mode & 0o777 == 0o600
@@ -139,7 +139,7 @@ def test_a_folder_that_others_may_write_is_neither_read_nor_written(
         found, again = started(folder, tmp_path / "home")
     assert not again.is_mapped
     assert f"{kept.path}: is packed again: the folder may be written by others (mode {mode:o})" in caplog.text
-    assert f"{kept.path}: the packed base is not kept" in caplog.text
+    assert f"{kept.path}: the packed base is not saved" in caplog.text
     assert torch.equal(found, wanted)
     assert kept.path.read_bytes() == whole[:-1]
 
@@ -169,7 +169,7 @@ def test_packed_weights_that_compute_other_logits_than_recorded_are_refused(
             y *= 2
 
     monkeypatch.setattr(TiledLinear, "multiply", doubled)
-    with pytest.raises(GymError, match="from those that its file records, are off by") as error:
+    with pytest.raises(GymError, match="from those recorded in its file, are off by") as error:
         started(folder, tmp_path / "home", plain=plain)
     assert f"delete {kept.path}" in str(error.value.hint)
 
@@ -215,7 +215,7 @@ def test_a_disk_that_takes_no_file_is_logged_and_the_base_is_served(
     with caplog.at_level(logging.WARNING):
         logits, kept = started(folder, tmp_path / "home")
     assert bool(torch.isfinite(logits).all())
-    assert f"{kept.path}: the packed base is not kept" in caplog.text
+    assert f"{kept.path}: the packed base is not saved" in caplog.text
 
 
 def test_a_file_that_cannot_be_touched_is_mapped(
@@ -238,7 +238,7 @@ def test_a_name_that_no_file_can_hold_is_logged_and_the_base_is_served(
     with caplog.at_level(logging.WARNING):
         logits, kept = started(folder, tmp_path / "home")
     assert bool(torch.isfinite(logits).all())
-    assert f"{kept.path}: the packed base is not kept" in caplog.text
+    assert f"{kept.path}: the packed base is not saved" in caplog.text
     assert list((tmp_path / "home").iterdir()) == []
 
 
@@ -284,7 +284,7 @@ def test_the_bytes_are_logged_before_they_are_written(
     monkeypatch.setattr(packed_base, "write_packed", write)
     with caplog.at_level(logging.WARNING):
         _, kept = started(folder, tmp_path / "home")
-    assert f"the packed base is written to {kept.path}" in logged[0]
+    assert f"writing the packed base to {kept.path}" in logged[0]
     assert logged[0] == caplog.text, "success is no warning"
 
 

@@ -342,7 +342,7 @@ def test_a_places_text_from_a_user_is_text(serving: Serving, llava: Path) -> Non
 
 
 def test_detail_is_what_the_model_has(serving: Serving, idefics3: Path) -> None:
-    with pytest.raises(RequestError, match="reads pictures in one way") as caught:
+    with pytest.raises(RequestError, match="supports only one detail level") as caught:
         answer(serving, [{"role": "user", "content": [image_part(data_url(FIRST), detail="low")]}])
     assert caught.value.param == "messages[0].content[0].image_url"
     rows = [{"role": "user", "content": [{"type": "image"}]}]
@@ -372,7 +372,7 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_pictures(serving: Serv
     ]
     last = {"role": "user", "content": [{"type": "input_image", "image_url": data_url(SECOND)}]}
     asked = {"model": serving.served_name, "max_output_tokens": 4, "input": [*turn * 8, last]}
-    with pytest.raises(RequestError, match="prompt and answer together can have"):
+    with pytest.raises(RequestError, match="prompt and answer together may have"):
         serving.service.handle(RESPONSES, asked, LOCAL)
     made = serving.service.handle(RESPONSES, {**asked, "truncation": "auto"}, LOCAL)
     assert 16 < made["usage"]["input_tokens"] < 512
@@ -381,7 +381,7 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_pictures(serving: Serv
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("{{ m.content }}", "no place for pictures"),
+        ("{{ m.content }}", "does not support pictures"),
         (
             "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}"
             "{% endif %}",

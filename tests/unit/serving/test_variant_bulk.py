@@ -59,7 +59,7 @@ def test_every_file_at_fault_is_named_and_none_is_added(store: VariantStore, tmp
     with pytest.raises(GymError) as caught:
         store.add_all(new, KEY)
     assert caught.value.code is ErrorCode.DELTA_INVALID
-    assert "refused: 2 of 5 variants, and none was added" in caught.value.message
+    assert "refused 2 of 5 variants; none was added" in caught.value.message
     for number in range(5):
         assert (f"v{number}.gymdelta" in caught.value.message) is (number in (1, 3))
     assert (store.count(), objects(store), staged(store)) == (0, 0, [])
@@ -81,7 +81,7 @@ def test_two_files_of_one_name_are_refused_before_anything_is_written(
     store: VariantStore, tmp_path: Path
 ) -> None:
     new = several(tmp_path, 1)
-    with pytest.raises(GymError, match="both to be 'v0'") as caught:
+    with pytest.raises(GymError, match="both be 'v0'") as caught:
         store.add_all([*new, *new], KEY)
     assert caught.value.code is ErrorCode.USAGE
     assert (store.count(), staged(store)) == (0, [])

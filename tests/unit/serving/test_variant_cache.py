@@ -211,7 +211,7 @@ def test_a_variant_larger_than_the_cache_is_refused_with_both_sizes(
     cache: VariantCache, loads: Loads
 ) -> None:
     loads.sizes["a"] = 31
-    with pytest.raises(GymError, match="31 bytes of memory, and cache_size is 30") as caught:
+    with pytest.raises(GymError, match="31 bytes of memory, but cache_size is 30") as caught:
         cache.acquire(row("a"))
     assert caught.value.code is ErrorCode.TOO_LARGE
     assert cache.stats().resident_bytes == 0

@@ -94,7 +94,7 @@ def test_health_needs_no_body() -> None:
 )
 @pytest.mark.parametrize("call", ["models", "complete", "load"])
 def test_an_answer_of_another_form_has_a_name(call: str, content: bytes) -> None:
-    with pytest.raises(GymError, match=r"not of a vLLM|unknown form"):
+    with pytest.raises(GymError, match=r"not a vLLM|unknown form"):
         ask(CALLS[call], 200, content)
 
 

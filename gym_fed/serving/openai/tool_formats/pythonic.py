@@ -41,7 +41,7 @@ class Pythonic(ToolFormat):
         return PythonicReader(mark, tools)
 
     def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
-        raise CannotHold("calls in Python's form cannot be constrained by a schema")
+        raise CannotHold("calls in Python syntax cannot be constrained by a schema")
 
 
 class PythonicReader(CallReader):
@@ -132,12 +132,12 @@ def _call(node: ast.expr, tools: Tools) -> NewCall:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
         before, node = f"{ast.unparse(node.left)} - ".replace(" - ", "-"), node.right
     if not isinstance(node, ast.Call) or node.args:
-        raise ValueError("no call by keywords")
+        raise ValueError("not a call with keyword arguments")
     name = _tool(before + ast.unparse(node.func), tools)
     arguments = {}
     for keyword in node.keywords:
         if keyword.arg is None:
-            raise ValueError("no name of an argument")
+            raise ValueError("not an argument name")
         arguments[keyword.arg] = _value(keyword.value)
     return NewCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
@@ -158,7 +158,7 @@ def _value(node: ast.expr) -> object:
         return [_value(element) for element in node.elts]
     if isinstance(node, ast.Dict):
         if None in node.keys:
-            raise ValueError("no name of a value")
+            raise ValueError("not the name of a value")
         return {
             str(ast.literal_eval(key)): _value(value)
             for key, value in zip(node.keys, node.values, strict=True)
@@ -166,5 +166,5 @@ def _value(node: ast.expr) -> object:
         }
     literal = ast.literal_eval(node)
     if not isinstance(literal, str | int | float | bool | None):
-        raise ValueError("not a value of JSON")
+        raise ValueError("not a JSON value")
     return literal
