@@ -133,7 +133,9 @@ def require_matrix_targets(
         suffix = f".{target}.weight"
         matches = {name: shape for name, shape in shapes.items() if f".{name}".endswith(suffix)}
         if not any(len(shape) == 2 for shape in matches.values()):
-            reason = "which has no matrix of its own in this base: it is missing, fused, or shares the embeddings"
+            reason = (
+                "which has no matrix of its own in this base: it is missing, fused, or shares the embeddings"
+            )
         elif any(part_of(name, shape) == "embeddings" for name, shape in matches.items()):
             reason = "an embedding, whose change is not the factors of a linear layer"
         else:

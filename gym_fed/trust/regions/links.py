@@ -119,7 +119,9 @@ class RegionLinks:
             if proof.entry.sequence > size:
                 later += 1
             elif hashes[proof.entry.sequence] != proof.entry.hash:
-                raise corrupt(f"entry {number}: the root's ledger has a different entry {proof.entry.sequence}")
+                raise corrupt(
+                    f"entry {number}: the root's ledger has a different entry {proof.entry.sequence}"
+                )
             else:
                 updates += 1
         for number, body in self._versions:

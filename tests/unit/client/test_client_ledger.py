@@ -305,7 +305,9 @@ def test_everything_is_verified_and_counted_and_the_next_time_only_the_rest_is_f
 
 
 CONTRADICTIONS: dict[str, Callable[[Scene], None]] = {
-    "a balance of 3, but its ledger adds up to 8": lambda scene: extra(scene, {"server_round": 2, "amount": 5}),
+    "a balance of 3, but its ledger adds up to 8": lambda scene: extra(
+        scene, {"server_round": 2, "amount": 5}
+    ),
     "the hub reports rejected, but its ledger says merged": lambda scene: reported(scene, verdict="rejected"),
     "the hub reports 4 credits, but its ledger says 3": lambda scene: reported(scene, credit=4),
 }
