@@ -134,9 +134,8 @@ class TextDecoder:
 
     def _piece(self, token_id: int) -> str | None:
         """Return the token as written in the vocabulary."""
-        if self.backend is not None:
-            return self.backend.id_to_token(token_id)
-        piece: str | None = self.tokenizer.convert_ids_to_tokens(token_id)
+        of = self.tokenizer.convert_ids_to_tokens if self.backend is None else self.backend.id_to_token
+        piece: str | None = of(token_id)
         return piece
 
     def _inside_word(self, anchor: list[int]) -> list[int]:
