@@ -134,7 +134,7 @@ def test_before_the_first_soup_a_hub_announces_what_its_quorum_takes_and_the_sou
     downloads = Downloads(hub.live_config, hub.base, hub.round_store)
     joining, announced = downloads.announced(0, 2)
     assert joining == 0
-    assert downloads.announced(0, 0)[1] == announced < downloads.announced(0, 4)[1], "members that exist"
+    assert downloads.announced(0, 1)[1] < announced, "of the members that exist"
     merge_next(hub, model, {"ann": "good", "bob": "good"})
     (soup,) = hub.round_store.soups()
     assert soup.size_bytes <= announced <= soup.size_bytes + 64
