@@ -104,9 +104,11 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/play")
     def play(visitor: Looking) -> dict[str, Any]:
-        """List the local models and variants and the loaded servers."""
+        """List the local models and variants, the models that were taught something, and the loaded servers."""
+        models = local_bases(workbench)
         return {
-            "models": [model.facts() for model in local_bases(workbench)],
+            "models": [model.facts() for model in models],
+            "taught": [model.id for model in models if taught.has_rows(model.id)],
             "variants": local_variants(),
             "servers": servers.facts(),
         }
@@ -188,6 +190,11 @@ class Taught:
         if name != base:  # gives different bases distinct file names
             name = f"{name}-{hashlib.sha256(base.encode()).hexdigest()[:8]}"
         return Path(FOLDER) / f"{name}.jsonl"
+
+    def has_rows(self, base: str) -> bool:
+        """Return True if a base has been taught something."""
+        file = self._workbench.folder / self.file(base)
+        return file.is_file() and file.stat().st_size > 0
 
     def rows(self, base: str) -> dict[str, Any]:
         """Return ``{file, total, rows}`` with the newest rows first, each with an ``id`` for its removal.

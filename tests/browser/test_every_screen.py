@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +55,40 @@ def test_a_screen_is_grey_fits_its_window_has_no_barrier_and_a_small_first_view(
         assert chromium.sticks_out(page) == [], (theme, width)
         if width == max(chromium.WIDTHS):
             assert chromium.violations(page) == [], theme
+    assert chromium.unreached_by_keyboard(page) == []
+
+
+@pytest.mark.parametrize("query", ["a=gym-nano", "a=gym-nano&b=runs/nano-sft"])
+def test_a_link_to_a_conversation_has_a_small_first_view_even_with_taught_answers(
+    query: str, webui: Served, page: Page, watch: chromium.Watch
+) -> None:
+    taught = webui.folder / "taught"
+    taught.mkdir(exist_ok=True)
+    row = {"prompt": [{"role": "user", "content": "q"}], "chosen": "a", "rejected": "b"}
+    (taught / "gym-nano.jsonl").write_text(json.dumps(row) + "\n")
+    page.route("**/play/serve", lambda route: route.fulfill(json={"servers": []}))  # no model is loaded
+    page.goto(webui.url)
+    page.goto("about:blank")
+    watch.forget()
+    page.context.new_cdp_session(page).send("Network.clearBrowserCache")
+    page.goto(f"{webui.address}/play?{query}")
+    chromium.settled(page)
+    page.get_by_text("Taught to gym-nano").wait_for()
+    page.wait_for_timeout(200)
+    assert len(watch.requests) <= MOST_REQUESTS, watch.requests
+    assert watch.num_bytes <= MOST_BYTES
+    page.locator("summary", has_text="Taught to gym-nano").press("Enter")
+    page.get_by_role("button", name="Make a variant").wait_for()
+
+
+def test_a_control_that_the_tab_key_never_reaches_or_that_looks_the_same_is_found(page: Page) -> None:
+    page.set_content(
+        "<button style='outline:none'>a</button><div inert><button>b</button></div><button>c</button>"
+    )
+    assert set(chromium.unreached_by_keyboard(page)) == {
+        "not reached: <button>b</button>",
+        'no focus ring: <button style="outline:none">a</button>',
+    }
 
 
 def test_a_narrow_window_shows_which_screen_is_open(hub: Served, page: Page) -> None:

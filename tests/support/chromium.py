@@ -155,3 +155,35 @@ def violations(page: Page) -> list[str]:
         if one["impact"] in ("serious", "critical")
         for node in one["nodes"][:3]
     ]
+
+
+REACHED = """() => {
+  const visible = (node) => node.checkVisibility({visibilityProperty: true}) && node.getClientRects().length > 0;
+  const controls = [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex]")]
+    .filter((node) => node.tabIndex >= 0 && !node.disabled && visible(node));
+  const radios = new Set(), needed = controls.filter((node) => {
+    if (node.type !== "radio") return true;  // one of a group takes the focus, arrows reach the others
+    const group = `${node.form?.id}/${node.name}`;
+    return !radios.has(group) && radios.add(group);
+  });
+  window.gymReached = {needed, seen: new Set(), bare: []};
+  document.addEventListener("focusin", ({target}) => {
+    const {outlineStyle, boxShadow} = getComputedStyle(target), {seen, bare} = window.gymReached;
+    seen.add(target.type === "radio" ? needed.find((one) => one.name === target.name) : target);
+    if (outlineStyle === "none" && boxShadow === "none") bare.push(`no focus ring: ${target.outerHTML.slice(0, 160)}`);
+  });
+  document.activeElement?.blur();
+  return needed.length;
+}"""
+
+
+def unreached_by_keyboard(page: Page) -> list[str]:
+    """Controls of a page that the Tab key never focuses, or that then look as before; none if all is well."""
+    total = page.evaluate(REACHED)
+    for _ in range(total + 5):
+        page.keyboard.press("Tab")
+    found: list[str] = page.evaluate(
+        """() => [...window.gymReached.needed.filter((node) => node.isConnected && !window.gymReached.seen.has(node))
+             .map((node) => `not reached: ${node.outerHTML.slice(0, 160)}`), ...window.gymReached.bare]"""
+    )
+    return found

@@ -1,6 +1,5 @@
 // Chat with the models of this machine: streamed, one or two side by side, with each token's probability, kept and taught.
 import {action, api, bytes, count, el, empty, failed, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "../static/app.js";
-import {answerText, tokenView} from "./play_tokens.js";
 import {historyPanel} from "./play_history.js";
 
 export const title = "Play";
@@ -15,11 +14,16 @@ const KEPT = ["base", "variant", "label", "text", "error", "finish", "count", "f
 // The newest save. Each waits for the one before: the second of a new conversation needs the id that the first one gets.
 let saved = Promise.resolve();
 
+// How an answer is shown while it comes: as text; or token by token, once somebody asks for it.
+const answerText = (text) => { const root = el("div", {class: "said"}, text); return {root, add: (more) => root.append(more)}; };
+let tokenView = null;
+
 export async function show(root, parameters, query) {
   let options = new Map(), servers = [], running = null, tick = null;
   const first = await api("play");
   readOptions(first);
   servers = first.servers;
+  const taughtTo = new Set(first.taught);
   memory.chosen = SIDES.map((side, at) => {
     const wanted = query.get(side.toLowerCase()) || memory.chosen[at];
     return options.has(wanted) ? wanted : "";
@@ -134,7 +138,7 @@ export async function show(root, parameters, query) {
         figure("top_p", "Top p", {min: 0.05, max: 1, step: 0.05}),
         figure("max_tokens", "Max tokens", {min: 1, max: 32768, step: 1}),
         figure("seed", "Seed", {min: 0, step: 1, placeholder: "random"}, "the same answer again")),
-      el("label", {class: "tick"}, el("input", {type: "checkbox", checked: memory.logprobs, onchange: (event) => { memory.logprobs = event.target.checked; }}), " Show each token’s probability"),
+      el("label", {class: "tick"}, el("input", {type: "checkbox", checked: memory.logprobs, onchange: async ({target}) => { if (target.checked) tokenView ||= (await import("./play_tokens.js")).tokenView; memory.logprobs = target.checked; }}), " Show each token’s probability"),
       el("label", {class: "tick"}, el("input", {type: "checkbox", checked: !memory.plain, onchange: (event) => { memory.plain = !event.target.checked; drawTurns(); }}), " Format Markdown"),
       mayChange() && el("label", {class: "tick"}, el("input", {type: "checkbox", checked: memory.temporary, onchange: (event) => { memory.temporary = event.target.checked; }}), " Do not keep conversations"));
   }
@@ -290,9 +294,16 @@ export async function show(root, parameters, query) {
 
   // ---- teaching ----
 
-  // Its module is loaded when the first model is chosen.
+  // What was taught to the chosen models; it is loaded when somebody opens it, or teaches.
   async function drawTaught() {
-    if (!teaching && !bases().length) return;
+    const these = bases().filter((base) => taughtTo.has(base));
+    if (!these.length) { replace(taught); return; }
+    if (teaching) { await fillTaught(); return; }
+    const open = el("details", {ontoggle: () => { if (open.open) fillTaught(); }}, el("summary", {}, `Taught to ${these.join(" and ")}`));
+    replace(taught, open);
+  }
+
+  async function fillTaught() {
     teaching ||= import("./play_taught.js").then(({taughtPanel}) => taughtPanel({bases, refresh: async () => { readOptions(await api("play")); drawSides(); }, compareWith: (base, variant) => {
       memory.chosen = [base, `${base}:${variant}`];
       memory.compares = true;
@@ -304,7 +315,7 @@ export async function show(root, parameters, query) {
       await panel.draw();
     } catch (error) {
       teaching = null;
-      replace(taught, failed(error, drawTaught));
+      replace(taught, failed(error, fillTaught));
     }
   }
 
@@ -328,7 +339,8 @@ export async function show(root, parameters, query) {
   async function teach(base, messages, chosen, rejected) {
     const {total} = await post("play/taught", {base, prompt: messages, chosen, rejected});
     say(total === 1 ? `The first answer is taught to ${base}` : `${total} answers are taught to ${base}`);
-    drawTaught();
+    taughtTo.add(base);
+    await fillTaught();
   }
 
   function drawButtons() {

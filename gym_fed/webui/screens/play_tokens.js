@@ -1,10 +1,5 @@
-// How an answer is shown while it comes: as text, or token by token with the probability of each.
+// An answer token by token, with the probability of each.
 import {el, replace} from "../static/app.js";
-
-export function answerText(text) {
-  const root = el("div", {class: "said"}, text);
-  return {root, add: (more) => root.append(more)};
-}
 
 // Weight and line say how likely a token was. Its alternatives are shown in a card while the pointer is over it, and below
 // when it has the focus (arrow keys move it).
