@@ -71,4 +71,4 @@ def test_the_form_changes_one_value_of_the_text(webui: Served, page: Page) -> No
     page.locator("#key-max_steps").press("Enter")
     page.wait_for_function("() => document.getElementById('yaml').value.includes('max_steps: 50')")
     assert page.locator("#yaml").input_value() == TEXT.replace("max_steps: 100", "max_steps: 50")
-    page.get_by_role("button", name="Start", exact=True).wait_for()
+    page.wait_for_selector(".start button.primary:enabled")

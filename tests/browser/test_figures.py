@@ -41,6 +41,22 @@ def test_smoothing_is_the_corrected_moving_average(opened: Page) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ticks", "is_log", "texts"),
+    [
+        ([3.906e-4, 3.91e-4, 3.914e-4], False, ["3.906e-4", "3.910e-4", "3.914e-4"]),
+        ([0, 0.00025, 0.0005, 0.001], False, ["0", "0.00025", "0.00050", "0.00100"]),
+        ([0.30000000000000004, 0.4], False, ["0.3", "0.4"]),
+        ([-1000, 0, 1000], False, ["-1000", "0", "1000"]),
+        ([0.001, None, 0.1], True, ["0.001", "", "0.1"]),
+    ],
+)
+def test_the_labels_of_an_axis_have_one_notation_and_differ(
+    opened: Page, ticks: list[float | None], is_log: bool, texts: list[str]
+) -> None:
+    assert computed(opened, "charts.js", f"m.tickTexts({json.dumps([ticks, is_log])[1:-1]})") == texts
+
+
+@pytest.mark.parametrize(
     ("expression", "text"),
     [
         ("m.bytes(999)", "999 B"),

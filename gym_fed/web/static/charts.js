@@ -26,7 +26,7 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     return {
       width, height, legend: {show: false}, cursor: {points: {size: 6}, drag: {x: true, y: false, setScale: !onZoom}, ...(group && {sync: {key: group}}), ...(onZoom && {bind: {dblclick: () => () => onZoom(null, null)}})},
       scales: {x: {time: false, range: limits ? () => limits : undefined}, y: log ? {distr: 3} : series.some((one) => one.errors) ? {range: withErrors} : {}},
-      axes: [{...axis, ...(whole ? {incrs: WHOLE} : {values: (_, ticks) => ticks.map((tick) => xText(tick))}), label: xLabel, labelFont: font, labelSize: 18, size: 34}, {...axis, label: yLabel || null, labelFont: font, labelSize: yLabel ? 16 : 0, size: 58, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick)))}],
+      axes: [{...axis, ...(whole ? {incrs: WHOLE} : {values: (_, ticks) => ticks.map((tick) => xText(tick))}), label: xLabel, labelFont: font, labelSize: 18, size: 34}, {...axis, label: yLabel || null, labelFont: font, labelSize: yLabel ? 16 : 0, size: (_, texts) => Math.max(58, 14 + 7 * Math.max(0, ...(texts || []).map((text) => text.length))), values: (_, ticks) => tickTexts(ticks, log)}],
       series: [{}, ...raws().map((one) => ({label: `${one.name}, not smoothed`, stroke: ink, alpha: 0.28, width: 1, spanGaps: true, points: {show: false}})), ...series.map((one, at) => ({
         label: one.name, stroke: ink, width: WIDTHS[at % 6], dash: DASHES[at % 6], spanGaps: true,
         points: {show: one.points.length < 3, filter: one.points.length > 2 && MARKERS[at % 6] ? marked : undefined, size: 6, width: 1.25, stroke: ink, fill: MARKERS[at % 6] === "filled" ? ink : style.getPropertyValue("--paper").trim()},
@@ -210,10 +210,20 @@ export function between(points, x) {
 }
 
 const last = (points) => (points.length ? points.at(-1)[1] : null);
+// Labels of an axis in one notation, with as many digits as tell them apart; those of a logarithmic axis one by one.
+export function tickTexts(ticks, isLog) {
+  const known = ticks.filter((tick) => tick !== null && tick !== undefined), most = Math.max(...known.map(Math.abs), 0);
+  if (isLog || known.length < 2 || !most) return ticks.map((tick) => (tick === null || tick === undefined ? "" : compact(tick)));
+  const step = Math.min(...known.slice(1).map((tick, at) => Math.abs(tick - known[at]))), power = most >= 1e6 || most < 1e-3 ? Math.floor(Math.log10(most) + 1e-9) : 0;
+  const scale = 10 ** power, needs = (digits) => Math.abs(Number((step / scale).toFixed(digits)) - step / scale) > 1e-3 * (step / scale);
+  let digits = 0;
+  while (digits < 10 && needs(digits)) digits++;
+  return ticks.map((tick) => (tick === null || tick === undefined ? "" : tick === 0 || !power ? tick.toFixed(tick === 0 ? 0 : digits) : `${(tick / scale).toFixed(digits)}e${power}`));
+}
+
 function compact(value) {
-  if (Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-5)) return value.toExponential(0);
-  const text = String(Number(value.toPrecision(4)));
-  return text.length > 8 ? value.toExponential(3) : text; // the axis has room for no more
+  if (Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-4)) return value.toExponential(0);
+  return String(Number(value.toPrecision(4)));
 }
 
 function swatch(at) {

@@ -13,7 +13,7 @@ const CHARTS = [
   {title: "Gradient norm", keys: ["grad_norm"], log: true},
   {title: "Learning rate", keys: ["learning_rate"]},
   {title: "Tokens per second", keys: ["performance/tokens_per_second"]},
-  {title: "Peak memory, GB", keys: ["performance/peak_ram_bytes", "performance/peak_cuda_bytes"], scale: 1e-9},
+  {title: "Peak memory, GB", keys: ["performance/peak_ram_bytes", "performance/peak_cuda_bytes"], scale: 1e-9, names: ["RAM", "GPU"]},
   {title: "GPU use, %", keys: ["performance/gpu_utilization_percent"]},
 ];
 const ELAPSED = "performance/elapsed_seconds";
@@ -210,7 +210,7 @@ export async function show(root, {path}, query) {
     const several = run.others.length > 0;
     const marks = several ? [] : run.marks.filter((mark) => Number.isInteger(mark.step)).map((mark) => ({x: mark.step, text: mark.kind === "rollback" ? `back to ${mark.to_step}` : "spike"}));
     for (const {spec, plot} of some) {
-      const series = all().flatMap((one) => spec.keys.filter((key) => one.series[key]?.length).map((key) => ({name: several ? label(one) : spec.keys.length > 1 ? heading(key) : spec.title, ...drawn(one, key, spec.scale || 1, several)})));
+      const series = all().flatMap((one) => spec.keys.filter((key) => one.series[key]?.length).map((key) => ({name: several ? label(one) : spec.names?.[spec.keys.indexOf(key)] || (spec.keys.length > 1 ? heading(key) : spec.title), ...drawn(one, key, spec.scale || 1, several)})));
       plot.set(series, {lines: spec.wide || spec.keys.includes("grad_norm") ? marks.map(({x, text}) => ({x: placing(run)(x), text})) : []});
     }
   }

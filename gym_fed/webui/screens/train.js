@@ -96,7 +96,8 @@ export async function show(root, parameters, query) {
     if (document.activeElement !== run) run.value = checked.given.output_dir ?? "";
     const other = free && action(`Call it ${free}`, () => set({output_dir: free}));
     const fields = el("div", {class: "field"}, el("label", {for: "run-name"}, "Folder of the run"), run);
-    replace(actions, fields, isValid && [
+    const choose = checked.problems.map((one) => one.choose).filter(Boolean), next = choose.length === checked.problems.length ? `Choose ${choose.join(" and ")} first` : "Correct the problems first";
+    replace(actions, fields, !isValid && el("div", {class: "row"}, el("button", {type: "button", class: "primary", disabled: true, "aria-describedby": "start-waits"}, "Start"), el("span", {id: "start-waits", class: "quiet small"}, next)), isValid && [
       missing.length > 0 && download(missing),
       taken === "unfinished" && el("p", {class: "problem"}, `${path} was stopped. The same configuration goes on from its checkpoint; another is refused.`),
       taken === "unfinished" && other,

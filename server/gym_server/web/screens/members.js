@@ -39,7 +39,7 @@ export async function show(root) {
 
 function join({install, link, enrolment}) {
   const how = {invite: "Ask the coordinator for an invite, and paste it on the page that opens.", "allow-list": "Send the coordinator the id that the page shows, and then give it the hub’s address.", open: "Paste this link on the page that opens:"}[enrolment];
-  return section("Join", el("p", {}, "Install the client and open its page, with these two lines in a terminal:"), copyable(install.join("\n")), el("p", {}, how), link && copyable(link));
+  return section("Join", el("p", {}, "Install the client and open its page, with these two lines in a terminal:"), copyable(install.join("\n")), el("p", {}, how), link && copyable(link), link?.startsWith("gym://") && el("p", {class: "small"}, el("a", {href: link}, "Open it with gym-client"), el("span", {class: "quiet"}, ", once ", el("code", {}, "gym-client install-links"), " was run there")));
 }
 
 // The page's own address for a website: the configured one, or how to configure it.
