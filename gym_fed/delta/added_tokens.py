@@ -21,7 +21,7 @@ MAX_TOKEN_CHARS = 256
 MAX_SERVED_TEXT_BYTES = 128 * 2**10
 """Maximum UTF-8 bytes of the texts in a served variant. Other requests wait while they are compiled, 2 us per byte."""
 MAX_ROW_TENSORS = 4
-"""Embeddings, head, and its bias; one to spare."""
+"""Embeddings, head, and its bias; plus one spare."""
 MAX_VOCABULARY = 1 << 24
 
 _ROWS = re.compile(r"(.+)\[([1-9]\d{0,8}):\]", re.ASCII)
@@ -104,9 +104,7 @@ class AddedRows:
             return None
         ranges = {(first, first + shapes[name][0]) for name, (_, first) in parts.items() if shapes[name]}
         if len(ranges) != 1 or not all(shapes[name] for name in parts):
-            raise _invalid(
-                f"tensors {shown_tokens(parts)}: their rows do not have the same first and last number"
-            )
+            raise _invalid(f"tensors {shown_tokens(parts)}: their first and last row numbers differ")
         ((first, size),) = ranges
         if size > MAX_VOCABULARY:
             raise _invalid(
@@ -185,7 +183,7 @@ def refuse_added(tokens: AddedTokens, rows: AddedRows | None) -> None:
     named = f" ({shown_tokens(token.text for token in tokens.tokens)})" if tokens.tokens else ""
     raise GymError(
         ErrorCode.BASE_MISMATCH,
-        f"{' and '.join(what)}{named}, and only the base's own vocabulary can be used here",
+        f"{' and '.join(what)}{named}, but only the base's own vocabulary can be used here",
         "apply it and use the model: gym delta apply BASE FILE -o FOLDER",
     )
 
@@ -201,7 +199,7 @@ def require_servable_tokens(tokens: AddedTokens, name: str) -> None:
     if size > MAX_SERVED_TEXT_BYTES:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: the texts of its {counted(len(every), 'added token')} have {counted(size, 'byte')}, and a "
+            f"{name}: the texts of its {counted(len(every), 'added token')} have {counted(size, 'byte')}, but a "
             f"variant may have {counted(MAX_SERVED_TEXT_BYTES, 'byte')}",
             "add fewer or shorter tokens, or apply it and serve the model: gym delta apply BASE FILE -o FOLDER",
         )

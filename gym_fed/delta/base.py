@@ -44,7 +44,7 @@ def checked_tensors(model: nn.Module | Tensors, spec: BaseSpec, what: str) -> di
             ErrorCode.BASE_MISMATCH,
             f"tensor {name!r} has shape {shapes.get(name)} in the {what} model, but "
             f"{spec.shapes.get(name)} in the description of {spec.model_name!r}",
-            "give models of the same architecture and vocabulary",
+            "use models of the same architecture and vocabulary",
         )
     return tensors
 
@@ -63,16 +63,16 @@ def _require_tied_alike(
     if name in shapes:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"the {what} model has an output head of its own ({name}), and the base's shares the weights of the "
+            f"the {what} model has an output head of its own ({name}), but the base's shares the weights of the "
             "embeddings: a delta of this base cannot hold it",
-            "train without lm_head or embeddings alone in the adapter, or export the whole model: "
+            "do not adapt lm_head or the embeddings alone, or export the whole model: "
             "gym export --format huggingface",
         )
     raise GymError(
         ErrorCode.BASE_MISMATCH,
-        f"the output head of the {what} model shares the weights of the embeddings, and the base has one of its own "
+        f"the output head of the {what} model shares the weights of the embeddings, but the base has its own "
         f"({name})",
-        "give the base that it was trained from",
+        "use the base that it was trained from",
     )
 
 

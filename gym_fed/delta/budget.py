@@ -133,14 +133,14 @@ def fit(
         smallest = file_bytes([choice for choice in least if choice is not None], spec, extra)
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"max_bits_per_weight: {max_bits_per_weight} is {counted(budget, 'byte')}, and the smallest codecs "
+            f"max_bits_per_weight: {max_bits_per_weight} is {counted(budget, 'byte')}, but the smallest codecs "
             f"take {smallest}",
-            f"raise it above {8 * smallest / spec.num_parameters:.2f}, or give embeddings and norms smaller codecs",
+            f"raise it above {8 * smallest / spec.num_parameters:.2f}, or use smaller codecs for embeddings and norms",
         )
     if options and (picks is None or not chosen(picks)):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"max_bits_per_weight allows {counted(budget, 'byte')}, in which not one tensor of "
+            f"max_bits_per_weight allows {counted(budget, 'byte')}, which fits no tensor of "
             f"{spec.model_name!r} fits",
             "raise max_bits_per_weight",
         )

@@ -239,7 +239,7 @@ def lora_delta(
             f"{'no' if residual is None else 'a'} residual was given, but factors are {policy.factors}, "
             f"error_feedback: {policy.error_feedback}"
             if policy is not None
-            else "a residual was given, but without a policy factors are written as they are",
+            else "a residual was given, but without a policy factors are written unquantised",
             "quantised factors with error_feedback need a residual, and nothing else does",
         )
     if residual is not None and quantising is not None:
@@ -270,7 +270,7 @@ def lora_delta(
         entry = DeltaEntry.of(name, delta, "dense", dtype=dtype)
         entries.append(entry)
         size = get_codec("dense").payload_bytes(tuple(delta.shape), entry.params)
-        why = "the values themselves: its change has no factors that are smaller"
+        why = "values: factors of its change would not be smaller"
         choices.append(CodecChoice(TensorRecord(name, entry.shape, "dense", entry.params), size, why))
         reports.append(TensorReport(name, "dense", why, size, energy_of(name, delta)))
     if policy is not None and policy.max_bits_per_weight is not None:
@@ -361,5 +361,5 @@ def _report(choice: CodecChoice, energy: float, is_encoded: bool) -> TensorRepor
     name = choice.record.name
     if is_encoded:
         return TensorReport(name, choice.record.codec, choice.why, choice.payload_bytes, energy)
-    why = "unchanged" if energy == 0.0 else "over max_bits_per_weight; waits in the residual"
+    why = "unchanged" if energy == 0.0 else "over max_bits_per_weight; stays in the residual"
     return TensorReport(name, None, why, 0, energy)

@@ -82,7 +82,7 @@ class ErrorFeedback:
         if held.shape != exact.shape:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"tensor {name!r}: {self.path} has shape {list(held.shape)}, the delta {list(exact.shape)}",
+                f"tensor {name!r}: {self.path} has shape {list(held.shape)}, but the delta has {list(exact.shape)}",
                 "reset the residual",
             )
         return exact + (held if self._decay == 1.0 else held * self._decay)
@@ -185,11 +185,11 @@ def _read(path: Path, lineage: str) -> tuple[dict[str, Tensor], dict[str, int]]:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
             f"residual {path} belongs to the lineage of {head.get('lineage')}, not of {lineage}",
-            "keep one residual a federation, or reset this one",
+            "keep one residual per federation, or reset this one",
         )
     exponents = head.get("exponents", {})
     if not isinstance(exponents, dict) or not all(type(value) is int for value in exponents.values()):
-        raise _corrupt(path, "its exponents are no whole numbers")
+        raise _corrupt(path, "its exponents are not integers")
     return tensors, exponents
 
 

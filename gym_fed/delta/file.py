@@ -246,7 +246,7 @@ def _metadata(header: dict[str, Any]) -> str:
         or set(metadata) != {METADATA_KEY}
         or not isinstance(metadata[METADATA_KEY], str)
     ):
-        raise _invalid(f"is not a .gymdelta: its metadata holds no single string {METADATA_KEY!r}")
+        raise _invalid(f"is not a .gymdelta: its metadata is not a single string {METADATA_KEY!r}")
     return str(metadata[METADATA_KEY])
 
 
@@ -273,13 +273,13 @@ def _check_codecs(manifest: Manifest, limits: DeltaLimits) -> None:
         if record.codec not in known:
             raise _invalid(
                 f"tensor {record.name!r}: unknown codec {record.codec!r} (known: {', '.join(known)})",
-                "a codec of another package is known once that package is installed",
+                "install the package that provides the codec",
             )
         CODECS.require_allowed(record.codec)
         with _about(record.name):
             codec = get_codec(record.codec)
             if split_rows(record.name) is not None and not codec.for_added_rows:
-                raise CodecError(f"added rows have codec {record.codec!r}, which is not one for added rows")
+                raise CodecError(f"added rows have codec {record.codec!r}, which cannot encode added rows")
             if codec.adds_up and not limits.sums:
                 raise CodecError(f"codec {record.codec!r} is only for soups")
             normal = codec.normalise(record.params, record.shape)

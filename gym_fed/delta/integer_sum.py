@@ -50,8 +50,8 @@ class IntegerSum:
         """Add a delta, or subtract it with ``sign`` -1, on the finer of both grids.
 
         Raises:
-            GymError: ``DELTA_INVALID`` naming the tensor that is not made of integers, has another shape, or whose sum
-                exceeds 31 bits.
+            GymError: ``DELTA_INVALID`` naming the tensor that does not consist of integers, has a different shape, or
+                whose sum exceeds 31 bits.
         """
         for name in delta.names:
             added = delta.integers(name)
@@ -67,7 +67,7 @@ class IntegerSum:
                 codes = _shifted(current, exponent) + sign * _shifted(added, exponent)
                 self._sums[name] = Integers(_narrow(codes), exponent)
             except OverflowError:
-                raise _invalid(delta, name, "makes a sum of more than 31 bits") from None
+                raise _invalid(delta, name, "has a sum of more than 31 bits") from None
             delta.release(name)
 
     @property
@@ -76,7 +76,7 @@ class IntegerSum:
         return {name: tuple(held.codes.shape) for name, held in self._sums.items()}
 
     def digest(self) -> str:
-        """Return ``sha256:<hex>`` of the sum, on whatever grids it was made.
+        """Return ``sha256:<hex>`` of the sum, which does not depend on its grids.
 
         Hashed are, for every tensor that is not zero and in order of name: the canonical JSON of
         ``[name, shape, exponent]``, its length before it as eight little-endian bytes, and the codes as little-endian
@@ -138,7 +138,7 @@ def read_sum(files: Iterable[tuple[Path, BaseSpec]], digest: str) -> IntegerSum:
         digest: ``IntegerSum.digest`` of the sum, from the version that it leads to.
 
     Raises:
-        GymError: ``DELTA_INVALID``, or ``BASE_MISMATCH`` if it is another sum.
+        GymError: ``DELTA_INVALID``, or ``BASE_MISMATCH`` if the sum differs.
     """
     total = IntegerSum()
     for path, spec in files:
@@ -153,8 +153,8 @@ def require_sum(total: IntegerSum, digest: str) -> None:
     if total.digest() != digest:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"the sum of the soups has digest {total.digest()}, the version says {digest}",
-            "the hub sent other soups than those of its version: ask its coordinator for `gym-server ledger verify`",
+            f"the sum of the soups has digest {total.digest()}, but the version says {digest}",
+            "the hub sent soups other than those of its version: ask its coordinator for `gym-server ledger verify`",
         )
 
 

@@ -56,7 +56,7 @@ def share_kept(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], dtype: s
 
     total = KeptDelta()
     for name, tensor in tuned.items():
-        if name in base:  # without the rows of added tokens, which are no change of the base
+        if name in base:  # without the rows of added tokens, which do not change the base
             old, new = base[name], tensor.detach()
             if old.shape != new.shape:
                 old, new = (part[: min(len(old), len(new))] for part in (old, new))
@@ -109,4 +109,4 @@ def kept_text(share: float | None, dtype: str) -> str:
     if share is None:
         return ""
     text = f"keeps {share:.1%} of the delta in {dtype}"
-    return text if share >= MIN_KEPT else f"{text}: rounding takes the rest away; float32 keeps all of it"
+    return text if share >= MIN_KEPT else f"{text}: rounding loses the rest; float32 keeps all of it"

@@ -74,7 +74,7 @@ def quantise_factors(
         if not plans and any(bool(parts.values.any()) for parts in components.values()):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"factor_bits allows {counted(budget, 'byte')}, in which not one component of {spec.model_name!r} fits",
+                f"factor_bits allows {counted(budget, 'byte')}, which fits no component of {spec.model_name!r}",
                 "raise factor_bits",
             )
     written: dict[str, Written] = {}
@@ -93,7 +93,7 @@ def quantise_factors(
         if residual is not None:
             residual.record(name, residual.compensated(name, _product(a, b, scaling)) - decoded)
     if residual is not None:
-        for name in set(residual.names()) - set(factors):  # not trained this time: its residual stays
+        for name in set(residual.names()) - set(factors):  # not trained in this round: its residual stays
             residual.record(name, residual.compensated(name, torch.zeros(spec.shapes[name])))
     return written
 
@@ -102,7 +102,7 @@ def _components(
     name: str, a: Tensor, b: Tensor, scaling: float, residual: ErrorFeedback | None
 ) -> Components:
     if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
-        raise CodecError(f"factors A {list(a.shape)} and B {list(b.shape)} do not fit each other")
+        raise CodecError(f"factors A {list(a.shape)} and B {list(b.shape)} do not match")
     a, b = (factor.detach().to("cpu", torch.float64) for factor in (a, b))
     check_finite(a, "factor A")
     check_finite(b, "factor B")

@@ -168,7 +168,7 @@ def _set_sizes(records: Iterable[TensorRecord], sizes: list[Any]) -> None:
         )
     for record, size in zip(sized, sizes, strict=True):
         if type(size) is not int or size < 1:
-            raise _invalid(f"tensor {record.name!r}: size {_short(size)} is not a positive whole number")
+            raise _invalid(f"tensor {record.name!r}: size {_short(size)} is not a positive integer")
         record.params[_BYTES] = size
 
 
@@ -199,7 +199,7 @@ def _expand(row: Any, codecs: list[tuple[str, dict[str, ParamValue]]], room: int
     if not name or not name.isprintable():
         raise _invalid(f"tensor name {_short(name)} is empty or not printable")
     if not isinstance(shape, list) or not all(type(side) is int and side > 0 for side in shape):
-        raise _invalid(f"tensor {name!r}: shape {_short(shape)} is not a list of positive whole numbers")
+        raise _invalid(f"tensor {name!r}: shape {_short(shape)} is not a list of positive integers")
     if math.prod(shape) > MAX_TENSOR_ELEMENTS:
         raise _invalid(f"tensor {name!r}: shape {_short(shape)} has more than {MAX_TENSOR_ELEMENTS} elements")
     if type(codec) is not int or not 0 <= codec < len(codecs):

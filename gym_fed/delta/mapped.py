@@ -39,7 +39,7 @@ def map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any]
     try:
         handle = os.open(path, os.O_RDONLY | O_BINARY | O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
-        raise GymError(ErrorCode.FILE_NOT_FOUND, "no such file", "give a .gymdelta file") from None
+        raise GymError(ErrorCode.FILE_NOT_FOUND, "no such file", "pass a .gymdelta file") from None
     try:
         status = os.fstat(handle)
         size = status.st_size

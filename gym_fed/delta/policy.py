@@ -20,7 +20,7 @@ _EMBEDDING = re.compile(r"(^|[._])(embed(?!_out)\w*|\w*embeddings?|wte|wpe)(\.|$
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)(\.|$)")
 _MADE_OF = {
     "auto": ("bitdelta", "auto: sign bits, 16 times smaller than bfloat16"),
-    "as-merged": ("dense", "as merged: no factors, the values themselves"),
+    "as-merged": ("dense", "as merged: values, since it has no factors"),
 }
 
 
@@ -92,7 +92,7 @@ def choose(
         return choice_of(name, delta, own, policy, f"{part}: {own}")
     word, why = _MADE_OF.get(policy.codec, (policy.codec, "policy"))
     if own == SAME_ROW and policy.gives_rows and get_codec(word).has_scales:
-        word, why = f"{word}{ROW}", f"{why}; {part}: a scale for each row"
+        word, why = f"{word}{ROW}", f"{why}; {part}: one scale per row"
     return choice_of(name, delta, word, policy, why)
 
 

@@ -13,7 +13,7 @@ from gym_fed.delta.integer_sum import IntegerSum, read_sum
 
 
 def is_within_sum(soups: Sequence[SoupReference], at: int) -> bool:
-    """Return True if soups before and after the version at this index add up: their sum has no start there."""
+    """Return True if the soups before and after the version at this index add up, so that no sum starts there."""
     return 0 < at < len(soups) and None not in (soups[at - 1].integers, soups[at].integers)
 
 
@@ -40,7 +40,7 @@ def apply_soups(
         last_sum: Sum of the last soups if they add up; by default it is read from the soups.
 
     Raises:
-        GymError: ``DELTA_INVALID`` or ``BASE_MISMATCH``. The tensors may be of a version between then.
+        GymError: ``DELTA_INVALID`` or ``BASE_MISMATCH``. The tensors may then be at a version in between.
     """
     specs, at = specs_of(start, soups), 0
     for adds_up, run in groupby(soups, lambda soup: soup.integers is not None):

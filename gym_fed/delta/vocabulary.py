@@ -72,7 +72,7 @@ class VocabularyChange:
             size = self.first + len(next(iter(self.rows.values())))
             padding = unnamed_rows(self.first, size, (token.id for token in self.tokens.tokens))
             words.append(f"rows {self.first} to {size - 1} of {', '.join(sorted(self.rows))}")
-            words.extend([f"no token has the rows {padding}"] if padding else [])
+            words.extend([f"rows {padding} have no token"] if padding else [])
         return "; ".join(words)
 
 
@@ -156,7 +156,7 @@ def apply_with_tokens(
     """Apply a delta to a base in place, with its added tokens; return it with the tokenizer of the fine-tune.
 
     Raises:
-        GymError: As ``DeltaFile.open`` and ``tuned_tokenizer``.
+        GymError: As in ``DeltaFile.open`` and ``tuned_tokenizer``.
     """
     with DeltaFile.open(path, spec, added_tokens=True) as delta:
         tokenizer = tuned_tokenizer(loaded.tokenizer, delta)
@@ -222,9 +222,9 @@ def _require_rows(tokens: AddedTokens, rows: int, name: str) -> None:
         if token.id >= rows:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"{name}: its tokenizer has the token {plain(token.text, 40)!r} with the id {token.id}, and its "
+                f"{name}: its tokenizer has the token {plain(token.text, 40)!r} with the id {token.id}, but its "
                 f"embeddings have {counted(rows, 'row')}",
-                "give the model that was trained with this tokenizer (model.resize_token_embeddings)",
+                "use the model that was trained with this tokenizer (model.resize_token_embeddings)",
             )
 
 
@@ -234,15 +234,15 @@ def _require_unnamed(tokenizer: Any, size: int, name: str) -> None:
     if tokenizer is None:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"{rows}fewer than its base's, and the base's tokenizer is not known",
-            "give the base and the fine-tune by name, so that their tokenizers are read",
+            f"{rows}fewer than its base's, but the base's tokenizer is unknown",
+            "pass the base and the fine-tune by name, so that their tokenizers are read",
         )
     largest = max(text_tokenizer(tokenizer).get_vocab().values(), default=-1)
     if largest >= size:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"{rows}and its base has tokens up to the id {largest}",
-            "a delta cannot remove tokens; give a fine-tune with all of them",
+            f"{rows}but its base has tokens up to the id {largest}",
+            "a delta cannot remove tokens; use a fine-tune with all of them",
         )
 
 

@@ -84,7 +84,7 @@ class Aggregator(Rule):
         """
 
     def claims(self, gram: GramMatrix) -> tuple[Tensor, Tensor]:
-        """Return soup_0 and what each update claims in addition; only for rules with ``Needs.EVIDENCE``.
+        """Return soup_0 and each update's additional claim; only for rules with ``Needs.EVIDENCE``.
 
         The verdict on an update (``RowEvidence.verdicts``) is whether its claim, added to soup_0, lowers the loss on
         the coordinator's clean rows.
@@ -143,7 +143,8 @@ class Aggregator(Rule):
         """
         if updates.dim() != 2 or weights.shape != updates.shape[:1]:
             raise GymError(
-                ErrorCode.USAGE, f"updates {list(updates.shape)} and weights {list(weights.shape)} do not fit"
+                ErrorCode.USAGE,
+                f"updates {list(updates.shape)} and weights {list(weights.shape)} do not match",
             )
         self.check(weights)
         if self.needs is not Needs.EVIDENCE and (root is not None) != (self.needs is Needs.ROOT):
@@ -156,7 +157,7 @@ class Aggregator(Rule):
         if not bool(finite.all()):
             culprit = int((~finite).nonzero()[0, 0])
             raise GymError(
-                ErrorCode.UPDATE_REFUSED, f"update {culprit} holds values that are not finite in float32"
+                ErrorCode.UPDATE_REFUSED, f"update {culprit} has values that are not finite in float32"
             )
         exact = weights.to(torch.float64)
         if self.needs is Needs.NOTHING:
@@ -218,7 +219,7 @@ class CoordinateRule(Aggregator):
 
     def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
         """The paper's formula: ``[m, block]`` and ``[m]`` float64 to ``[block]`` float64."""
-        raise NotImplementedError(f"aggregator {self.name!r} gives neither formula nor _aggregate")
+        raise NotImplementedError(f"aggregator {self.name!r} defines neither formula nor _aggregate")
 
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Aggregate checked input: ``[m, block]`` float32 and ``[m]`` float64 weights to ``[block]`` float32."""

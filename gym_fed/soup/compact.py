@@ -202,7 +202,7 @@ def _smallest_of_known_size(
     sample = delta.reshape(rows, cols)[:: -(-rows * cols // _SAMPLE)].contiguous()
     for option in _options(exact, name, options):
         if option.factors is None and option.error(sample) > 1.1 * bound:
-            continue  # most options fail by far, which a sample of rows shows
+            continue  # most options fail by far, which a sample of rows reveals
         if option.error(delta) <= bound:
             payload = functools.partial(_encoded, option, exact, name)
             return DeltaEntry(name, record.shape, option.codec, option.params, payload)

@@ -127,11 +127,11 @@ class CountedGame:
 
     @property
     def block_weights(self) -> Vector:
-        """The game's own blocks; a single one for a game without rows."""
+        """The game's block weights; a single one for a game without rows."""
         return _block_weights(self._game)
 
     def value(self, coalition: Coalition) -> float:
-        """The game's own value; raises the errors of ``parts``."""
+        """The game's value; raises as ``parts``."""
         return float(self.parts(coalition).sum())
 
     def parts(self, coalition: Coalition) -> Vector:
@@ -161,7 +161,7 @@ class CountedGame:
         return _is_smooth(self._game)
 
     def chance(self) -> Vector:
-        """The game's own chance level; computes a gradient if none was computed yet."""
+        """The game's chance level; computes a gradient if none has been computed yet."""
         smooth = self._smooth
         if not self._sloped:
             self.slopes(np.full(self.n, 0.5))
@@ -207,7 +207,9 @@ class GroupedGame:
 
     def __init__(self, game: Game, groups: list[list[int]]) -> None:
         if sorted(i for group in groups for i in group) != list(range(game.n)):
-            raise GymError(ErrorCode.USAGE, f"groups {groups} do not hold each of {game.n} players once")
+            raise GymError(
+                ErrorCode.USAGE, f"groups {groups} do not contain each of {game.n} players exactly once"
+            )
         self._game, self._groups = game, groups
 
     @property

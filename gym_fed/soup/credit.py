@@ -6,8 +6,8 @@ L its lower confidence bound, contributor i is due::
 
     price * min(1, L / sum_j B_j) * B_i - earned_i      if B_i is above chance, else nothing
 
-All rounds together never pay more than ``price * L``, a harmful round reduces later payments, and noise, whose
-scores cancel, stays within chance. (This project.)
+All rounds together never pay more than ``price * L``. A harmful round reduces later payments, and noise, whose scores
+cancel, stays within chance. (This project.)
 
 A gain is a ratio: nats saved over tokens. Its standard error follows from linearisation (Cochran 1977, "Sampling
 Techniques", sec. 2.11): with d_k the contribution of block k to the gain G and w_k its share of the tokens, the

@@ -99,7 +99,7 @@ class DeltaSoup:
     def __init__(self, config: DeltaSoupConfig, base: nn.Module | None = None) -> None:
         if (base is None) == (config.base_model is None):
             raise GymError(
-                ErrorCode.USAGE, "give the base model once: DeltaSoupConfig(base_model=...) or base=..."
+                ErrorCode.USAGE, "pass the base model once: DeltaSoupConfig(base_model=...) or base=..."
             )
         self.config = config
         named = load_model(str(config.base_model)) if base is None else None
@@ -139,7 +139,11 @@ class DeltaSoup:
                 if ``model`` is not a fine-tune of the base. Earlier contributions are unaffected.
         """
         if user_id in self._contributions:
-            raise GymError(ErrorCode.USAGE, f"{user_id!r} has contributed already", "one contribution each")
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{user_id!r} has contributed already",
+                "each contributor may contribute once",
+            )
         if num_examples < 1:
             raise GymError(ErrorCode.USAGE, f"{user_id!r}: num_examples is {num_examples}, not at least 1")
         path = Path(self._folder.name) / f"update-{len(self._contributions)}.gymdelta"
@@ -222,7 +226,7 @@ class DeltaSoup:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"merge method {rule.name!r} needs more than the models: {rule.statistics or 'a held-out score'}",
-                "use gym soup merge, which takes it",
+                "use gym soup merge, which accepts it",
             )
         cap = config.num_examples_cap
         weights = [1.0 if cap is None else float(min(n, cap)) for _, n in updates]

@@ -60,7 +60,7 @@ class GramMatrix:
         weights: ``[n]`` float64, positive; only their ratios matter.
         root: ``[n + 1]`` float64, inner products of the coordinator's own update with each of the n and, last, with
             itself; None if the coordinator has none.
-        evidence: What the coordinator's clean rows say about the updates; None without such rows.
+        evidence: Evidence of the coordinator's clean rows on the updates; None without such rows.
     """
 
     products: Tensor

@@ -62,12 +62,12 @@ class LowRank:
         codec = get_codec(record.codec)
         factors = codec.factors(payload, record.shape, record.params)
         if factors is None:
-            raise TypeError(f"codec {record.codec!r} gives no factors")
+            raise TypeError(f"codec {record.codec!r} has no factors")
         a, b = (factor.to(torch.float64) for factor in factors)
         scaling = codec.scaling(record.params)
         if not bool(a.any()) or not bool(
             b.any()
-        ):  # next to zeros the codec allows scalings that overflow the other
+        ):  # with a zero factor, the codec allows scalings that overflow the other factor
             scaling = 0.0
         return cls(a, b * scaling)
 
@@ -212,7 +212,7 @@ def common_shape(factors: Sequence[LowRank]) -> tuple[int, int]:
     """
     shapes = sorted({factor.shape for factor in factors})
     if len(shapes) != 1:
-        raise GymError(ErrorCode.USAGE, f"LoRA updates of one weight have the shapes {shapes}, not one")
+        raise GymError(ErrorCode.USAGE, f"LoRA updates of one weight have different shapes: {shapes}")
     return shapes[0]
 
 
@@ -247,9 +247,7 @@ def refactor(low_rank: LowRank, rank: int) -> Refactored:
         GymError: ``USAGE`` for a rank below 1.
     """
     if rank < 1:
-        raise GymError(
-            ErrorCode.USAGE, f"an adapter of rank {rank} holds nothing", "give a rank of at least 1"
-        )
+        raise GymError(ErrorCode.USAGE, f"an adapter of rank {rank} is empty", "use a rank of at least 1")
     if not low_rank.rank:
         return Refactored(low_rank, low_rank, 0.0, torch.zeros(0, dtype=torch.float64))
     with one_thread():

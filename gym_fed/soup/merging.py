@@ -91,7 +91,7 @@ def merge(
 
     Args:
         updates: Open deltas of ``spec``; a tensor that an update lacks counts as zero. With a window they may be of
-            earlier versions: a delta is an increment, and is added to the newer version as it is.
+            earlier versions: a delta is an increment, and is added to the newer version unchanged.
         weights: Positive weight of each update.
         recipe: The rules.
         out_path: Path of the soup, a ``.gymdelta`` of ``spec``.
@@ -238,8 +238,8 @@ def write_soup(
     if residual_path is not None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            "only a soup of LoRA factors that is written as LoRA factors has a residual to keep",
-            "merge LoRA updates by a rule that weighs whole updates, with codec: lora and error_feedback: false",
+            "only a soup of LoRA factors that is written as LoRA factors has a residual",
+            "merge LoRA updates with a rule that weighs whole updates, with codec: lora and error_feedback: false",
         )
     with tempfile.TemporaryFile(dir=folder) as scratch:
         merged: dict[str, Tensor] = {}

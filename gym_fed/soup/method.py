@@ -115,14 +115,14 @@ class MergeMethod(Rule):
             raise GymError(
                 ErrorCode.USAGE,
                 f"tensor {task.name!r}: deltas {list(task.deltas.shape)} and weights "
-                f"{list(task.weights.shape)} do not fit",
+                f"{list(task.weights.shape)} do not match",
             )
         self.check(task.weights)
         for index, delta in enumerate(task.deltas):
             if not bool(torch.isfinite(delta).all()):
                 raise GymError(
                     ErrorCode.UPDATE_REFUSED,
-                    f"tensor {task.name!r}: update {index} holds values that are not finite",
+                    f"tensor {task.name!r}: update {index} has values that are not finite",
                 )
         if self.uses_base and task.base is None:
             raise GymError(ErrorCode.USAGE, f"merge method {self.name!r} needs the base's weights")
@@ -152,7 +152,7 @@ class MergeMethod(Rule):
             raise GymError(
                 ErrorCode.USAGE,
                 f"merge method {self.name!r}: weights {weights.tolist()} are not all {kind} and finite",
-                "" if self.negates else "to take a fine-tune away from the base: --rule task_arithmetic",
+                "" if self.negates else "to subtract a fine-tune from the base, use --rule task_arithmetic",
             )
         if len(weights) < self.minimum:
             raise GymError(
@@ -163,7 +163,7 @@ class MergeMethod(Rule):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"merge method {self.name!r} treats every model alike, but the weights differ",
-                "leave the weights out, or use a method that knows them, such as linear or ties",
+                "leave the weights out, or use a weighted method such as linear or ties",
             )
 
     def choose(self, weights: Tensor, score: Score, gate: Gate | None = None) -> Tensor:
@@ -177,7 +177,7 @@ class MergeMethod(Rule):
         Returns:
             ``[n]`` float64, the coefficients that ``merge_tensor`` uses from now on.
         """
-        raise NotImplementedError(f"merge method {self.name!r} chooses nothing")
+        raise NotImplementedError(f"merge method {self.name!r} does not select models")
 
     @abstractmethod
     def _merge(self, task: TensorTask) -> Tensor:

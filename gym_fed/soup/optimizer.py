@@ -55,8 +55,8 @@ class OptimizerState:
         held = {name: tensor for name in file.names() if (tensor := file.residual(name)) is not None}
         made_by = {name.removeprefix(_RULE) for name in held if name.startswith(_RULE)}
         if held and made_by != {rule}:
-            owners = ", ".join(sorted(made_by)) or "an optimiser that it does not name"
-            log.warning("%s holds the moments of %s; %s starts afresh", path, owners, rule)
+            owners = ", ".join(sorted(made_by)) or "an unnamed optimiser"
+            log.warning("%s holds the moments of %s; %s starts from zero", path, owners, rule)
             held = {}
         return cls({name: tensor for name, tensor in held.items() if not name.startswith(_RULE)}, rule)
 
@@ -82,7 +82,7 @@ class OptimizerState:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
                 f"tensor {name!r}: the server optimiser's moment {moment!r} overflows float32",
-                "the aggregate is too large for its square to be held; limit updates with max_norm",
+                "the square of the aggregate overflows; limit updates with max_norm",
             )
         self._next[key] = changed
         return changed

@@ -70,7 +70,7 @@ class Pipeline:
                 ErrorCode.CONFIG_INVALID,
                 "updates of unequal weight cannot be put into buckets: one malicious client's weight "
                 "would count for its bucket",
-                "use weighting: uniform, or leave bucketing out",
+                "use weighting: uniform, or remove bucketing",
             )
         self.aggregator.check(torch.ones(rows))
 

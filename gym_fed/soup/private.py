@@ -1,7 +1,7 @@
 """Merge updates with differential privacy: clip, discretise, sum, add noise.
 
 Adjacency is zero-out (Kairouz et al. 2021, arXiv:2103.00039, definition 1.1): a neighbour of a round is the same round
-in which one update counts for nothing: every value is zero in the sum, and the update is counted neither within nor
+in which one update counts as zero: every value is zero in the sum, and the update is counted neither within nor
 above the norm (an update of zeros would count as within). The number of updates, n, is public. The query on n integer
 vectors x_i is, coordinate by coordinate, the sum of the middle n - 2t values:
 
@@ -11,8 +11,8 @@ vectors x_i is, coordinate by coordinate, the sum of the middle n - 2t values:
 * ``median``: the one or two values in the middle, t = (n - 1) // 2; the same argument.
 * ``root_gate``: t = 0. x_i is zero if update i points away from the coordinator's own (root) update; otherwise its
   length is that of the root update, or the clip if that is less. Each x_i depends on update i and the root update only.
-  The root update contains nothing of a contributor except what earlier soups have released, so the noise may depend on
-  its length, too.
+  The root update contains nothing of a contributor except what earlier soups have released, so the noise may also
+  depend on its length.
 
 In every case coordinate j changes by at most |x_ij|, so the change of the vector has at most the L2 norm of x_i: the
 clip. The query is divided by n - 2t (public) after the noise. ``discrete_gaussian`` sums votes in {-1, 0, 1} of d
@@ -262,8 +262,8 @@ class NoisedFactors(FactorStack):
         if factors is None or not torch.equal(factors.a, self.shared):
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"tensor {self.name!r} of an update has another A than the round's",
-                "train with recipe.lora.freeze_a, as the task says",
+                f"tensor {self.name!r} of an update has a different A from the round's",
+                "train with recipe.lora.freeze_a, as the task requires",
             )
         return factors.b
 
@@ -353,7 +353,7 @@ def private_stacks(
 
 def _dropped(aggregator: Aggregator, updates: int) -> int:
     dropped = aggregator.drops(torch.ones(updates, dtype=torch.float64))
-    assert dropped is not None, f"aggregator {aggregator.name!r} has bounds_one, and drops gives no number"
+    assert dropped is not None, f"aggregator {aggregator.name!r} has bounds_one, but drops returns no number"
     return dropped
 
 

@@ -162,7 +162,7 @@ def compare(updates: Sequence[DeltaFile], spec: BaseSpec) -> Comparison:
 def leaders(alike: Matrix, order: Sequence[int], threshold: float) -> list[int]:
     """Find the leader of each update: the first similar one in order of arrival, or itself.
 
-    A follower is never a leader, so a chain of similar updates does not connect two that are unlike.
+    A follower is never a leader, so a chain of similar updates does not connect two dissimilar ones.
 
     Args:
         alike: ``[n, n]`` similarities.

@@ -22,8 +22,8 @@ TRIMMED_TOTALS = ((1 << 15) - 1, (1 << 31) - 1)
 
 TRIMMED_ERROR = 1e-3
 """Maximum rounding error of the median vector, as a share of its largest possible coordinate. The largest scale,
-perhaps a malicious client's, sets the unit of all votes: if honest vectors would get too few, the updates are decoded
-instead."""
+perhaps a malicious client's, sets the unit of all votes: if honest vectors would get too few votes, the updates are
+decoded instead."""
 
 _BLOCK_ELEMENTS = 1 << 22
 

@@ -1,9 +1,9 @@
 """One tensor of every update of a round: packed signs, LoRA factors, or blocks decoded on demand.
 
-Any codec is decoded to float32, directly from the mapped files. In memory are ``BLOCK_ELEMENTS`` decoded numbers of all
+Any codec is decoded to float32, directly from the mapped files. Memory holds ``BLOCK_ELEMENTS`` decoded numbers of all
 updates together, and one update's part of them while it is decoded: neither grows with the tensor or the number of
 updates (above 26,214 updates a block still has 40 columns of each). A codec that decodes only entire rows also needs a
-row of one update. Merge version 1 needed at least one row of every update.
+row of one update. Merge version 1 needs at least one row of every update.
 
 Products and combinations of LoRA factors use only the factors; the full matrix is formed in blocks, if at all.
 
@@ -257,7 +257,7 @@ def _signs(update: DeltaFile, name: str) -> tuple[Tensor, Tensor]:
     record = update.record(name)
     signs = get_codec(record.codec).signs(update.payload(name), record.shape, record.params)
     if signs is None:
-        raise TypeError(f"codec {record.codec!r} says that it merges as signs, but gives none")
+        raise TypeError(f"codec {record.codec!r} declares that it merges as signs, but returns none")
     return signs.bits, signs.scales
 
 

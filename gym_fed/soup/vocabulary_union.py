@@ -2,8 +2,8 @@
 
 The merged vocabulary is the base's, then the added tokens in order of first appearance, with new ids. Every update
 is restated against a base that has all of them: the base's row of an added token is the coordinate-wise median of the
-rows that updates have for it, and an update without the token has that row too. So a token of one update keeps its row,
-and rows of shared tokens are merged by the rule, as any other weight. For one or two updates with a token this is
+updates' rows for it, and an update without the token gets that row too. So a token of one update keeps its row, and
+rows of shared tokens are merged by the rule, like any other weight. For one or two updates with a token this is
 mergekit's ``tokenizer_source: union``; for more, mergekit takes the mean, which one hostile update can move anywhere.
 Rows from the first unused id on that have no added token are left out.
 """
@@ -98,7 +98,7 @@ class VocabularyUnion:
         return cls(tokens, spec, wider, old, new, first), replace(base, tokenizer=tokenizer)
 
     def left_out(self, update: DeltaFile) -> list[str]:
-        """Describe what the soup does not have of an update: roles and properties of tokens, rows without a token."""
+        """Describe what the soup omits of an update: roles and properties of tokens, rows without a token."""
         ours = {t.text: t.flags for t in (*self.tokens.tokens, *self.tokens.changed)}
         own = (*update.vocabulary.tokens, *update.vocabulary.changed)
         roles = update.vocabulary.roles.items()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_SHARES = 2.0
-"""Maximum equal shares as which one update counts. A rule that drops honest updates too gives the others more than one;
-the bound keeps a round from being a few updates alone."""
+"""Maximum number of equal shares that one update counts as. A rule that also drops honest updates gives the others more
+than one; the bound keeps a few updates from making up a whole round."""
 
 
 def staleness_weight(staleness: int) -> float:
@@ -70,11 +70,11 @@ class RoundWindow:
 
 
 def _shares(relative: Tensor, lengths: Tensor) -> Tensor:
-    """Return as how many equal shares each update counts: ``[n]`` float64, at most ``MOST_SHARES``.
+    """Return how many equal shares each update counts as: ``[n]`` float64, at most ``MOST_SHARES``.
 
     The coefficient ``r`` of a rule that equalises lengths depends on the length, and ``r * length / median`` does not;
     for a mean it is the other way round. In either case one of the two is 1 for an update with an equal share, so the
-    value between 1 and both of them counts. An update of zeros adds nothing, and counts for nothing.
+    value between 1 and both of them counts. An update of zeros adds nothing and counts as zero.
     """
     median = lengths.sort().values[(len(lengths) - 1) // 2]
     added = relative * lengths / median if median > 0.0 else relative

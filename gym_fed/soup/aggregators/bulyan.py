@@ -6,8 +6,8 @@ mean of the n - 4f selected values nearest to their median (``mean_around_median
 of n >= 4f + 3, including those that hide a large change of few coordinates in an update close to the others.
 
 The last selections see fewer than f + 3 updates, for which Krum is not defined: they count one neighbour. Two updates
-that are each other's nearest then score the same, and the one nearer to all is selected first. Flower 1.41 uses one
-round of Multi-Krum instead of n - 2f rounds of Krum, which selects a different set.
+that are each other's nearest then score the same, and the one nearer to all the others is selected first. Flower 1.41
+uses one round of Multi-Krum instead of n - 2f rounds of Krum, which selects a different set.
 """
 
 from __future__ import annotations

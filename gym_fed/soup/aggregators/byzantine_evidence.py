@@ -1,7 +1,7 @@
-r"""Directions are filtered, and lengths are earned: of long updates and of the soup, by the loss on clean rows.
+r"""Filter directions, and let clean rows decide the lengths of long updates and of the soup.
 
 ``byzantine_robust`` scales every update to the median norm. A contributor who alone holds some of the knowledge sends
-long updates and loses most of them; ``fltrust_caf`` cuts them as well. Here directions are filtered as in
+long updates, most of which are cut off; ``fltrust_caf`` cuts them as well. Here directions are filtered as in
 ``fltrust_caf``, and lengths are treated separately (this project; docs/robustness.md has the figures). With g_0 the
 coordinator's own update, m the median norm and l_i = min(|g_i| / m, 4)::
 
@@ -12,9 +12,9 @@ coordinator's own update, m the median norm and l_i = min(|g_i| / m, 4)::
     v   = 0 if loss(soup_0 + sum_i v_i (l_i - 1) a_i g_i) >= loss(soup_0)
     soup = t sum_i a_i (l_i if v_i else 1) g_i           with the t of ``LENGTHS`` of the lowest loss on the clean rows
 
-Contributors whose data differ go too far together, and a shorter soup leaves less of an attack. The rule itself sees
-inner products, v_i and t only: a replay needs what was recorded and no model. Without clean rows all c_i and t are 1,
-and all excess lengths together are scaled down to a budget of two medians. A cap without evidence or budget is not
+Together, contributors whose data differ overshoot, and a shorter soup keeps less of an attack. The rule itself sees
+only inner products, v_i and t, so a replay needs the records but no model. Without clean rows all c_i and t are 1, and
+all excess lengths together are scaled down to a budget of two medians. A cap without evidence or budget is not
 safe: on digits, attackers who used it took the accuracy from 97% to 64%.
 """
 

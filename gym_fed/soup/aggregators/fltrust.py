@@ -58,7 +58,7 @@ def trusted(gram: GramMatrix, rule: str) -> tuple[Tensor, Tensor]:
     if root_norm == 0.0:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"the root update of aggregator {rule!r} is zero, and points nowhere",
+            f"the root update of aggregator {rule!r} is zero and has no direction",
             "train the root update on more of the coordinator's data",
         )
     lengths = torch.where(norms > 0.0, norms, 1.0)
@@ -67,6 +67,6 @@ def trusted(gram: GramMatrix, rule: str) -> tuple[Tensor, Tensor]:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
             f"no update of {gram.count} has a positive cosine to the root update of aggregator {rule!r}",
-            "look at the coordinator's data: it says the opposite of every contributor's",
+            "check the coordinator's data: it points away from every contributor's",
         )
     return trust, root_norm / lengths

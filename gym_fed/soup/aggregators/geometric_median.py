@@ -10,8 +10,9 @@ mean than ``2 (W - L) / (W - 2L)`` times the honest updates' mean distance to it
 
 RFA stops after a few such steps on smoothed distances, ByzFL after three; how far that is from the median depends on
 the data. Here the search takes Newton steps if they descend, and ends when the gradient of the mean distance is below
-``tolerance``: the mean distance then exceeds the minimum by at most ``tolerance`` times the distance to the median. An
-update may itself be the median, where no gradient exists: this is decided first and exactly (Vardi and Zhang 2000, "The
+``tolerance``: the mean distance then exceeds the minimum by at most ``tolerance`` times the distance to the median. The
+    median may be one of the updates, where no gradient exists: this case is decided first and exactly (Vardi and Zhang
+    2000, "The
 multivariate L1-median and associated data depth", equation 2.7). Distances are smoothed by the rounding error of a
 distance alone, 1e-7 of an update's norm or less. If many points are medians (an even number of updates on one line),
 the result is the mean of the updates among them.

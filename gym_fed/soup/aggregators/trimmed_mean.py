@@ -50,7 +50,7 @@ class TrimmedMean(CoordinateRule):
         if weights.numel() <= 2 * self.trim:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"trim {self.trim} leaves nothing of {counted(weights.numel(), 'update')}",
+                f"trim {self.trim} leaves none of {counted(weights.numel(), 'update')}",
                 "lower trim, or wait for more contributors",
             )
 

@@ -35,7 +35,7 @@ class Gtg(ContributionMethod):
     """Liu et al. 2022, "GTG-Shapley: Efficient and Accurate Participant Contribution Evaluation in Federated Learning",
     alg. 1; arXiv:2109.02053.
 
-    Orders come in turns of n, each led by a different player. Convergence is checked after complete turns, so that
+    Orders are drawn in turns of n, each led by a different player. Convergence is checked after complete turns, so that
     every player has led equally often.
     """
 

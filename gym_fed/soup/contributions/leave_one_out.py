@@ -1,4 +1,4 @@
-"""Leave one out: the loss of value when an update is removed from the round."""
+"""Leave one out: the decrease in value when an update is removed from the round."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class MonteCarloConfig(StrictModel):
 class MonteCarlo(ContributionMethod):
     """Ghorbani and Zou 2019, "Data Shapley: Equitable Valuation of Data for Machine Learning", alg. 1.
 
-    Orders come in pairs, each followed by its reverse (Mitchell et al. 2022, "Sampling Permutations for Shapley Value
-    Estimation", sec. 4.1): of any two updates each comes first once, so one pair gives a quadratic game's scores
+    Orders are drawn in pairs, each followed by its reverse (Mitchell et al. 2022, "Sampling Permutations for Shapley
+    Value Estimation", sec. 4.1): of any two updates each comes first once, so one pair gives a quadratic game's scores
     exactly. Standard errors are those of the pairs' means; for a single pair they are infinite.
     """
 

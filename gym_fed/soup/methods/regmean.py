@@ -74,9 +74,7 @@ class Regmean(MergeMethod):
                 answers += delta.double() @ moment * share
             factor, failed = torch.linalg.cholesky_ex(total)
             if int(failed):
-                raise GymError(
-                    ErrorCode.DATA_INVALID, f"tensor {task.name!r}: moments add up to no covariance"
-                )
+                raise GymError(ErrorCode.DATA_INVALID, f"tensor {task.name!r}: the moments sum to zero")
             return torch.cholesky_solve(answers.T, factor).T
 
     def _checked(self, task: TensorTask, index: int) -> Tensor:
@@ -92,8 +90,8 @@ class Regmean(MergeMethod):
         if not (symmetric and bool((moment.diagonal() >= 0).all()) and bool(torch.isfinite(moment).all())):
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"tensor {task.name!r}: moments {index} are not the second moments of anything: symmetric, finite, "
-                "squares at least 0",
+                f"tensor {task.name!r}: moments {index} are not valid second moments: they must be symmetric and "
+                "finite, with squares of at least 0",
             )
         shrunk = moment * self.config.alpha
         shrunk.diagonal().copy_(moment.diagonal())

@@ -1,8 +1,8 @@
 """Nesterov momentum: ``m <- beta * m + aggregate``, and the step is ``aggregate + beta * m``.
 
 Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models" (arXiv:2311.08105), alg. 1:
-the outer optimiser, as torch's SGD with ``nesterov=True``; there with ``momentum: 0.9`` and a ``server_learning_rate``
-of 0.7.
+the outer optimiser, like torch's SGD with ``nesterov=True``; the paper uses ``momentum: 0.9`` and a
+``server_learning_rate`` of 0.7.
 """
 
 from __future__ import annotations

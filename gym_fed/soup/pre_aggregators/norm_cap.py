@@ -33,7 +33,7 @@ class NormCapConfig(RuleConfig):
     @model_validator(mode="after")
     def _one_of_both(self) -> NormCapConfig:
         if self.quantile is not None and self.max_norm is not None:
-            raise ValueError("quantile and max_norm are two ways to set the cap: give one")
+            raise ValueError("quantile and max_norm are two ways to set the cap: set only one")
         return self
 
 
@@ -51,7 +51,7 @@ class NormCap(PreAggregator):
                 ErrorCode.CONFIG_INVALID,
                 f"quantile {self._quantile:g} of {count} norms may be one of "
                 f"num_malicious_nodes: {malicious} malicious ones",
-                f"lower quantile to {(count - malicious - 1) / max(1, count - 1):.4g} or less, or give max_norm",
+                f"lower quantile to {(count - malicious - 1) / max(1, count - 1):.4g} or less, or set max_norm",
             )
         return count
 

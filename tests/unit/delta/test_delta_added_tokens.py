@@ -397,9 +397,7 @@ def test_a_vocabulary_that_was_cut_is_refused_where_the_tokens_of_the_base_are_n
     base, tuned = tiny_model("llama"), tiny_model("llama")
     rows = len(base.get_input_embeddings().weight)
     tuned.resize_token_embeddings(rows - 2, mean_resizing=False)
-    with pytest.raises(
-        GymError, match=f"have {rows - 2} rows, .* the base's tokenizer is not known"
-    ) as caught:
+    with pytest.raises(GymError, match=f"have {rows - 2} rows, .* the base's tokenizer is unknown") as caught:
         Quantizer(CalibratedPolicy(codec="bitdelta")).quantize(
             base, tuned, out=tmp_path / "d", progress=False
         )

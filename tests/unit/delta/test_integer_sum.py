@@ -154,7 +154,7 @@ def test_large_steps_are_written_and_sums_beyond_31_bits_and_grids_too_far_apart
     assert sum_of([tmp_path / "sum"]).digest() == even.digest() == sum_of([written("one", 16, 100)]).digest()
     largest, fine = written("largest", 2**31 - 1, 0), written("fine", 1, -40)
     for pair in ([largest, largest], [largest, fine]):
-        with pytest.raises(GymError, match=r"'b\.norm' makes a sum of more than 31 bits"):
+        with pytest.raises(GymError, match=r"'b\.norm' has a sum of more than 31 bits"):
             sum_of(pair)
 
 
@@ -176,7 +176,7 @@ def test_a_sum_of_another_version_or_model_is_refused_before_anything_changes(tm
     ("change", "message"),
     [
         (lambda text: text.replace('"sizes":[', '"sizes":[1,'), "'sizes' has"),
-        (lambda text: text.replace('"sizes":[', '"sizes":[-'), "is not a positive whole number"),
+        (lambda text: text.replace('"sizes":[', '"sizes":[-'), "is not a positive integer"),
         (lambda text: text.replace('"bytes":0', '"bytes":1'), "canonical"),
         (lambda text: text.replace('"sizes":', '"sized":'), "unknown key 'sized'"),
     ],

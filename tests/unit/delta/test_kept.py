@@ -178,7 +178,7 @@ def test_serving_an_adapter_in_a_type_that_rounds_it_away_logs_the_share(
     load_base(str(base), [str(adapter)], "float32")
     assert "of the delta" not in caplog.text
     load_base(str(base), [str(adapter)], "bfloat16")
-    assert "of the delta in bfloat16: rounding takes the rest away" in caplog.text
+    assert "of the delta in bfloat16: rounding loses the rest" in caplog.text
 
 
 def test_a_quantised_export_says_how_much_of_the_deltas_effect_on_the_logits_is_left(

@@ -43,7 +43,7 @@ def test_a_trim_that_leaves_nothing_is_refused_and_one_that_leaves_one_is_not(tr
         pre_aggregators=[],
     )
     rule = build_aggregator(recipe)
-    with pytest.raises(GymError, match="leaves nothing"):
+    with pytest.raises(GymError, match="leaves none of"):
         rule.check(torch.ones(2 * trim))
     rule.check(torch.ones(2 * trim + 1))
 

@@ -291,7 +291,7 @@ def test_a_round_whose_sum_has_more_than_31_bits_is_aborted_before_it_is_scored(
     merge_next(hub, model, 1e-8)
     number = merge_next(hub, model, 1e2)
     aborted = hub.round_store.require(number)
-    assert "makes a sum of more than 31 bits" in aborted.reason
+    assert "has a sum of more than 31 bits" in aborted.reason
     assert len(hub.round_store.soups()) == 1
     merge_next(hub, model, 1e-2)
     assert len(hub.round_store.soups()) == 2

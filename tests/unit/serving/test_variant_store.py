@@ -363,7 +363,7 @@ def test_a_variant_in_a_codec_that_is_not_installed_names_that_remedy(
     monkeypatch.setattr("gym_fed.delta.file.CODECS.names", lambda: ("dense_of_old",))
     with pytest.raises(GymError, match=r"variant 'alice'.*unknown codec") as caught:
         store.acquire("alice")
-    assert caught.value.hint == "a codec of another package is known once that package is installed"
+    assert caught.value.hint == "install the package that provides the codec"
 
 
 def test_leftovers_are_collected_and_copies_under_way_are_not(store: VariantStore, tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_a_group_of_copies_is_one_player() -> None:
     split = GroupedGame(game, [[0], [1], [2], [3, 4]])
     np.testing.assert_allclose(score("shapley", split).values, score("estimate", split).values, atol=1e-10)
     assert score("shapley", split).values[3] == pytest.approx(score("shapley", game).values[3:].sum())
-    with pytest.raises(GymError, match="each of 5 players once"):
+    with pytest.raises(GymError, match="each of 5 players exactly once"):
         GroupedGame(game, [[0], [1]])
 
 

@@ -91,7 +91,7 @@ def test_the_trim_is_the_number_of_malicious_clients_and_never_less() -> None:
 
 def test_a_trim_that_leaves_nothing_is_refused() -> None:
     rule = build_aggregator(SoupRecipe(aggregator="trimmed_mean", aggregator_options={"trim": 2}))
-    with pytest.raises(GymError, match="trim 2 leaves nothing of 4 updates"):
+    with pytest.raises(GymError, match="trim 2 leaves none of 4 updates"):
         rule.aggregate(torch.ones(4, 1), torch.ones(4))
 
 

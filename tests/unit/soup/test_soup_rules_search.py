@@ -142,7 +142,7 @@ def test_a_search_that_is_cut_short_says_so() -> None:
         ("multi_krum", 2, {"num_selected": 6}, 7, r"num_selected 6 exceeds the 5 honest updates"),
         ("krum", 2, {}, 6, r"6 updates are too few .* takes 7"),
         ("bulyan", 2, {}, 10, r"10 updates are too few .* takes 11"),
-        ("trimmed_mean", 0, {"trim": 3}, 6, "trim 3 leaves nothing of 6 updates"),
+        ("trimmed_mean", 0, {"trim": 3}, 6, "trim 3 leaves none of 6 updates"),
     ],
 )
 def test_rounds_that_a_rule_cannot_serve_are_refused_with_what_is_missing(
