@@ -66,7 +66,7 @@ def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
         least = min(event.noise_multiplier for event in events)
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"noise_multiplier is {least:g}: this little noise gives no privacy, since epsilon is not finite",
+            f"noise_multiplier is {least:g}: so little noise gives no privacy, since epsilon is not finite",
             "raise noise_multiplier; 1 is usual",
         ) from error
 

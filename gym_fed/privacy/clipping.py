@@ -43,7 +43,7 @@ def scale_factors(
             overflows float64, and the update then counts as zero.
         clipping_norm: The bound, C.
         per_layer: Clip each tensor to ``C / sqrt(L)`` instead of the entire update to C.
-        lengthen: Scale shorter ones up to the bound, too.
+        lengthen: Also scale shorter ones up to the bound.
 
     Returns:
         ``[n, L]`` float64.
@@ -80,7 +80,7 @@ def on_lattice(values: NDArray[np.floating], factors: Floats) -> Integers:
 class Ruler:
     """Measures the squared norms of the lattice integers per update, and enforces the bound.
 
-    The factors guarantee the bound. If it were exceeded, so would be the sensitivity, and nothing may be released.
+    The factors guarantee the bound. If it were exceeded, so would the sensitivity, and nothing could be released.
     """
 
     def __init__(self, updates: int) -> None:

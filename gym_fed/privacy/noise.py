@@ -1,7 +1,7 @@
 """Exactly sampled integer noise from a cryptographic stream, independent of floating-point rounding.
 
-Adding ``numpy.random.normal`` to a sum of floats is not private: the generator can be predicted, and the set of floats
-that the result can be reveals the sum (Mironov 2012, "On Significance of the Least Significant Bits for Differential
+Adding ``numpy.random.normal`` to a sum of floats is not private: the generator can be predicted, and the set of
+possible float results reveals the sum (Mironov 2012, "On Significance of the Least Significant Bits for Differential
 Privacy"). Here sums are integers on a lattice, and so is the noise:
 
 * ``rounded_gaussian`` is a normal variable rounded to the nearest integer. Added to an integer it equals the integer

@@ -70,7 +70,7 @@ def share_commitments(seed: bytes, mask_key: bytes, dealer: str, holder: str) ->
 
 
 def require_shareable(public: bytes) -> None:
-    """Refuse a public key with which no secret can be shared.
+    """Refuse a public key that cannot produce a shared secret.
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` for a key of low order (RFC 7748, section 6.1), whose shared value is public.
@@ -118,7 +118,7 @@ def unseal(key: bytes, sealed: bytes, sender: str, receiver: str) -> bytes:
     except (InvalidTag, ValueError) as error:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"the share that the hub passed on from {sender} is not what {sender} sealed",
+            f"the share from {sender} that the hub forwarded is not the one that {sender} sealed",
             "sit this round out; report it to the coordinator if it happens again",
         ) from error
 

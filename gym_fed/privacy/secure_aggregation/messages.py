@@ -75,7 +75,7 @@ class SignedAdvert(StrictModel):
                 ErrorCode.SIGNATURE_INVALID,
                 f"keys of {advert.contributor} are for hub, round and threshold {claimed}, "
                 f"not {(server, server_round, threshold)}",
-                "the hub passes on keys of another round; report it to its coordinator",
+                "the hub forwards keys of a different round; report it to its coordinator",
             )
         verify_signature(
             bytes.fromhex(advert.public_key), advert.model_dump(mode="json"), bytes.fromhex(self.signature)
@@ -128,7 +128,7 @@ class SealedShares(StrictModel):
         if {*self.sealed} != everybody - {dealer.contributor} or {*self.commitments} != everybody:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"{dealer.contributor} deals shares to others than the {len(everybody)} who began",
+                f"{dealer.contributor} does not deal shares to exactly the {len(everybody)} participants",
             )
         signed = _dealt(self.commitments, participants)
         verify_signature(bytes.fromhex(dealer.public_key), signed, bytes.fromhex(self.signature))
@@ -206,7 +206,7 @@ def check_confirmed(request: Unmasking, participants: Participants, threshold: i
     if len(request.confirmations) < threshold:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"{counted(len(request.confirmations), 'contributor')} confirmed who survives, "
+            f"{counted(len(request.confirmations), 'contributor')} confirmed the survivors, "
             f"fewer than the threshold {threshold}",
         )
 
@@ -238,8 +238,8 @@ def check_majority(threshold: int, began: int) -> None:
     if 2 * threshold <= began:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"threshold {threshold} is not more than half of the {began} who began: a hub could name a contributor "
-            "as a survivor to one half of them and as gone to the other, and learn its votes",
+            f"threshold {threshold} is not more than half of the {began} participants: a hub could name a contributor "
+            "as a survivor to one half of them and as dropped out to the other, and learn its votes",
             "the coordinator must raise secure_aggregation.threshold",
         )
 
@@ -259,8 +259,8 @@ def task_digest(spec: TaskSpec) -> str:
 def check_tasks(participants: Sequence[SignedAdvert], task: str) -> None:
     """Check that every participant signed the same task; the caller has verified the signatures.
 
-    A hub that gives one participant a different model, learning rate or data seed could learn from the sum what this
-    one contributed.
+    A hub that gives one participant a different model, learning rate or data seed could learn that participant's
+    contribution from the sum.
 
     Raises:
         GymError: ``TASKS_DIFFER`` naming the participants with a different task.
@@ -269,9 +269,9 @@ def check_tasks(participants: Sequence[SignedAdvert], task: str) -> None:
     if others:
         raise GymError(
             ErrorCode.TASKS_DIFFER,
-            f"the hub gave {', '.join(others[:8])}{' and others' if len(others) > 8 else ''} another task than "
+            f"the hub gave {', '.join(others[:8])}{' and others' if len(others) > 8 else ''} a different task from "
             f"{task[:16]}, the one that it gave here, in the same secure round; nothing was revealed",
-            "no participant is at fault: the hub cheats, or is defective; ask its coordinator before you go on",
+            "no participant is at fault: the hub is cheating or defective; ask its coordinator before you continue",
         )
 
 

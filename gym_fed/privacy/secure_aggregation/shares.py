@@ -40,7 +40,7 @@ def join_secret(
     if len(shares) < threshold:
         raise GymError(
             ErrorCode.ROUND_ABORTED,
-            f"{what} of {dealer}: {len(shares)} shares, and {threshold} are needed",
+            f"{what} of {dealer}: {len(shares)} shares, but {threshold} are needed",
             "too few contributors stayed; the next round begins with fresh keys",
         )
     try:
@@ -50,7 +50,7 @@ def join_secret(
     if not is_right(secret):
         raise GymError(
             ErrorCode.ROUND_ABORTED,
-            f"{what} of {dealer}: the shares that {dealer} dealt do not give it back",
-            "its machine is broken, or the client is malicious: revoke it if that happens again",
+            f"{what} of {dealer}: the shares that {dealer} dealt do not restore it",
+            "its machine is broken or its client malicious: revoke it if this happens again",
         )
     return secret

@@ -87,9 +87,9 @@ def check_masked(path: Path, spec: BaseSpec, bits: int) -> None:
     if head != _header(bits, spec) or size != expected:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"no file of masked votes: {counted(size, 'byte')}, where {counted(bits, 'bit')} per coordinate "
+            f"not a file of masked votes: {counted(size, 'byte')}, but {counted(bits, 'bit')} per coordinate "
             f"take {expected}",
-            "this hub aggregates securely and takes masked votes only",
+            "this hub uses secure aggregation and accepts only masked votes",
         )
 
 
@@ -140,7 +140,7 @@ def require_votes(name: str, total: NDArray[np.int16], voters: int) -> None:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
             f"tensor {name!r}: the sum of {voters} votes is {most} at some coordinate",
-            "a contributor sent values that are no votes; secure aggregation hides which contributor",
+            "a contributor sent values that are not votes; secure aggregation hides which one",
         )
 
 

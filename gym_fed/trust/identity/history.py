@@ -28,7 +28,7 @@ _SLACK_SECONDS = 2
 _ANSWER_SECONDS = 60
 """Tolerance in seconds, besides the clock skew, for the delay between a statement and its entry."""
 _ONCE = {"credit": "server_round", "royalty": "usage", "version": "height"}
-"""Kinds of entries of which each subject has one at most, and the key that names the subject."""
+"""Kinds of entries of which each subject has at most one, with the key that names the subject."""
 _KEY_KINDS = ("enrolled", "rotated", "revoked", "rebound")
 
 
@@ -100,9 +100,7 @@ class History:
             follow(kind, body)
         except (KeyError, TypeError, ValueError) as error:
             who = str(body.get("contributor") or body.get("from") or kind)[:24]
-            raise _corrupt(
-                who, f"an entry of kind {kind} that has not its form ({type(error).__name__})"
-            ) from error
+            raise _corrupt(who, f"a malformed entry of kind {kind} ({type(error).__name__})") from error
 
     def current(self, contributor: str) -> bytes | None:
         """Return the newest key of an account, valid or revoked; None if there is none."""
@@ -121,9 +119,9 @@ class History:
         if before is None and contributor_id(bytes.fromhex(key)) != who:
             raise _corrupt(who, "its first key does not hash to its id")
         if before is not None and key != before:
-            raise _corrupt(who, "it came back with another key than it had")
+            raise _corrupt(who, "it returned with a different key from before")
         if before is not None and self.is_revoked(who):
-            raise _corrupt(who, "it came back with a revoked key")
+            raise _corrupt(who, "it returned with a revoked key")
         if before is None:
             self._give(who, key, body["at"])
             self.names[who] = str(body.get("name", ""))
@@ -133,7 +131,7 @@ class History:
         try:
             statement = Rotation.model_validate(body["statement"])
             if (statement.rotate, statement.new_key) != (who, new):
-                raise _corrupt(who, "a rotation that its statement does not hold")
+                raise _corrupt(who, "a rotation that its statement does not contain")
             statement.verify(bytes.fromhex(old), bytes.fromhex(body["signature"]))
             statement.verify(bytes.fromhex(new), bytes.fromhex(body["new_signature"]))
         except (ValueError, GymError) as error:
@@ -145,12 +143,12 @@ class History:
     def _revoked(self, kind: str, body: Mapping[str, Any]) -> None:
         who, old = body["contributor"], self._good(body["contributor"], "a revocation")
         if body["public_key"] != old:
-            raise _corrupt(who, "a revocation of another key than it has")
+            raise _corrupt(who, "a revocation of a key other than its own")
         if body["by"] != "coordinator":
             try:
                 self._check_owner(who, body)
             except (ValueError, GymError) as error:
-                raise _corrupt(who, f"a revocation that no key of it signed ({error})") from error
+                raise _corrupt(who, f"a revocation that none of its keys signed ({error})") from error
         for key in body.get("also_revoked", ()):
             if self.keys[key].contributor != who or self.keys[key].status != ROTATED:
                 raise _corrupt(who, "a revocation of a key that it never had")
@@ -173,14 +171,14 @@ class History:
     def _rebound(self, kind: str, body: Mapping[str, Any]) -> None:
         who = body["contributor"]
         if who not in self._current or not self.is_revoked(who):
-            raise _corrupt(who, "it got another key, and its own was not revoked")
+            raise _corrupt(who, "it got a different key, but its own was not revoked")
         self._give(who, body["public_key"], body["at"])
 
     def _give(self, who: str, key: str, at: int) -> None:
         if key in self.keys:
             raise _corrupt(who, f"key {key[:16]} was used before")
         if len(bytes.fromhex(key)) != 32:
-            raise _corrupt(who, "a key that is none")
+            raise _corrupt(who, "an invalid key")
         self.keys[key] = Key(who, ACTIVE, at)
         self._current[who] = key
 
@@ -191,14 +189,14 @@ class History:
         """Return the account's key, if it may sign."""
         key = self._current.get(who)
         if key is None or self.keys[key].status != ACTIVE:
-            raise _corrupt(who, f"{what} without a key that is good")
+            raise _corrupt(who, f"{what} without a valid key")
         return key
 
     def _check_said(self, who: str, statement: Statement, at: int) -> None:
         if self._server is not None and statement.server != self._server:
             raise _corrupt(who, f"a statement for {statement.server[:24]}")
         if abs(at - statement.issued_at) > CLOCK_SKEW_SECONDS + _ANSWER_SECONDS:
-            raise _corrupt(who, "a statement of another time")
+            raise _corrupt(who, "a statement with a different time")
 
     # ---- credits ----
 
@@ -219,7 +217,7 @@ class History:
             raise _corrupt(who, f"transfer {name[:12]} is not signed by its key ({error})") from error
         self._check_said(who, order, body["at"])
         if order.amount <= 0 or name in self.moves or (who, order.nonce) in self._nonces:
-            raise _corrupt(who, f"transfer {name[:12]} was recorded before, or gives nothing")
+            raise _corrupt(who, f"transfer {name[:12]} was recorded before, or transfers nothing")
         self._nonces.add((who, order.nonce))
         self.moves[name] = Move(
             who, order.to, order.amount, float(body["hold_seconds"]), order.nonce, PENDING, body["at"]
@@ -230,7 +228,7 @@ class History:
         move = self.moves.get(name)
         recorded = (body["from"], body["to"], body["amount"])
         if move is None or move.status != PENDING or (move.sender, move.recipient, move.amount) != recorded:
-            raise _corrupt(body["from"], f"transfer {name[:12]} ends, and is not pending")
+            raise _corrupt(body["from"], f"transfer {name[:12]} ends, but is not pending")
         move.status, move.closed_at = kind.removeprefix("transfer-"), at
         changed = self.keys[self._current[move.sender]].since
         if (
@@ -269,7 +267,7 @@ def key_at(entries: Iterable[Mapping[str, Any]], contributor: str, at: float | N
             history.add(entry["kind"], body)
     key = history.current(contributor)
     if key is None:
-        raise GymError(ErrorCode.NOT_FOUND, f"the ledger knows no contributor {contributor!r} then")
+        raise GymError(ErrorCode.NOT_FOUND, f"the ledger has no contributor {contributor!r} at that time")
     if history.is_revoked(contributor):
         raise GymError(ErrorCode.KEY_REVOKED, f"the key of {contributor} was revoked")
     return key

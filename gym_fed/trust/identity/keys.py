@@ -144,14 +144,14 @@ def read_private_key(pem: bytes, what: str, passphrase: Passphrase | None) -> Ed
     secret: bytes | None = None
     if is_encrypted(pem):
         if passphrase is None:
-            raise GymError(ErrorCode.KEY_LOCKED, f"{what} is encrypted, and no passphrase was given")
+            raise GymError(ErrorCode.KEY_LOCKED, f"{what} is encrypted, but no passphrase was given")
         secret = passphrase(what)
     try:
         key = load_pem_private_key(pem, password=secret)
     except (ValueError, TypeError) as error:
         if secret is not None and "password" in str(error).lower():
             raise GymError(
-                ErrorCode.KEY_LOCKED, f"the passphrase does not open {what}", "try again"
+                ErrorCode.KEY_LOCKED, f"the passphrase does not decrypt {what}", "try again"
             ) from error
         raise GymError(ErrorCode.STATE_CORRUPT, f"{what} is not a readable private key") from error
     if not isinstance(key, Ed25519PrivateKey):

@@ -147,7 +147,7 @@ def parse_invite(text: str) -> Invite:
         raise _not_an_invite(text)
     port = int(match["port"])
     if not 0 < port < 65536:
-        raise GymError(ErrorCode.INVITE_INVALID, f"invite: port {port} does not exist")
+        raise GymError(ErrorCode.INVITE_INVALID, f"invite: port {port} is invalid")
     return Invite(match["host"], port, "sha256:" + match["fingerprint"], match["token"] or "")
 
 
@@ -155,5 +155,5 @@ def _not_an_invite(text: str) -> GymError:
     return GymError(
         ErrorCode.INVITE_INVALID,
         f"{plain(text, 40)!r} is not an invite",
-        "an invite reads gym://HOST:PORT/FINGERPRINT/TOKEN; gym-server invites create makes one",
+        "an invite has the form gym://HOST:PORT/FINGERPRINT/TOKEN; gym-server invites create creates one",
     )

@@ -60,7 +60,7 @@ class PassphraseSource:
         chosen = self._given()
         if chosen is None:
             chosen = self._asked(what, f"new passphrase for {what}")
-            if self._asked(what, "the same again") != chosen:
+            if self._asked(what, "repeat the passphrase") != chosen:
                 raise GymError(
                     ErrorCode.USAGE, "the two passphrases differ", "nothing was changed; try again"
                 )
@@ -68,7 +68,7 @@ class PassphraseSource:
             raise GymError(
                 ErrorCode.USAGE,
                 f"the passphrase has fewer than {MIN_CHARACTERS} characters",
-                "take a longer one; several words are good",
+                "choose a longer one, such as several words",
             )
         self._known = chosen
         return chosen
@@ -94,8 +94,8 @@ class PassphraseSource:
             if not (sys.stdin.isatty() and sys.stderr.isatty()):
                 raise GymError(
                     ErrorCode.KEY_LOCKED,
-                    f"{what} is encrypted, and there is no terminal to ask for it",
-                    f"set {self.variable}, or give the command a file that holds it",
+                    f"{what} is encrypted, and there is no terminal to prompt on",
+                    f"set {self.variable}, or pass a file that contains the passphrase",
                 )
             ask = ask_on_terminal
         return ask(question).encode()

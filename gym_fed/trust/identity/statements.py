@@ -62,12 +62,14 @@ class Statement(StrictModel):
             GymError: ``STALE``, or ``CLOCK_SKEWED`` if the time is too far from ``now``.
         """
         if self.server != server:
-            raise GymError(ErrorCode.STALE, f"the statement is for hub {self.server[:64]}, this is {server}")
+            raise GymError(
+                ErrorCode.STALE, f"the statement is for hub {self.server[:64]}, but this is {server}"
+            )
         if self.tls != tls:
             raise GymError(
                 ErrorCode.STALE,
-                f"the statement is for a hub with the TLS key {self.tls or 'none'}, this one has {tls or 'none'}",
-                "another hub passed it on; compare the fingerprint in servers/ with the coordinator's",
+                f"the statement is for a hub with the TLS key {self.tls or 'none'}, but this one has {tls or 'none'}",
+                "another hub relayed it; compare the fingerprint in servers/ with the coordinator's",
             )
         require_fresh("the statement", self.issued_at, now)
 
@@ -79,7 +81,7 @@ class Statement(StrictModel):
             GymError: ``USAGE`` with the first invalid field.
         """
         if len(text) > MAX_STATEMENT_BYTES:
-            raise GymError(ErrorCode.TOO_LARGE, f"a statement of more than {MAX_STATEMENT_BYTES} characters")
+            raise GymError(ErrorCode.TOO_LARGE, f"a statement has more than {MAX_STATEMENT_BYTES} characters")
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -127,5 +129,5 @@ def require_fresh(what: str, issued_at: float, now: float) -> None:
         raise GymError(
             ErrorCode.CLOCK_SKEWED,
             f"{what} was signed at a time {readable_seconds(abs(ahead))} {side} the hub's",
-            "sign by the hub's time, which Status gives; `gym doctor` looks at this machine's clock",
+            "sign with the hub's time from Status; `gym doctor` checks this machine's clock",
         )

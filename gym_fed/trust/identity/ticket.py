@@ -27,7 +27,7 @@ class SeedTicket:
         server: Id of the hub.
         seeder: ``sha256:<hex>`` of the seeder's TLS key.
         sha256: Digest of the object.
-        nonce: Random text that tells tickets apart.
+        nonce: Random text that makes the ticket unique.
         expires_at_seconds: Time on the hub's clock, Unix seconds, until which a download may begin.
     """
 
@@ -58,7 +58,7 @@ class SeedTicket:
             now: The hub's time, Unix seconds.
 
         Raises:
-            GymError: ``PERMISSION_DENIED``, without the reason, if the ticket is not valid here and now.
+            GymError: ``PERMISSION_DENIED``, without the reason, if the ticket is not valid here at this time.
         """
         refusal = GymError(ErrorCode.PERMISSION_DENIED, "no valid ticket", "request one from the hub")
         try:

@@ -83,7 +83,7 @@ def certificate_request(key_pem: bytes, host: str) -> bytes:
             raise GymError(
                 ErrorCode.USAGE,
                 f"{plain(host, 80)!r} is not a host name",
-                "as hub.example.org, without a port",
+                "use a name such as hub.example.org, without a port",
             ) from None
         name = x509.DNSName(host)
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
@@ -168,7 +168,9 @@ def private_pem(path: Path, passphrase: Passphrase) -> bytes:
     try:
         return plain_pem(serialization.load_pem_private_key(pem, passphrase(str(path))))
     except (ValueError, TypeError) as error:
-        raise GymError(ErrorCode.KEY_LOCKED, f"the passphrase does not open {path}", "try again") from error
+        raise GymError(
+            ErrorCode.KEY_LOCKED, f"the passphrase does not decrypt {path}", "try again"
+        ) from error
 
 
 def server_context(certificate: Path, key_pem: bytes) -> ssl.SSLContext:
@@ -210,6 +212,6 @@ def _signing_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     key = serialization.load_pem_private_key(pem, None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise GymError(
-            ErrorCode.STATE_CORRUPT, "a hub's TLS key is one of an elliptic curve, and this is not"
+            ErrorCode.STATE_CORRUPT, "a hub's TLS key must be an elliptic-curve key, but this is not"
         )
     return key

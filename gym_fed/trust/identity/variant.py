@@ -165,7 +165,7 @@ NOT_COVERED = (
 )
 """Kinds of copies that a removal does not search for, since no store knows of them."""
 SERVERS_NOT_COVERED = "usage logs and API keys of servers"
-"""Not searched either, unless the removal names the serving config."""
+"""Also not searched, unless the removal names the serving config."""
 
 
 class RemovedRevision(StrictModel):

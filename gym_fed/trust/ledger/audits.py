@@ -121,7 +121,7 @@ class AuditVerdict(StrictModel):
         if (self.outcome == "passed") != (not self.reason):
             raise ValueError("reason: required for every outcome but passed")
         if self.outcome == "passed" and any(value > self.tolerance for value in self.distances.values()):
-            raise ValueError("distances: one is above the tolerance, and the outcome is passed")
+            raise ValueError("distances: one is above the tolerance, but the outcome is passed")
         return self
 
     @property
@@ -157,7 +157,8 @@ class SignedVerdict(StrictModel):
         """
         if len(text) > MAX_VERDICT_BYTES:
             raise GymError(
-                ErrorCode.AUDIT_INVALID, f"{name} is larger than a verdict, {MAX_VERDICT_BYTES} bytes"
+                ErrorCode.AUDIT_INVALID,
+                f"{name} is larger than the maximum of a verdict, {MAX_VERDICT_BYTES} bytes",
             )
         try:
             return cls.model_validate_json(text)

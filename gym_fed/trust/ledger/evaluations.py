@@ -87,9 +87,9 @@ class EvaluationCheck:
     def _promise(self, entry: Entry, body: dict[str, Any]) -> None:
         where, server_round = f"entry {entry.sequence} ({entry.kind})", body.get("server_round")
         if not isinstance(server_round, int) or not isinstance(body.get("commitment"), str):
-            raise corrupt(f"{where}: it names no round, or no commitment")
+            raise corrupt(f"{where}: it lacks a round or a commitment")
         if server_round in self.promised:
-            raise corrupt(f"{where}: round {server_round} has a commitment already")
+            raise corrupt(f"{where}: round {server_round} already has a commitment")
         if body.get("state") == "open" and server_round in self._begun:
             raise corrupt(f"{where}: round {server_round} had begun before it")
         if body.get("state") != "open" and server_round - 1 in self.promised:
@@ -113,8 +113,8 @@ class EvaluationCheck:
                     total, limit = int(drawn["total_rows"]), int(suite["limit"])
                     if not 0 < total <= left:
                         raise corrupt(
-                            f"{where}: task {task[:80]} has {counted(total, 'row')}; one evaluation has "
-                            f"{_MAX_ROWS} at most"
+                            f"{where}: task {task[:80]} has {counted(total, 'row')}; one evaluation has at most "
+                            f"{_MAX_ROWS}"
                         )
                     left -= total
                     if rows_digest(drawn_rows(seed, task, total, limit)) != drawn["rows_sha256"]:
@@ -122,5 +122,5 @@ class EvaluationCheck:
                             f"{where}: task {task[:80]}: the rows are not those that the seed draws"
                         )
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise corrupt(f"{where}: it is not what an evaluation records: {error!r:.80}") from error
+            raise corrupt(f"{where}: it is not a valid evaluation record: {error!r:.80}") from error
         self._revealed.add(int(body["server_round"]))

@@ -96,18 +96,20 @@ class LedgerCheck:
         if at >= entry.sequence or (
             at == entry.sequence - 1 and signed.statement.hash != entry.previous_hash
         ):
-            raise corrupt(f"entry {entry.sequence} says that the ledger continues from another entry {at}")
+            raise corrupt(
+                f"entry {entry.sequence} says that the ledger continues from a different entry {at}"
+            )
 
     def head(self, signed: SignedHead) -> None:
         """Check a head; it must follow the entry of its size."""
         signed.verify(self._key)
         head, before = signed.head, self._last.head if self._last else None
         if head.size != self._chain.size:
-            raise corrupt(f"head {head.size} stands behind entry {self._chain.size}")
+            raise corrupt(f"head {head.size} follows entry {self._chain.size}")
         if head.hash != self._chain.hash:
-            raise corrupt(f"head {head.size} names another entry {head.size}")
+            raise corrupt(f"head {head.size} names a different entry {head.size}")
         if head.root != self.frontier.root():
-            raise corrupt(f"head {head.size} has another Merkle root than the entries before it")
+            raise corrupt(f"head {head.size} has a different Merkle root from that of the entries before it")
         if before is not None and not (before.size < head.size and before.at <= head.at):
             raise corrupt(f"head {head.size} does not follow head {before.size}")
         self._heads, self._last = self._heads + 1, signed
@@ -192,7 +194,7 @@ def _value(raw: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         value = NotImplemented
     if not isinstance(value, dict):
-        raise corrupt("not canonical JSON, which a line of an exported ledger is")
+        raise corrupt("not canonical JSON, as a line of an exported ledger must be")
     return value
 
 
@@ -209,7 +211,7 @@ def _key(value: dict[str, Any], expected: bytes | None) -> bytes:
     except ValueError as error:
         raise corrupt("the public key is not hex") from error
     if len(key) != 32 or key.hex() != text or server_id(key) != value["server"]:
-        raise corrupt("the hub's id is not its public key's")
+        raise corrupt("the hub's id does not match its public key")
     if expected is not None and key != expected:
         raise corrupt(f"it is the ledger of {server_id(key)}, not of {server_id(expected)}")
     return key

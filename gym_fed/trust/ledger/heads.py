@@ -105,7 +105,7 @@ class SignedHead:
         """Raise ``STATE_CORRUPT`` unless the hub with this key signed the head."""
         where = f"head {self.size}"
         if self.head.server != server_id(public_key):
-            raise corrupt(f"{where} is of {self.head.server}, not of {server_id(public_key)}")
+            raise corrupt(f"{where} belongs to {self.head.server}, not to {server_id(public_key)}")
         try:
             signature = bytes.fromhex(self.signature)
             verify_signature(public_key, {"ledger_head": vars(self.head)}, signature)
@@ -171,7 +171,7 @@ def contradiction(first: SignedHead, second: SignedHead, proof: EntryProof | Non
         return f"a head of size {old.size} signed after the one of size {new.size}"
     names_another = proof is not None and proof.entry.hash != old.head.hash
     if names_another and proof is not None and (proof.head, proof.entry.sequence) == (new, old.size):
-        return f"entry {old.size} is another one under the head of size {new.size} than under its own"
+        return f"entry {old.size} differs between the head of size {new.size} and its own head"
     return None
 
 

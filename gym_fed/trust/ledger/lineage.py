@@ -43,7 +43,7 @@ class LineageCheck:
             else:
                 self._rolled_back(entry, body)
         except (KeyError, TypeError, ValueError) as error:
-            raise corrupt(f"entry {entry.sequence} ({entry.kind}) has not its form: {error!r:.80}") from error
+            raise corrupt(f"entry {entry.sequence} ({entry.kind}) is malformed: {error!r:.80}") from error
 
     def _made(self, entry: Entry, body: Mapping[str, Any]) -> None:
         parent, digest, height = body["parent"], body["digest"], body["height"]
@@ -58,14 +58,14 @@ class LineageCheck:
             raise corrupt(f"{where} does not follow from the current version {self.current}")
         integers = body["integers"]["digest"] if "integers" in body else None
         if next_digest(parent, body["soup"], body["server_round"], integers) != body["digest"]:
-            raise corrupt(f"{where} is not what its parent and its soup make")
+            raise corrupt(f"{where} is not the result of its parent and its soup")
         if height != max(self._digests, default=0) + 1:
             raise corrupt(f"{where} does not come after {counted(max(self._digests, default=0), 'other')}")
 
     def _rolled_back(self, entry: Entry, body: Mapping[str, Any]) -> None:
         where, to = f"entry {entry.sequence}: a rollback", body["to"]
         if body["from"] != self.current or body["newest_height"] != max(self._digests):
-            raise corrupt(f"{where} from another version than the current one")
+            raise corrupt(f"{where} from a version other than the current one")
         if self._digests.get(body["to_height"]) != to:
-            raise corrupt(f"{where} to a version that was not made")
+            raise corrupt(f"{where} to a version that does not exist")
         self.current = to

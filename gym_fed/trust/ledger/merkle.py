@@ -65,7 +65,7 @@ class Frontier:
         """
         peaks = text.split(" ") if text else []
         if len(peaks) != size.bit_count() or not all(is_hash(peak) for peak in peaks):
-            raise corrupt(f"the subtrees that are stored for size {size} are not such a tree's")
+            raise corrupt(f"the subtrees stored for size {size} do not match a tree of that size")
         return cls(size, [bytes.fromhex(peak) for peak in peaks])
 
 

@@ -92,7 +92,7 @@ def find_version(versions: Sequence[PaidVersion], name: str, base_digest: str = 
     if name in ("0", base_digest):
         raise GymError(
             ErrorCode.NOT_FOUND,
-            f"version {name[:19]} is the base itself, which no contributor of this hub made",
+            f"version {name[:19]} is the base itself, which was not made by contributors of this hub",
             "there is nobody to credit for it",
         )
     raise GymError(
@@ -124,7 +124,7 @@ def attribute(
         raise GymError(
             ErrorCode.NOT_FOUND,
             f"no round up to version {height} credited anybody",
-            "royalties follow the credits of the rounds; look at `gym-server ledger show --kind credit`",
+            "royalties follow the credits of the rounds; see `gym-server ledger show --kind credit`",
         )
     by_height = split(amount, dict(zip((v.height for v in chain), _weights(chain, policy), strict=True)))
     round_shares = []

@@ -1,7 +1,7 @@
-"""The folder of a mirror, in which two processes meet: one follows the hub and writes, the other serves.
+"""The folder of a mirror, shared by two processes: one follows the hub and writes, the other serves.
 
 ``content.json`` names what has been verified and may be served. It is replaced atomically after the objects and the
-ledger are on disk, so that a mirror that is killed serves what it served before.
+ledger are on disk, so that a killed mirror still serves the previous content.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MirrorContent(StrictModel):
     variants: list[str] = Field(default_factory=list)
     """Public variants: ``VariantInfo`` messages in hex, by owner and name."""
     halted: str = Field("", max_length=2000)
-    """Why the hub is not followed any more: it showed two ledgers, an older one, or another key."""
+    """Why the hub is no longer followed: it showed two ledgers, an older one, or a different key."""
 
 
 class MirrorFolder:
@@ -63,7 +63,7 @@ class MirrorFolder:
         return self.home / "servers" / server / "ledger.jsonl"
 
     def content(self) -> MirrorContent | None:
-        """Return what may be served; None before the first time.
+        """Return what may be served; None before anything was verified.
 
         Raises:
             GymError: ``STATE_CORRUPT`` naming the file and its problem.

@@ -1,1 +1,1 @@
-"""A hub that is a contributor of another hub: what the two exchange, and the links between their ledgers."""
+"""Hubs that contribute to another hub: the data that the two exchange, and the links between their ledgers."""

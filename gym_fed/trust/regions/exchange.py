@@ -1,4 +1,4 @@
-"""The folder in which a regional hub and its agent at the root meet, since the two are processes of their own.
+"""The folder through which a regional hub and its agent at the root, two separate processes, communicate.
 
 The agent writes ``root.json``, the root's version that the region must start from, and receipts of sent updates. The
 hub writes ``region.json``, the region's newest version since then. Files are replaced atomically and hold digests of
@@ -48,7 +48,7 @@ class SummedVersion(StrictModel):
     def _validate_sum(self) -> SummedVersion:
         is_base = self.version_digest == self.base_digest
         if (self.integers is None) != is_base or (self.sum_sha256 is None) != is_base:
-            raise ValueError("integers and sum_sha256 belong to every version but the base")
+            raise ValueError("integers and sum_sha256 are required for every version but the base")
         return self
 
 
@@ -62,7 +62,8 @@ class RootVersion(SummedVersion):
     root_round: int = Field(ge=0)
     """The root's round with this task; 0 for the last version, after all rounds."""
     root_size: int = Field(ge=0)
-    """Entries of the root's ledger that the agent has seen the signed head of; the version's entry is among them."""
+    """Number of entries of the root's ledger under a signed head that the agent has seen, including the version's
+    entry."""
     is_last: bool = False
     """True if the root has no more rounds."""
 
@@ -80,7 +81,7 @@ class RegionVersion(SummedVersion):
     """Rounds after which the region waits for the root."""
     num_updates: int = Field(ge=0)
     num_examples: int = Field(ge=0)
-    """Examples of all members whose updates were merged since then; of each member the most in one round."""
+    """Examples of all members whose updates were merged since then; for each member, its maximum in one round."""
 
 
 Document = TypeVar("Document", bound=StrictModel)
@@ -105,7 +106,7 @@ class RegionExchange:
         return self._read(_ROOT, RootVersion)
 
     def region_version(self) -> RegionVersion | None:
-        """Return the region's newest version; None before the first; errors as ``root_version``."""
+        """Return the region's newest version; None before the first; raises as ``root_version``."""
         return self._read(_REGION, RegionVersion)
 
     def put_root_version(self, version: RootVersion, sum_path: Path | None) -> None:
@@ -132,21 +133,21 @@ class RegionExchange:
         return path
 
     def put_receipt(self, receipt: dict[str, Any]) -> None:
-        """Leave the root's receipt of an update for the hub, which records it in its ledger."""
+        """Store the root's receipt of an update for the hub, which records it in its ledger."""
         folder = self.folder / _RECEIPTS
         make_folder(folder, 0o700)
         write_atomically(folder / f"{receipt['update']}.json", json.dumps(receipt, sort_keys=True).encode())
 
     def receipts(self) -> list[Path]:
-        """List the files of receipts that are left for the hub."""
+        """List the files of receipts stored for the hub."""
         return sorted((self.folder / _RECEIPTS).glob("*.json"))
 
     def receipt(self, path: Path) -> dict[str, Any]:
-        """Read a receipt that is left for the hub; errors as ``root_version``."""
+        """Read a receipt stored for the hub; raises as ``root_version``."""
         return read_object(path, ErrorCode.STATE_CORRUPT, _REMEDY)
 
     def set_aside(self, path: Path) -> Path:
-        """Rename a receipt that cannot be recorded, so that it holds up no other; return its new path."""
+        """Rename a receipt that cannot be recorded, so that it does not block others; return its new path."""
         return path.replace(path.with_suffix(_REFUSED))
 
     def _object(self, sha256: str) -> Path:

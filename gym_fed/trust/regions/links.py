@@ -24,7 +24,8 @@ def receipt_proof(receipt: Mapping[str, Any], public_key: bytes) -> EntryProof:
     """Return the verified proof in a receipt of an update.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID`` if the hub with this key did not sign it, or its entry is of another update.
+        GymError: ``SIGNATURE_INVALID`` if the hub with this key did not sign it, or its entry belongs to a different
+            update.
     """
     try:
         proof = EntryProof.from_dict(receipt.get("proof"))
@@ -34,7 +35,7 @@ def receipt_proof(receipt: Mapping[str, Any], public_key: bytes) -> EntryProof:
     if not _is_of(proof, receipt):
         update = str(receipt.get("update"))[:12]
         raise GymError(
-            ErrorCode.SIGNATURE_INVALID, f"the receipt of update {update} proves the entry of another one"
+            ErrorCode.SIGNATURE_INVALID, f"the receipt of update {update} proves the entry of a different one"
         )
     return proof
 
@@ -81,7 +82,7 @@ class RegionLinks:
         """Add the next entry of the region.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for a link that has not its form; ``SIGNATURE_INVALID`` for a receipt that the
+            GymError: ``STATE_CORRUPT`` for a malformed link; ``SIGNATURE_INVALID`` for a receipt that the
                 named root did not sign.
         """
         if entry.kind not in (ROOT_VERSION, ROOT_UPDATE):
@@ -95,7 +96,7 @@ class RegionLinks:
             else:
                 self._proofs.append((entry.sequence, receipt_proof(body["receipt"], key)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise corrupt(f"entry {entry.sequence} ({entry.kind}) has not its form: {error!r:.80}") from error
+            raise corrupt(f"entry {entry.sequence} ({entry.kind}) is malformed: {error!r:.80}") from error
 
     def compare(self, root: str, entries: Iterable[Entry]) -> LinkCounts:
         """Compare the links to one root with the verified entries of its ledger.

@@ -37,7 +37,7 @@ def from_rpc_error(error: Any, target: str) -> GymError:
     if status == grpc.StatusCode.UNAVAILABLE:
         # gRPC lists all addresses before the reason.
         reason = details.rpartition("Failed to connect to remote host: ")[2]
-        hint = "check the address and that the server runs"
+        hint = "check the address, and that the server is running"
         return GymError(ErrorCode.UNAVAILABLE, f"cannot reach {target}: {reason}", hint)
     if status == grpc.StatusCode.DEADLINE_EXCEEDED:
         return GymError(ErrorCode.DEADLINE_EXCEEDED, f"{target} did not answer in time: {details}")

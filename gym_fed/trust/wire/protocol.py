@@ -14,7 +14,7 @@ _HOW = "docs/install.md"
 
 
 def require_hub(protocol: int, software_version: str) -> None:
-    """Reject a hub with another protocol version.
+    """Reject a hub with a different protocol version.
 
     Args:
         protocol: The protocol in the hub's status; 0 if it has none.
@@ -39,7 +39,7 @@ def require_hub(protocol: int, software_version: str) -> None:
 
 
 def require_contributor(protocol: int) -> None:
-    """Reject a contributor with another protocol version at enrolment or login; raises as ``require_hub``."""
+    """Reject a contributor with a different protocol version at enrolment or login; raises as ``require_hub``."""
     if protocol == PROTOCOL:
         return
     raise GymError(

@@ -32,7 +32,7 @@ def check_counts(wire: pb.Records) -> None:
     }
     for noun, (count, most) in counts.items():
         if count > most:
-            raise GymError(ErrorCode.TOO_LARGE, f"{count} {noun} in one message; {most} are allowed")
+            raise GymError(ErrorCode.TOO_LARGE, f"{count} {noun} in one message; at most {most} are allowed")
 
 
 def references(wire: pb.Records) -> list[pb.ArrayRef]:

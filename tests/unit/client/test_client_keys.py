@@ -95,7 +95,7 @@ def test_an_encrypted_key_has_strong_parameters_and_opens_with_its_passphrase_on
     assert "scrypt" in der
     assert "020000" in der, "N = 2^17"
     assert SigningKey.load(path, lambda what: WORDS.encode()).public_key == key.public_key
-    for given, message in ((lambda what: b"wrong", "does not open"), (None, "no passphrase was given")):
+    for given, message in ((lambda what: b"wrong", "does not decrypt"), (None, "no passphrase was given")):
         with pytest.raises(GymError, match=message) as caught:
             SigningKey.load(path, given)
         assert caught.value.code is ErrorCode.KEY_LOCKED
@@ -155,7 +155,7 @@ def test_at_the_terminal_the_variable_or_the_file_opens_the_key_and_nothing_else
     assert "GYM_PASSPHRASE" in refused.stderr
     wrong = gym_client("id", "--home", home, GYM_PASSPHRASE="something else")
     assert wrong.returncode == ErrorCode.KEY_LOCKED.exit_code
-    assert "does not open" in wrong.stderr
+    assert "does not decrypt" in wrong.stderr
     assert "something else" not in wrong.stderr
 
 

@@ -111,9 +111,9 @@ def test_a_backup_that_went_on_is_a_fork_with_a_proof(real: RealLedger, heads: H
     document = json.loads((tmp_path / "home" / "proofs" / f"{heads.server}-2-2.json").read_text())
     assert check_fork(document, KEY.public_key) == "two different heads of size 2"
     later = real.append("and later")
-    assert "entry 2 is another one" in forked(heads.see, later, real.ledger.proof, is_newest=True)
+    assert "entry 2 differs between" in forked(heads.see, later, real.ledger.proof, is_newest=True)
     document = json.loads((tmp_path / "home" / "proofs" / f"{heads.server}-2-3.json").read_text())
-    assert "entry 2 is another one under the head of size 3" in check_fork(document, KEY.public_key)
+    assert "entry 2 differs between the head of size 3" in check_fork(document, KEY.public_key)
     assert later.size not in heads.kept()
 
 
@@ -420,7 +420,7 @@ def test_two_contributors_compare_heads_and_prove_two_ledgers(scene: Scene, tmp_
     scene.hub.start()
     proof.unlink()
     scene.hub.record("note", {"text": "shown to all"})
-    assert "entry 5 is another one" in forked(scene.client.status)
+    assert "entry 5 differs between" in forked(scene.client.status)
 
 
 def test_a_hub_that_shows_no_head_any_more_is_refused(scene: Scene) -> None:

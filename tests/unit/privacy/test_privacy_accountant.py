@@ -82,6 +82,6 @@ def test_a_delta_that_is_no_probability_is_refused() -> None:
 @pytest.mark.parametrize("sampling", [0.1, 1.0])
 def test_noise_too_small_to_account_for_is_refused(noise_multiplier: float, sampling: float) -> None:
     event = NoiseEvent(noise_multiplier=noise_multiplier, sampling_probability=sampling)
-    with pytest.raises(GymError, match="this little noise gives no privacy") as caught:
+    with pytest.raises(GymError, match="so little noise gives no privacy") as caught:
         epsilon([event], DELTA)
     assert "raise noise_multiplier" in caught.value.hint

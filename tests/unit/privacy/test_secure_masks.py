@@ -104,7 +104,7 @@ def test_the_masks_of_who_went_are_taken_off_with_its_key(
             write_masked(opened, spec, masks_of(private, own), bits, tmp_path / own)
     files = [tmp_path / own for own in stayed]
     masked = dict(sum_masked(files, spec, [], bits))
-    with pytest.raises(GymError, match="no votes"):
+    with pytest.raises(GymError, match="not votes"):
         require_votes("a.weight", masked["a.weight"], len(stayed))
     # What the survivors hold against the one who went, taken off with its private key and their public ones.
     off = [
@@ -221,7 +221,7 @@ def test_a_file_that_is_no_masked_votes_is_refused(spec: BaseSpec, tmp_path: Pat
     path = tmp_path / "object"
     for data in (b"", b"gymvotes" + bytes(16), bytes(200)):
         path.write_bytes(data)
-        with pytest.raises(GymError, match="no file of masked votes"):
+        with pytest.raises(GymError, match="not a file of masked votes"):
             check_masked(path, spec, 4)
 
 
@@ -242,5 +242,5 @@ def test_one_vote_moves_a_folded_sum_by_one_at_most_whatever_a_malicious_client_
     honest = np.arange(-voters, voters + 1).astype(np.int16)
     assert (fold(honest, bits) == honest).all()
     require_votes("w", honest, voters)
-    with pytest.raises(GymError, match="no votes"):
+    with pytest.raises(GymError, match="not votes"):
         require_votes("w", centred, voters)

@@ -378,7 +378,7 @@ def test_a_version_s_digest_covers_its_sum_in_tasks_and_in_the_ledger(
     (entry,) = (entry for entry in hub.ledger.entries() if entry.kind == "version")
     LineageCheck().add(entry, entry.body)
     body = {**entry.body, "integers": {**entry.body["integers"], "digest": other}}
-    with pytest.raises(GymError, match="is not what its parent and its soup make"):
+    with pytest.raises(GymError, match="is not the result of its parent and its soup"):
         LineageCheck().add(entry, body)
 
 

@@ -133,10 +133,10 @@ def test_a_rotation_a_revocation_and_a_rebinding_that_nobody_signed_are_found(
         history.add(entry.kind, entry.body)
     for kind, body, message in (
         ("rotated", {"public_key": evil, "previous_key": owner.public_key.hex()}, "not signed by both keys"),
-        ("revoked", {"public_key": owner.public_key.hex(), "by": "owner"}, "no key of it signed"),
+        ("revoked", {"public_key": owner.public_key.hex(), "by": "owner"}, "none of its keys signed"),
         ("rebound", {"public_key": evil, "by": "coordinator"}, "was not revoked"),
-        ("enrolled", {"public_key": evil}, "another key than it had"),
-        ("rotated", {}, "has not its form"),
+        ("enrolled", {"public_key": evil}, "a different key from before"),
+        ("rotated", {}, "a malformed entry"),
     ):
         with pytest.raises(GymError, match=message):
             history.add(kind, {**empty, **body, "at": int(hub.now)})

@@ -295,7 +295,7 @@ def test_a_hub_with_encrypted_keys_opens_with_the_passphrase_only(
     with Federation.open(folder) as fed:
         assert fed.server == server
         assert b"BEGIN PRIVATE KEY" in private_pem(folder / "keys" / "tls.key", fed.passphrase.get)
-    for given, message in (("wrong words", "does not open"), ("", "no terminal")):
+    for given, message in (("wrong words", "does not decrypt"), ("", "no terminal")):
         monkeypatch.setenv("GYM_SERVER_PASSPHRASE", given)
         with pytest.raises(GymError, match=message) as caught:
             Federation.open(folder)

@@ -400,5 +400,5 @@ def test_noise_above_the_signal_of_one_run_is_said_and_below_it_is_not(
 def test_noise_that_cannot_be_accounted_for_is_refused_before_the_first_step(
     tiny_base: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(GymError, match="this little noise gives no privacy"):
+    with pytest.raises(GymError, match="so little noise gives no privacy"):
         make_plan(config(tmp_path, tiny_base, privacy={"noise_multiplier": 1e-12}), len(ROWS))

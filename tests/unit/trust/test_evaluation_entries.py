@@ -90,7 +90,7 @@ def test_an_evaluation_without_a_seed_of_a_round_needs_no_promise() -> None:
             [("verdict", {"server_round": 3}), ("evaluation-seed", promised())],
             "round 3 had begun before it",
         ),
-        ([("evaluation-seed", promised()), ("evaluation-seed", promised())], "has a commitment already"),
+        ([("evaluation-seed", promised()), ("evaluation-seed", promised())], "already has a commitment"),
         (
             [
                 ("evaluation-seed", promised()),
@@ -108,7 +108,7 @@ def test_an_evaluation_without_a_seed_of_a_round_needs_no_promise() -> None:
                 ("evaluation-seed", promised()),
                 ("evaluated", revealed(suites=[{"limit": 1, "tasks": {"a": FEW_ROWS, "b": MANY_ROWS}}])),
             ],
-            "task b has 1,000,000 rows; one evaluation has 1000000 at most",
+            "task b has 1,000,000 rows; one evaluation has at most 1000000",
         ),
         (
             [("evaluation-seed", promised()), ("evaluated", revealed()), ("evaluated", revealed())],
@@ -116,7 +116,7 @@ def test_an_evaluation_without_a_seed_of_a_round_needs_no_promise() -> None:
         ),
         (
             [("evaluation-seed", promised()), ("evaluated", revealed(suites=[{"tasks": {"sums": {}}}]))],
-            "not what an evaluation records",
+            "not a valid evaluation record",
         ),
     ],
 )

@@ -77,5 +77,5 @@ def test_a_leaf_is_proved_where_it_is_and_nowhere_else(size: int, data: st.DataO
 
 @pytest.mark.parametrize("text", ["", "0" * 64, f"{'0' * 64} {'g' * 64}", f"{'0' * 64}  {'0' * 64}"])
 def test_a_frontier_of_another_size_is_refused(text: str) -> None:
-    with pytest.raises(GymError, match="are not such a tree's"):
+    with pytest.raises(GymError, match="do not match a tree of that size"):
         Frontier.from_text(3, text)
