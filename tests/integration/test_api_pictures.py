@@ -87,7 +87,7 @@ def test_responses_answer_as_chat_does(client: openai.OpenAI, wanted: tuple[int,
 
 
 def test_a_web_address_is_refused_with_what_to_send(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="fetches nothing") as caught:
+    with pytest.raises(openai.BadRequestError, match="does not download media") as caught:
         client.chat.completions.create(model="tiny-llava", messages=asked("https://example.org/a.png"))
     assert caught.value.param == "messages[0].content[0].image_url"
     assert "base64" in caught.value.message

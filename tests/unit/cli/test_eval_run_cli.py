@@ -147,7 +147,7 @@ def test_a_missing_set_is_refused_before_weights_are_read(tmp_path: Path) -> Non
         (("gym-nano",), "which tasks"),
         (("--suite", "tiny"), "which MODEL"),
         (("model.onnx", "--suite", "tiny"), "ONNX models are not evaluated"),
-        (("gym-nano", "--suite", "tiny", "--base", "gym-nano"), "--base goes with a .gymdelta"),
+        (("gym-nano", "--suite", "tiny", "--base", "gym-nano"), "--base applies only to a .gymdelta"),
         (
             ("m", "--suite", "tiny", "--api", "http://127.0.0.1:1", "--variant", "a"),
             "cannot be combined with --api",

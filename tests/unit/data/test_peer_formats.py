@@ -258,7 +258,7 @@ def test_a_rejected_response_makes_a_conversation_a_preference(rejected: Row) ->
 
 def test_a_rejected_answer_to_another_prompt_or_with_other_images_is_refused() -> None:
     other = [{"role": "user", "content": "other"}, SAY]
-    assert "begin differently" in refusal({"messages": [ASK, SAY], "rejected_messages": other})
+    assert "have a different prompt" in refusal({"messages": [ASK, SAY], "rejected_messages": other})
     row = {"messages": [ASK, SAY], "rejected_response": "no", "rejected_images": ["a.png"]}
     assert "'rejected_images' differ" in refusal(row)
 

@@ -130,7 +130,7 @@ MANIFESTS: dict[str, tuple[Callable[[Manifest], object], str]] = {
         change_row("q.weight", lambda row: row.__setitem__(0, "z.weight")),
         "tensor 'z.weight': the base 'tiny' has no such tensor",
     ),
-    "a name twice": (
+    "a duplicate name": (
         change_row("q.weight", lambda row: row.__setitem__(0, "norm.weight")),
         "tensor 'norm.weight' is listed twice",
     ),

@@ -142,7 +142,7 @@ def test_a_document_that_was_altered_is_refused_with_the_place(
         (lambda line: line.replace('"cut": "3"', '"cut": "4"'), "truncated or changed"),
         (lambda line: line.replace("[1e-300, 0.1]", "[NaN]"), "not a number"),
         (lambda line: line.replace("[1e-300, 0.1]", "[" * 5000), "metadata"),
-        (lambda line: line.replace('"sample_id": "0"', '"sample_id": "7"'), "stands after"),
+        (lambda line: line.replace('"sample_id": "0"', '"sample_id": "7"'), "comes after"),
         (lambda line: line.replace('"evaluation_id": "tiny', '"evaluation_id": "huge'), "another run"),
         (lambda line: "[]\n", "line 1"),
         (lambda line: "", "truncated or changed"),

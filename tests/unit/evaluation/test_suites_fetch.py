@@ -95,7 +95,7 @@ def test_a_file_that_changed_since_is_refused_with_the_remedy(hub: ModelHub, tmp
 def test_bytes_of_another_sha256_are_refused_and_nothing_is_written(hub: ModelHub, tmp_path: Path) -> None:
     true = hub.repos[NAME].files[FILE]
     hub.repos[NAME].sent[FILE] = true[:-10] + bytes(10)
-    with pytest.raises(GymError, match="another checksum") as caught:
+    with pytest.raises(GymError, match="a different checksum") as caught:
         _fetch(tmp_path)
     assert caught.value.code is ErrorCode.HASH_MISMATCH
     assert not (tmp_path / "data").exists()

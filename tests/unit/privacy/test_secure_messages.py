@@ -377,7 +377,7 @@ def test_a_hub_that_gives_one_contributor_another_task_and_hides_its_keys_gains_
         second_round(fed, grid)
         dan = grid.homes["dan"].key.contributor
     assert not {"train", "query.confirm", "query.unmask"} & {kind for _, kind in grid.heard}
-    assert sum(f"the hub gave {dan} another task" in message for message in messages) == 3
+    assert sum(f"the hub gave {dan} a different task" in message for message in messages) == 3
 
 
 @pytest.mark.usefixtures("untrained")

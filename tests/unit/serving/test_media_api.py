@@ -201,7 +201,7 @@ def test_limits_of_sounds_are_kept(listener: Serving, monkeypatch: pytest.Monkey
 
 def test_a_video_on_the_network_is_not_fetched(tmp_path: Path) -> None:
     for url, why in (
-        ("https://example.org/a.mp4", "fetches nothing"),
+        ("https://example.org/a.mp4", "does not download media"),
         ("data:video/mp4,x", "not a base64 data URL"),
     ):
         with pytest.raises(GymError, match=why):

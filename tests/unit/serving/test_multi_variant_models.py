@@ -163,7 +163,7 @@ def test_a_model_is_served_by_one_at_a_time_and_is_itself_again_after_close() ->
     with torch.inference_mode():
         before = model(ids).logits
     served = MultiVariantModel(model)
-    with pytest.raises(GymError, match="served already") as error:
+    with pytest.raises(GymError, match="already being served") as error:
         MultiVariantModel(model)
     assert error.value.code is ErrorCode.USAGE
     with pytest.raises(GymError, match="packed step"), torch.inference_mode():

@@ -73,8 +73,8 @@ def test_of_several_frames_the_first_is_read() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("https://example.org/cat.png", "fetches nothing"),
-        ("HTTP://127.0.0.1/cat.png", "fetches nothing"),
+        ("https://example.org/cat.png", "does not download media"),
+        ("HTTP://127.0.0.1/cat.png", "does not download media"),
         ("file:///etc/passwd", "is not a data URL"),
         ("/etc/passwd", "is not a data URL"),
         ("", "is not a data URL"),

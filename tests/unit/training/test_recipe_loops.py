@@ -218,7 +218,7 @@ def test_what_a_loop_cannot_do_is_refused_before_it_begins(context: RecipeContex
         PPO([asked], model, model, few_characters, context=context).run()
     with pytest.raises(GymError, match="max_steps") as caught:
         PPO([asked], model, None, few_characters, max_steps=3)
-    assert caught.value.hint == "give max_num_ppo_steps"
+    assert caught.value.hint == "set max_num_ppo_steps"
     with pytest.raises(GymError, match="optimiser"):
         SFT([asked.assistant("a")], model, context=context, settings={"optimiser": "sgd"}).config()
 

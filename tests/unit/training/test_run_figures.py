@@ -202,7 +202,7 @@ def test_the_environment_is_recorded_and_a_change_is_reported_on_resume(
     assert str(Path.home()) not in file.read_text()
     where["packages"]["torch"] = "1.0"
     file.write_text(json.dumps(record))
-    with pytest.warns(RunWarning, match=r"resumed in another environment.*torch was 1\.0 and is"):
+    with pytest.warns(RunWarning, match=r"resumed in a different environment.*torch was 1\.0 and is"):
         train(tiny_base, settings)
     assert "packages" in json.loads(file.read_text())["resumed_with"][0]
     silent = config(tmp_path / "silent", reproducibility={"record": False})

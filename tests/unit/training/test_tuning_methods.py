@@ -303,7 +303,7 @@ def test_what_cannot_be_honoured_is_refused_before_a_model_is_loaded(
         ({"lora": {"freeze_a": True, "lora_fa": True}}, "exclude each other"),
         ({"lora": {"lora_fa": True, "loraplus_lr_ratio": 4}}, "A is not trained"),
         ({"lora": {"init_lora_weights": "pissa_niter_"}}, "pissa_niter"),
-        ({"lora": {"loftq_iter": 2}}, "loftq_iter is read by"),
+        ({"lora": {"loftq_iter": 2}}, "loftq_iter applies only to"),
         ({"finetuning": "oft", "oft": {"r": 4}}, "either r or oft_block_size"),
         ({"finetuning": "adalora", "adalora": {"target_r": 12}}, "not below init_r"),
         ({"finetuning": "ia3", "ia3": {"feedforward_modules": ["up_proj"]}}, "not among target_modules"),

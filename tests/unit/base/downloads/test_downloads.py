@@ -131,8 +131,8 @@ def test_a_damaged_part_is_fetched_anew(hub: ModelHub, repo: Repo, tmp_path: Pat
     [
         (WEIGHTS, lambda data: data[:-10], "bytes instead of"),
         (WEIGHTS, lambda data: data + b"more", "bytes instead of"),
-        (WEIGHTS, lambda data: data[:-1] + bytes([data[-1] ^ 1]), "another checksum"),
-        ("generation_config.json", lambda data: data.replace(b"{", b"[", 1), "another checksum"),
+        (WEIGHTS, lambda data: data[:-1] + bytes([data[-1] ^ 1]), "a different checksum"),
+        ("generation_config.json", lambda data: data.replace(b"{", b"[", 1), "a different checksum"),
     ],
 )
 def test_a_file_that_is_not_what_the_hub_names_is_refused_and_not_kept(
