@@ -242,7 +242,7 @@ def _unit_plain(path: Path) -> str:
         raise GymError(
             ErrorCode.USAGE,
             f"{plain(text)!r} ends with a backslash or a space, which systemd does not accept in a path",
-            "give the file another name",
+            "rename the file",
         )
     return text.replace("%", "%%")
 
@@ -279,7 +279,7 @@ def _launchd(service: ServiceJob, user_home: Path) -> ServiceFile:
 
 def _task(service: ServiceJob, user_home: Path) -> ServiceFile:
     program, *arguments = service.words()
-    arguments += ["--service", "--home", str(service.home)]  # a task has no environment of its own
+    arguments += ["--service", "--home", str(service.home)]  # a task cannot set environment variables
     for text in (program, *arguments):
         if re.search("%[^%]+%", text):
             raise GymError(

@@ -99,7 +99,7 @@ def _section_name(field: dict[str, Any]) -> str | None:
 
 
 def _type(field: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Return a key's type in words, with its limits."""
+    """Return a key's type as text, with its limits."""
     if "anyOf" in field:
         parts = [_type(part, schema) for part in field["anyOf"] if part.get("type") != "null"]
         return " or ".join(dict.fromkeys(parts))

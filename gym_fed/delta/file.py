@@ -182,7 +182,7 @@ class DeltaFile:
         return norm
 
     def norm(self) -> float:
-        """L2 norm of the whole delta; for sign deltas computed from the scales alone."""
+        """L2 norm of the whole delta; for sign deltas computed only from the scales."""
         return math.sqrt(math.fsum(self.tensor_norm(name) ** 2 for name in self.names))
 
     def sha256(self) -> str:

@@ -26,7 +26,7 @@ _MADE_OF = {
 
 @dataclass(frozen=True)
 class CodecChoice:
-    """A tensor's record, its payload size, and the reason in words."""
+    """A tensor's record, its payload size, and the reason as text."""
 
     record: TensorRecord
     payload_bytes: int

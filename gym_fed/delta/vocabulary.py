@@ -63,7 +63,7 @@ class VocabularyChange:
         return bool(self.tokens or self.rows)
 
     def __str__(self) -> str:
-        """Describe it in words; empty if nothing was added."""
+        """Describe it as text; empty if nothing was added."""
         words = []
         if self.tokens.tokens:
             texts = shown_tokens(token.text for token in self.tokens.tokens)

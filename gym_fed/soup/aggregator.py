@@ -38,7 +38,7 @@ class Aggregator(Rule):
     """True if the result stays near the honest updates when f clients are malicious."""
 
     coordinate_wise: ClassVar[bool] = False
-    """True if the rule decides every coordinate by itself (``CoordinateRule``), so that coordinates which most updates
+    """True if the rule decides every coordinate separately (``CoordinateRule``), so that coordinates that most updates
     leave out become zero."""
 
     weighted: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class Aggregator(Rule):
     @classmethod
     def weighs_windows(cls) -> bool:
         """True if the rule can weigh more updates than are added, as continuous rounds require: it gives each whole
-        update a coefficient, from inner products alone."""
+        update a coefficient, using only inner products."""
         return False
 
     def mix(self, gram: GramMatrix) -> CombinationWeights:

@@ -8,7 +8,7 @@ soup, in which every member has the same coefficient as in the round's full soup
 The weights are not renormalised when an update is absent. With the coalition's own mean (w renormalised over S),
 an update of zeros would dilute the others, and be paid for it if the server's step overshoots. Here zeros add exactly
 nothing to any coalition, all scores sum to the gain of the round, and an update's score does not grow if it is sent in
-two halves. The price: v measures what an update gave to *this* soup, not its value alone.
+two halves. The price: v measures what an update gave to *this* soup, not its value on its own.
 
 The game is linear, unlike the soup's rule: robust rules need 2f + 1 updates and are undefined on small
 coalitions. So score only updates that the rule kept. An excluded update had no part in the soup: it is neither paid for

@@ -2,7 +2,7 @@
 
 A continuous round is merged as soon as a few updates have arrived, and malicious clients can be the fastest. A rule
 that sees only those few has no honest majority. So it weighs the latest update of every contributor, and the
-coefficients that it finds for the new updates are used. This takes inner products alone.
+coefficients that it finds for the new updates are used. This needs only inner products.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RoundWindow:
     def added(
         self, plan: CombinationWeights, lengths: Tensor
     ) -> tuple[CombinationWeights, tuple[float, ...]]:
-        """Return the combination of the new updates alone, and the admitted weight of each.
+        """Return the combination of only the new updates, and the admitted weight of each.
 
         With ``r`` the coefficient of an update times the window's size n, and ``w`` its staleness weight, its admitted
         weight is ``w * share`` (``_shares``), and its coefficient ``w * r / d``. ``d`` is the sum of the admitted

@@ -56,7 +56,7 @@ def load_data(
     """
     if path in (None, EXAMPLE):
         if columns:
-            raise GymError(ErrorCode.USAGE, "--columns: the built-in example has its own", "give --data FILE")
+            raise GymError(ErrorCode.USAGE, "--columns: the built-in example has its own", "pass --data FILE")
         return _example()
     file = Path(str(path)).expanduser()
     stamp = file.stat() if file.is_file() else None

@@ -159,7 +159,7 @@ class GlobalModel:
         try:
             self.tensors = parked.restored()
         except OSError as error:
-            log.warning("the stored model cannot be read, so it is made again from the base: %s", error)
+            log.warning("the stored model cannot be read, so it is rebuilt from the base: %s", error)
             self.reload()
 
     def moments_bytes(self) -> int:

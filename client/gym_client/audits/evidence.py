@@ -2,8 +2,8 @@
 
 The folder contains ``task.json`` (the task), ``manifest.json``, ``rows.jsonl``, ``update.gymdelta``, and the record of
 the training (``leaves.jsonl`` and a file of weights and moments per step). It is created in the task's folder and moved
-here when the hub admits the update. It is deleted when the time to answer is over, when the draw is known and the
-update is not in it, or when the contributor leaves the hub.
+here when the hub admits the update. It is deleted when the time to answer has passed, when the update was not drawn, or
+when the contributor leaves the hub.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def kept_evidence(home: Home) -> Iterator[Evidence]:
 
 
 def drop_expired(home: Home, server: str, now: float) -> None:
-    """Delete evidence whose time to answer is over.
+    """Delete evidence whose time to answer has passed.
 
     Evidence for other hubs is deleted a week later by this machine's clock, since a hub that is gone reports no time.
 

@@ -41,11 +41,11 @@ class BaseOffer:
     public_name: str
     commit: str
     source: str = ""
-    """The source in words with bytes and licence; empty if the hub itself serves the base."""
+    """The source as text, with bytes and licence; empty if the hub itself serves the base."""
     duration: str = ""
-    """The expected download time in words; not part of the accepted terms."""
+    """The expected download time as text; not part of the accepted terms."""
     seeding: tuple[str, ...] = ()
-    """What seeding does on this machine, in words; seeding begins with the download of the base."""
+    """What seeding does on this machine, as text; seeding begins with the download of the base."""
 
     @classmethod
     def of(cls, status: pb.StatusReply) -> BaseOffer | None:
@@ -111,7 +111,7 @@ class BaseOffer:
                 f"from the hub: {size} in {counted(self.num_files, 'file')}, checked against {self.base_digest}"
             )
             lines += self._duration()
-            lines.append("the hub serves it to its contributors alone: you are enrolled before it is fetched")
+            lines.append("the hub serves it only to its contributors: you are enrolled before it is fetched")
             lines += [f"from now on this machine {line}" for line in self.seeding]
         return lines
 

@@ -86,7 +86,7 @@ def remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
     require_utf8("the file", options.data or "", "rename it, then pass it with --data")
     require_utf8("the base model", options.model or "", "rename the folder, then pass it with --base")
     if options.region is not None and options.data is not None:
-        raise GymError(ErrorCode.USAGE, "--region and --data are both given", "give one of them")
+        raise GymError(ErrorCode.USAGE, "--region and --data are both given", "pass one of them")
     now = {
         "region": str(options.region.expanduser().absolute()) if options.region else None,
         "data": str(options.data.expanduser().absolute()) if options.data else None,

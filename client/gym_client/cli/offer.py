@@ -85,9 +85,9 @@ class Offer:
     pay: dict[str, Any] | None = None
     """The terms of pay; None if the hub announces none."""
     seeding: tuple[str, ...] = ()
-    """What seeding does on this machine, in words; empty if the hub or the policy does not allow it."""
+    """What seeding does on this machine, as text; empty if the hub or the policy does not allow it."""
     mirrors: tuple[str, ...] = ()
-    """What mirrors do, in words; empty if the hub names none or the policy uses none."""
+    """What mirrors do, as text; empty if the hub names none or the policy uses none."""
     audit: dict[str, Any] | None = None
     """The terms of audits; None if the hub has none."""
     region: dict[str, Any] | None = None
@@ -99,7 +99,7 @@ class Offer:
     rows: dict[str, Any] = field(default_factory=dict)
     """Counts of the given rows by use; see ``RowCounts``."""
     rows_in_words: tuple[str, ...] = ()
-    """The same in words, with a warning if much is lost."""
+    """The same as text, with a warning if much is lost."""
     costs: Costs | None = None
     """Training time and downloads; None if nothing was measured."""
 
@@ -372,7 +372,7 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
 
 
 def _describe_device(name: str) -> str:
-    """Describe the device ``name`` in words."""
+    """Describe the device ``name``."""
     import torch
 
     from gym_fed.base.models import pick_device

@@ -113,7 +113,7 @@ def sequence_of(receipt: dict[str, Any]) -> int | None:
 
 
 def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof:
-    """Verify a stored receipt with the hub's key alone.
+    """Verify a stored receipt with only the hub's key.
 
     Returns:
         The proof in it.

@@ -261,7 +261,7 @@ class SecureRound:
         members, survivors = {*state.received, self._me}, sorted(set(reported.survivors))
         if state.survivors not in (None, survivors):
             raise self._refused(
-                "the hub names other survivors than before: both answers together would unmask a contributor"
+                "the hub names different survivors from before: both answers together would unmask a contributor"
             )
         if self._me not in survivors or not {*survivors} <= members:
             raise self._refused("the hub's survivors are not those who mask, or lack this contributor")
@@ -282,7 +282,7 @@ class SecureRound:
         """
         state, request = self._load(), parse(Unmasking, text)
         if state.survivors is None or state.survivors != request.survivors:
-            raise self._refused("the hub names other survivors than this contributor has signed")
+            raise self._refused("the hub names survivors other than those that this contributor signed")
         check_confirmed(request, self._participants(state), self._threshold)
         assert state.received is not None
         assert state.own is not None

@@ -151,7 +151,7 @@ class PrivacyTerms:
         sees = (
             "only the sum of all updates"
             if self.secure_aggregation
-            else "your update, before any noise of its own"
+            else "your update, before it adds any noise"
         )
         if self.epsilon_per_round is None and self.central is None and not self.epsilon_spent:
             sees = sees.partition(",")[0]
@@ -170,7 +170,7 @@ class PrivacyTerms:
                 f"{self.epsilon_with_spent:.2f}"
             )
         if self.central is None:
-            lines.append("hub: promises no noise of its own")
+            lines.append("hub: does not promise noise")
         else:
             lines.append(
                 f"hub: promises epsilon {float(self.central['epsilon']):g} (delta "

@@ -1,7 +1,7 @@
 """The routes of the ``join`` screen, in `gym-client ui` and in the workbench.
 
-The page runs no agent of its own: it starts `gym-client join` as a job, which outlives it. A job has no terminal, so
-`gym-client join --json` ends at its first open question. The page displays the question as the command printed it,
+The page does not run an agent itself: it starts `gym-client join` as a job, which outlives it. A job has no terminal,
+so `gym-client join --json` ends at its first open question. The page displays the question as the command printed it,
 and the answer restarts the command with exactly those terms accepted. An invite is passed in the environment, since
 commands are displayed and stored.
 """

@@ -41,7 +41,7 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
 def with_own_variants(settings: ServingConfig) -> ServingConfig:
     """Default to the store of `gym variant` and the base of its variants.
 
-    ``variants: null`` serves the base alone.
+    ``variants: null`` serves only the base.
 
     Raises:
         GymError: As in ``base_of_store``.

@@ -184,7 +184,7 @@ class Terminal:
             return
         names = self.conversation.writer.variants()
         if names:
-            self._note(f"{'*' if self.conversation.variant is None else ' '} none (the base alone)")
+            self._note(f"{'*' if self.conversation.variant is None else ' '} none (only the base)")
         for name in names[:SHOWN_VARIANTS]:
             self._note(f"{'*' if name == self.conversation.variant else ' '} {name}")
         if len(names) > SHOWN_VARIANTS:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _UNSTATED = "not stated"
 _ALWAYS = ("split", "licence", "rows", "bytes")
 _WIDE = 150
-"""Terminal width from which the format and the source are shown too."""
+"""Terminal width from which the format and the source are also shown."""
 
 
 def list_catalogue(

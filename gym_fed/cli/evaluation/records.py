@@ -170,8 +170,8 @@ def _print_comparison(compared: RunComparison) -> None:
     for task in compared.tasks.values():
         if task.only_first or task.only_second:
             err.print(
-                f"{task.task}: {counted(task.only_first, 'row')} of the first alone, {task.only_second} of the "
-                "second alone, "
+                f"{task.task}: {counted(task.only_first, 'row')} only in the first, {task.only_second} only in the "
+                "second, "
                 "are left out"
             )
         for note in task.notes:

@@ -25,7 +25,7 @@ def join_secret(
     """Restore the secret that ``is_right`` accepts, from shares that match their commitments.
 
     Only the first ``threshold`` shares are tried: forged shares were already detected by the dealer's commitments, so
-    if these shares do not give the secret, the dealer did not split it correctly.
+    if these shares do not restore the secret, the dealer did not split it correctly.
 
     Args:
         shares: Shares from different contributors, each checked against its ``share_commitment``.
@@ -35,7 +35,7 @@ def join_secret(
         what: Name of the secret, for error messages.
 
     Raises:
-        GymError: ``ROUND_ABORTED`` if the shares are too few, or do not give the secret.
+        GymError: ``ROUND_ABORTED`` if the shares are too few, or do not restore the secret.
     """
     if len(shares) < threshold:
         raise GymError(

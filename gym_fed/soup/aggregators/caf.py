@@ -157,8 +157,8 @@ def top_eigenvector(matrix: Array) -> tuple[float, Array]:
 def _top_of_tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> tuple[float, list[float]]:
     """The largest eigenvalue of a tridiagonal matrix and its unit eigenvector.
 
-    Bisection comes near. Newton steps on the characteristic polynomial then approach from above, where they cannot
-    overshoot. Inverse iteration gives the eigenvector, whose Rayleigh quotient is the eigenvalue.
+    Bisection finds an approximation. Newton steps on the characteristic polynomial then approach from above, where they
+    cannot overshoot. Inverse iteration gives the eigenvector, whose Rayleigh quotient is the eigenvalue.
     """
     reach = max(
         abs(m)

@@ -52,7 +52,7 @@ def trusted(gram: GramMatrix, rule: str) -> tuple[Tensor, Tensor]:
     Raises:
         GymError: ``UPDATE_REFUSED`` if no update is trusted.
     """
-    assert gram.root is not None, "the round gives a root update to rules that need one"
+    assert gram.root is not None, "the round provides a root update to rules that need one"
     root_norm = math.sqrt(max(0.0, float(gram.root[-1])))
     norms = gram.norms()
     if root_norm == 0.0:

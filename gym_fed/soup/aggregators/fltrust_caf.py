@@ -35,7 +35,7 @@ class FLTrustCAF(WeightRule):
 
     def weigh(self, gram: GramMatrix) -> Tensor:
         """Weight the updates; raises ``UPDATE_REFUSED`` if no update is trusted."""
-        assert gram.root is not None, "the round gives a root update to rules that need one"
+        assert gram.root is not None, "the round provides a root update to rules that need one"
         trust, factors = trusted(gram, self.name)
         scaled = gram.combined(CombinationWeights.scaled(factors, gram.weights))
         counts = (trust > 0.0).to(torch.float64)

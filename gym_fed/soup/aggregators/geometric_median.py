@@ -13,11 +13,11 @@ the data. Here the search takes Newton steps if they descend, and ends when the 
 ``tolerance``: the mean distance then exceeds the minimum by at most ``tolerance`` times the distance to the median. The
     median may be one of the updates, where no gradient exists: this case is decided first and exactly (Vardi and Zhang
     2000, "The
-multivariate L1-median and associated data depth", equation 2.7). Distances are smoothed by the rounding error of a
-distance alone, 1e-7 of an update's norm or less. If many points are medians (an even number of updates on one line),
-the result is the mean of the updates among them.
+multivariate L1-median and associated data depth", equation 2.7). Distances are smoothed only by the rounding error of a
+distance, 1e-7 of an update's norm or less. If many points are medians (an even number of updates on one line), the
+result is the mean of the updates among them.
 
-The search uses inner products alone. A point is a linear combination of the updates, measured from the medoid (the
+The search uses only inner products. A point is a linear combination of the updates, measured from the medoid (the
 update with the smallest sum of distances), so that a malicious client at 1e30, whose coefficient is about 1e-30, costs
 the others no digits. The Newton systems are solved by conjugate gradients in the same coefficients; if a step does not
 descend, Weiszfeld's step is taken.

@@ -133,7 +133,7 @@ def require_link(text: str) -> str:
     """Return a link that a system hands over, to be shown to its user, who sees if it is cut short.
 
     Raises:
-        GymError: ``INVITE_INVALID`` if it is no link of invites, too long, or has invisible characters.
+        GymError: ``INVITE_INVALID`` if it is not an invite link, is too long, or has invisible characters.
     """
     if not text.startswith(INVITE_SCHEME) or len(text) > MAX_LINK or plain(text, MAX_LINK) != text:
         raise _not_an_invite(text)

@@ -60,7 +60,7 @@ class LineageCheck:
         if next_digest(parent, body["soup"], body["server_round"], integers) != body["digest"]:
             raise corrupt(f"{where} is not the result of its parent and its soup")
         if height != max(self._digests, default=0) + 1:
-            raise corrupt(f"{where} does not come after {counted(max(self._digests, default=0), 'other')}")
+            raise corrupt(f"{where} does not follow {counted(max(self._digests, default=0), 'other')}")
 
     def _rolled_back(self, entry: Entry, body: Mapping[str, Any]) -> None:
         where, to = f"entry {entry.sequence}: a rollback", body["to"]

@@ -271,7 +271,7 @@ def create_invites(
         raise GymError(
             ErrorCode.USAGE,
             f"--count {count} with {counted(len(notes), 'note')}",
-            "give one --note with --count, or one --note for each invite",
+            "pass one --note with --count, or one --note for each invite",
         )
     notes = notes * (count or 1)
     with opened(folder) as fed:

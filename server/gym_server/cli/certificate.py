@@ -54,7 +54,7 @@ def request(
         if host is None and fed.config.advertise is None:
             raise GymError(
                 ErrorCode.USAGE,
-                "the config has no `advertise` that gives the name",
+                "the config has no `advertise` to provide the name",
                 "gym-server certificate request HOST",
             )
         name = host or Endpoint.parse(str(fed.config.advertise))[0]

@@ -49,7 +49,7 @@ def _endpoint(folder: Path, address: str | None) -> str:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND, f"no hub in {folder}", f"create one: gym-server init --dir {folder}"
         )
-    if address is None:  # one key alone: validating the whole config would import torch
+    if address is None:  # only one key: validating the whole config would import torch
         values, _ = parse_config(path, read_config_text(path))
         address = str(values.get("listen", ServerConfig.model_fields["listen"].default))
         where, code = f"{path}: listen", ErrorCode.CONFIG_INVALID

@@ -57,7 +57,7 @@ class AuditVerdicts:
         database: The hub's database.
         record: The hub's ledger.
         server: Id of the hub.
-        audit: The hub's settings of audits; None if it has none.
+        audit: The hub's audit settings; None if it has no audits.
         rewards: The rewards of rounds whose task announced none.
         clock: The hub's clock, Unix seconds.
     """

@@ -113,8 +113,8 @@ def _to_earlier(
 ) -> Iterator[tuple[EarlierWork, Any, float]]:
     """Yield the similarity of every update to every earlier one and every soup, newest rounds first.
 
-    A soup has another codec than updates, so signs compared with it are decoded, and ``compare`` measures all pairs.
-    A few updates at a time keep that linear in their number.
+    A soup uses a different codec from updates, so signs compared with it are decoded, and ``compare`` measures all
+    pairs. A few updates at a time keep that linear in their number.
     """
     for of_round in by_round(earlier):
         for olds, at_once in (

@@ -70,7 +70,7 @@ class RoundSimilarity:
         Args:
             updates: The updates that earn credits.
             threshold: Similarity from which two updates are linked.
-            measured: True if the updates earn by score, so that there is no noise among them.
+            measured: True if the updates earn by score, so that none of them is noise.
         """
         places = [i for i, update in enumerate(self.updates) if update in updates]
         among = np.ix_(places, places)

@@ -27,7 +27,7 @@ class SoupForm:
     Attributes:
         form: ``factors`` for LoRA factors, ``values`` for LoRA updates whose soup is not in factors, ``full`` for full
             fine-tuning.
-        why: The reason, in words; for ``values``, what prevents a soup in factors, and what to change.
+        why: The reason, as text; for ``values``, what prevents a soup in factors, and what to change.
         one_a: True if all contributors of a round share one A, so that a soup has the rank of one update.
     """
 

@@ -60,7 +60,7 @@ def merge_round(
 ) -> None:
     """Screen, merge, gate and score a round in state merging, then commit or abort it.
 
-    Its pay and its screens for free-riders are those that its task announced, whatever the config says by now.
+    Its pay and its screens for free-riders are those that its task announced, even if the config has changed.
 
     Raises:
         ScoringStopped: If ``should_stop`` returned True while updates were scored; nothing is committed then.

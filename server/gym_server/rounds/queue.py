@@ -157,7 +157,7 @@ class MessageQueue:
 
     @rerun
     def lease(self, node_id: int) -> QueuedMessage | None:
-        """Lease the node its next message; None if it has a lease already or if there is no message."""
+        """Lease the node its next message; None if it already has a lease or if there is no message."""
         self.expire(node_id)  # not all messages: a thousand nodes ask at once when a round opens
         with self._database.reading() as tx:  # the common case, without the write lock
             if _message(tx, _of(node_id, "queued")) is None:

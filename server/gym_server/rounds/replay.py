@@ -178,7 +178,7 @@ def require_round_plugins(folder: Path, server_round: int) -> None:
 
 
 class _Stored(BaseModel):
-    """The part of a hub's config that says where its state is stored."""
+    """The part of a hub's config that locates its stored state."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,4 +1,4 @@
-"""Check the window that a version's ledger entry records, from the ledger and the signed manifests alone.
+"""Check the window that a version's ledger entry records, using only the ledger and the signed manifests.
 
 Which updates are weighed, and how old they are, decides what a continuous round adds. A hub that leaves out accounts or
 invents ages would otherwise pass a replay.

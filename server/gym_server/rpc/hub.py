@@ -127,7 +127,7 @@ class Hub(CallsBesideRounds):
                     return
 
     def _next_of(self, session: Session) -> tuple[str, QueuedMessage | None]:
-        """Return the pause in words, and the task that a node holds; if it holds none, lease the next one to it."""
+        """Return the pause as text, and the task that a node holds; if it holds none, lease the next one to it."""
         self._accounts.check(session)
         pause = self._steering.paused()
         message = self._queue.held(session.node_id)

@@ -23,7 +23,7 @@ _GONE = (
 _CODES = {
     "53100": (ErrorCode.DISK_FULL, "free space on the database's disk; then run the hub again"),
     "25006": (ErrorCode.NOT_WRITABLE, "storage.database names a standby, or a read-only database"),
-    "42501": (ErrorCode.NOT_WRITABLE, "give the role the right to create and change tables in the database"),
+    "42501": (ErrorCode.NOT_WRITABLE, "grant the role the right to create and change tables in the database"),
 }
 
 

@@ -215,7 +215,7 @@ class HubGrid(Grid):
         return {"content": from_wire(reply.content, self._read)}
 
     def _set_aside(self, message: QueuedMessage, reason: str) -> None:
-        """Set a reply aside for good, with its verdict in the ledger; it earns nothing."""
+        """Set a reply aside permanently, with its verdict in the ledger; it earns nothing."""
         server_round = int(message.group_id) if message.group_id.isdecimal() else 0
         with self._state.database.transaction() as tx:
             self._queue.set_aside(tx, message.message_id, reason)

@@ -80,7 +80,7 @@ class Pace:
         self._logged_quorum = 0
 
     def summary(self) -> str:
-        """Return the quorum in words."""
+        """Return the quorum as text."""
         rounds = self._live_config.current.rounds
         share = f"more than {rounds.quorum_share:.0%} of those given the task"
         return f"quorum {rounds.min_contributors}, and {share}"
@@ -98,7 +98,7 @@ class Pace:
     def is_complete(self, current: Round) -> bool:
         """Return True if a collecting round need not wait any longer.
 
-        This is so if all have answered, the grace period or the deadline is over, or nobody is left.
+        This is the case if all have answered, the grace period or the deadline has passed, or nobody is left.
         """
         assert current.spec is not None
         server_round, now = current.server_round, self._state.clock.now()

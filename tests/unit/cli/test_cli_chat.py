@@ -142,7 +142,7 @@ def test_variants_and_help_are_listed(
 ) -> None:
     talk("/variant ben\n/variant\n/help\n/system\n/set\n", monkeypatch)
     shown = capsys.readouterr().err
-    assert "  none (the base alone)\n  ada\n* ben" in shown
+    assert "  none (only the base)\n  ada\n* ben" in shown
     for name in ("/retry", "/undo", "/save", "/load", "/exit", "no system message", "temperature=0.0"):
         assert name in shown
 
