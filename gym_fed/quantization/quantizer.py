@@ -175,7 +175,8 @@ class Quantizer:
             deltas, parts, spec, given.model if aligned is None else aligned, unaligned
         )
         distiller: Distiller | None = None
-        better = {n: (t.float() + deltas[n].to(t.device)).to(t.dtype) for n, t in old.items()}
+        tuned_on = old.items() if batches else ()
+        better = {n: (t.float() + deltas[n].to(t.device)).to(t.dtype) for n, t in tuned_on}
         dense = {name: d for name, d in deltas.items() if name not in (factors or ()) and bool(d.any())}
         if policy.codec == "compact":
             report = encode_compact(factors or {}, dense, target, spec, policy.max_error)

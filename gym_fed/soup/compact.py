@@ -158,7 +158,8 @@ class _Option:
 
     def encode(self, delta: Tensor) -> Encoded:
         if self.factors is not None:
-            return Lora().encode_factors(*self.factors, factors="bfloat16")
+            scaling = Lora().scaling(self.params)
+            return Lora().encode_factors(*self.factors, scaling=scaling, factors="bfloat16")
         return get_codec(self.codec).encode(delta, **self.params)
 
     def error(self, delta: Tensor) -> float:
@@ -234,7 +235,9 @@ def _all_options(exact: DeltaFile, name: str, options: Menu) -> Iterator[_Option
     record = exact.record(name)
     factors = get_codec(record.codec).factors(exact.payload(name), record.shape, record.params)
     if factors is not None:
-        yield _Option("lora", Lora().normalise({"rank": len(factors[0])}, record.shape), factors)
+        scaling = get_codec(record.codec).scaling(record.params)
+        params = Lora().normalise({"rank": len(factors[0]), "scaling": scaling}, record.shape)
+        yield _Option("lora", params, factors)
     for codec, settings in options:
         yield _Option(codec, _params(codec, settings, record.shape))
 

@@ -104,7 +104,8 @@ def encode(
         require_matplotlib()
     words = {"codec": codec, "group_size": _number(group_size), "lora_rank": rank, "small_tensors": small}
     given = {key: value for key, value in words.items() if value is not None}
-    report = Quantizer(_policy(given, settings or [], has_text=data is not None)).quantize(
+    policy = _policy(given, settings or [], has_text=data is not None)
+    report = Quantizer(policy).quantize(
         base,
         tuned,
         out=output,
@@ -117,7 +118,7 @@ def encode(
     if json_:
         console.print_json(report.to_dict())
     else:
-        _show(report, codec)
+        _show(report, policy.codec)
     if plot is not None:
         draw_errors(plot, {output.name: _errors(report)})
 

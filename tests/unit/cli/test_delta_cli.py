@@ -156,7 +156,7 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path, gym: Gym) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--codec", "zip"], "unknown codec 'zip' (known: auto, as-merged,"),
+        (["--codec", "zip"], "unknown codec 'zip' (known: compact, auto,"),
         (["--codec", "dense", "--group-size", "64"], "apply only to codecs with scales"),
         (["--set", "norms=int8"], "is --set small_tensors now"),
         (["--rank", "4"], "lora_rank applies only to codecs of factors"),

@@ -71,7 +71,8 @@ def test_a_fine_tune_keeps_99_percent_unless_another_bound_is_named(
             lost, whole = lost + float(error), whole + float(change.square().sum())
     assert report["kept"] == pytest.approx(1 - (lost / whole) ** 0.5, abs=1e-4)
     exact = 4 * sum(tensor.numel() for tensor in old.values())
-    assert report["size_bytes"] < {0.1: 0.16, 0.01: 0.35, 0.001: 0.7}[bound] * exact
+    most = {0.1: 0.25, 0.01: 0.4, 0.001: 0.75}[bound]  # a third of the smallest is its header
+    assert report["size_bytes"] < most * exact
 
 
 def test_a_lora_run_keeps_its_factors_unless_another_codec_is_named(tiny_base: Path, tmp_path: Path) -> None:
@@ -91,8 +92,7 @@ def test_a_lora_run_keeps_its_factors_unless_another_codec_is_named(tiny_base: P
         (percent,) = re.findall(r"keeps ([\d.]+)% of the delta", done.output)
         kept[codec] = float(percent)
     assert min(kept["compact"], kept["lora"]) > 99
-    with DeltaFile.open(tmp_path / "compact.gymdelta") as delta:
-        assert {delta.record(name).codec for name in delta.names} == {"lora"}
+    assert (tmp_path / "compact.gymdelta").read_bytes() == (tmp_path / "lora.gymdelta").read_bytes()
     assert kept["bitdelta"] < 50
 
 
