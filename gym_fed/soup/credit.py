@@ -6,8 +6,9 @@ L its lower confidence bound, contributor i is due::
 
     price * min(1, L / sum_j B_j) * B_i - earned_i      if B_i is above chance, else nothing
 
-All rounds together never pay more than ``price * L``. A harmful round reduces later payments, and noise, whose scores
-cancel, stays within chance. (This project.)
+A smaller budget pays first those who have the fewest credits per nat, so that credits are proportional to summed
+scores as far as possible. All rounds together never pay more than ``price * L``, a harmful round reduces later
+payments, and noise, whose scores cancel, stays within chance. (This project.)
 
 A gain is a ratio: nats saved over tokens. Its standard error follows from linearisation (Cochran 1977, "Sampling
 Techniques", sec. 2.11): with d_k the contribution of block k to the gain G and w_k its share of the tokens, the
@@ -96,8 +97,23 @@ def pay_by_score(
         return dict.fromkeys(present, 0)
     each = price * min(1.0, gained / total)
     due = {who: max(0.0, each * brought[who] - running_scores[who].earned) for who in present}
-    budget = min(pot, whole(price * gained) - run.earned, whole(sum(due.values())))
-    return split_pool(max(0, budget), due)
+    budget = max(0, min(pot, whole(price * gained) - run.earned, whole(sum(due.values()))))
+    earned = {who: float(running_scores[who].earned) for who in present}
+    level = min(each, _level(budget, {who: brought[who] for who in present}, earned))
+    return split_pool(budget, {who: max(0.0, level * brought[who] - earned[who]) for who in present})
+
+
+def _level(budget: float, brought: Mapping[str, float], earned: Mapping[str, float]) -> float:
+    """The credits per nat up to which a budget raises everybody's credits, those of the least paid first."""
+    level, nats, paid = 0.0, 0.0, 0.0
+    for who in sorted(
+        (who for who in brought if brought[who] > 0.0), key=lambda who: earned[who] / brought[who]
+    ):
+        if nats and level <= earned[who] / brought[who]:
+            break
+        nats, paid = nats + brought[who], paid + earned[who]
+        level = (budget + paid) / nats
+    return level
 
 
 def paid_as_one(parts: Mapping[str, Vector], groups: Collection[Collection[str]]) -> dict[str, Vector]:

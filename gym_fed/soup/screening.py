@@ -273,18 +273,18 @@ class _BlockStack(DecodedStack):
         return counts
 
 
-def beyond(cosines: Matrix, each: bool = False) -> Matrix:
-    """``[n, n]`` excess of pairs over the round's background similarity: 1 for equal updates, 0 at the median.
+def beyond(cosines: Matrix) -> Matrix:
+    """``[n, n]`` excess of pairs over the round's background similarity: 1 for equal updates, 0 at the background.
+
+    The background of a pair is the median cosine of all pairs, or that of either of the two with all others if it is
+    larger: unrelated noise in a third of the updates lowers the former, and only noise in half of them the latter.
 
     Args:
         cosines: ``[n, n]`` cosines of the entire updates.
-        each: True to make a pair's background at least the median cosine of either of the two with all others.
-            Unrelated noise in a third of the updates lowers the median of all pairs, but this one only from half of
-            them.
     """
     if len(cosines) < 2:
         return np.asarray(cosines)
-    background = np.clip(_background(cosines, each), 0.0, 1.0 - 1e-6)
+    background = np.clip(_background(cosines), 0.0, 1.0 - 1e-6)
     return np.asarray((cosines - background) / (1.0 - background))
 
 
@@ -305,7 +305,7 @@ def same_source(cosines: Matrix) -> NDArray[np.bool_]:
     corrected = np.sqrt(both * both.T / np.outer(own, own))
     if np.count_nonzero(~np.isnan(corrected)) < 9:  # two contributors are their own background
         return np.zeros(cosines.shape, dtype=bool)
-    background = _background(corrected, each=True)
+    background = _background(corrected)
     excess = corrected - background
     pairs = _off_diagonal(corrected)
     clear = excess > _BEYOND_SPREAD * np.nanmedian(np.abs(pairs - np.nanmedian(pairs)))
@@ -313,14 +313,10 @@ def same_source(cosines: Matrix) -> NDArray[np.bool_]:
     return np.asarray(clear & near_one & (excess >= (1.0 - background) / 2))
 
 
-def _background(cosines: Matrix, each: bool) -> Matrix:
-    """``[n, n]`` median cosine of all pairs; with ``each``, at least that of either update with all others."""
-    n = len(cosines)
-    background = np.full((n, n), _median_low(_off_diagonal(cosines)))
-    if each:
-        own = np.array([_median_low(np.delete(cosines[i], i)) for i in range(n)])
-        background = np.fmax(background, np.fmax.outer(own, own))
-    return background
+def _background(cosines: Matrix) -> Matrix:
+    """``[n, n]`` median cosine of all pairs, at least that of either update with all others."""
+    own = np.array([_median_low(np.delete(row, i)) for i, row in enumerate(cosines)])
+    return np.fmax(_median_low(_off_diagonal(cosines)), np.fmax.outer(own, own))
 
 
 def _off_diagonal(matrix: Matrix) -> Matrix:

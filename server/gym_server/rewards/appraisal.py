@@ -99,7 +99,7 @@ def appraise(
         groups = [group for group in groups if group[1] in who]  # duplicates that the rule needed
         if rewards.together_threshold is not None:
             earners = [update_of[one] for one in earning]
-            groups += similarity.together(earners, rewards.together_threshold, rewards.measures)
+            groups += similarity.together(earners, rewards.together_threshold)
         return [[who[update] for update in group] for group in joined(groups)]
 
     compares = rewards.together_threshold is not None

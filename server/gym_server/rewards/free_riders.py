@@ -64,19 +64,18 @@ class RoundSimilarity:
         known = ~np.isnan(self.previous.diagonal())
         return {update for update, is_known in zip(self.updates, known, strict=True) if is_known}
 
-    def together(self, updates: Collection[str], threshold: float, measured: bool = False) -> list[list[str]]:
+    def together(self, updates: Collection[str], threshold: float) -> list[list[str]]:
         """Return groups of two or more updates that are paid as one; docs/rewards.md has the rule.
+
+        The background is that of all updates of the round, since those that earn may be mostly one person's.
 
         Args:
             updates: The updates that earn credits.
             threshold: Similarity from which two updates are linked.
-            measured: True if the updates earn by score, so that none of them is noise.
         """
+        links = np.where(self.torn | same_source(self.previous), 1.0, beyond(self.cosines))
         places = [i for i, update in enumerate(self.updates) if update in updates]
-        among = np.ix_(places, places)
-        close = beyond(self.cosines[among], each=not measured)
-        links = np.where(self.torn[among] | same_source(self.previous[among]), 1.0, close)
-        groups = groups_of(links, threshold)
+        groups = groups_of(links[np.ix_(places, places)], threshold)
         return [[self.updates[places[i]] for i in group] for group in groups if len(group) > 1]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gym_server.rewards.free_riders import RoundSimilarity
 from gym_server.rewards.split import split
 from torch import Tensor
 
@@ -15,9 +16,9 @@ from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.credit import paid_as_one
+from gym_fed.soup.credit import RunningScore, paid_as_one, pay_by_score
 from gym_fed.soup.screening import Matrix, beyond, compare, groups_of, same_source, torn_apart
-from tests.support.measured import measured_round
+from tests.support.measured import even, measured_round
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 SIGNS = CodecPolicy(codec="bitdelta", error_feedback=False)
@@ -47,11 +48,11 @@ def test_what_is_close_is_measured_by_the_round_itself() -> None:
 def test_noise_of_a_third_of_the_round_does_not_make_one_of_honest_neighbours() -> None:
     cosines = np.eye(6)
     cosines[:4, :4] += 0.6 * (1 - np.eye(4))
-    assert beyond(cosines)[0, 1] == pytest.approx(0.6), "the median pair has noise in it"
-    assert beyond(cosines, each=True)[0, 1] == pytest.approx(0.0)
+    assert np.median(cosines[~np.eye(6, dtype=bool)]) == 0.0, "the median pair has noise in it"
+    assert beyond(cosines)[0, 1] == pytest.approx(0.0)
     cosines = np.full((5, 5), 0.2)
     cosines[:3, :3] = 0.7
-    assert beyond(cosines, each=True)[0, 1] == pytest.approx(0.5 / 0.8), "three keys of one, two others"
+    assert beyond(cosines)[0, 1] == pytest.approx(0.5 / 0.8), "three keys of one, two others"
 
 
 def test_two_groups_are_one_only_if_the_mean_of_their_links_is_strong() -> None:
@@ -210,3 +211,30 @@ def test_many_keys_take_nothing_from_the_others_where_scores_are_paid() -> None:
     names = ["ann1", "ann2", "ann3", "ann4"]
     many = split(config, dict.fromkeys((*names, "bob"), 0.0), keys, together=lambda _: [names])
     assert alone.credits["bob"] == many.credits["bob"] == sum(many.credits[one] for one in names) == 500
+
+
+def test_updates_that_earn_are_compared_with_the_background_of_the_whole_round() -> None:
+    cosines = np.full((7, 7), 0.3)
+    cosines[:3, :3] = 0.9
+    np.fill_diagonal(cosines, 1.0)
+    unknown, apart = np.full((7, 7), np.nan), np.zeros((7, 7), dtype=bool)
+    names = [f"eve{i}" for i in range(3)] + ["ann", "bob", "cat", "dan"]
+    similarity = RoundSimilarity({}, names, cosines, apart, unknown)
+    assert similarity.together(names, 0.6) == [names[:3]]
+    assert similarity.together(names[:4], 0.6) == [names[:3]], "most of those that earn are one person's"
+    assert similarity.comparable == set()
+
+
+def test_a_small_pool_pays_first_who_has_got_least_for_its_scores() -> None:
+    scores = {"ann": RunningScore(even(0.1), earned=500), "bob": RunningScore(even(0.1), earned=100)}
+    scores["new"] = RunningScore(even(0.02))
+    run = RunningScore(even(0.3), earned=600)
+    paid = pay_by_score(scores, run, even(1.0), list(scores), 10_000, 300)
+    assert paid == {"ann": 0, "bob": 233, "new": 67}, (
+        "333 credits for a tenth of a nat, and as much for each nat"
+    )
+    assert pay_by_score(scores, run, even(1.0), list(scores), 10_000, 9_999) == {
+        "ann": 500,
+        "bob": 900,
+        "new": 200,
+    }
