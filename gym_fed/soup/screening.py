@@ -316,7 +316,7 @@ def same_source(cosines: Matrix) -> NDArray[np.bool_]:
 def _background(cosines: Matrix) -> Matrix:
     """``[n, n]`` median cosine of all pairs, at least that of either update with all others."""
     own = np.array([_median_low(np.delete(row, i)) for i, row in enumerate(cosines)])
-    return np.fmax(_median_low(_off_diagonal(cosines)), np.fmax.outer(own, own))
+    return np.asarray(np.fmax(_median_low(_off_diagonal(cosines)), np.fmax.outer(own, own)))
 
 
 def _off_diagonal(matrix: Matrix) -> Matrix:

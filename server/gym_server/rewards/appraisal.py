@@ -94,12 +94,12 @@ def appraise(
         if judgement.verdict == "duplicate":
             same_work.setdefault(paid[findings[row.update_id].leader], []).append(row.contributor)
 
-    def together(earning: Collection[str]) -> list[list[str]]:
+    def together(compared: Collection[str]) -> list[list[str]]:
         groups = [[finding.leader, update] for update, finding in findings.items() if finding.leader in who]
         groups = [group for group in groups if group[1] in who]  # duplicates that the rule needed
         if rewards.together_threshold is not None:
-            earners = [update_of[one] for one in earning]
-            groups += similarity.together(earners, rewards.together_threshold)
+            counted_once = [update_of[one] for one in compared]
+            groups += similarity.together(counted_once, rewards.together_threshold)
         return [[who[update] for update in group] for group in joined(groups)]
 
     compares = rewards.together_threshold is not None

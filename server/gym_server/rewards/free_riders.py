@@ -67,15 +67,15 @@ class RoundSimilarity:
     def together(self, updates: Collection[str], threshold: float) -> list[list[str]]:
         """Return groups of two or more updates that are paid as one; docs/rewards.md has the rule.
 
-        The background is that of all updates of the round, since those that earn may be mostly one person's.
-
         Args:
-            updates: The updates that earn credits.
+            updates: The updates that count, without duplicates.
             threshold: Similarity from which two updates are linked.
         """
-        links = np.where(self.torn | same_source(self.previous), 1.0, beyond(self.cosines))
         places = [i for i, update in enumerate(self.updates) if update in updates]
-        groups = groups_of(links[np.ix_(places, places)], threshold)
+        among = np.ix_(places, places)
+        close = beyond(self.cosines[among])
+        links = np.where(self.torn[among] | same_source(self.previous[among]), 1.0, close)
+        groups = groups_of(links, threshold)
         return [[self.updates[places[i]] for i in group] for group in groups if len(group) > 1]
 
 

@@ -103,7 +103,8 @@ def split(
     """
     same_work = duplicates or {}
     others = {who for group in same_work.values() for who in group}
-    compared = set(reputations) - others if measured is None else _beyond_luck(measured)
+    compared = set(reputations) - others
+    helpful = compared if measured is None else _beyond_luck(measured)
     groups = together(compared)
     grouped = {who for group in groups for who in group}
     units = {group[0]: group for group in groups}
@@ -113,7 +114,7 @@ def split(
 
     added = {
         name: max(0.0, sum((evals or {}).get(who, 0.0) for who in members) / len(members))
-        if name in compared
+        if not helpful.isdisjoint(members)
         else 0.0
         for name, members in units.items()
     }
@@ -127,7 +128,7 @@ def split(
         scored, running_scores, run = _by_score(config, measured, groups, same_work, pot, fresh)
         quality, participation = config.weights
         for_work = whole(sum(scored.values()) * participation / quality) if quality else 0
-        earning = {who for who in compared if running_scores[who].is_work}
+        earning = {who for who in helpful if running_scores[who].is_work}
         earning |= {other for who in earning for other in same_work.get(who, ())}
 
     sharing = {

@@ -191,7 +191,7 @@ def test_who_is_paid_as_one_gets_one_part_and_the_mean_score() -> None:
         return [["ann", "ann2"]]
 
     found = split(config, reputations, scores, together=together)
-    assert asked == [{"ann", "ann2", "bob"}], "an update without a score above chance is not compared"
+    assert asked == [set(reputations)], "a running score is paid in rounds without a score above chance, too"
     assert found.credits == {"ann": 125 + 84, "ann2": 125 + 83, "ann3": 167, "bob": 250 + 166}
     assert sum(found.credits.values()) + found.left == 1000
 
@@ -213,15 +213,14 @@ def test_many_keys_take_nothing_from_the_others_where_scores_are_paid() -> None:
     assert alone.credits["bob"] == many.credits["bob"] == sum(many.credits[one] for one in names) == 500
 
 
-def test_updates_that_earn_are_compared_with_the_background_of_the_whole_round() -> None:
+def test_duplicates_are_no_part_of_the_background() -> None:
     cosines = np.full((7, 7), 0.3)
-    cosines[:3, :3] = 0.9
+    cosines[:5, :5] = 0.9
     np.fill_diagonal(cosines, 1.0)
-    unknown, apart = np.full((7, 7), np.nan), np.zeros((7, 7), dtype=bool)
-    names = [f"eve{i}" for i in range(3)] + ["ann", "bob", "cat", "dan"]
-    similarity = RoundSimilarity({}, names, cosines, apart, unknown)
-    assert similarity.together(names, 0.6) == [names[:3]]
-    assert similarity.together(names[:4], 0.6) == [names[:3]], "most of those that earn are one person's"
+    names = ["eve1", "eve2", "copy1", "copy2", "copy3", "ann", "bob"]
+    similarity = RoundSimilarity({}, names, cosines, np.zeros((7, 7), dtype=bool), np.full((7, 7), np.nan))
+    assert similarity.together(names, 0.6) == [], "most of the round's keys are one person's"
+    assert similarity.together([*names[:2], "ann", "bob"], 0.6) == [["eve1", "eve2"]]
     assert similarity.comparable == set()
 
 
