@@ -37,7 +37,7 @@ class Writers:
         report: Gets a row per writer, in percent.
         base: Folder of the base.
         folder: An existing folder.
-        text: Text to train on.
+        text: Text to train on; its last quarter is held out.
         steps: Steps of each fine-tune.
     """
 
@@ -45,7 +45,9 @@ class Writers:
         self.report, self.folder, self.steps = report, folder, steps
         self.base = _in_bfloat16(base, folder / "base")
         self.old = {name: t.double() for name, t in model_tensors(load_model(str(self.base)).model).items()}
-        self.text = text
+        cut = len(text) * 3 // 4
+        self.text = text[:cut]
+        (folder / "heldout.txt").write_text(text[cut:], encoding="utf-8")
 
     def go(self) -> None:
         lora, full = self.folder / "lora", [self.folder / "full-0", self.folder / "full-1"]
@@ -79,11 +81,14 @@ class Writers:
             ("a LoRA", lora, self._change_of_lora(lora)),
             ("a full fine-tune", full[0], self._change(_tensors(full[0]))),
         ):
+            heldout = ("--data", "heldout.txt", "--set", "distill_steps=0", "--set", "calibration_samples=16")
             for words in ((), ("--codec", "bitdelta")):
                 out = f"{tuned.name}{'-'.join(words)}.gymdelta"
-                found = self._gym("delta", "encode", self.base, tuned, "-o", out, *words)
+                found = self._gym("delta", "encode", self.base, tuned, "-o", out, *words, *heldout)
                 what = " ".join(("delta encode", *words, "of", name))
                 self._kept(what, found["kept"], self._decoded(out), change)
+                if found["gain_kept"] is not None:
+                    self.report.figure(f"{what} gain", 100 * found["gain_kept"])
                 self.report.figure(f"{what} bits", found["bits_per_weight"])
         given = self._decoded("lora.gymdelta")
         found = self._gym("delta", "apply", self.base, "lora.gymdelta", "-o", "applied")

@@ -15,9 +15,13 @@ from typer.testing import CliRunner
 
 from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data import generate
 from gym_fed.delta.base import model_tensors
-from gym_fed.delta.kept import KeptDelta, precise_dtype, share_kept
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.kept import KeptDelta, precise_dtype, share_applied, share_kept
 from gym_fed.serving.base import load_base
+from gym_fed.training.trainer import Trainer
 from tests.support.adapters import sibling
 from tests.support.peft_adapters import made
 
@@ -106,6 +110,36 @@ def test_an_export_of_an_adapter_keeps_its_change_unless_a_coarser_dtype_is_name
     assert "--dtype float32 keeps more" in str(coarse["notes"])
 
 
+@pytest.mark.parametrize("kind", ["LoRA", "full"])
+def test_an_export_as_a_delta_keeps_the_change(base: Path, adapter: Path, tmp_path: Path, kind: str) -> None:
+    source = adapter
+    if kind == "full":
+        source = tmp_path / "run"
+        settings = {"model": str(base), "finetuning": "full", "output_dir": str(source), "max_steps": 1}
+        Trainer(TrainingConfig(**settings, device="cpu", max_length=48)).train(generate("copy", 8))
+    found = run("export", source, "-o", tmp_path / "it.gymdelta", "--skip-check")
+    kept = found["kept"]
+    assert isinstance(kept, dict)
+    assert (kept["of"], kept["stored_as"]) == ("delta", ".gymdelta")
+    assert 0.99 <= kept["share"] <= 1.0
+    run("delta", "apply", base, tmp_path / "it.gymdelta", "-o", tmp_path / "applied")
+    wanted, written = (
+        change(folder, base) for folder in (exact_folder(source, tmp_path), tmp_path / "applied")
+    )
+    lost = sum(float((written[name] - value).square().sum()) for name, value in wanted.items())
+    whole = sum(float(value.square().sum()) for value in wanted.values())
+    assert 1 - (lost / whole) ** 0.5 == pytest.approx(kept["share"], abs=2e-3)
+
+
+def exact_folder(source: Path, tmp_path: Path) -> Path:
+    """The whole fine-tune in float32, written by transformers."""
+    from gym_fed.base.modeling.adapters import merged
+
+    merged(load_model(str(source)).model).save_pretrained(tmp_path / "exact")
+    load_model(str(source)).tokenizer.save_pretrained(tmp_path / "exact")
+    return tmp_path / "exact"
+
+
 def test_a_gguf_file_of_an_adapter_is_in_float32_where_the_stored_type_would_lose_its_change(
     adapter: Path, tmp_path: Path
 ) -> None:
@@ -128,6 +162,14 @@ def test_delta_apply_and_a_variant_keep_the_whole_change(base: Path, adapter: Pa
     assert encoded["kept"] == pytest.approx(1.0, abs=1e-4)
     applied = run("delta", "apply", base, file, "-o", tmp_path / "applied")
     assert applied["dtype"] == "float32"
+    assert applied["kept"] == pytest.approx(1.0, abs=1e-4)
+    coarse = {name: t.bfloat16() for name, t in model_tensors(load_model(str(base)).model).items()}
+    with DeltaFile.open(file) as delta:
+        share = share_applied(coarse, delta)
+        tuned = {name: coarse[name].float() + delta.decode(name) for name in delta.names}
+    assert share is not None
+    assert share < 0.9
+    assert share == pytest.approx(share_kept(coarse, tuned, "bfloat16"), abs=1e-4)
     assert share(tmp_path / "applied", adapter, base) > 0.99
     store = tmp_path / "variants"
     run("variant", "add", file, "--unsigned", "--user", "ana", "--variants", store)

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import main
 from gym_fed.core.errors import ErrorCode
+from gym_fed.delta.base import model_tensors
+from gym_fed.delta.file import DeltaFile
 from gym_fed.registry import DataUsed, ModelRegistry
 
 
@@ -44,6 +47,44 @@ def test_a_model_goes_through_all_verbs(gym: Any, model: Path, tmp_path: Path) -
     assert json.loads(gym("tag", "me/tiny", "--json")[1])["tags"] == {"latest": 1}
     status, out, _ = gym("push", "me/tiny", "--to", "hf", "-o", tmp_path / "hf", "--json")
     assert (status, json.loads(out)["kind"]) == (0, "weights")
+
+
+def test_every_verb_that_writes_a_delta_prints_the_share_that_it_keeps(
+    gym: Any, model: Path, delta: Path, tmp_path: Path
+) -> None:
+    of_hub = ("push", "me/tuned@1", "--to", "hf")
+    for words, merges in (
+        (("push", "me/tuned", delta), False),
+        (("pull", "me/tuned", "-o", tmp_path / "pulled"), True),
+        (("pull", "me/tuned", "-o", tmp_path / "as-is", "--as-is"), False),
+        ((*of_hub, "-o", tmp_path / "hub"), True),
+        ((*of_hub, "-o", tmp_path / "hub-as-is", "--as-is"), False),
+    ):
+        status, out, err = gym(*words, *(() if "--as-is" in words else ("--base", model)))
+        assert status == 0, err
+        assert "; keeps 100.0% of the delta" in " ".join(out.split()), words
+        folder = Path(words[-1])
+        if merges:
+            assert share_in(folder, model, delta) > 0.9999
+        elif folder.is_dir():
+            assert (folder / "delta.gymdelta").read_bytes() == delta.read_bytes()
+    words = ("-o", tmp_path / "pulled", "--base", model, "--json")
+    again = json.loads(gym("pull", "me/tuned", *words)[1])
+    assert (again["fetched"], again["kept"]) == (False, None), "it was measured when the model was rebuilt"
+    gym("push", "me/base", model)
+    assert json.loads(gym("pull", "me/base", "-o", tmp_path / "base", "--json")[1])["kept"] is None
+
+
+def share_in(written: Path, base: Path, delta: Path) -> float:
+    """The share of a delta that is in the weights of a folder, from its files alone."""
+    old, new = (model_tensors(load_model(str(folder)).model) for folder in (base, written))
+    lost = whole = 0.0
+    with DeltaFile.open(delta) as opened:
+        for name in opened.names:
+            change = opened.decode(name).double()
+            whole += float(change.square().sum())
+            lost += float((new[name].double() - old[name].double() - change).square().sum())
+    return 1 - (lost / whole) ** 0.5
 
 
 def test_yes_at_a_pull_says_whose_key_it_accepts_and_that_it_is_pinned(
