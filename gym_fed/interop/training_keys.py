@@ -179,18 +179,18 @@ def _default_privacy(draft: Draft) -> None:
     privacy = ReleasePrivacy()
     event = NoiseEvent(mechanism=privacy.mechanism, noise_multiplier=privacy.noise_multiplier, count=1)
     draft.put("differential_privacy", privacy.model_dump(), "differential_privacy")
-    rule = "" if draft.get("method") else "method mean, "
+    rule = draft.get("method") or privacy.best_rule(has_root=draft.get("root") is not None)
     draft.note(
         "differential_privacy: true",
-        f"{rule}noise_multiplier {privacy.noise_multiplier:g}, clipping_norm {privacy.clipping_norm:g}: epsilon "
-        f"{epsilon([event], privacy.target_delta):.2f} at delta {privacy.target_delta:g} for one soup",
+        f"method {rule}, noise_multiplier {privacy.noise_multiplier:g}, clipping_norm {privacy.clipping_norm:g}: "
+        f"epsilon {epsilon([event], privacy.target_delta):.2f} at delta {privacy.target_delta:g} for one soup",
     )
 
 
 DELTA_SOUP = [
     KeyAlias(
         "differential_privacy",
-        "the accounted rule with the highest tolerance, with printed defaults",
+        "the accounted rule that keeps the most accuracy under attack, with printed defaults",
         _default_privacy,
         meant=lambda value: value is True,
         where="Python",

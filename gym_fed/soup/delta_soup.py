@@ -109,6 +109,7 @@ class DeltaSoup:
         self._base = {name: tensor.detach().clone() for name, tensor in model_tensors(loaded).items()}
         self.spec = BaseSpec.of(self._base, model_name(config.base_model) if config.base_model else "base")
         self._folder = tempfile.TemporaryDirectory(prefix="gym-soup-")
+        self._root = None if config.root is None else self._as_delta("root", config.root, "root")
         self._contributions: dict[str, tuple[Path, int]] = {}
         self._soups = 0
 
@@ -146,20 +147,30 @@ class DeltaSoup:
             )
         if num_examples < 1:
             raise GymError(ErrorCode.USAGE, f"{user_id!r}: num_examples is {num_examples}, not at least 1")
-        path = Path(self._folder.name) / f"update-{len(self._contributions)}.gymdelta"
+        name = f"update-{len(self._contributions)}"
+        self._contributions[user_id] = (
+            self._as_delta(user_id, model, name, allow_differences),
+            num_examples,
+        )
+        return self
+
+    def _as_delta(
+        self, who: str, model: nn.Module | Tensors | str | Path, name: str, allow_differences: bool = False
+    ) -> Path:
+        """Write ``model`` as the delta ``name`` in the temporary folder; ``who`` sent it. Raises as ``contribute``."""
+        path = Path(self._folder.name) / f"{name}.gymdelta"
         if isinstance(model, str | Path) and str(model).endswith(".gymdelta"):
             with DeltaFile.open(model, self.spec):
                 shutil.copyfile(model, path)
-        else:
-            loaded = self._loaded(str(model)) if isinstance(model, str | Path) else None
-            tuned: Any = model if loaded is None else loaded.model
-            tokenizers = (self._tokenizer, None if loaded is None else loaded.tokenizer)
-            require_same_settings(user_id, self._settings, tuned, tokenizers, allow=allow_differences)
-            self._write(tuned, path)
-            with DeltaFile.open(path, self.spec):
-                pass
-        self._contributions[user_id] = (path, num_examples)
-        return self
+            return path
+        loaded = self._loaded(str(model)) if isinstance(model, str | Path) else None
+        tuned: Any = model if loaded is None else loaded.model
+        tokenizers = (self._tokenizer, None if loaded is None else loaded.tokenizer)
+        require_same_settings(who, self._settings, tuned, tokenizers, allow=allow_differences)
+        self._write(tuned, path)
+        with DeltaFile.open(path, self.spec):
+            pass
+        return path
 
     @property
     def contributors(self) -> tuple[str, ...]:
@@ -190,7 +201,8 @@ class DeltaSoup:
                 )
             self._soups += 1
             path = Path(self._folder.name) / f"soup-{self._soups}.gymdelta"
-            report = self._merge([opened[user] for user in merged], path)
+            root = None if self._root is None else stack.enter_context(DeltaFile.open(self._root, self.spec))
+            report = self._merge([opened[user] for user in merged], root, path)
         shares = {user: float(user in merged) for user in opened} if self.config.enable_rewards else {}
         rewards = split_pool(self.config.reward_pool, shares)
         return SoupResult(path, tuple(merged), rejected, rewards, report, self._epsilon(), self._folder)
@@ -208,12 +220,14 @@ class DeltaSoup:
         privacy = self.config.differential_privacy
         return PrivateMerge(privacy, os.urandom(SEED_BYTES), tuple(self.spec.shapes)) if privacy else None
 
-    def _merge(self, updates: list[tuple[DeltaFile, int]], path: Path) -> SoupReport | ModelMergeReport:
+    def _merge(
+        self, updates: list[tuple[DeltaFile, int]], root: DeltaFile | None, path: Path
+    ) -> SoupReport | ModelMergeReport:
         config, files = self.config, [delta for delta, _ in updates]
         if not is_method(config.method.value):
             recipe = config.recipe(len(files))
             weights = recipe.weights([n for _, n in updates])
-            return merge(files, weights, recipe, path, self.spec, private=self._private())
+            return merge(files, weights, recipe, path, self.spec, root=root, private=self._private())
         if config.pre_aggregators or config.malicious_of(len(files)):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

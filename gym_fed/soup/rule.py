@@ -33,6 +33,11 @@ class Rule(ABC):
         """True if the rule reads the coordinator's own (root) update."""
         return cls.needs is Needs.ROOT
 
+    @classmethod
+    def takes_root(cls) -> bool:
+        """True if the rule reads a root update where there is one."""
+        return cls.needs >= Needs.EVIDENCE
+
     def __init__(self, config: RuleConfig) -> None:
         self.config = config
 

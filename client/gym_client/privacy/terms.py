@@ -10,7 +10,7 @@ from gym_client.hub.replies import parse_object
 from gym_client.privacy.book import Charge, PrivacyBook, now
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, plain
 from gym_fed.privacy.secure_aggregation.messages import MAX_CONTRIBUTORS
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ class Promises:
                 budget, delta = float(central["epsilon"]), float(central["target_delta"])
                 if not (0 < budget < math.inf and 0 < delta < 1):  # also excludes NaN
                     raise ValueError(f"epsilon {budget:g} at delta {delta:g}")
+                if not isinstance(central["aggregator"], str):
+                    raise TypeError(f"aggregator {plain(repr(central['aggregator']), 40)}")
             secure = SecureTerms.parse(text)
             return cls(central, secure is not None, secure.threshold if secure else 0)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -174,7 +176,8 @@ class PrivacyTerms:
         else:
             lines.append(
                 f"hub: promises epsilon {float(self.central['epsilon']):g} (delta "
-                f"{float(self.central['target_delta']):g}) for all you send, by adding noise to what it publishes"
+                f"{float(self.central['target_delta']):g}) for all you send, by adding noise to "
+                f"what {plain(self.central['aggregator'], 40)} merges"
             )
         lines.append(f"hub sees: {sees}")
         return lines

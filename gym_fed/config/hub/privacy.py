@@ -23,6 +23,13 @@ Mechanism = Literal["gaussian", "discrete_gaussian"]
 _FACTS: dict[Mechanism, str] = {"gaussian": "bounds_one", "discrete_gaussian": "counts_votes"}
 """Attribute of aggregators that marks an L2 sensitivity to one contributor that the mechanism covers."""
 
+_BEST_RULES: dict[Mechanism, tuple[str, ...]] = {
+    "gaussian": ("root_gate", "mean"),
+    "discrete_gaussian": ("majority_vote", "mean"),
+}
+"""Accounted rules by accuracy under attack, best first, on data and seeds that no page reports: data set ``clusters``
+of ``benchmarks/robust_private.py``, ``--first-seed 20``."""
+
 _MAX_MULTIPLIER = 4096.0
 """Above this, the noise on a lattice of 2^20 steps per clipping norm has a standard deviation above
 ``gym_fed.privacy.noise.MAX_STD``."""
@@ -70,6 +77,15 @@ class ReleasePrivacy(StrictModel):
         return aggregator in AGGREGATORS and bool(
             getattr(AGGREGATORS.type_of(aggregator), _FACTS[self.mechanism])
         )
+
+    def best_rule(self, *, has_root: bool) -> str:
+        """Return the accounted rule that keeps the most accuracy under attack.
+
+        Args:
+            has_root: True if the coordinator has a root update, which some rules need.
+        """
+        rules = _BEST_RULES[self.mechanism]
+        return next(name for name in rules if has_root or not AGGREGATORS.type_of(name).needs_root())
 
     def accounted(self) -> tuple[str, ...]:
         """Return the built-in aggregators that this noise covers."""

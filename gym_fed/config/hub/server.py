@@ -75,13 +75,20 @@ class ServerConfig(ServerSections):
 
     @model_validator(mode="after")
     def _default_rule(self) -> ServerConfig:
-        """Set the rule to ``byzantine_evidence`` if ``root`` has clean rows, unless ``soup.aggregator`` is set."""
-        if (
-            self.root is not None
-            and "aggregator" not in self.soup.model_fields_set
-            and not self.hides_updates
-        ):
-            soup = self.soup.model_copy(update={"aggregator": "byzantine_evidence"})
+        """Set the rule unless ``soup.aggregator`` is set.
+
+        With ``privacy`` it is the accounted rule that keeps the most accuracy under attack, otherwise
+        ``byzantine_evidence`` if ``root`` has clean rows.
+        """
+        if "aggregator" in self.soup.model_fields_set:
+            return self
+        rule = None
+        if self.privacy is not None:
+            rule = self.privacy.best_rule(has_root=self.root is not None)
+        elif self.root is not None and not self.hides_updates:
+            rule = "byzantine_evidence"
+        if rule is not None:
+            soup = self.soup.model_copy(update={"aggregator": rule})
             object.__setattr__(self, "soup", soup)
         return self
 

@@ -181,11 +181,6 @@ def _with_seed(options: Mapping[str, Option], server_round: int) -> dict[str, Op
     return {**options, "seed": int(options.get("seed", 0)) + server_round}
 
 
-_PRIVATE_METHOD = AggregationMethod.MEAN
-"""The accounted rule without a root update that keeps the most accuracy under attack, at every epsilon
-(``benchmarks/robust_private.py``): trimmed mean and median pay for their robustness with noise."""
-
-
 class DeltaSoupConfig(ReadsOtherWords):
     """Settings of how contributions are written, screened and merged."""
 
@@ -207,6 +202,10 @@ class DeltaSoupConfig(ReadsOtherWords):
     base_model: str | None = None
     """Base of the contributions: ``gym-nano``, a folder, or a name in the local cache."""
 
+    root: str | None = None
+    """The coordinator's own update, for methods that compare contributions with it: a ``.gymdelta``, or the folder of a
+    model that was fine-tuned on clean rows."""
+
     codec: CodecPolicy = CodecPolicy(error_feedback=False)
     """Encoding of a contributed model as a delta; a contributed ``.gymdelta`` is unchanged."""
 
@@ -221,20 +220,23 @@ class DeltaSoupConfig(ReadsOtherWords):
 
     differential_privacy: ReleasePrivacy | None = None
     """Clip every contribution and noise the soup, which hides whether any one of them was zero; the result reports
-    epsilon. ``method`` is then ``mean`` and ``norm_ratio`` None by default."""
+    epsilon. By default ``method`` is then the accounted one that keeps the most accuracy under attack (``root_gate``
+    with ``root``), and ``norm_ratio`` is None."""
 
     enable_rewards: bool = False
     """Split ``reward_pool`` evenly among the contributors whose updates are in the soup."""
 
     reward_pool: Annotated[int, Field(ge=0)] = 1000
 
-    @model_validator(mode="before")
-    @classmethod
-    def _default_private_keys(cls, values: Any) -> Any:
-        """With ``differential_privacy``, set unset keys to those of the accounted rule with the highest tolerance."""
-        if isinstance(values, dict) and values.get("differential_privacy") is not None:
-            return {"method": _PRIVATE_METHOD, "norm_ratio": None, **values}
-        return values
+    @model_validator(mode="after")
+    def _default_private_keys(self) -> DeltaSoupConfig:
+        """With ``differential_privacy``, set unset keys to those of the accounted rule that withstands most."""
+        if self.differential_privacy is not None:
+            rule = self.differential_privacy.best_rule(has_root=self.root is not None)
+            for key, value in (("method", AggregationMethod(rule)), ("norm_ratio", None)):
+                if key not in self.model_fields_set:
+                    object.__setattr__(self, key, value)  # the model is frozen for everybody else
+        return self
 
     @model_validator(mode="after")
     def _validate_soup(self) -> DeltaSoupConfig:
@@ -243,9 +245,14 @@ class DeltaSoupConfig(ReadsOtherWords):
                 raise ValueError(
                     f"{key}.error_feedback: a DeltaSoup keeps nothing between soups; set it to false"
                 )
-        if "method" in self.model_fields_set and self._rule is not None and self._rule.needs_root():
+        rule = self._rule
+        if self.root is None and rule is not None and rule.needs_root():
             raise ValueError(
-                f"method {self.method} needs a root update; use gym soup merge --root, or a hub with root data"
+                f"method {self.method} needs a root update; set root, the coordinator's own update"
+            )
+        if self.root is not None and not (rule is not None and rule.takes_root()):
+            raise ValueError(
+                f"method {self.method} takes no root update; remove root, or use method: fltrust_caf"
             )
         if self.codec.distill_steps or self.soup_codec.distill_steps:
             raise ValueError("distill_steps: a DeltaSoup has no data to distil on; use BitDeltaQuantizer")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from gym_fed.core.lazy import torch
 from gym_fed.soup.aggregator import WeightRule
+from gym_fed.soup.aggregators.byzantine_robust import ByzantineRobust
 from gym_fed.soup.aggregators.fltrust import trusted
 from gym_fed.soup.gram import GramMatrix, Needs
 
@@ -35,6 +36,11 @@ class RootGate(WeightRule):
     def minimum(cls, malicious: int) -> int:
         """f + 1: one honest update."""
         return malicious + 1
+
+    @classmethod
+    def default_malicious(cls, contributors: int) -> int:
+        """A fifth of the contributors, as measured; 1 for three or four contributors."""
+        return ByzantineRobust.default_malicious(contributors)
 
     def drops(self, weights: Tensor) -> int | None:
         return 0

@@ -63,6 +63,14 @@ def init(
     min_contributors: Annotated[
         int | None, typer.Option(help="Number of updates that a round waits for (quorum).", show_default="3")
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            metavar="E",
+            help="Budget of differential privacy for the whole run, by noise on the soups.",
+            show_default="none",
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt; use the defaults.")] = False,
     encrypt_keys: Annotated[
         bool,
@@ -93,6 +101,7 @@ def init(
         "root": root,
         "num_rounds": num_rounds,
         "min_contributors": min_contributors,
+        "epsilon": epsilon,
     }
     choices = choose(given, may_ask=not yes and not as_json)
     source = PassphraseSource(PASSPHRASE_VARIABLE)

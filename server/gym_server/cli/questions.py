@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import typer
 from pydantic import ValidationError
 
+from gym_fed.config.hub.privacy import PrivacyConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.schema.base import first_problem
 from gym_fed.config.schema.endpoint import Endpoint
@@ -150,6 +151,17 @@ def _min_contributors(text: str) -> int:
     return _number("min_contributors", text)
 
 
+def _epsilon(text: str) -> float | None:
+    if text == _NONE:
+        return None
+    try:
+        return PrivacyConfig.model_validate({"epsilon": text}).epsilon
+    except ValidationError as error:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, first_problem(error), f"8 is usual; {_NONE} for no noise"
+        ) from error
+
+
 def _number(key: str, text: str) -> int:
     number = whole_number(text, 9)
     _require({"rounds": {key: text if number is None else number}})
@@ -199,6 +211,11 @@ _QUESTIONS = {
     "num_rounds": _HubQuestion("Rounds", "Number of versions that the run creates.", _num_rounds),
     "min_contributors": _HubQuestion(
         "Quorum", "Updates a round waits for; 3 or more can outvote one malicious update.", _min_contributors
+    ),
+    "epsilon": _HubQuestion(
+        "Privacy budget",
+        "Epsilon of all rounds, by noise on the soups; it chooses the rule. Or none.",
+        _epsilon,
     ),
 }
 """Prompts by field of ``HubChoices``, in order."""

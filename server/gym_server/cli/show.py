@@ -251,7 +251,8 @@ def privacy_lines(facts: dict[str, Any]) -> Iterator[str | TextTable]:
         yield "no further round starts: it would exceed the budget"
     adaptive = ", adaptive" if central["adaptive_clipping"] else ""
     yield (
-        f"mechanism {central['mechanism']}, noise multiplier {central['noise_multiplier']:g}, clipping norm "
+        f"aggregator {central['aggregator']}, mechanism {central['mechanism']}, "
+        f"noise multiplier {central['noise_multiplier']:g}, clipping norm "
         f"{central['clipping_norm']:.4g} ({central['clipping']}{adaptive})"
     )
     yield f"adjacency: {central['adjacency']}"

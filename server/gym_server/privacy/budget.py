@@ -212,12 +212,13 @@ def promise(config: ServerConfig, database: Database) -> dict[str, Any]:
         return {}
     clip = clipping_norm(config, database)
     with database.reading() as tx:
-        return _promise(tx, privacy, clip)
+        return _promise(tx, privacy, config.soup.aggregator, clip)
 
 
-def _promise(tx: Connection, privacy: PrivacyConfig, clip: float) -> dict[str, Any]:
+def _promise(tx: Connection, privacy: PrivacyConfig, aggregator: str, clip: float) -> dict[str, Any]:
     events = _events(tx)
     return {
+        "aggregator": aggregator,
         "mechanism": privacy.mechanism,
         "noise_multiplier": privacy.noise_multiplier,
         "clipping_norm": clip,
@@ -311,7 +312,7 @@ def report(
         costs, events = _accounts(tx, privacy, names), _events(tx)
         return {
             "central": {
-                **_promise(tx, privacy, clip),
+                **_promise(tx, privacy, config.soup.aggregator, clip),
                 "accountant": accountant_name([*events, _event(privacy)]),
                 "rounds": sum(event.count for event in events),
                 "events": [event.model_dump(exclude={"sampling_probability"}) for event in events],

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from gym_fed.cli.main import app as gym
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.trust.identity.login import find_invite
 from tests.support.hub import BIN
 from tests.support.wait import SECONDS
@@ -38,10 +39,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_enter_eight_times_makes_the_hub_that_no_questions_make(tmp_path: Path) -> None:
-    asked = init(tmp_path / "asked", typed=8 * ENTER)
+def test_enter_nine_times_makes_the_hub_that_no_questions_make(tmp_path: Path) -> None:
+    asked = init(tmp_path / "asked", typed=9 * ENTER)
     assert asked.exit_code == 0, asked.output
-    assert "8/8" in asked.output
+    assert "9/9" in asked.output
     assert init(tmp_path / "yes", "--yes").exit_code == 0
     assert read_config(tmp_path / "asked") == read_config(tmp_path / "yes")
     assert read_config(tmp_path / "yes").rewards.score == "participation"
@@ -49,11 +50,11 @@ def test_enter_eight_times_makes_the_hub_that_no_questions_make(tmp_path: Path) 
 
 @pytest.mark.usefixtures("terminal")
 def test_every_question_and_its_explanation_fits_80_columns(tmp_path: Path) -> None:
-    asked = init(tmp_path / "hub", typed=8 * ENTER).output
+    asked = init(tmp_path / "hub", typed=9 * ENTER).output
     shown, _, _ = asked.partition("A hub in")
     assert [line for line in shown.splitlines() if len(line) > 80] == []
     for number, question in enumerate(questions._QUESTIONS.values(), start=1):
-        assert f"{number}/8  {question.why}" in shown
+        assert f"{number}/9  {question.why}" in shown
 
 
 @pytest.mark.usefixtures("terminal")
@@ -69,6 +70,7 @@ def test_three_friends_begin_without_an_editor(tmp_path: Path) -> None:
         str(tmp_path / "root.jsonl"),
         "5",
         "2",
+        "none",
     ]
     done = init(tmp_path / "hub", typed="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
@@ -91,7 +93,20 @@ def test_three_friends_begin_without_an_editor(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("terminal")
 def test_what_the_config_would_refuse_is_asked_again_with_the_reason(tmp_path: Path) -> None:
     answers = ["no/such/model", "", "x" * 81, "", "friends", "open", "0.0.0.0:9443", "hub:99999", ""]
-    answers += ["absent.jsonl", "task:nothing", "", "none", "ten", "0", "", "none", "3"]
+    answers += [
+        "absent.jsonl",
+        "task:nothing",
+        "",
+        "none",
+        "ten",
+        "0",
+        "",
+        "none",
+        "3",
+        "-1",
+        "eight",
+        "none",
+    ]
     done = init(tmp_path / "hub", typed="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
     for reason in (
@@ -104,6 +119,8 @@ def test_what_the_config_would_refuse_is_asked_again_with_the_reason(tmp_path: P
         "nothing",
         "rounds.num_rounds",
         "rounds.min_contributors",
+        "greater than 0",
+        "valid number",
     ):
         assert reason in done.output, reason
     assert read_config(tmp_path / "hub").enrolment.policy == "open"
@@ -116,7 +133,7 @@ def test_heldout_rows_of_other_columns_are_refused_with_the_command_that_rewrite
 ) -> None:
     rows = tmp_path / "asked.jsonl"
     rows.write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
-    asked = init(tmp_path / "hub", typed=4 * ENTER + f"{rows}\n" + 4 * ENTER).output
+    asked = init(tmp_path / "hub", typed=4 * ENTER + f"{rows}\n" + 5 * ENTER).output
     assert f"gym data convert {rows} heldout.jsonl --to completion" in asked
     written = tmp_path / "heldout.jsonl"
     columns = "prompt=question,completion=answer"
@@ -137,7 +154,7 @@ def test_a_base_that_is_not_on_this_machine_is_named_at_the_end(tmp_path: Path) 
 def test_nothing_is_asked_beside_a_flag(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = init(tmp_path / "hub", *arguments)
     assert done.exit_code == 0, done.output
-    assert "1/7" not in done.output
+    assert "1/9" not in done.output
     assert read_config(tmp_path / "hub").rounds.num_rounds == (3 if "3" in arguments else 10)
 
 
@@ -150,9 +167,9 @@ def test_an_end_of_input_makes_nothing(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("terminal")
 def test_a_folder_with_a_hub_is_refused_before_the_first_question(tmp_path: Path) -> None:
     assert init(tmp_path / "hub", "--yes").exit_code == 0
-    done = init(tmp_path / "hub", typed=8 * ENTER)
+    done = init(tmp_path / "hub", typed=9 * ENTER)
     assert done.exit_code != 0
-    assert "1/7" not in done.output
+    assert "1/9" not in done.output
 
 
 @pytest.mark.parametrize(
@@ -182,6 +199,32 @@ def test_the_rule_can_always_be_satisfied_by_the_quorum(quorum: int) -> None:
     assert (config.soup.num_malicious_nodes > 0) is (quorum >= 3)
 
 
+@pytest.mark.parametrize(("rows", "rule", "malicious"), [(False, "mean", 0), (True, "root_gate", 1)])
+def test_a_privacy_budget_writes_all_that_it_needs_and_says_which_rule_it_became(
+    tmp_path: Path, rows: bool, rule: str, malicious: int
+) -> None:
+    clean = tmp_path / "root.jsonl"
+    clean.write_text(json.dumps({"text": "what everybody should know"}) + "\n")
+    done = init(tmp_path / "hub", "--epsilon", "8", *(["--root-data", str(clean)] if rows else []))
+    assert done.exit_code == 0, done.output
+    config = read_config(tmp_path / "hub")
+    assert (config.soup.aggregator, config.soup.num_malicious_nodes) == (rule, malicious)
+    assert config.privacy is not None
+    assert config.privacy.epsilon == 8
+    event = NoiseEvent(noise_multiplier=config.privacy.noise_multiplier, count=config.rounds.num_rounds)
+    assert 7.9 < epsilon([event], config.privacy.target_delta) <= 8
+    said = " ".join(done.output.split())
+    assert f"privacy: the rule is {rule}; noise_multiplier 1.8985 is epsilon 8 for 10 rounds" in said
+    assert ("it is root_gate, which withstands more" in said) is not rows
+    assert "2.41M weights the noise is 983 times as long as the longest update" in said
+    assert "nobody can be outvoted" not in said
+
+
+def test_a_privacy_budget_freezes_a_factor_of_a_large_bases_lora() -> None:
+    recipe = yaml.safe_load(HubChoices(base_model="nobody/absent", epsilon=8.0).config_text())["recipe"]
+    assert (recipe["finetuning"], recipe["lora"]) == ("lora", {"freeze_a": True})
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
@@ -189,6 +232,7 @@ def test_the_rule_can_always_be_satisfied_by_the_quorum(quorum: int) -> None:
         ("--address", "a b"),
         ("--min-contributors", "0"),
         ("--enrolment", "closed"),
+        ("--epsilon", "0"),
     ],
 )
 def test_a_flag_that_cannot_be_is_refused_by_its_name(tmp_path: Path, flag: str, value: str) -> None:

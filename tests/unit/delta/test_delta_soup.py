@@ -15,6 +15,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import AGGREGATORS, METHODS
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
+from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.quantization import AggregationMethod, DeltaSoup, DeltaSoupConfig
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
@@ -171,6 +172,9 @@ def test_too_few_contributions_are_distinguished_from_a_rule_that_needs_more() -
         ({"method": "best"}, "method"),
         ({"method": "fltrust"}, "root update"),
         ({"method": "fltrust_caf"}, "root update"),
+        ({"method": "krum", "root": "own.gymdelta"}, "krum takes no root update"),
+        ({"method": "ties", "root": "own.gymdelta"}, "ties takes no root update"),
+        ({"method": "fltrust", "root": "own.gymdelta", "differential_privacy": {}}, "'fltrust': what one"),
         ({"norm_ratio": 0.5}, "norm_ratio"),
         ({"norm_ratio": 4.0, "differential_privacy": {}}, "write norm_ratio: null"),
         (
@@ -204,6 +208,47 @@ def test_a_private_soup_is_the_clipped_mean_behind_noise_and_every_further_one_c
     noise = moved - honest * 0.5 / soup_norm(HONEST)
     assert noise.std().item() == pytest.approx(0.5 / 6, rel=0.1)
     assert soup_of(HONEST, method="mean").aggregate().epsilon is None
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    """The coordinator's own update, from clean rows."""
+    entries = [DeltaEntry.of(n, torch.full(s, 0.01)) for n, s in soup_of({}).spec.shapes.items()]
+    write_delta(tmp_path / "own.gymdelta", entries, soup_of({}).spec)
+    return str(tmp_path / "own.gymdelta")
+
+
+@pytest.mark.parametrize(
+    "method", [name for name in AGGREGATORS.own() if AGGREGATORS.type_of(name).takes_root()]
+)
+def test_a_root_update_is_given_to_every_method_that_takes_one(method: str, own: str) -> None:
+    malicious = {f"malicious{i}": tuned(10 + i, toward=-0.02) for i in range(3)}
+    moved = change(soup_of({**HONEST, **malicious}, method=method, root=own, num_malicious_nodes=3))
+    assert float(moved.mean()) > 0.006
+
+
+def test_a_private_soup_with_a_root_update_counts_no_update_that_points_away_from_it(own: str) -> None:
+    privacy = {"noise_multiplier": 0.2, "clipping_norm": 10.0}
+    soup = soup_of(
+        {**HONEST, **{f"malicious{i}": tuned(10 + i, toward=-0.02) for i in range(2)}},
+        root=own,
+        differential_privacy=privacy,
+    )
+    assert soup.config.method is AggregationMethod.ROOT_GATE
+    moved = change(soup)
+    # Six of eight count, at the root update's length; so does the noise's sensitivity.
+    length = 0.01 * len(moved) ** 0.5
+    assert float(moved.mean()) == pytest.approx(0.01 * 6 / 8, abs=4 * 0.2 * length / 8 / len(moved) ** 0.5)
+    expected = NoiseEvent(noise_multiplier=0.2, count=2)
+    assert soup.aggregate().epsilon == epsilon([expected], 1e-5)
+
+
+def test_a_root_update_of_another_base_is_refused_before_any_contribution(tmp_path: Path) -> None:
+    other = BaseSpec.of(nn.Linear(3, 3), "other")
+    write_delta(tmp_path / "other.gymdelta", [DeltaEntry.of("weight", torch.ones(3, 3))], other)
+    with pytest.raises(GymError) as caught:
+        soup_of({}, method="fltrust", root=str(tmp_path / "other.gymdelta"))
+    assert caught.value.code is ErrorCode.BASE_MISMATCH
 
 
 def soup_norm(models: dict[str, Any]) -> float:

@@ -112,6 +112,22 @@ def test_what_would_reveal_an_update_past_the_noise_is_refused_with_the_remedy(
         ServerConfig.model_validate({**PRIVATE, **changes})
 
 
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({}, "mean"),
+        ({"root": {"data": "root.jsonl"}}, "root_gate"),
+        ({"privacy": {"epsilon": 30.0, "mechanism": "discrete_gaussian"}}, "majority_vote"),
+        ({"root": {"data": "root.jsonl"}, "privacy": None}, "byzantine_evidence"),
+    ],
+)
+def test_without_a_rule_privacy_selects_the_accounted_one_that_withstands_most(
+    changes: dict[str, Any], rule: str
+) -> None:
+    soup = {"codec": {"codec": "dense", "error_feedback": False}}
+    assert ServerConfig.model_validate({**PRIVATE, "soup": soup, **changes}).soup.aggregator == rule
+
+
 def test_the_same_without_privacy_is_taken() -> None:
     ServerConfig.model_validate({**PRIVATE, "privacy": None, "admission": {}, "gate": {}, "rewards": {}})
 

@@ -130,20 +130,23 @@ def replace_count(count: int) -> NoiseEvent:
     return NoiseEvent(noise_multiplier=1.0, sampling_probability=0.25, count=count)
 
 
+CENTRAL = {"aggregator": "mean", "epsilon": 4.0, "target_delta": 1e-5}
+
+
 def test_the_terms_show_a_round_and_all_rounds_before_joining(home: Home) -> None:
     book = PrivacyBook(home)
     book.charge(CHARGE)
     recipe = TrainingRecipe(**PRIVATE)
     plan = planned(recipe, 8)
     promises = Promises.parse(
-        json.dumps({"central": {"epsilon": 6, "target_delta": 1e-5}, "secure_aggregation": {"threshold": 3}})
+        json.dumps({"central": CENTRAL | {"epsilon": 6}, "secure_aggregation": {"threshold": 3}})
     )
     terms = make_terms(recipe, promises, plan, book, "d1", 2)
     assert terms.epsilon_per_round == terms.epsilon_spent == epsilon([COST], 1e-5)
     assert terms.epsilon_after_all == epsilon([replace_count(8)], 1e-5)
     assert terms.epsilon_with_spent == epsilon([replace_count(12)], 1e-5)
     shown = "\n".join(terms.lines())
-    assert "promises epsilon 6" in shown
+    assert "promises epsilon 6 (delta 1e-05) for all you send, by noise on what mean merges" in shown
     assert "only the sum" in shown
     open_terms = "\n".join(make_terms(TrainingRecipe(), Promises(), None, book, "d2", 2).lines())
     assert "epsilon is infinite" in open_terms
@@ -163,7 +166,13 @@ def test_limits_of_the_policy_are_held_against_recipes_tasks_and_promises(rounds
     )
     rounds.home.policy_path.write_text("require_secure_aggregation: true\n")
     assert "secure_aggregation" in rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task())
-    for shown in ('{"mechanism": "none"}', '{"epsilon": NaN, "target_delta": 1e-5}', '{"epsilon": 1.0}'):
+    nameless = '{"aggregator": 1, "epsilon": 1.0, "target_delta": 1e-5}'
+    for shown in (
+        '{"mechanism": "none"}',
+        '{"epsilon": NaN, "target_delta": 1e-5}',
+        '{"epsilon": 1.0}',
+        nameless,
+    ):
         assert "cannot be read" in refusal(lambda shown=shown: Promises.parse(f'{{"central": {shown}}}'))
     worthless = Promises({"epsilon": 0.1, "target_delta": 0.5})
     assert "any epsilon is small" in refusal(lambda: check_promises(Policy(), worthless))
@@ -201,12 +210,12 @@ SUMS = {"threshold": 3}
 @pytest.mark.parametrize(
     ("now", "named"),
     [
-        ({"central": {"epsilon": 5.0, "target_delta": 1e-5}}, "epsilon 5"),
-        ({"central": {"epsilon": 4.0, "target_delta": 1e-4}}, "target_delta 0.0001"),
+        ({"central": CENTRAL | {"epsilon": 5.0}}, "epsilon 5"),
+        ({"central": CENTRAL | {"target_delta": 1e-4}}, "target_delta 0.0001"),
         ({}, "epsilon inf"),
-        ({"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": None}, "individually"),
+        ({"central": CENTRAL, "secure_aggregation": None}, "individually"),
         (
-            {"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": SUMS},
+            {"central": CENTRAL, "secure_aggregation": SUMS},
             "the update itself",
         ),
     ],
@@ -216,7 +225,7 @@ def test_a_hub_that_promises_less_than_was_shown_gets_no_further_round(
     scene: Scene, rounds: Rounds, now: dict[str, Any], named: str
 ) -> None:
     secure = SUMS if named in ("individually", "the update itself") else None
-    shown = {"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": secure}
+    shown = {"central": CENTRAL, "secure_aggregation": secure}
     promised = Promises.parse(json.dumps(shown))
     scene.hub.privacy_json = json.dumps(now)
     content = RecordDict({"task": ConfigRecord({"spec": json.dumps(rounds.task(server=scene.hub.server))})})

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import yaml
-from gym_server.cli.setup import TEMPLATE
+from gym_server.cli.template import TEMPLATE
 from gym_server.rpc.limits import CallSlots, TokenBuckets, address_of
 
 from gym_fed.config.hub.sections import LimitsConfig, RoundsConfig, StorageConfig

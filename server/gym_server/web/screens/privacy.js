@@ -39,7 +39,7 @@ export async function show(root, _, query) {
           {name: "Rounds", number: true, of: (event) => number(event.count)},
         ], central.events, {label: "Spent by mechanism", none: "Nothing is spent yet: no round has been merged."})),
         section("What is promised", facts([
-          ["Mechanism", central.mechanism], ["Noise multiplier", number(central.noise_multiplier)],
+          ["Aggregator", central.aggregator], ["Mechanism", central.mechanism], ["Noise multiplier", number(central.noise_multiplier)],
           ["Clipping norm", `${number(central.clipping_norm)} (${central.clipping}${central.adaptive_clipping ? ", adaptive" : ""})`],
           ["Accountant", central.accountant === "rdp" ? "Renyi divergences" : "closed form, privacy loss distributions"],
           ["Neighbours", central.adjacency], ["Sampling", central.sampling]]))),
