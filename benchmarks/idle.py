@@ -54,6 +54,7 @@ def measured(folder: Path, model: Path, rounds: int) -> dict[str, float]:
             "max_length": 64,
             "learning_rate": 1e-4,
         },
+        "soup": {"num_malicious_nodes": 0},
         "gate": {"heldout": str(heldout), "format": "text", "max_loss_increase": 9, "screen_updates": False},
     }
     with Processes(folder, _role) as processes:
