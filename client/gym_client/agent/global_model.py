@@ -42,7 +42,7 @@ _ROOM = 4
 """They move only if the disk has at least this multiple of their size free."""
 
 
-class StoredTensors:
+class SpilledTensors:
     """Tensors in a temporary file, which the system deletes when this process ends.
 
     Args:
@@ -112,7 +112,7 @@ class GlobalModel:
                 raise
             raise GymError(error.code, error.message, _REMEDY) from error
         self.source = source
-        self._parked: StoredTensors | None = None
+        self._parked: SpilledTensors | None = None
         self._model: Any = loaded.model
         self.tokenizer: Any = loaded.tokenizer
         self.base: BaseSpec = BaseSpec.of(self.model, source)
@@ -144,7 +144,7 @@ class GlobalModel:
         try:
             if shutil.disk_usage(folder).free < _ROOM * size:
                 return
-            self._parked = StoredTensors(self.tensors, folder)
+            self._parked = SpilledTensors(self.tensors, folder)
         except OSError as error:  # the file only saves memory
             log.warning("the model stays in memory while this contributor waits: %s", error)
             return

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gym_client.agent import global_model
 from gym_client.agent.agent import Agent
-from gym_client.agent.global_model import GlobalModel, StoredTensors, park_idle_model
+from gym_client.agent.global_model import GlobalModel, SpilledTensors, park_idle_model
 from gym_client.agent.version_sum import VersionSum
 
 from gym_fed.core.errors import GymError
@@ -91,7 +91,7 @@ def test_tensors_of_any_type_and_layout_come_back_as_they_were(tmp_path: Path, d
         "scalar": torch.tensor(7).to(dtype),
         "empty": torch.zeros(0, 3, dtype=dtype),
     }
-    found = StoredTensors(tensors, tmp_path).restored()
+    found = SpilledTensors(tensors, tmp_path).restored()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     assert all(found[name].dtype == dtype for name in tensors)
 
