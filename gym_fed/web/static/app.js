@@ -86,9 +86,13 @@ export async function streamed(path, body, signal, take) {
 
 // ---- live events ----
 
-// live({round: (data) => ..., open: () => ..., lost: () => ...}): one stream; an id that was had is skipped.
+// One stream of events; an id that was had is skipped. A page that nobody sees has none after some seconds, since a browser
+// opens six connections to a server, for all tabs together. Screens that need what they missed listen for "resumed".
+const HIDDEN_SECONDS = 5;
 let stream = null;
 let lastId = -1;
+let numOpened = 0;
+let hiding = null;
 const listeners = new Map();
 
 export function on(kind, callback) {
@@ -115,24 +119,35 @@ const BY_ID = new Set(["verdict", "version", "ledger"]);
 
 function connect() {
   if (stream) stream.close();
-  stream = new EventSource(within(lastId < 0 ? "/events" : `/events?after=${lastId}`));
+  if (document.hidden && mayRest()) { stream = null; numOpened = Math.max(1, numOpened); return; }
+  const mine = stream = new EventSource(within(lastId < 0 ? "/events" : `/events?after=${lastId}`));
   const shown = document.getElementById("connection");
   const say = (state, text) => { if (shown) { shown.dataset.state = state; shown.textContent = text; } };
-  stream.onopen = () => say("live", "live");
+  stream.onopen = () => { say("live", "live"); if (numOpened++) for (const callback of [...(listeners.get("resumed") || [])]) Promise.resolve(callback()).catch(() => {}); };
   stream.onerror = () => {
     say("lost", "reconnecting");
-    if (stream.readyState === EventSource.CLOSED) setTimeout(() => again(), 3000);
+    if (mine.readyState === EventSource.CLOSED) setTimeout(() => again(), 3000);
   };
   stream.addEventListener("position", (event) => { if (lastId < 0) lastId = Number(event.lastEventId); });
   stream.addEventListener("reload", () => { lastId = -1; stream.close(); say("lost", "reconnecting"); setTimeout(() => again(show), 200); });
   for (const kind of listeners.keys()) attach(kind);
 }
 
+// The page of a contributor keeps its stream: a process that a link started ends when its page is closed.
+const mayRest = () => session.face !== "client";
+
+function onVisibility() {
+  clearTimeout(hiding);
+  if (!session.visitor) return;
+  if (!document.hidden) { if (!stream) again(); return; }
+  if (mayRest()) hiding = setTimeout(() => { stream?.close(); stream = null; }, 1000 * HIDDEN_SECONDS);
+}
+
 // A stream that was refused: the server started again and has forgotten the login, or it is still starting.
 async function again(then = () => {}) {
   try {
     Object.assign(session, {visitor: null, role: "", csrf: ""}, await api("session"));
-    if (session.visitor === null) { stream.close(); loginScreen("The server was started anew, and every start has a new token. Take the URL that it printed last, or log in here."); return; }
+    if (session.visitor === null) { stream?.close(); loginScreen("The server was started anew, and every start has a new token. Take the URL that it printed last, or log in here."); return; }
   } catch { setTimeout(() => again(then), 3000); return; }
   connect();
   then();
@@ -154,6 +169,7 @@ export async function start({screens, links}) {
   if (!session.visitor) { loginScreen(); return; }
   connect();
   addEventListener("popstate", show);
+  document.addEventListener("visibilitychange", onVisibility);
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[href^='/']");
     if (!link || link.target || link.hasAttribute("download") || event.metaKey || event.ctrlKey || event.shiftKey) return;

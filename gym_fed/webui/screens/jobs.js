@@ -76,5 +76,6 @@ export async function show(root, {id}) {
     ], jobs, {label: "Jobs"}) : empty("Nothing was started from these pages yet.", el("a", {class: "button", href: "/train"}, "Train a model")));
   };
   on("job", draw);
+  on("resumed", draw);
   await draw();
 }

@@ -49,6 +49,7 @@ export async function show(root, parameters, query) {
     status, taught);
 
   on("serving", (news) => { servers = news; drawSides(); drawButtons(); });
+  on("resumed", async () => { ({servers} = await api("play")); drawSides(); drawButtons(); });
   leave(() => { running?.abort(); clearInterval(tick); });
   tick = setInterval(() => { if (servers.some((one) => one.status === "loading")) { for (const one of servers) if (one.status === "loading") one.seconds += 1; drawStatus(); } }, 1000);
   drawSides();

@@ -283,6 +283,7 @@ export async function show(root, {path}, query) {
     if (one === run) drawTop();
     if (isNew) drawPlots(); else fill();
   });
+  on("resumed", load);
   on("job", (job) => { if (run && job.folder === (run.folder || run.job?.folder)) load().catch(() => {}); });
   const reread = setInterval(() => { if (run?.series && !document.hidden && run.status !== "waiting") api(url({since: run.steps || 0})).catch(() => {}); }, 300000);
   leave(() => clearInterval(reread));

@@ -83,6 +83,7 @@ export async function show(root, parameters, query) {
     if (focused?.startsWith("Compare ")) root.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
   });
   on("job", load);
+  on("resumed", load);
   const again = setInterval(() => { if (!document.hidden) load(); }, 300000);
   leave(() => { clearInterval(again); clearTimeout(timer); });
   await load();
