@@ -34,10 +34,12 @@ def test_answers_stay_when_probabilities_are_asked_for_later(webui: Served, page
         page.get_by_label("Show each token").set_checked(tick)
         page.locator("#prompt").fill("say a word")
         page.get_by_role("button", name="Send").click()
-        page.locator(f".exchange:nth-of-type({number}) .answer button.plain").wait_for()
+        page.locator(f".exchange:nth-of-type({number})").get_by_role("button", name="Teach").wait_for()
     shown = page.locator(".exchange .answer").all_inner_texts()
     assert len(shown) == 2
     assert all("word" in text.split("\n") for text in shown), shown
+    page.get_by_role("button", name="Copy").first.click()
+    page.get_by_role("button", name="Copied").wait_for()
 
 
 def test_a_config_is_still_there_after_its_start(webui: Served, page: Page) -> None:

@@ -386,9 +386,13 @@ async function upload(file, report) {
 }
 
 export function copyable(text, label = "Copy") {
-  return el("div", {class: "copyable"}, el("code", {}, text), el("button", {type: "button", onclick: async (event) => {
-    event.target.textContent = (await copied(text, event.target)) ? "Copied" : "Select it, and press Ctrl+C";
-  }}, label));
+  const code = el("code", {}, text);
+  return el("div", {class: "copyable"}, code, copyButton(text, code, {label}));
+}
+
+// A button that copies a text; `node` shows it, and is selected where a page may not copy.
+export function copyButton(text, node, {label = "Copy", kind = ""} = {}) {
+  return el("button", {type: "button", class: kind, onclick: async ({target}) => { target.textContent = (await copied(text, node)) ? "Copied" : "Select it, and press Ctrl+C"; }}, label);
 }
 
 // A word of a command, as a shell takes it.
@@ -397,10 +401,10 @@ export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word
 export const commandOf = (job) => job.command.map(quoted).join(" ");
 
 // A page over plain HTTP from another machine has no clipboard of its own; there an old command serves.
-async function copied(text, button) {
+async function copied(text, node) {
   try { await navigator.clipboard.writeText(text); return true; } catch { /* below */ }
   const selection = getSelection(), range = document.createRange();
-  range.selectNodeContents(button.parentNode.firstChild);
+  range.selectNodeContents(node);
   selection.removeAllRanges();
   selection.addRange(range);
   return document.execCommand("copy");

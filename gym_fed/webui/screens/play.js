@@ -1,5 +1,5 @@
 // Chat with the models of this machine: streamed, one or two side by side, with each token's probability, kept and taught.
-import {action, api, bytes, count, el, empty, failed, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "../static/app.js";
+import {action, api, bytes, copyButton, count, el, empty, failed, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "../static/app.js";
 import {historyPanel} from "./play_history.js";
 
 export const title = "Play";
@@ -289,7 +289,7 @@ export async function show(root, parameters, query) {
       isGoing && !answer.text && loading(),
       answer.error && el("p", {class: "problem", role: "alert"}, answer.error),
       !isGoing && !answer.error && !answer.text && el("p", {class: "quiet"}, "An empty answer."),
-      !isGoing && el("div", {class: "row small quiet"}, el("span", {}, figures.join(" · ")), answer.text && mayChange() && el("button", {type: "button", class: "plain", onclick: () => better(place, answer)}, "Teach a better answer")),
+      !isGoing && el("div", {class: "row small quiet"}, el("span", {}, figures.join(" · ")), answer.text && copyButton(answer.text, answer.node.root, {kind: "plain"}), answer.text && mayChange() && el("button", {type: "button", class: "plain", onclick: () => better(place, answer)}, "Teach a better answer")),
       place);
   }
 
