@@ -15,6 +15,7 @@ from typing import Any
 
 from gym_fed.base.modeling.model_class import has_media_part
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.export.folder_files import compare_folder
 from gym_fed.export.formats.base import READ_BACK, ExportFormat, Options, Tolerance
 from gym_fed.export.probe_texts import probe_texts, vocabulary_ids
 from gym_fed.export.readers.reading import GREEDY_TOKENS, PASSAGE, POSITIONS, PROMPTS, RUN_FAILED, answers
@@ -89,8 +90,8 @@ class ReadBack:
 
         Returns:
             ``prompts``, ``read_by``, ``read_back`` (see ``compared``, with its ``tolerance``), the result of the
-            format's ``stored``, ``against_the_source`` if the expected model is not the source itself, and
-            ``effect_kept`` of a delta in blocks of few bits.
+            format's ``stored``, ``folder`` (see ``compare_folder``), ``against_the_source`` if the expected model is
+            not the source itself, and ``effect_kept`` of a delta in blocks of few bits.
 
         Raises:
             GymError: ``EXPORT_DIFFERS``; ``EXPORT_UNCHECKED`` if the reader fails, which says nothing of the export.
@@ -105,6 +106,8 @@ class ReadBack:
         }
         expected = chosen.expected(source, part, options)
         result.update(chosen.stored(source, expected, part, options))
+        if chosen.merges and not chosen.is_file:
+            result["folder"] = compare_folder(part, source, expected)
         if self._own is None and expected is not source.model:
             self._own = self._answers(source.model, "computing the source's answers")
         parts = {"reading": chosen.reading, **chosen.parts(source, part)}

@@ -44,6 +44,8 @@ _TOLERANCE = Tolerance(max=None, top1=0.9, greedy=False)
 _MOST_ERROR = {4: 0.35, 8: 0.05}
 """Maximum error of a packed matrix by bits: the norm of the difference, relative to the source's. 4 bits of SmolLM2 are
 about 0.1 off; a matrix of another layer would be 1.4 off."""
+_MOST_STEPS = 1.2
+"""Maximum error of a packed weight in steps of its group: SignRound rounds up or down, and scales are float16."""
 
 
 SAMPLES = 32
@@ -313,7 +315,7 @@ def compare_packed(folder: Path, model: Any, most: float) -> dict[str, Any]:
         have other names than the model's parameters, such as the experts of a mixture.
 
     Raises:
-        GymError: ``EXPORT_DIFFERS`` naming the tensor.
+        GymError: ``EXPORT_DIFFERS`` naming the tensor that differs or is missing.
     """
     import torch
 
@@ -324,27 +326,51 @@ def compare_packed(folder: Path, model: Any, most: float) -> dict[str, Any]:
                 unknown += 1
                 continue
             seen.add(name)
-            expected, theirs = ours.detach().float(), value.float()
-            error = 0.0 if expected.shape == theirs.shape else float("inf")
-            if f"{name.removesuffix('weight')}{PACKED}" in tensors and not error:
-                error = float((theirs - expected).norm() / expected.norm().clamp(min=1e-30))
-                largest = max(largest, error)
-            elif not error and not torch.allclose(theirs, expected, rtol=2**-10, atol=1e-6):
-                error = float("inf")
-            if not error <= most:
-                raise GymError(
-                    ErrorCode.EXPORT_DIFFERS,
-                    f"the files differ from the source: tensor {name} differs by more than the rounding error of its "
-                    "type; "
-                    "nothing was kept",
-                    "report this with the model's name; --skip-check writes it anyway",
-                )
+            stem, expected, theirs = name.removesuffix("weight"), ours.detach().float(), value.float()
+            if expected.shape != theirs.shape:
+                raise _differs(name)
+            if f"{stem}{PACKED}" not in tensors:
+                if not torch.allclose(theirs, expected, rtol=2**-10, atol=1e-6):
+                    raise _differs(name)
+                continue
+            error = float((theirs - expected).norm() / expected.norm().clamp(min=1e-30))
+            largest = max(largest, error)
+            if not error <= most or _beyond_a_step(expected, theirs, tensors[f"{stem}scales"]):
+                raise _differs(name)
+    places = {parameters[name].data_ptr() for name in seen}  # a tied head is stored once
+    missing = [name for name, tensor in parameters.items() if tensor.data_ptr() not in places]
+    if missing and not unknown:
+        raise _differs(missing[0], "is missing")
     result: dict[str, Any] = {"compared": len(seen), "largest_error": largest}
     if unknown:
         result["not_compared"] = (
             f"{counted(unknown, 'tensor')} do not match the names of the model's parameters"
         )
     return result
+
+
+def _beyond_a_step(expected: Any, written: Any, scales: Any) -> bool:
+    """Return whether a weight is more than a step off, other than by being cut to the range of its group.
+
+    Args:
+        expected: ``[outputs, inputs]`` float32.
+        written: The dequantised weights.
+        scales: ``[groups, outputs]``, the steps.
+    """
+    groups, outputs = scales.shape
+    ours, theirs = (weights.reshape(outputs, groups, -1) for weights in (expected, written))
+    steps = scales.float().abs().T[:, :, None]
+    low, high = theirs.amin(-1, keepdim=True), theirs.amax(-1, keepdim=True)
+    is_cut = ((theirs == high) & (ours > theirs)) | ((theirs == low) & (ours < theirs))
+    return bool((((ours - theirs).abs() > _MOST_STEPS * steps) & ~is_cut).any())
+
+
+def _differs(name: str, why: str = "differs by more than the rounding error of its type") -> GymError:
+    return GymError(
+        ErrorCode.EXPORT_DIFFERS,
+        f"the files differ from the source: tensor {name} {why}; nothing was kept",
+        "report this with the model's name; --skip-check writes it anyway",
+    )
 
 
 def _linear_inputs(source: Source) -> dict[str, int]:

@@ -17,6 +17,7 @@ from gym_fed.base.models import quiet_loading
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.system_errors import system_error
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
+from gym_fed.export.program_weights import StoredWeight, compare_weights
 from gym_fed.export.source import Source
 
 PROGRAM_TOLERANCE = Tolerance(max=1e-5)
@@ -90,6 +91,14 @@ class ProgramFormat(ExportFormat):
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         return source.whole()
+
+    def stored(self, source: Source, expected: Any, target: Path, options: Options) -> dict[str, Any]:
+        weights = self.weights(self._program(target))
+        return {} if weights is None else {"tensors": compare_weights(weights, expected)}
+
+    def weights(self, file: Path) -> Iterator[StoredWeight] | None:
+        """Yield the weights in a program's file; None if its runtime does not give them."""
+        return None
 
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
         return {

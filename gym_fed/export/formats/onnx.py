@@ -11,9 +11,14 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats._program import ProgramFormat, any_shape, example_inputs
 from gym_fed.export.formats.base import Options, Tolerance
+from gym_fed.export.program_weights import StoredWeight
 
 MAX_INSIDE_BYTES = 1_900_000_000
 """Maximum bytes of weights in the file itself, since protobuf is limited to 2 GiB; more go to ``model.onnx.data``."""
+
+
+_MOST_STEPS = 0.51
+"""Maximum rounding error of a weight in 8 bits, in steps of its channel; half a step, and the scale's own rounding."""
 
 
 class Onnx(ProgramFormat):
@@ -55,6 +60,21 @@ class Onnx(ProgramFormat):
 
     def _in_8_bits(self, options: Options) -> bool:
         return self.quantization(options) == "int8"
+
+    def weights(self, file: Path) -> Iterator[StoredWeight]:
+        import onnx
+        import torch
+        from onnx.numpy_helper import to_array
+
+        stored = {one.name: to_array(one) for one in onnx.load(file).graph.initializer}
+        for name, values in stored.items():
+            stem = name.removesuffix("_quantized")
+            if stem != name:  # uint8, as onnxruntime's quantiser names its parts
+                scale = torch.tensor(stored[f"{stem}_scale"])
+                zero = torch.tensor(stored[f"{stem}_zero_point"]).float()
+                yield StoredWeight((torch.tensor(values).float() - zero) * scale, _MOST_STEPS * scale)
+            elif values.dtype == "float32":
+                yield StoredWeight(torch.tensor(values))
 
     def save(self, program: Any, file: Path) -> None:
         """Write the program, with weights that exceed the file's limit next to it.

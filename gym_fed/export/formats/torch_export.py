@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gym_fed.export.formats._program import (
     without_source_paths,
 )
 from gym_fed.export.formats.base import Options
+from gym_fed.export.program_weights import StoredWeight
 
 
 class TorchExport(ProgramFormat):
@@ -39,3 +41,11 @@ class TorchExport(ProgramFormat):
         without_source_paths(program)
         with archive_file(file) as archive:
             torch.export.save(program, archive)
+
+    def weights(self, file: Path) -> Iterator[StoredWeight]:
+        import torch
+
+        program = torch.export.load(file)
+        for values in (*program.state_dict.values(), *program.constants.values()):
+            if isinstance(values, torch.Tensor) and values.is_floating_point():
+                yield StoredWeight(values.detach())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gym_fed.export.formats._program import ProgramFormat, archive_file, example_inputs
 from gym_fed.export.formats.base import Options
+from gym_fed.export.program_weights import StoredWeight
 
 _DEBUG = ".debug_pkl"
 """Records that contain source paths of this machine; torch does not need them to read a program."""
+_VERSIONS = (".data/version", "version")
+"""The record of the operators' version, in new and in old archives."""
 _OWN = ("version", "byteorder", ".data/")
 """Records that torch's writer adds itself."""
 
@@ -38,14 +42,25 @@ class TorchScript(ProgramFormat):
         data.seek(0)
         _write_without_places(data, file)
 
+    def weights(self, file: Path) -> Iterator[StoredWeight]:
+        import torch
+
+        program: Any = torch.jit.load(file)  # type: ignore[no-untyped-call]
+        for values in program.state_dict().values():
+            if values.is_floating_point():
+                yield StoredWeight(values.detach())
+
 
 def _write_without_places(data: io.BytesIO, file: Path) -> None:
     """Write the archive ``data`` without its ``_DEBUG`` records, aligned as torch aligns it."""
     import torch
 
     reader = torch._C.PyTorchFileReader(data)
+    version = next(int(reader.get_record(name)) for name in _VERSIONS if reader.has_record(name))
     with archive_file(file) as target:
         writer = torch._C.PyTorchFileWriter(target)
+        # Without it an operator such as gelu is read as its first version, which lacked some of its arguments.
+        writer.set_min_version(version)
         for name in reader.get_all_records():
             if not name.endswith(_DEBUG) and not name.startswith(_OWN):
                 record = reader.get_record(name)

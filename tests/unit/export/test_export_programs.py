@@ -19,6 +19,7 @@ from gym_fed.export.formats._program import archive_file
 from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.onnx import Onnx
 from gym_fed.export.formats.openvino import OpenVino
+from gym_fed.export.formats.torchscript import TorchScript
 from gym_fed.export.gguf.write import metadata_of
 from gym_fed.export.readers.program import ProgramExport, rendered
 from gym_fed.export.run import export
@@ -101,6 +102,19 @@ def test_models_that_are_no_program_of_token_ids_are_refused_by_name() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+def test_an_operator_that_torch_has_extended_is_read_as_it_was_recorded(tmp_path: Path) -> None:
+    class Gelu(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {
+                "logits": torch.nn.functional.gelu(input_ids * attention_mask.float(), approximate="tanh")
+            }
+
+    TorchScript().write_program(Gelu(), tmp_path / "model.pt", Options())
+    read: Any = torch.jit.load(tmp_path / "model.pt")  # type: ignore[no-untyped-call]
+    ids = torch.arange(6).reshape(2, 3)
+    assert torch.equal(read(ids, torch.ones_like(ids))["logits"], Gelu()(ids, torch.ones_like(ids))["logits"])
+
+
 def test_a_full_disk_is_an_error_of_an_archive_and_does_not_abort_the_process() -> None:
     def write() -> None:
         with archive_file(Path("/dev/full")) as archive:

@@ -80,6 +80,7 @@ def test_masks_are_those_of_the_librarys_own_reader_of_tokenizers(kind: str) -> 
     from llguidance import LLMatcher, LLTokenizer
 
     tokenizer = with_added(KINDS[kind](), ADDED)
+    assert tokenizer.eos_token_id is not None
     size = len(tokenizer) + 3  # rows of the model without a token
     factory = factory_of(tokenizer, size)
     theirs = LLTokenizer(
