@@ -13,7 +13,7 @@ from gym_fed.base.modeling.model_class import has_media_part
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, readable_bytes
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
-from gym_fed.export.gguf.rope import rope_notes, rope_refusal
+from gym_fed.export.gguf.rope import rope_notes, rope_refusal, window_refusal
 from gym_fed.export.gguf.stored import compare_stored, compare_vocabulary, stripping_tokens
 from gym_fed.export.gguf.write import CONVERTER, bytes_in_8_bits, refused, write_gguf
 from gym_fed.export.process import Processes
@@ -123,7 +123,7 @@ class Gguf(ExportFormat):
             raise refused(source, "it is a reward model, which generates no text")
         if architecture not in known_architectures():
             raise refused(source, f"llama.cpp's converter does not know {architecture}")
-        if why := rope_refusal(config):
+        if why := rope_refusal(config) or window_refusal(config):
             raise refused(source, why)
 
     def start(self, processes: Processes, *, check: bool) -> None:

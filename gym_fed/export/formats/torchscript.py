@@ -56,7 +56,7 @@ def _write_without_places(data: io.BytesIO, file: Path) -> None:
     import torch
 
     reader = torch._C.PyTorchFileReader(data)
-    version = next(int(reader.get_record(name)) for name in _VERSIONS if reader.has_record(name))
+    version = next(int(reader.get_record(name)) for name in reader.get_all_records() if name in _VERSIONS)
     with archive_file(file) as target:
         writer = torch._C.PyTorchFileWriter(target)
         # Without it an operator such as gelu is read as its first version, which lacked some of its arguments.

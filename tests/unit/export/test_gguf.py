@@ -116,6 +116,14 @@ def test_a_file_that_says_something_else_is_refused_by_the_key(
         ({"model_type": "gym_mixture_of_depths"}, "mixture of depths"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "reward model"),
         ({"architectures": ["NobodysForCausalLM"]}, "does not know NobodysForCausalLM"),
+        (
+            {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"]},
+            "full attention in every layer 6",
+        ),
+        (
+            {"model_type": "mistral", "sliding_window": 8, "max_position_embeddings": 64},
+            "no sliding window for mistral, and its window is 8 tokens",
+        ),
     ],
 )
 def test_what_llama_cpp_cannot_hold_is_refused_by_name(config: dict[str, Any], says: str) -> None:

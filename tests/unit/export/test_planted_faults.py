@@ -223,7 +223,12 @@ def test_weights_of_an_onnx_file_are_read_in_32_and_in_8_bits(tmp_path: Path) ->
 
     plain, scale = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([0.5, 0.25], np.float32)
     levels = np.array([[0, 255], [7, 8], [128, 3]], np.uint8)
-    parts = {"a": plain, "b_quantized": levels, "b_scale": scale, "b_zero_point": np.array([7, 8], np.uint8)}
+    parts: dict[str, Any] = {
+        "a": plain,
+        "b_quantized": levels,
+        "b_scale": scale,
+        "b_zero_point": np.array([7, 8], np.uint8),
+    }
     graph = onnx.helper.make_graph(
         [], "g", [], [], [from_array(array, name) for name, array in parts.items()]
     )
