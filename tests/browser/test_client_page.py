@@ -92,7 +92,7 @@ def test_a_pasted_message_shows_whose_invite_it_holds(client: Served, page: Page
     field.fill(f"You are invited.\nPaste this: {LINK} (works once)")
     page.get_by_text("From hub.example.org:9443").wait_for()
     field.fill(LINK[:-3])
-    page.get_by_text("This invite is not whole").wait_for()
+    page.get_by_text("This invite is incomplete").wait_for()
     field.fill("see you on monday")
     page.get_by_text("There is no invite in this text").wait_for()
 
@@ -108,7 +108,7 @@ def test_a_link_that_opened_the_page_is_shown_for_consent_and_nothing_starts(
         chromium.settled(page)
         assert page.locator("#invite").input_value() == hostile
         page.get_by_text("A link brought this invite").wait_for()
-        page.get_by_text("This invite is not whole").wait_for()
+        page.get_by_text("This invite is incomplete").wait_for()
         assert page.locator("#main img").count() == 0
         assert jobs.list() == []
         page.locator("summary", has_text="Open invites by a click").press("Enter")

@@ -7,8 +7,8 @@ export const title = "Contribute";
 
 const PHASES = {fetch: "Fetching", base: "Fetching the base model", train: "Training", distill: "Distilling", encode: "Encoding", upload: "Uploading", ledger: "Checking the ledger"};
 const QUESTIONS = ["server-key", "local-copy", "base-offer", "offer", "hub-restored"];
-const BALANCE_SECONDS = 60; // between two looks at the balance, each of which starts two commands
-let invite = ""; // in this tab's memory alone: commands and jobs never hold it
+const BALANCE_SECONDS = 60; // between balance requests, each of which starts two commands
+let invite = ""; // only in this tab's memory: commands and jobs never contain it
 
 export async function show(root) {
   const now = el("div", {class: "below"}), agent = el("div"), hubs = hubsPanel({changed: () => refresh()}), form = el("div"), newsList = el("div"), news = el("details", {hidden: true}, el("summary", {}, "News"), newsList);
@@ -141,7 +141,7 @@ export async function show(root) {
       el("summary", {}, at.problem ? "Limits" : `Works ${at.hours.length ? at.hours.join(" and ") : "at any time"}${at.on_battery === "train" ? "" : at.on_battery === "pause" ? ", not on battery" : ", ends on battery"}`), limits);
     return section("This machine", el("div", {class: "spread"}, el("span", {}, state(...word), at.elsewhere !== null && el("span", {class: "quiet"}, ` in another program, process ${at.elsewhere}`)),
       mayChange() && el("span", {class: "row"},
-        at.is_paused ? action("Resume", async () => { await post("join/resume"); await refresh(); }, {primary: true}) : action("Pause", async () => { await post("join/pause"); say("It waits from its next checkpoint on"); await refresh(); }),
+        at.is_paused ? action("Resume", async () => { await post("join/resume"); await refresh(); }, {primary: true}) : action("Pause", async () => { await post("join/pause"); say("It pauses at its next checkpoint"); await refresh(); }),
         !isRunning && last.server && action("Continue", async () => watch(await post("join", {})), {primary: !at.is_paused}))), open);
   }
 }

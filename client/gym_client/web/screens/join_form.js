@@ -21,7 +21,7 @@ export function joinForm({hubs, last, files, takes_any_path: anyPath}, {invite, 
 
   function readInvite() {
     const found = INVITE.exec(message.value), text = message.value.trim();
-    read.textContent = found ? `From ${found[1]}. Its key begins with ${found[2].slice(0, 12)}.` : text.includes("gym://") ? "This invite is not whole: copy all of it." : text && /\s/.test(text) ? "There is no invite in this text: it begins with gym://." : text ? "A code: give the hub’s address too." : "";
+    read.textContent = found ? `From ${found[1]}. Its key begins with ${found[2].slice(0, 12)}.` : text.includes("gym://") ? "This invite is incomplete: copy all of it." : text && /\s/.test(text) ? "There is no invite in this text: it begins with gym://." : text ? "A code: give the hub’s address too." : "";
     if (text && !found) other.open = true;
   }
 

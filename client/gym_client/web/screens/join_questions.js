@@ -10,7 +10,7 @@ export function questionPanel(question, {job, answer, decline}) {
   const yes = (text, given) => mayChange() && el("div", {class: "row"},
     action(text, async () => { answered = {event: question.event, job: job.id, lines: question.lines || []}; await answer(given); }, {primary: true}),
     el("button", {type: "button", onclick: decline}, "No"));
-  const terms = () => [before && el("p", {class: "problem", role: "alert"}, "The terms changed after your answer. What is new stands bold."),
+  const terms = () => [before && el("p", {class: "problem", role: "alert"}, "The terms changed after your answer. New terms are in bold."),
     el("dl", {class: "facts terms"}, merged(question.lines).map(([label, lines]) => el("div", {}, el("dt", {}, label), el("dd", {}, lines.map((line) => el("p", {}, isNew(line) ? el("strong", {}, line[1]) : line[1]))))))];
   switch (question.event) {
     case "server-key": return section("Is this the hub’s key?", el("p", {}, `${question.address} is new here. Compare its key with what the coordinator published. From now on only this key is accepted.`), el("p", {class: "fingerprint"}, question.fingerprint), yes("It is the right key", {fingerprint: question.fingerprint}));

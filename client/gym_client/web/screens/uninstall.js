@@ -6,7 +6,7 @@ export const title = "Uninstall";
 export async function show(root) {
   const found = await api("uninstall"), abandon = el("input", {type: "checkbox", id: "abandon"});
   replace(root, el("header", {}, el("h1", {}, "Uninstall")),
-    el("p", {}, "Deletes what gym-client wrote on this machine. Your private key is in it: nobody can make it again, and credits that were not transferred are lost with it. What hubs have merged stays theirs."),
+    el("p", {}, "Deletes what gym-client wrote on this machine. This includes your private key: it cannot be recreated, and credits that were not transferred are lost with it. What hubs have merged stays theirs."),
     facts([["Folder", found.folder], ["Deleted", found.files.join(", ") || "nothing"], found.others.length && ["Stays, of other programs", found.others.join(", ")]]),
     found.hubs.length > 0 && el("div", {class: "panel"}, el("p", {}, `You still contribute to ${found.hubs.join(", ")}. `, el("a", {href: "/join"}, "Leave first"), "."), el("label", {class: "choice", for: "abandon"}, abandon, " A hub is gone for good: delete its account here anyway")),
     mayChange() && action("Delete", async () => {
