@@ -144,7 +144,7 @@ def test_a_threshold_of_shares_gives_the_secret_and_too_few_or_false_ones_name_t
     assert join_secret(shares[1:12], 11, right, "c1", "the seed") == secret
     forged = shares[0][:4] + bytes(byte ^ 1 for byte in shares[0][4:])
     for dealt, why in (
-        (shares[:10], "10 shares, and 11 are needed"),
+        (shares[:10], "10 shares, but 11 are needed"),
         ([forged, *shares[1:]], "that c1 dealt"),
         ([shares[1], *shares[1:]], "that c1 dealt"),
         ([b""] * 11, "that c1 dealt"),

@@ -298,7 +298,7 @@ def test_what_does_not_fit_is_refused() -> None:
     factors = round_of((2, 3))
     with pytest.raises(GymError, match=r"2 updates but coefficients \[3\]"):
         combine(factors, torch.ones(3))
-    with pytest.raises(GymError, match=r"shapes \[\(24, 20\), \(24, 21\)\]"):
+    with pytest.raises(GymError, match=r"shapes: \[\(24, 20\), \(24, 21\)\]"):
         products([*factors, factors_of(2, 0, cols=21)])
     with pytest.raises(GymError, match=r"different shapes: \[\]"):
         combine([None], torch.ones(1))
