@@ -189,8 +189,8 @@ _PLACES = ("Python", "command", "YAML")
 _ALIASES_INTRODUCTION = """\
 # Aliases
 
-Names of other projects that run here as they are typed, those that are refused, and those that an error answers with
-ours. How they work: [names from other tools](names.md).
+Names from other projects that work here as they are, those that are refused, and those whose error message names ours.
+How they work: [names from other tools](names.md).
 """
 
 

@@ -61,7 +61,7 @@ def merge_models(
 ) -> ModelMergeReport:
     """Merge deltas of one base.
 
-    In memory are up to three copies of one tensor's deltas (original, sparsified, and the result) and its statistics;
+    Memory holds up to three copies of one tensor's deltas (original, sparsified, and the result) and its statistics;
     merged tensors are stored in a scratch file next to the result.
 
     Args:

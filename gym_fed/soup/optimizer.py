@@ -32,7 +32,7 @@ class OptimizerState:
     """Float32 moments by tensor, of the last round and of the current one."""
 
     def __init__(self, held: Mapping[str, Tensor] | None = None, rule: str = "") -> None:
-        """Start with the moments ``held``, or without any; ``rule`` is the optimiser that they belong to."""
+        """Start with the moments in ``held``, if any; ``rule`` is the optimiser that they belong to."""
         self._held = dict(held or {})
         self._rule = rule
         self._next: dict[str, Tensor] = {}

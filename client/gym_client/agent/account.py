@@ -146,7 +146,9 @@ class Account:
         if not isinstance(spent, dict) or spent == self._spent:
             return
         if not all(isinstance(spent.get(key), int | float) for key in ("epsilon", "rounds", "target_delta")):
-            raise GymError(ErrorCode.INTERNAL, f"{self._client.address} reports its privacy without figures")
+            raise GymError(
+                ErrorCode.INTERNAL, f"{self._client.address} sent no figures for its privacy budget"
+            )
         self._spent = spent
         text = (
             f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on what you sent in "

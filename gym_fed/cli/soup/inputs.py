@@ -224,7 +224,7 @@ class Inputs:
 def open_all(
     inputs: Inputs, names: list[str], skip_broken: bool
 ) -> tuple[dict[int, DeltaFile], dict[str, str]]:
-    """Open the updates; return them by index, and the reason for each that cannot be used by name."""
+    """Open the updates; return them by index, and by name the reason for each that cannot be used."""
     opened: dict[int, DeltaFile] = {}
     refused: dict[str, str] = {}
     for index, name in enumerate(names):

@@ -3,7 +3,7 @@
 Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", algorithm 2. The weight of an
 update is its cosine to the root update, or zero if that is negative. Each is scaled to the root update's norm. The rule
 withstands any number of malicious clients below n if the root update, trained on the coordinator's clean data, is
-right: the result is never longer than the root update.
+correct: the result is never longer than the root update.
 
 If no update has a positive cosine the paper divides by zero. Here the round is refused: a soup of zeros would look like
 progress. A zero update has no direction and gets weight zero.

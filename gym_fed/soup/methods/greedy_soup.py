@@ -75,7 +75,7 @@ class GreedySoup(MergeMethod):
     def report(self) -> Mapping[str, Any]:
         """Return ``steps``, one per model in the order tried, with its score and the soup's score.
 
-        A refused model has a reason. Non-finite scores are None.
+        A rejected model also has a reason. Non-finite scores are None.
         """
         return {"steps": [dict(step) for step in self._steps]}
 

@@ -228,7 +228,7 @@ def steps_after_init(folder: Path, config: ServerConfig, fingerprint: str) -> li
     return [
         ("serve the hub", f"gym-server run --dir {shlex.quote(str(folder))}"),
         *join_commands(folder, config, fingerprint),
-        ("every setting", f"{folder / CONFIG_NAME}, with a comment each"),
+        ("every setting", f"{folder / CONFIG_NAME}, each with a comment"),
     ]
 
 

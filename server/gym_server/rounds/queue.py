@@ -151,7 +151,7 @@ class MessageQueue:
         return message_id
 
     def held(self, node_id: int) -> QueuedMessage | None:
-        """Return the message that the node has on lease."""
+        """Return the message that is leased to the node."""
         with self._database.reading() as tx:
             return _message(tx, _of(node_id, "leased"))
 

@@ -39,7 +39,7 @@ def newest_height(tx: Connection) -> int:
 
 
 def head_of(tx: Connection, base_digest: str) -> Version:
-    """Return the current version: the newest one, or the one that the coordinator has gone back to since."""
+    """Return the current version: the newest one, or the one that the coordinator has rolled back to."""
     height, rollback = newest_height(tx), newest_entry(tx, ROLLED_BACK)
     if rollback is not None:
         body = json.loads(rollback.body)

@@ -104,7 +104,7 @@ class VersionFolder:
         return 0
 
     def stop(self) -> None:
-        """Stop a running process, and start no more."""
+        """Stop a running process, and do not start another."""
         self._process.stop()
 
     def _run(self, job: VersionJob) -> list[str]:
