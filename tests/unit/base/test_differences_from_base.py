@@ -56,7 +56,7 @@ CASES: list[tuple[dict[str, Any], Callable[[Path], None], str]] = [
     ),
     ({"hidden_act": "gelu"}, lambda _: None, "hidden_act: silu -> gelu"),
     ({"rms_norm_eps": 0.5}, lambda _: None, "rms_norm_eps: 1e-06 -> 0.5"),
-    ({}, swap_two_tokens, "tokenizer: other ids for 2 of "),
+    ({}, swap_two_tokens, "tokenizer: different ids for 2 of "),
 ]
 
 

@@ -154,7 +154,7 @@ def test_a_missing_set_is_refused_before_weights_are_read(tmp_path: Path) -> Non
         ),
         (
             ("m", "--suite", "tiny", "--api", "http://127.0.0.1:1", "--dtype", "bfloat16"),
-            "--dtype does not go",
+            "--dtype cannot be combined",
         ),
         (("gym-nano", "--suite", "tiny", "--api-key-env", "KEY"), "needs --api"),
     ],

@@ -70,7 +70,9 @@ def test_the_time_of_all_calls_for_a_video_is_limited() -> None:
 
 
 def test_a_strip_of_a_video_is_refused() -> None:
-    with pytest.raises(GymError, match="has 1,024 x 16 pixels; one side may be 50 times the other"):
+    with pytest.raises(
+        GymError, match="has 1,024 x 16 pixels; one side may be at most 50 times as long as the other"
+    ):
         read_video(video(2, width=1024, height=16), lambda _facts: [0])
 
 

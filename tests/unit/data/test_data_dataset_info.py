@@ -85,7 +85,7 @@ def test_num_samples_draws_by_the_seed_and_repeats_when_there_are_too_few(tmp_pa
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ({"script_url": "x"}, "run code"),
+        ({"script_url": "x"}, "run the dataset's code"),
         ({"ms_hub_url": "a/b"}, "ModelScope only"),
         ({"om_hub_url": "a/b"}, "Modelers only"),
         ({}, "has no source"),

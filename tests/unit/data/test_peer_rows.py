@@ -155,7 +155,7 @@ def test_a_conversation_of_learned_users_is_no_prompt() -> None:
 
 def test_roles_to_train_are_refused_for_pairs_before_their_weights_are_read() -> None:
     pair = {"prompt": [ASK], "chosen": [SAY], "rejected": [{**SAY, "content": "z"}]}
-    assert "is not a conversation, but roles_to_train is about turns" in refusal(pair, Learned([]))
+    assert "is not a conversation, but roles_to_train applies to turns" in refusal(pair, Learned([]))
 
 
 def test_flags_of_a_turn_in_anthropics_layout_are_those_of_its_results() -> None:

@@ -129,7 +129,7 @@ def test_too_few_tokens_are_refused_with_the_numbers() -> None:
 @pytest.mark.parametrize(
     ("quantization", "rows", "says"),
     [
-        ("w4g128", 0, r"w4g128: model.layers.0.self_attn.q_proj of .* has 64 inputs, no multiple of 128"),
+        ("w4g128", 0, r"w4g128: model.layers.0.self_attn.q_proj of .* has 64 inputs, not a multiple of 128"),
         ("w4g64", 0, r"down_proj of .* has 96 inputs, not a multiple of 64"),
         ("w8", 0, "format awq has no quantization w8"),
         ("w4_rtn", 1, "w4_rtn rounds to nearest, without calibration"),

@@ -552,7 +552,7 @@ def test_a_set_of_the_hub_is_the_catalogues_where_there_is_no_list_of_theirs(
         in done.notes["dataset"]
     )
     with pytest.raises(
-        GymError, match=r"no dataset_info.json at .*'alpaca_en_demo' lie in LLaMA-Factory's"
+        GymError, match=r"no dataset_info.json at .*'alpaca_en_demo' are in LLaMA-Factory's"
     ) as caught:
         list(source_rows(DataConfig(**wanted[0])))
     assert "dataset_dir: LLaMA-Factory/data" in str(caught.value.hint)

@@ -147,7 +147,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         kernels.unpack_signs(packed, 20)
     with pytest.raises(CodecError, match=r"scales are \[1\], not \[2, 2\]"):
         kernels.decode_signs(packed, torch.ones(1), 16, 8)
-    with pytest.raises(CodecError, match="give out"):
+    with pytest.raises(CodecError, match="pass out"):
         kernels.decode_signs(packed, torch.ones(1), 16, add=True)
     with pytest.raises(CodecError, match="out is"):
         kernels.decode_signs(packed, torch.ones(1), 16, out=torch.zeros(2, 15))

@@ -347,7 +347,7 @@ def test_rows_that_cannot_work_are_refused_before_anything_is_written(
             [*ROWS, {"prompt": "<|im_start|>user\nhi<|im_end|>\n"}],
             "row 9: plain strings and conversations are mixed",
         ),
-        ([*ROWS, long], r"row 9: its prompt has \d+ tokens, and max_length is 32"),
+        ([*ROWS, long], r"row 9: its prompt has \d+ tokens, but max_length is 32"),
         ([*ROWS, {**ROWS[0], "images": ["a.png"]}], "row 9 has images"),
         ([*ROWS, {**ROWS[0], "tools": [{"name": "f"}]}], "row 9: has tools"),
     ]:

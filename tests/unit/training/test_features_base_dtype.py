@@ -110,7 +110,10 @@ def test_the_critic_of_ppo_is_trained_in_float32(tiny_base: Path, tmp_path: Path
         ({}, "full fine-tuning freezes none"),
         ({"finetuning": "freeze"}, "finetuning: freeze has none"),
         ({"finetuning": "lora", "lora": {"bias": "all"}}, "would hold the base's biases"),
-        ({"finetuning": "lora", "privacy": {"target_epsilon": 8}}, "base_dtype: not tried with gradients"),
+        (
+            {"finetuning": "lora", "privacy": {"target_epsilon": 8}},
+            "base_dtype: not tested with per-example gradients",
+        ),
     ],
 )
 def test_a_base_type_without_a_frozen_base_is_refused(keys: dict[str, Any], problem: str) -> None:

@@ -44,7 +44,7 @@ def test_answers_are_generated_from_whole_rows(found: list[dict[str, Any]]) -> N
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("odd heads", "has 3 attention heads, which 2 processes cannot share evenly"),
+        ("odd heads", "has 3 attention heads, which cannot be divided evenly among 2 processes"),
         ("soft cap", "softcap"),
         ("recurrent", "MambaForCausalLM"),
         ("sinks", "s_aux"),
