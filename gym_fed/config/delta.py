@@ -17,7 +17,7 @@ ROW = "-row"
 """Suffix of a codec's name: one scale per row instead of ``group_size``."""
 
 SAME_ROW = f"same{ROW}"
-"""Codec of embeddings and heads: that of other matrices, with a scale per row."""
+"""Codec of embeddings and heads: the same as other matrices, with one scale per row."""
 
 
 class _Part(MemberOf):
@@ -42,7 +42,7 @@ _PLAIN_FACTORS = ("bfloat16", "float32")
 
 
 def codec_of(word: str) -> str:
-    """Return the codec that a value such as ``int4-row`` names."""
+    """Return the codec in a value such as ``int4-row``."""
     return word.removesuffix(ROW)
 
 
@@ -52,18 +52,18 @@ class CodecPolicy(StrictModel):
     codec: MatrixCodec = "bitdelta"
     """Codec of matrices, built-in or of an installed package: sign bits, the values themselves, factors of a truncated
     SVD, 8 to 1 bits per weight on a grid, or, for soups, ``lattice``: multiples of a power of two that add up as
-    integers, for every tensor. ``as-merged`` is for soups alone: stacked LoRA factors where the merge
-    gives factors that are smaller than the values, exactly but for ``factors``; the values themselves everywhere else.
-    ``auto`` is sign bits, or, with ``max_bits_per_weight``, the codec that preserves the most, per tensor."""
+    integers, for every tensor. ``as-merged`` is only for soups: stacked LoRA factors where the merge yields factors
+    that are smaller than the values (exact except for ``factors``), and the values themselves elsewhere. ``auto`` is
+    sign bits, or, with ``max_bits_per_weight``, the codec that preserves the most, per tensor."""
 
     embeddings: PartCodec = SAME_ROW
     """Codec of embedding tables (found by their names: ``embed_tokens``, ``wte``, ...; a tied head is one of them).
-    ``same``: that of other matrices. ``same-row``: as other matrices, and where those have scales, one for each row, a
-    token, unless ``group_size`` or ``max_bits_per_weight`` is given. With ``-row`` behind a codec's name, as in
-    ``bitdelta-row``, it has a scale for each row in any case."""
+    ``same``: like other matrices. ``same-row``: like other matrices, but scales are per row (token), unless
+    ``group_size`` or ``max_bits_per_weight`` is set. The suffix ``-row``, as in ``bitdelta-row``, always gives one
+    scale per row."""
 
     head: PartCodec = SAME_ROW
-    """Codec of an output head with weights of its own (``lm_head``, ``embed_out``); as ``embeddings``."""
+    """Codec of an output head with its own weights (``lm_head``, ``embed_out``); values as for ``embeddings``."""
 
     small_tensors: SmallCodec = "dense"
     """Codec of norms, biases, and other tensors with one dimension or at most ``small_max_elements`` elements."""
@@ -76,18 +76,18 @@ class CodecPolicy(StrictModel):
 
     group_size: Annotated[int, Field(ge=8)] | Literal["tensor", "row", "auto"] | None = None
     """Columns that share a scale; ``row`` for one scale per row, ``tensor`` for one per tensor. Default: ``tensor`` for
-    bitdelta and ``row`` for the grids. ``auto`` gives a bitdelta tensor row scales where those bytes keep more of
-    its energy than its bits do: embeddings, mostly, whose rows change by very different amounts; a grid has row
-    scales."""
+    bitdelta and ``row`` for the grids. ``auto`` uses row scales for a bitdelta tensor if these bytes keep more of
+    its energy than its sign bits do (mostly embeddings, whose rows change by very different amounts), and always for
+    grids."""
 
     scale_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the scales of bitdelta and of the grids."""
 
     scale_gain: Annotated[float, Field(ge=1, lt=2)] = 1.0
-    """bitdelta: scales are multiplied by this. The mean magnitude, 1.0, gives the least error of one update, and makes
-    it shorter; in a mean of many updates what their signs get wrong averages out and what is missing does not
-    (Vargaftik et al. 2021, "DRIVE", sec. 4), so that 1.2 to 1.5 come closer, and less waits in the residual. Below 2
-    a residual is always shorter than what was to be sent."""
+    """bitdelta: factor on the scales. 1.0 (the mean magnitude) minimises the error of one update, but shrinks it. In a
+    mean of many updates, sign errors average out but shrinkage does not (Vargaftik et al. 2021, "DRIVE", sec. 4), so
+    1.2 to 1.5 are more accurate, and residuals are smaller. Below 2, a residual is always shorter than the delta to
+    send."""
 
     dense_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format of dense tensors."""
@@ -96,13 +96,13 @@ class CodecPolicy(StrictModel):
     """Rank of factors; required by ``lora`` and other codecs of factors."""
 
     factors: FactorCodec = "bfloat16"
-    """Encoding of factors, of codec ``lora`` and of LoRA fine-tunes: unquantised (``float32`` for a product that is
-    right to 1e-6), in one of the grids, or ``auto``: for every singular component of the product the grid that keeps
+    """Encoding of factors, of codec ``lora`` and of LoRA fine-tunes: unquantised (``float32`` for a product
+    accurate to 1e-6), in one of the grids, or ``auto``: per singular component of the product, the grid that preserves
     the most within ``factor_bits``."""
 
     factor_bits: Annotated[float, Field(gt=0)] | None = None
-    """factors auto: bits for each element of the trained factors, scales included but not the header; absent means
-    1.75, which makes whole files about 8 times smaller than float16 factors."""
+    """factors auto: bits per element of the trained factors, including scales but not the header. Default: 1.75,
+    which makes whole files about 8 times smaller than float16 factors."""
 
     factor_group_size: Annotated[int, Field(ge=8)] | None = None
     """Values of a quantised factor that share a scale; by default 128."""
@@ -122,8 +122,8 @@ class CodecPolicy(StrictModel):
     """Add the encoding error of one round to the next round's delta."""
 
     feedback_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Factor of the encoding errors of earlier rounds, with ``error_feedback``; below 1, old errors fade. Absent is set
-    to 0.95 if ``codec`` is ``sparse_sign``, which sends a weight once in many rounds; otherwise it means 1."""
+    """Factor of the encoding errors of earlier rounds, with ``error_feedback``; below 1, old errors fade. Default:
+    0.95 if ``codec`` is ``sparse_sign``, which sends each weight only once in many rounds; otherwise 1."""
 
     _rank_is_needed: ClassVar[bool] = True
 
@@ -134,12 +134,12 @@ class CodecPolicy(StrictModel):
 
     @property
     def quantises_factors(self) -> bool:
-        """True if the encoding of LoRA factors loses enough for error feedback to matter."""
+        """True if encoding LoRA factors loses enough for error feedback to matter."""
         return self.factors not in _PLAIN_FACTORS
 
     @property
     def adds_up(self) -> bool:
-        """True if soups of this policy add up as integers; imports the codec, unless it is the default."""
+        """True if soups of this policy add up as integers; imports the codec unless it is the default."""
         return self._differs("codec") and self.codec in CODECS and CODECS.type_of(self.codec).adds_up
 
     @property
@@ -150,7 +150,7 @@ class CodecPolicy(StrictModel):
 
     @property
     def decay(self) -> float:
-        """``feedback_decay``; 1 if absent."""
+        """``feedback_decay``; 1 if unset."""
         return 1.0 if self.feedback_decay is None else self.feedback_decay
 
     def _used(self) -> list[type[Codec]]:

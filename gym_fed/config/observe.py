@@ -27,14 +27,14 @@ def _validate_endpoint(text: str) -> str:
 
 
 OtlpEndpoint = Annotated[str, AfterValidator(_validate_endpoint)]
-"""URL of an OpenTelemetry collector that takes OTLP over gRPC."""
+"""URL of an OpenTelemetry collector that accepts OTLP over gRPC."""
 
 
 class ObserveConfig(StrictModel):
     """Logs and traces of a hub (docs/observe.md)."""
 
     log_format: LogFormat = "text"
-    """Format of the log on standard error: lines of text, or one JSON object a line."""
+    """Format of the log on standard error: lines of text, or one JSON object per line."""
     otlp_endpoint: OtlpEndpoint | None = None
-    """Receiver of OTLP over gRPC, such as ``http://127.0.0.1:4317``, which gets a trace of every round. Needs the extra
+    """OTLP/gRPC receiver, such as ``http://127.0.0.1:4317``, which gets a trace of every round. Needs the extra
     ``observe``; by default nothing is sent."""

@@ -47,7 +47,7 @@ class ParsedConfig:
 
     @classmethod
     def parse(cls, file: Path, text: str) -> ParsedConfig:
-        """Parse a text that was read from ``file``.
+        """Parse text that was read from ``file``.
 
         Raises:
             GymError: ``CONFIG_INVALID``; see ``parse_config``.

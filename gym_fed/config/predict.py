@@ -24,10 +24,10 @@ class PredictConfig(StrictModel):
     """Adapters to merge into ``model``, in this order."""
 
     eval_data: list[DataConfig] = Field(min_length=1)
-    """Rows that end with an answer, of which the model gets the part before it."""
+    """Rows that end with an answer; the model gets the part before it."""
 
     output_dir: LocalPath = Path("runs/predict")
-    """Folder of ``generated_predictions.jsonl`` and ``predict_results.json``."""
+    """Folder for ``generated_predictions.jsonl`` and ``predict_results.json``."""
 
     chat_template: str | None = Field(default=None, min_length=1)
     """Chat template instead of the model's, as in a training config."""
@@ -42,12 +42,12 @@ class PredictConfig(StrictModel):
     """Maximum tokens of an answer."""
 
     do_sample: bool = False
-    """Sample answers by ``seed`` instead of greedy decoding."""
+    """Sample answers with ``seed`` instead of decoding greedily."""
 
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    """Sample from the N likeliest tokens; 0 = all."""
+    """Sample from the N most likely tokens; 0 = all."""
 
     repetition_penalty: float = Field(default=1.0, gt=0)
     num_beams: int = Field(default=1, ge=1)
@@ -55,7 +55,7 @@ class PredictConfig(StrictModel):
     """Omit special tokens from the saved and compared answers."""
 
     batch_size: int = Field(default=8, ge=1)
-    """Number of prompts that are answered together."""
+    """Number of prompts per batch."""
 
     seed: int = 0
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

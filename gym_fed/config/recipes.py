@@ -1,7 +1,7 @@
 """The package's recipes: the checkout's ``configs/``, which a wheel includes as ``assets/configs``.
 
-Two tables next to the recipes (``configs/models/presets``) hold the sizes of public models and kinds of machines, for
-`gym configs copy qwen3-lora --size 4B --on cuda`. Values are replaced in the recipe's text, so that
+Two tables next to the recipes (``configs/models/presets``) list the sizes of public models and the kinds of machines,
+for `gym configs copy qwen3-lora --size 4B --on cuda`. Values are replaced in the recipe's text, so that
 comments stay; a key that the recipe lacks is added at the end.
 """
 

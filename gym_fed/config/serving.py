@@ -23,7 +23,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
 
 CATEGORY = r"[a-z0-9][a-z0-9_-]{0,31}"
-"""Names of categories, which are labels of metrics and appear in logs."""
+"""Names of categories, which are metric labels and appear in logs."""
 
 Category = Annotated[str, StringConstraints(pattern=f"^{CATEGORY}$")]
 Side = bool | Annotated[list[Category], Field(min_length=1)]
@@ -56,26 +56,26 @@ class EngineConfig(StrictModel):
 
     prefix_cache: bool | Literal["shared"] = True
     """True if a prompt reuses keys and values of an earlier prompt with the same prefix, user and variant; with
-    ``shared``, of any user. Then the time to the first token can reveal what others have sent."""
+    ``shared``, of any user. Then the time to the first token can reveal what others sent."""
 
     step_stretch: Annotated[float, Field(gt=1, le=1000)] | None = 1.8
     """Maximum time of a step with a prompt, as a multiple of a decode-only step. If a step has several prompts, all
     but one count as running answers. null: no limit but ``max_batch_tokens``."""
 
     speculative: Literal["off", "ngram"] = "off"
-    """Speculative decoding: ngram proposes the tokens after an earlier occurrence of the same n-gram. A
+    """Speculative decoding: ngram proposes the tokens that followed an earlier occurrence of the same n-gram. The next
     step verifies them, so answers do not change."""
 
     speculative_tokens: int = Field(default=4, ge=1, le=32)
     """Maximum tokens per proposal."""
 
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
-    """Type of keys and values: auto follows ``dtype``, int8 has a scale per token and head."""
+    """dtype of keys and values: auto follows ``dtype``; int8 has one scale per token and head."""
 
     kernel: Literal["auto", "exact", "lookup", "lookup16"] = "auto"
-    """Multiplication of sign deltas: exactly in float32, or by lookup tables of sums in 8 bits (faster, with an error
-    of about 1% of the term's norm) or 16 bits (3e-5). Tables also multiply ternary, 2-bit and 4-bit deltas. auto is
-    exact for a float32 base, and lookup for any other."""
+    """Method for multiplying sign deltas: exactly in float32, or by lookup tables of sums in 8 bits (faster, with an
+    error of about 1% of the term's norm) or 16 bits (3e-5). Tables also multiply ternary, 2-bit and 4-bit deltas. auto
+    is exact for a float32 base, and lookup for any other."""
 
 
 class SamplingConfig(StrictModel):
@@ -88,17 +88,17 @@ class SamplingConfig(StrictModel):
     """Sample from the fewest tokens whose probabilities sum to this."""
 
     top_k: int | None = Field(default=None, ge=-1)
-    """Sample from the N likeliest tokens; 0 and -1 = all."""
+    """Sample from the N most likely tokens; 0 and -1 = all."""
 
     min_p: float | None = Field(default=None, ge=0, le=1)
-    """Minimum probability of a token, as a share of the likeliest one's."""
+    """Minimum probability of a token, as a share of the most likely one's."""
 
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
     """Divisor of the logits of tokens that prompt or answer already contain; 1 = off."""
 
 
 class ConnectionsConfig(StrictModel):
-    """Limits of HTTP connections: their number, and how slow they may be."""
+    """Limits on HTTP connections: their number and their minimum speed."""
 
     max_connections: int = Field(default=2000, ge=8)
     """Maximum number of connections, within the process's limit of open files. Beyond it, idle ones are closed."""
@@ -116,7 +116,7 @@ class ConnectionsConfig(StrictModel):
     """Minimum average rate of a request's body after ``body_seconds``."""
 
     stalled_seconds: float = Field(default=60.0, gt=0)
-    """Time after which a client that reads nothing of its answer is disconnected."""
+    """Time after which a client that does not read its answer is disconnected."""
 
 
 class StoredAnswersConfig(StrictModel):
@@ -133,7 +133,7 @@ class StoredAnswersConfig(StrictModel):
 
 
 class TlsConfig(StrictModel):
-    """The server's certificate, in PEM; with it, plain HTTP is off."""
+    """The server's certificate in PEM format; disables plain HTTP."""
 
     certificate: Path
     """File with the certificate and its intermediate certificates."""
@@ -143,7 +143,7 @@ class TlsConfig(StrictModel):
 
 
 class ClassifierConfig(StrictModel):
-    """A question that the served model, or a variant of it, answers with yes or no."""
+    """A yes-or-no question for the served model or a variant of it."""
 
     variant: str | None = None
     """Variant that answers; by default the base."""
@@ -168,10 +168,11 @@ class FilterConfig(StrictModel):
     """The content filter of chat and completions, off unless ``input`` or ``output`` is set."""
 
     input: Side = False
-    """Categories of the rules that requests are compared with, or true for all."""
+    """Rule categories to check requests against; true for all."""
 
     output: Side = False
-    """Categories for answers, or true for all. Streams are delayed by the maximum characters that a rule can match."""
+    """Rule categories to check answers against; true for all. Streams are delayed by the longest possible match of a
+    rule, in characters."""
 
     package_rules: bool = True
     """True to use the package's small list of rules."""
@@ -208,7 +209,7 @@ class VllmConfig(VllmConnection):
     """Number of variants that vLLM keeps loaded; the least recently used is unloaded (``--max-cpu-loras``)."""
 
     max_lora_rank: Literal[8, 16, 32, 64, 128, 256] = 16
-    """Maximum rank of low-rank variants; each slot takes memory for it."""
+    """Maximum rank of low-rank variants; each slot reserves memory for it."""
 
 
 def _engine_of_kind(value: Any) -> Any:
@@ -233,20 +234,20 @@ class ServingConfig(ReadsOtherWords):
 
     reasoning_parser: Annotated[str, MemberOf(REASONING_PARSERS, also=("auto", "none"))] = "auto"
     """Parser that separates a model's thought (``reasoning_content``) from its answer. auto follows its chat template;
-    none returns the thought as a part of the answer."""
+    none returns the thought as part of the answer."""
 
     served_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
     """Name of the base in the API; a variant is ``<served_name>:<variant>``. By default the base's own name."""
 
     dtype: Dtype = "float32"
-    """Type of the base's weights."""
+    """dtype of the base's weights."""
 
     base_format: Literal["auto", "bfloat16", "int8", "int4"] = "auto"
-    """Type of the linear layers of Llama, Qwen2, Qwen3 and Mistral on the CPU. auto follows ``dtype``; int8 and int4
+    """Format of the linear layers of Llama, Qwen2, Qwen3 and Mistral on the CPU. auto follows ``dtype``; int8 and int4
     lose a little accuracy. The head is bfloat16, as are the value projections under int8 and int4."""
 
     packed_size: Bytes = 20 * 10**9
-    """Disk space in ~/.gym-fed/packed for bases packed in int8 and int4, which later starts memory-map; the least
+    """Disk space in ~/.gym-fed/packed for bases packed in int8 and int4, which later runs memory-map; the least
     recently used are deleted first. 0: none is written or mapped."""
 
     device: str = "auto"
@@ -262,7 +263,7 @@ class ServingConfig(ReadsOtherWords):
     """
 
     cache_size: Bytes = 10 * 10**9
-    """Maximum memory of variants; the least used are unloaded first, and older uses count less."""
+    """Maximum memory of variants; the least used are unloaded first, with older uses counting less."""
 
     require_signature: bool = True
     """True to refuse variants without their owner's valid signature."""

@@ -39,7 +39,7 @@ def load_training_config(
         source: YAML file with gym-fed's or a dialect's keys; None if the overrides are the complete config.
         overrides: ``a.b=value`` settings that take precedence over the file. Keys of the file's dialect are accepted
             too; without a file, all keys must be gym-fed's, or all of one dialect.
-        ignore_unsupported: True to ignore keys without a counterpart; the notes name them.
+        ignore_unsupported: True to ignore keys without a counterpart; the notes list them.
         processes: Number of processes of the run; None if unknown.
 
     Returns:
@@ -79,8 +79,7 @@ def load_predict_config(
 ) -> tuple[PredictConfig, list[str]]:
     """Load the config of `gym predict` from a file with gym-fed's or a dialect's keys.
 
-    Raises:
-        GymError: As ``load_training_config``.
+    Raises: GymError: As in ``load_training_config``.
     """
     parsed = ParsedConfig.read(source)
     if parsed.dialect is None:
@@ -92,8 +91,7 @@ def load_predict_config(
 def load_inference(source: Source) -> tuple[dict[str, Any], list[str]]:
     """Load model, adapters and sampling from a file in a dialect, and its notes.
 
-    Raises:
-        GymError: ``USAGE`` for a file that is not in a dialect; otherwise as ``load_training_config``.
+    Raises: GymError: ``USAGE`` for a file that is not in a dialect; otherwise as in ``load_training_config``.
     """
     return _plain_values(source, "inference")
 
@@ -101,8 +99,7 @@ def load_inference(source: Source) -> tuple[dict[str, Any], list[str]]:
 def load_export(source: Source) -> tuple[dict[str, Any], list[str]]:
     """Load model, adapters and output of an export from a file in a dialect, and its notes.
 
-    Raises:
-        GymError: As ``load_inference``; ``USAGE`` for a file without an output.
+    Raises: GymError: As in ``load_inference``; ``USAGE`` for a file without an output.
     """
     parsed = ParsedConfig.read(source)
     values, notes = _plain_values(parsed, "export")
@@ -125,7 +122,7 @@ def as_yaml(source: Source, *, ignore_unsupported: bool = False) -> tuple[str, l
         raise GymError(
             ErrorCode.USAGE, reason, "files of gym-fed need no import; check one with: gym configs validate"
         )
-    load_training_config(parsed, ignore_unsupported=ignore_unsupported)  # what is written can be loaded
+    load_training_config(parsed, ignore_unsupported=ignore_unsupported)  # the result must be loadable
     translation = parsed.dialect.translate(parsed.values, "train")
     comments = [f"# {key}: {text}" for key, text in {**translation.lost, **translation.notes}.items()]
     head = [f"# Translated from {parsed.file.name}, a file of {parsed.dialect.title}."]

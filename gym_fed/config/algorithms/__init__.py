@@ -21,7 +21,7 @@ from gym_fed.config.schema.base import StrictModel
 
 
 class AlgorithmSections(StrictModel):
-    """The sections of algorithms. Only the section of the chosen ``algorithm`` may be given; its keys have defaults."""
+    """The sections of algorithms. Only the section of the chosen ``algorithm`` may be set; its keys have defaults."""
 
     reward_model: RewardModelSettings | None = None
     dpo: DpoSettings | None = None

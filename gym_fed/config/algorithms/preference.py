@@ -38,7 +38,7 @@ class PreferenceSettings(StrictModel):
 
 
 class RewardModelSettings(PreferenceSettings):
-    """Settings of reward models, which score chosen answers above rejected ones, Bradley and Terry 1952."""
+    """Settings of reward models, which score chosen answers above rejected ones (Bradley and Terry 1952)."""
 
     center_rewards_coefficient: float | None = Field(default=None, ge=0)
     """Pulls mean rewards towards zero (Eisenstein et al. 2023, equation 2); TRL's recommendation is 0.01."""
@@ -48,10 +48,10 @@ class ReferenceSettings(PreferenceSettings):
     """The common settings of algorithms that compare the policy with a reference."""
 
     precompute_ref_log_probs: bool | None = None
-    """Score all rows with the reference before the first step instead of at every step. By default on if all
-    weights are trained, since otherwise a frozen copy of the model is kept in memory, and for adapters that do not
-    start as the base. Off for other adapters, where the reference is the same model with its adapter disabled and
-    costs no memory, and if ``reference_model`` is given."""
+    """Score all rows with the reference before the first step instead of at every step. Default: on if all weights are
+    trained, which would otherwise keep a frozen copy of the model in memory, and for adapters that do not start as the
+    base. Off for other adapters, whose reference is the model with its adapter disabled and costs no memory, and if
+    ``reference_model`` is set."""
 
 
 class DpoSettings(ReferenceSettings):
@@ -92,7 +92,7 @@ class DpoSettings(ReferenceSettings):
 
     @model_validator(mode="after")
     def _validate_losses(self) -> DpoSettings:
-        """Refuse settings that change nothing, and combinations that TRL would refuse or ignore."""
+        """Refuse settings without effect, and combinations that TRL would refuse or ignore."""
         losses = set(self.loss_type)
         if self.loss_weights is not None and len(self.loss_weights) != len(self.loss_type):
             raise ValueError(

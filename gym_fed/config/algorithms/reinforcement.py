@@ -12,21 +12,21 @@ from gym_fed.core.addresses import is_loopback
 
 
 class RolloutEngine(VllmConnection):
-    """A vLLM that generates the answers, in its own process or on another machine; for ``finetuning: lora``."""
+    """A vLLM server that generates the answers, in its own process or on another machine; for ``finetuning: lora``."""
 
     engine: Literal["vllm"] = "vllm"
     """Program that generates the answers. ``rollouts: vllm`` sets only this."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Type of weights and activations in a vLLM that is started here; by default the run's ``dtype``."""
+    """dtype of weights and activations in a vLLM that gym-fed starts; by default the run's ``dtype``."""
 
     max_staleness: int = Field(default=0, ge=0, le=16)
-    """Number of generations by which the policy that answers may be older than the one that learns; above 0, vLLM
-    answers the next prompts while the model learns."""
+    """Maximum age of the policy that generates answers, in generations. Above 0, vLLM answers the next prompts
+    while the model trains."""
 
     correction: Literal["truncated", "none"] = "truncated"
-    """Correction for answers of another policy, or by other arithmetic: each term of the loss is weighted by the
-    probability under the model over that under vLLM, at most ``cap`` (truncated importance sampling, Yao et al. 2025).
+    """Correction for answers from an older policy or different arithmetic: each term of the loss is weighted by
+    the ratio of the model's probability to vLLM's, at most ``cap`` (truncated importance sampling, Yao et al. 2025).
     Per token for ``grpo`` and ``ppo``, per answer for ``gspo`` and ``rloo``."""
 
     cap: float = Field(default=2.0, ge=1)
@@ -70,10 +70,10 @@ class RolloutSettings(StrictModel):
 
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    """Sample from the N likeliest tokens; 0 = all."""
+    """Sample from the N most likely tokens; 0 = all."""
 
     min_p: float | None = Field(default=None, gt=0, le=1)
-    """Minimum probability of sampled tokens, as a fraction of the likeliest token's."""
+    """Minimum probability of sampled tokens, as a fraction of the most likely token's."""
 
     repetition_penalty: float = Field(default=1.0, gt=0)
     steps_per_generation: int | None = Field(default=None, ge=1)

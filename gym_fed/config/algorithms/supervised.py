@@ -26,7 +26,7 @@ class SftSettings(StrictModel):
     """For ``asft``: weight of the divergence."""
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """For ``nll``: fraction of every target that is spread evenly over the vocabulary (Szegedy et al. 2016)."""
+    """For ``nll``: fraction of every target that is spread uniformly over the vocabulary (Szegedy et al. 2016)."""
 
     @model_validator(mode="after")
     def _validate_loss_type(self) -> SftSettings:
@@ -52,7 +52,7 @@ class TeacherSettings(StrictModel):
     """Model name or folder, as for ``model``."""
 
     teacher_dtype: Dtype | None = None
-    """Type of the teacher's weights; by default ``dtype``."""
+    """dtype of the teacher's weights; by default ``dtype``."""
 
 
 class DistillationSettings(TeacherSettings):
@@ -76,33 +76,33 @@ class SequenceDistillationSettings(TeacherSettings):
     """Settings of training on the teacher's answers, Kim and Rush 2016. Vocabularies may differ."""
 
     max_completion_length: int = Field(default=64, ge=1)
-    """Maximum tokens of the teacher's answers; prompts with an unfinished answer are left out."""
+    """Maximum tokens of the teacher's answers; prompts with an unfinished answer are skipped."""
 
     temperature: float = Field(default=0.0, ge=0)
     """Sampling temperature; 0 = greedy, otherwise answers are sampled with the seed."""
 
     teacher_batch_size: int = Field(default=64, ge=1)
-    """Number of prompts that the teacher answers at once."""
+    """Number of prompts that the teacher answers in one batch."""
 
 
 class UnlearningSettings(StrictModel):
-    """The common settings of unlearning. Every batch has as many rows to forget as rows to keep."""
+    """The common settings of unlearning. Every batch has as many rows to forget as rows to retain."""
 
     retain_weight: float = Field(default=1.0, ge=0)
-    """Weight of the loss on rows to keep; with 0 no such rows are needed."""
+    """Weight of the loss on rows to retain; with 0, no such rows are needed."""
 
 
 class GradientDifferenceSettings(UnlearningSettings):
-    """Settings of gradient ascent on rows to forget and descent on rows to keep, Liu et al. 2022."""
+    """Settings of gradient ascent on rows to forget and descent on rows to retain (Liu et al. 2022)."""
 
     forget_loss_cap: float | None = Field(default=None, gt=0)
     """Loss in nats per token at which a row counts as forgotten and no longer contributes. Without a cap, as in
-    the paper, the loss has no bound and a long run ruins the model. Guessing evenly costs ln(vocabulary size)."""
+    the paper, the loss is unbounded and a long run destroys the model. A uniform guess costs ln(vocabulary size)."""
 
 
 class NpoSettings(UnlearningSettings):
     """Negative preference optimisation, Zhang et al. 2024."""
 
     beta: float = Field(default=0.1, gt=0)
-    """Inverse temperature: the larger, the sooner a row's gradient vanishes as its probability falls; near 0: gradient
-    ascent."""
+    """Inverse temperature: the larger it is, the sooner a row's gradient vanishes as its probability falls. Near 0,
+    the loss approaches gradient ascent."""

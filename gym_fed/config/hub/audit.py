@@ -9,7 +9,7 @@ from pydantic import Field
 from gym_fed.config.schema.base import StrictModel
 
 MAX_AUDITED_STEPS = 10_000
-"""Maximum steps of an audited training: the draw costs a hash for each when the ledger is verified."""
+"""Maximum steps of an audited training run: verifying the ledger computes one hash per step."""
 
 
 class AuditTerms(StrictModel):
@@ -21,11 +21,11 @@ class AuditTerms(StrictModel):
     rate: float = Field(0.1, gt=0, le=1)
     """Fraction of a round's updates that are drawn."""
     steps: int = Field(2, ge=1, le=64)
-    """Number of training steps that are repeated of each drawn update."""
+    """Number of training steps to repeat per drawn update."""
     tolerance: float = Field(1e-3, gt=0, le=0.1)
     """Maximum difference between a repeated step and the contributor's, as a fraction of the step."""
     answer_seconds: float = Field(7 * 86400, ge=60)
-    """Time that a contributor of a drawn update has to answer, and keeps the states of its training."""
+    """Time within which the contributor of a drawn update must answer, and keeps its training states."""
 
     def values_by_key(self) -> dict[str, Any]:
         """Return every value by its dotted key, such as ``audit.rate``."""

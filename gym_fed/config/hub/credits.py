@@ -13,7 +13,7 @@ from gym_fed.config.schema.member import MemberOf
 from gym_fed.core.registries import CONTRIBUTIONS
 from gym_fed.core.text import counted
 
-# Sums of credits stay whole numbers of 53 bits, which every JSON reader and database can count.
+# Sums of credits stay integers of 53 bits, which every JSON reader and database can represent.
 MAX_AMOUNT = 10**9
 """Maximum credits of one round, or of one usage report."""
 
@@ -23,7 +23,7 @@ MAX_ROYALTIES = 2**52
 _MAX_OPTIONS = 32
 
 ScoreMethod = Annotated[str, MemberOf(CONTRIBUTIONS)]
-"""Name of a contribution score: a file of ``gym_fed/soup/contributions``, or from an installed package."""
+"""Name of a contribution score: a file in ``gym_fed/soup/contributions``, or from an installed package."""
 
 _DEFAULT_QUALITY = 0.8
 
@@ -120,25 +120,25 @@ class RewardsConfig(StrictModel):
     """Share of the pool split among all merged contributors. By default the rest."""
 
     score_on: Literal["loss", "evals"] = "loss"
-    """``evals``: a part of the pool is split by each update's gain on the metrics of ``gate.evals``, measured by the
-    soup without it; the rest is split by ``score``, on held-out loss."""
+    """``evals``: part of the pool is split by each update's gain on the metrics of ``gate.evals``, measured against
+    the soup without it; the rest is split by ``score``, on held-out loss."""
 
     evals_share: Factor = 0.2
     """Share of the pool paid by evaluations, with ``score_on: evals``. If no update improves them, it is split
     like the rest."""
 
     credits_per_nat: float = Field(10_000, gt=0, le=MAX_AMOUNT)
-    """Price of one nat per token of held-out loss. All rounds together pay at most this much by score for their
-    certain gains (95%); the remainder stays in the pool for later rounds. The default pays a pool of 1,000 for
-    a tenth of a nat."""
+    """Price of one nat per token of held-out loss. All rounds together pay by score at most this much for gains at 95%
+    confidence; the remainder stays in the pool for later rounds. The default pays a pool of 1,000 for a tenth of a
+    nat."""
 
     participation_ramp: bool = True
     """Split the participation part by reputation before the round, at least a tenth of the highest. ``false``:
     split it equally."""
 
     min_norm_ratio: Factor = 0.01
-    """Fraction of the round's median norm (of two updates: of the smaller) below which an update counts as one of
-    zeros, and is rejected."""
+    """Fraction of the round's median norm (with two updates: of the smaller) below which an update counts as zeros
+    and is rejected."""
 
     similarity_threshold: Cosine | None = 0.9
     """Cosine (of whole updates, of single tensors, or of signs) from which two updates of a round count as the same
@@ -148,7 +148,7 @@ class RewardsConfig(StrictModel):
     together_threshold: Cosine | None = 0.6
     """Updates whose cosine exceeds the round's background b (the median cosine of its pairs) by this much, as (cosine -
     b) / (1 - b), are merged and paid as one. So are updates that share no weights while both leave many out. Null:
-    everybody is paid alone."""
+    everyone is paid separately."""
 
     stale_threshold: Cosine | None = 0.999
     """Cosine from which an update is rejected as a copy of another contributor's earlier merged update, or of a
@@ -162,8 +162,8 @@ class RewardsConfig(StrictModel):
     reputation: ReputationConfig = ReputationConfig()
 
     hold_seconds: float = Field(7 * 24 * 3600, ge=0)
-    """Age from which credits can be transferred; a transfer settles when it and the sender's key have this age. In
-    this time, revoking a stolen key undoes its transfers."""
+    """Age at which credits become transferable; a transfer settles when it and the sender's key have this age.
+    Until then, revoking a stolen key undoes its transfers."""
 
     def terms(self) -> PayTerms:
         """Return the pay terms that contributors agree to."""
@@ -225,7 +225,7 @@ class RewardsConfig(StrictModel):
             raise Problems("", problems)
 
     def looks_into_updates(self, section: str) -> Iterator[Problem]:
-        """Yield settings that read single updates, which ``section`` rules out."""
+        """Yield settings that read single updates, which ``section`` forbids."""
         if self.measures:
             yield Problem(
                 "rewards.score",

@@ -1,4 +1,4 @@
-"""Mirrors that a hub names: machines that serve its public objects, run by people whom the coordinator trusts."""
+"""Mirrors listed by a hub: machines that serve its public objects, run by people whom the coordinator trusts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gym_fed.config.schema.endpoint import Endpoint
 
 MAX_MIRRORS = 16
 LEAST_PORT = 1024
-"""Ports below belong to other services, to which nobody may send contributors."""
+"""Lower ports belong to other services, to which contributors must not be directed."""
 
 
 class MirrorConfig(StrictModel):

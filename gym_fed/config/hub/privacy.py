@@ -21,7 +21,7 @@ TargetDelta = Annotated[float, Field(gt=0, le=0.01)]
 Mechanism = Literal["gaussian", "discrete_gaussian"]
 
 _FACTS: dict[Mechanism, str] = {"gaussian": "bounds_one", "discrete_gaussian": "counts_votes"}
-"""Attribute of aggregators that marks an L2 sensitivity to one contributor that the mechanism covers."""
+"""Attribute of aggregators whose L2 sensitivity to one contributor is covered by the mechanism."""
 
 _BEST_RULES: dict[Mechanism, tuple[str, ...]] = {
     "gaussian": ("root_gate", "mean"),
@@ -45,15 +45,15 @@ class AdaptiveClipping(StrictModel):
     """Step of the geometric update of the norm, eta_C."""
 
     count_noise_std: Annotated[float, Field(gt=0)]
-    """Standard deviation of the noise on the number of updates within the norm, sigma_b; a twentieth of the round's
-    contributors in the paper. The soup's noise is raised to compensate, so that a round costs the same."""
+    """Standard deviation of the noise on the number of updates within the norm, sigma_b; the paper uses a twentieth
+    of the round's contributors. The soup's noise is raised to compensate, so the cost of a round is unchanged."""
 
 
 class ReleasePrivacy(StrictModel):
     """The privacy settings of a noisy merge: mechanism, noise and clipping."""
 
     mechanism: Mechanism = "gaussian"
-    """``gaussian`` noises the sum of clipped updates; ``discrete_gaussian`` noises whole-number votes on signs."""
+    """``gaussian`` adds noise to the sum of clipped updates; ``discrete_gaussian`` to integer votes on signs."""
 
     noise_multiplier: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Standard deviation of a round's noise, divided by the maximum change of the result by one contributor."""
@@ -129,7 +129,7 @@ class PrivacyConfig(ReleasePrivacy):
     """
 
     adaptive_clipping: AdaptiveClipping | None = None
-    """Adapt the clipping norm to the updates; absent: it is constant."""
+    """Adapt the clipping norm to the updates; by default it is constant."""
 
     epsilon: Annotated[float, Field(gt=0)]
     """Maximum epsilon of the run. A round that would exceed it does not start."""
@@ -186,15 +186,15 @@ class SecureAggregationConfig(StrictModel):
     cheating hub cannot unmask single updates. After 2 * threshold - 1 have begun, others wait for the next round."""
 
     begin_with: Annotated[int, Field(ge=2)] | None = None
-    """Contributors that a round waits for before keys are shared; any above the minimum may drop out.
-    By default the larger of threshold and rounds.min_contributors, so that none may drop out."""
+    """Contributors that a round waits for before keys are shared; those above the minimum may drop out. By default the
+    larger of threshold and rounds.min_contributors, so that none may drop out."""
 
     stage_seconds: Annotated[float, Field(gt=0)] = 300
-    """Timeout of key sharing and of unmasking; training has the round's deadline."""
+    """Timeout of key sharing and of unmasking; training uses the round's deadline."""
 
     step_norm: Annotated[float, Field(gt=0)] | None = None
-    """L2 norm of one contributor's step: a vote moves a weight by step_norm / sqrt(weights)
-    over the contributors. Required without ``privacy``; with it, leave this out: privacy.clipping_norm is used."""
+    """L2 norm of one contributor's step: a vote moves a weight by step_norm / sqrt(weights) over the contributors.
+    Required without ``privacy``; omit it otherwise, since privacy.clipping_norm is used."""
 
 
 class SecureTask(StrictModel):

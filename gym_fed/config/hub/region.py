@@ -12,8 +12,8 @@ from gym_fed.config.schema.base import StrictModel
 class RegionConfig(StrictModel):
     """Pass the merged rounds on to a root hub, by ``gym-client join --region`` (docs/coordinate.md).
 
-    Members agree to the root: every task contains this section. ``rounds.num_rounds`` then counts the rounds that
-    start from one version of the root.
+    Members agree to the root: every task contains this section. ``rounds.num_rounds`` then counts rounds per
+    version of the root.
     """
 
     root: str = Field(pattern=r"^s[0-9a-f]{16}$")

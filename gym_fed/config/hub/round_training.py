@@ -42,7 +42,7 @@ def round_training(
         save_steps=max(1, recipe.max_steps // _CHECKPOINTS_PER_ROUND),
         save_final=False,
     )
-    return as_given(config)  # all contributors train by the recipe, so no defaults depend on the machine
+    return as_given(config)  # all contributors follow the recipe, so no default may depend on the machine
 
 
 def _sections(recipe: TrainingRecipe) -> dict[str, Any]:

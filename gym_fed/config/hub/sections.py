@@ -31,7 +31,7 @@ _REGISTRY = Path(__file__).parents[2] / "assets" / "suites" / "registry.yaml"
 
 
 class EnrolmentConfig(StrictModel):
-    """Settings of who may contribute."""
+    """Settings that decide who may contribute."""
 
     policy: Literal["open", "invite", "allow-list"] = "invite"
     allow_list: list[str] = Field(default_factory=list)
@@ -49,19 +49,19 @@ class RoundsConfig(StrictModel):
 
     num_rounds: int = Field(10, ge=1)
     mode: Literal["synchronous", "continuous"] = "synchronous"
-    """``continuous``: merge as soon as updates of weight ``merge_every`` are admitted, and let the others work on.
-    Their updates are added to a later version, with less weight (docs/coordinate.md). Quorum share and grace period
-    then have no effect, and a task may take the deadline times ``1 + max_staleness``."""
+    """``continuous``: merge as soon as updates of weight ``merge_every`` are admitted, and let the others keep
+    working. Their updates are added to a later version, with less weight (docs/coordinate.md). Quorum share and grace
+    period then have no effect, and a task may take the deadline times ``1 + max_staleness``."""
     merge_every: int = Field(8, ge=1)
-    """Continuous rounds: admitted weight at which a round is merged. An update weighs ``1 / sqrt(1 + staleness)`` times
-    its share under the rule, where 1 is an equal share, at most 2."""
+    """Continuous rounds: admitted weight at which a round is merged. An update weighs ``1 / sqrt(1 + staleness)``
+    times its share under the rule (1 is an equal share, 2 is the maximum)."""
     max_staleness: int = Field(20, ge=0, le=1000)
     """Continuous rounds: maximum age of an update, in versions. Older updates are refused. The rules weigh the updates
     of the last N merges."""
     min_contributors: int = Field(3, ge=1)
     """Minimum quorum: a round with fewer admitted updates at its deadline is aborted."""
     quorum_share: float = Field(0.5, ge=0.5, lt=1)
-    """Fraction of the contributors with the task, more than which must send an update, so that a fast minority cannot
+    """More than this fraction of the contributors with the task must send an update, so that a fast minority cannot
     complete a round. Contributors that failed, left, or did not respond in three of the last ten rounds do not
     count."""
     deadline_seconds: float = Field(1800, gt=0)
@@ -70,7 +70,7 @@ class RoundsConfig(StrictModel):
     grace_factor: float = Field(1.5, ge=1)
     """After the quorum, each contributor still training gets this many times its usual time, estimated from its tasks
     of the last ten rounds and the training steps in its heartbeats. A newcomer's usual time is a quarter of the
-    deadline. A contributor that left three tasks in a row unanswered gets ``grace_min_seconds``."""
+    deadline. A contributor that did not answer three tasks in a row gets ``grace_min_seconds``."""
     grace_min_seconds: float = Field(30, ge=0)
     """Minimum time after the quorum."""
     grace_max_seconds: float | None = Field(None, gt=0)
@@ -81,7 +81,7 @@ class RoundsConfig(StrictModel):
     backoff_max_seconds: float = Field(300, gt=0)
     learning_rate_decay: float = Field(1.0, gt=0, le=1)
     """Factor of the recipe's learning rate after every committed round. FedAvg on data that differs between
-    contributors converges only with a falling rate (Li et al. 2020, arXiv:1907.02189, theorem 4)."""
+    contributors converges only with a decaying rate (Li et al. 2020, arXiv:1907.02189, theorem 4)."""
     audit: AuditConfig | None = None
     """Audits of updates (docs/audits.md): only for rows that are public, or that contributors disclose. By default
     none."""
@@ -168,7 +168,7 @@ def evaluation_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 class SafetyGateConfig(StrictModel):
-    """The safety probe as a gate: a soup after which the model refuses less is rolled back."""
+    """The safety probe as a gate: a soup is rolled back if the model refuses less after it."""
 
     max_margin_drop: Annotated[float, Field(ge=0)]
     """Tolerated decrease of the refusal margin in nats per token; a soup above it, at ``confidence``, is undone."""
@@ -177,7 +177,7 @@ class SafetyGateConfig(StrictModel):
     """Confidence of the drop's lower bound, paired by prompt."""
 
     prompts: str | None = None
-    """CSV or JSONL file of requests to refuse, relative to the hub's folder; by default the package's own."""
+    """CSV or JSONL file of requests to refuse, relative to the hub's folder; by default the built-in prompts."""
 
 
 class GateConfig(StrictModel):
@@ -217,7 +217,7 @@ class RootConfig(StrictModel):
     """Data file, or ``task:NAME`` entries joined by commas; it must differ from the gate's held-out set."""
     format: DataFormat = "auto"
     max_examples: int = Field(200, ge=1)
-    """As ``gate.max_examples``."""
+    """Same as ``gate.max_examples``."""
 
 
 class VariantsConfig(StrictModel):
@@ -241,7 +241,7 @@ class LimitsConfig(StrictModel):
     ``quota-exceeded``; others are not slowed down."""
 
     nodes_per_account: int = Field(8, ge=1)
-    """Maximum installations (``instance``) per account; beyond it the one idle for longest is forgotten."""
+    """Maximum installations (``instance``) per account; beyond it, the one idle the longest is forgotten."""
     streams_per_account: int = Field(4, ge=1)
     """Maximum concurrent work streams. One node per account gets a round's task."""
     calls_per_account: int = Field(8, ge=1)
@@ -263,7 +263,8 @@ class LimitsConfig(StrictModel):
     enrolments_per_minute: float = Field(6, gt=0)
     """Maximum enrolments of new accounts per address; wrong invites count too."""
     enrolment_work_bits: int = Field(20, ge=0, le=24)
-    """Proof of work for enrolment under the policy ``open``: 2**bits hashes, about a second of one core at 20."""
+    """Proof of work for enrolment under the policy ``open``: 2**bits hashes; 20 bits take about a second on one
+    core."""
     account_changes_per_hour: int = Field(12, ge=1)
     """Maximum key replacements and returns per account; each is a ledger entry."""
     transfers_per_hour: int = Field(60, ge=1)
@@ -284,10 +285,10 @@ class StorageConfig(StrictModel):
     max_local_copy_bytes: int = Field(8 << 30, ge=1 << 20)
     """Cache limit for a remote object store: local copies beyond it are deleted, the least recently used first."""
     reserve_bytes: int = Field(256 << 20, ge=0)
-    """Minimum free disk space; below it no upload starts and no round opens."""
+    """Minimum free disk space; below it, no upload starts and no round opens."""
     keep_unneeded_seconds: float = Field(86400, ge=3600)
-    """Age since its upload at which an unreferenced file is deleted: refused updates, unused uploads, files of replaced
-    and removed variants. The hub checks every ten minutes; ``gym-server gc`` deletes them immediately."""
+    """Time since its upload after which an unreferenced file is deleted: refused updates, unused uploads, files of
+    replaced and removed variants. The hub checks every ten minutes; ``gym-server gc`` deletes them immediately."""
 
 
 class DashboardConfig(StrictModel):
@@ -303,15 +304,15 @@ class DashboardConfig(StrictModel):
     """IP addresses and networks of proxies whose ``X-Forwarded-Prefix``, ``-For`` and ``-Proto`` are used. Needs
     keys."""
     ask: bool = False
-    """True if the newest version answers ``prompts`` after every round, and operators' prompts. Its separate process
-    needs the memory of one more model (docs/dashboard.md)."""
+    """True if the newest version answers ``prompts`` after every round, and prompts from operators. Its separate
+    process needs the memory of one more model (docs/dashboard.md)."""
     prompts: list[Annotated[str, Field(min_length=1, max_length=500)]] = Field(
         default_factory=list, max_length=10
     )
     """Prompts that every version answers, greedily."""
     ask_by: Literal["operators", "viewers"] = "operators"
-    """Who may ask the newest version questions of their own, if ``ask`` is true. Viewers may at hubs that everybody can
-    join, one question at a time and six in a minute, together."""
+    """Who may ask the newest version their own questions, if ``ask`` is true. By default viewers may at hubs that
+    anyone can join: all of them together one question at a time and six per minute."""
     public_url: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$", max_length=500)] | None = (
         None
     )
@@ -371,7 +372,7 @@ class ServerSections(StrictModel):
     """Mirrors from which contributors download the base and soups first; by default only the hub. A mirror learns the
     addresses of those who download from it."""
     region: RegionConfig | None = None
-    """Make this hub a region of another hub; by default it is one of its own."""
+    """Make this hub a region of another hub; by default it is independent."""
     limits: LimitsConfig = LimitsConfig()
     storage: StorageConfig = StorageConfig()
     dashboard: DashboardConfig | None = None

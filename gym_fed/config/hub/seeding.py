@@ -11,18 +11,18 @@ class SeedingConfig(StrictModel):
     """Seeding between contributors whose policies allow it (docs/seeding.md). They can learn each other's addresses."""
 
     min_bytes: int = Field(1 << 20, ge=1)
-    """Objects below this size come from the hub."""
+    """Objects smaller than this come from the hub."""
     hub_copies: int = Field(4, ge=1)
-    """Copies of an object that the hub sends at once while contributors who will seed it fetch it; others wait."""
+    """Maximum copies of an object that the hub sends at once to contributors who will seed it; others wait."""
     max_wait_seconds: float = Field(3600, ge=0)
-    """Maximum time to wait for a seeder of one object, and for those of the base in all (docs/seeding.md)."""
+    """Maximum time to wait for a seeder of one object, and in total for those of the base (docs/seeding.md)."""
 
     def idle_seconds(self, size_bytes: int) -> float:
         """Return the time to wait for a seeder of an object after the last contributor got it."""
         return min(self.max_wait_seconds, 10 + size_bytes / (256 << 10))
 
     def wait_seconds(self, size_bytes: int) -> float:
-        """Return the time to wait for a seeder of an object in all."""
+        """Return the total time to wait for a seeder of an object."""
         return min(self.max_wait_seconds, 4 * self.idle_seconds(size_bytes))
 
 

@@ -34,7 +34,7 @@ class ServerConfig(ServerSections):
 
     @property
     def public_base_name(self) -> str:
-        """The base model's name without folders of the hub's machine."""
+        """The base model's name without the folders of the hub's machine."""
         return Path(self.base_model).name
 
     @property
@@ -44,7 +44,7 @@ class ServerConfig(ServerSections):
 
     @property
     def draws_by_seed(self) -> bool:
-        """True if rounds commit to a secret seed, which draws rows of evaluations and steps of audits."""
+        """True if rounds commit to a secret seed that draws evaluation rows and audited steps."""
         return bool(self.gate.evals) or self.rounds.audit is not None
 
     def max_update_bytes(self, shapes: Mapping[str, Sequence[int]]) -> int:
@@ -101,7 +101,7 @@ class ServerConfig(ServerSections):
             else:
                 policy = CodecPolicy.model_construct(codec="lattice")  # validation would import torch
             soup = self.soup.model_copy(update={"codec": policy})
-            object.__setattr__(self, "soup", soup)  # the model is frozen for everybody else
+            object.__setattr__(self, "soup", soup)  # the model is frozen for everyone else
         return self
 
     @field_validator("listen")
@@ -157,7 +157,7 @@ class ServerConfig(ServerSections):
             text = ": a hub has no contributor's text to distil on; set it to 0"
             raise Problems("", [Problem("soup.codec.distill_steps", text)])
         if self.rounds.mode == "continuous":
-            return self  # num_malicious_nodes is for the window; rounds wait until it is large enough
+            return self  # num_malicious_nodes applies to the window; rounds wait until it is large enough
         try:
             self.soup.check_feasible(self.rounds.min_contributors)
         except GymError as error:
@@ -180,7 +180,7 @@ def needed_survivors(config: ServerSections) -> int:
 
 
 def _about_sparse(config: ServerSections) -> Iterator[Problem]:
-    """Yield what does not work with updates that leave out most weights."""
+    """Yield the settings that do not work with updates that leave out most weights."""
     if not (codecs := config.codec.sparse_codecs):
         return
     codec = " and ".join(repr(name) for name in codecs)
@@ -323,7 +323,7 @@ def _about_soup(config: ServerSections) -> Iterator[Problem]:
 
 
 def check_region(config: ServerSections) -> None:
-    """Raise ``Problems`` with every key that conflicts with ``region``: a region takes over whole versions."""
+    """Raise ``Problems`` with every key that conflicts with ``region``: a region adopts whole versions."""
     if config.region is not None and (problems := list(_about_regions(config))):
         raise Problems("region", problems)
 
@@ -350,7 +350,7 @@ def _about_regions(config: ServerSections) -> Iterator[Problem]:
 
 
 def check_audit(config: ServerSections) -> None:
-    """Raise ``Problems`` with every key that makes a step impossible to repeat, or shows what must stay hidden."""
+    """Raise ``Problems`` with every key that makes a step impossible to repeat, or reveals what must stay hidden."""
     if config.rounds.audit is not None and (problems := list(_about_audits(config, config.rounds.audit))):
         raise Problems("rounds.audit", problems)
 

@@ -21,9 +21,9 @@ _MALICIOUS = "num_malicious_nodes"
 Option = bool | int | float | str
 
 MERGE_VERSION = 2
-"""The current version of how a merge reads updates. 1: sign bits of ``bitdelta``, factors, everything else decoded in
-whole rows. 2: sign bits of every codec that stores exactly those, blocks no larger for longer rows, and budgets spent
-to the end."""
+"""The current version of how a merge reads updates. 1: sign bits of ``bitdelta``, factors, and everything else
+decoded in whole rows. 2: sign bits of every codec that stores exactly those, blocks that do not grow with the row
+length, and budgets that are used up."""
 
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         def __getattr__(cls, word: str) -> AggregationMethod: ...
 
     class AggregationMethod(StrEnum, metaclass=_Words):
-        """The name of an aggregator or merge method; the valid names are known at run time."""
+        """The name of an aggregator or merge method; valid names are known only at run time."""
 
 else:
     AggregationMethod = StrEnum(
@@ -67,7 +67,7 @@ class SoupRecipe(StrictModel):
 
     server_optimizer: Annotated[str, MemberOf(SERVER_OPTIMIZERS, ("none",))] = "none"
     """Server optimiser, a file of ``gym_fed/soup/optimizers``: ``momentum``, ``nesterov``, ``adam`` or ``yogi``;
-    ``none`` adds the aggregate as it is."""
+    ``none`` adds the unchanged aggregate."""
 
     server_optimizer_options: dict[str, Option] = Field(default_factory=dict)
     """Further settings of the optimiser (its ``Config``)."""
@@ -164,8 +164,7 @@ class SoupRecipe(StrictModel):
     def weights(self, num_examples: Sequence[int]) -> list[float]:
         """Return the weight of each update from the number of examples its contributor reports.
 
-        Raises:
-            GymError: ``CONFIG_INVALID`` for ``weighting: reputation``, which only a hub knows.
+        Raises: GymError: ``CONFIG_INVALID`` for ``weighting: reputation``, which only a hub supports.
         """
         if self.reputation_floor is not None:
             reason = "weighting: reputation needs a hub, which keeps reputations"
@@ -213,7 +212,7 @@ class DeltaSoupConfig(ReadsOtherWords):
     """Encoding of the soup."""
 
     norm_ratio: Annotated[float, Field(gt=1)] | None = 4.0
-    """Maximum norm as a multiple of the median norm; larger contributions are left out (from 3 contributions on)."""
+    """Maximum norm as a multiple of the median norm; larger contributions are excluded (from 3 contributions on)."""
 
     num_examples_cap: Annotated[int, Field(ge=1)] | None = None
     """Maximum ``num_examples`` by which contributions are weighted; by default all have equal weight."""

@@ -46,7 +46,7 @@ RecipeAlgorithm = Annotated[str, MemberOf(ALGORITHMS, fact="federates")]
 """Algorithms that a hub may request: those that need only the contributor's own rows."""
 
 RecipeTuning = Annotated[str, MemberOf(TUNING, fact="federates")]
-"""Tuning methods that a hub may request: those whose update is values or LoRA's factors."""
+"""Tuning methods that a hub may request: those whose updates are values or LoRA factors."""
 
 SECTIONS = ("recipe", "codec")
 
@@ -59,9 +59,9 @@ class LoraRecipe(StrictModel):
     lora_dropout: float = Field(0.0, ge=0.0, lt=1.0)
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
     freeze_a: bool = False
-    """A is drawn, and not trained: only B is. Its seed is the recipe's plus the round's number, the same for every
-    contributor of a round and another in the next. Rules that decide coordinate by coordinate are then exact on LoRA
-    too, for their result on the B, times A, has the same rank."""
+    """Draw A at random and train only B. The seed is the recipe's plus the round's number: the same for every
+    contributor of a round, and different in the next. Coordinate-wise rules are then exact on LoRA too, since their
+    result on the Bs, times A, has the same rank."""
 
 
 class TrainingRecipe(OpenModel):
@@ -92,8 +92,8 @@ class TrainingRecipe(OpenModel):
     """Seed; the round's number is added to it, so that rounds get different batches."""
 
     keep_optimizer_state: bool = False
-    """Continue each round from the AdamW moments of the contributor's last merged round, as DiLoCo does. On the
-    contributor's disk they take 8 bytes per weight, and as many for every update without a verdict."""
+    """Continue each round from the AdamW moments of the contributor's last merged round, as DiLoCo does. They
+    take 8 bytes per weight on the contributor's disk, and the same again for every update without a verdict."""
 
     privacy: LocalPrivacy | None = None
     """DP-SGD on the contributor's machine; by default none."""
@@ -158,7 +158,7 @@ class SoupReference(StrictModel):
     """Digest of the integer sum of the soups up to this one, if they add up (``gym_fed.delta.integer_sum``); the
     version's digest depends on it."""
     sum_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    """The object with that sum; given with the last soup only."""
+    """The object with that sum; present only for the last soup."""
     sum_bytes: int | None = Field(None, ge=1)
 
     @model_serializer(mode="wrap")
@@ -206,7 +206,7 @@ class TaskSpec(StrictModel):
     """Audits of the round's updates; by default none."""
 
     region: RegionConfig | None = None
-    """The hub to which the merged round goes on; by default none."""
+    """The hub that receives the merged round; by default none."""
 
     plugins: Plugins = Field(default_factory=list)
     """Plug-ins that the round needs, with the hub's versions; a contributor without them refuses the task."""
@@ -214,7 +214,7 @@ class TaskSpec(StrictModel):
     @model_validator(mode="wrap")
     @classmethod
     def _validate_plugins(cls, values: Any, read: ModelWrapValidatorHandler[Any]) -> Any:
-        """Require the recorded plug-ins before anything else is read, and import no other."""
+        """Require the recorded plug-ins before reading anything else, and import no others."""
         named = values.get("plugins") if isinstance(values, dict) else None
         recorded = read_plugins(named) if named else []
         require_plugins(recorded, "the task")

@@ -51,7 +51,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _parse_truth_values(cls, values: Any) -> Any:
-        """Read ``mixed_precision: no`` as the word ``no`` if the key accepts that word and not a boolean."""
+        """Read ``mixed_precision: no`` as the word ``no`` if the key accepts that word but not a boolean."""
         if not isinstance(values, dict) or not any(isinstance(value, bool) for value in values.values()):
             return values
         return {
@@ -71,14 +71,14 @@ def _no_url(value: Any) -> Any:
 
 
 LocalPath = Annotated[Path, BeforeValidator(_no_url)]
-"""A path on this machine. ``Path`` alone makes the folder ``s3:`` of a URL."""
+"""A path on this machine. ``Path`` alone would turn a URL into a folder ``s3:``."""
 
 
 class ReadsOtherWords(StrictModel):
-    """A schema that accepts other platforms' values with a note; they are looked up after a value is refused."""
+    """A schema that accepts values of other tools with a note; they are looked up after a value is refused."""
 
     from_file: ClassVar[str] = "the values of a file"
-    """The context of a validation whose caller looks up the words, since it knows their positions."""
+    """The validation context of callers that look up aliases themselves, since they know the positions."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -99,7 +99,7 @@ class ReadsOtherWords(StrictModel):
 
 
 def _word(value: bool, annotation: Any) -> Any:
-    """Return the written word if ``annotation`` accepts only that; otherwise the value itself."""
+    """Return the original word if ``annotation`` accepts only that; otherwise the value itself."""
     members = list(_members(annotation))
     if bool in members:
         return value
@@ -161,8 +161,7 @@ def with_schema_defaults(stored: Any, config: Any) -> Any:
         config: Current config. Its type has the defaults, also of sections and lists of sections; its values are
             not used.
 
-    Returns:
-        The values as ``model_dump(mode="json")`` would give them. A required key that is missing stays missing.
+    Returns: The values as ``model_dump(mode="json")`` would give them. A missing required key stays missing.
     """
     if isinstance(config, list | tuple) and isinstance(stored, list) and len(config) == len(stored):
         return [with_schema_defaults(entry, now) for entry, now in zip(stored, config, strict=True)]

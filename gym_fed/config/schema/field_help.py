@@ -19,7 +19,7 @@ from pydantic import BaseModel
 def field_help(schema: type) -> Mapping[str, str]:
     """Return the docstrings below the annotated attributes of a schema and its bases, by attribute.
 
-    A class that was made by a program, such as ``pydantic.create_model``, has no source; its bases are still read.
+    A class that was created dynamically, such as by ``pydantic.create_model``, has no source; its bases are still read.
     """
     own = (
         base for base in reversed(schema.__bases__) if issubclass(base, BaseModel) and base is not BaseModel
@@ -34,7 +34,7 @@ def field_help(schema: type) -> Mapping[str, str]:
     assert isinstance(written, ast.ClassDef)
     for field, below in zip(written.body, written.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            texts.pop(field.target.id, None)  # a field that is declared again has its own help or none
+            texts.pop(field.target.id, None)  # a redeclared field has its own help or none
             if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
                 texts[field.target.id] = inspect.cleandoc(str(below.value.value))
     return texts

@@ -81,9 +81,9 @@ class MemberOf:
 class ByMember(StrictModel):
     """The base class of entries that are validated by the ``Settings`` of the named member.
 
-    ``list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]]`` holds objects of those classes. Only members
-    that are named are imported; the JSON schema, which lists what each takes, imports all of them and leaves out
-    those of other packages that cannot be used.
+    ``list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]]`` holds objects of those classes. Only
+    members in use are imported. The JSON schema, which lists the keys of each, imports all of them and omits unusable
+    ones of other packages.
     """
 
     member_key: ClassVar[str]
@@ -146,7 +146,7 @@ class Chosen:
                 f"{entry!r} alone is not an entry; write {{{key}: {entry}}}, with its other keys"
             )
         if isinstance(entry, Mapping):
-            if entry.get(key) not in kind.names():  # refused by its name alone
+            if entry.get(key) not in kind.names():  # the name alone is refused
                 entry = {key: entry[key]} if key in entry else {}
             return self.base.chosen(entry).model_validate(entry)
         if isinstance(entry, self.base) and not isinstance(entry, self.base.settings_of(getattr(entry, key))):

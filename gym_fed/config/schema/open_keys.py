@@ -73,7 +73,7 @@ class OpenModel(ReadsOtherWords):
     """Keys of ``choices`` that a member's section sets if they are unset."""
 
     features: ClassVar[Kind[Any] | None] = None
-    """The kind each of whose members is a key."""
+    """The kind whose members are keys of the schema."""
 
     @classmethod
     def sections(cls, kind: Kind[Any]) -> list[str]:
@@ -156,7 +156,7 @@ class OpenModel(ReadsOtherWords):
 
     @model_validator(mode="after")
     def _validate_sections(self) -> OpenModel:
-        """Refuse a section that nothing would read."""
+        """Refuse a section that would have no effect."""
         for key, kind in self.choices:
             chosen = getattr(self, key)
             for name in self._idle(kind, chosen):

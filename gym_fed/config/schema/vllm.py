@@ -10,10 +10,10 @@ from gym_fed.config.schema.base import LocalPath, StrictModel
 
 
 class VllmConnection(StrictModel):
-    """A vLLM that gym-fed starts, or the URL of one that runs."""
+    """A vLLM that gym-fed starts, or the URL of a running one."""
 
     python: Path | None = None
-    """Interpreter of an environment with vLLM; by default that of `make vllm`."""
+    """Interpreter of an environment with vLLM; by default the one that `make vllm` creates."""
 
     url: str | None = Field(default=None, pattern=r"^https?://")
     """URL of a running vLLM with gym-fed's plug-in; by default gym-fed starts one, watches it and restarts it."""
@@ -22,10 +22,10 @@ class VllmConnection(StrictModel):
     """File with the API key of the vLLM at ``url``."""
 
     tensor_parallel_size: int = Field(default=1, ge=1)
-    """Number of GPUs that share every layer."""
+    """Number of GPUs that each layer is split over."""
 
     start_seconds: float = Field(default=600.0, gt=0)
     """Time limit for a start."""
 
     args: list[str] = Field(default_factory=list, max_length=64)
-    """Further arguments of ``vllm serve``."""
+    """Additional arguments for ``vllm serve``."""

@@ -1,1 +1,1 @@
-"""Schemas of `gym train` and `gym tune`: model, data, method, run."""
+"""Schemas of `gym train` and `gym tune`: model, data, method and run."""

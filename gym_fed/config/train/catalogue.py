@@ -42,10 +42,10 @@ class CatalogueEntry(StrictModel):
     """Several configurations, read one after the other."""
 
     split: str | None = "train"
-    """Default split; None if a split must be named."""
+    """Default split; None if a split must be given."""
 
     folder: str | None = None
-    """Folder of the repository, outside of which no files are read."""
+    """Folder of the repository; no files outside it are read."""
 
     files: list[str] = Field(default_factory=list)
     """Files of the repository to read; by default all."""
@@ -54,7 +54,7 @@ class CatalogueEntry(StrictModel):
     """Format of the rows, a name in ``gym_fed.core.registries.FORMATS``."""
 
     columns: dict[str, str] = Field(default_factory=dict)
-    """Columns to read, by the format's names; by default the format's own names."""
+    """Columns to read, by the format's names; by default the format's names themselves."""
 
     speakers: dict[str, str] = Field(default_factory=dict)
     """Role names unknown to the format, mapped to known roles."""

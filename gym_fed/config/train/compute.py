@@ -66,7 +66,7 @@ class ShiftAttentionConfig(StrictModel):
 
 
 class MixtureOfDepthsConfig(StrictModel):
-    """Mixture of depths (Raposo et al. 2024): routers of some blocks let few tokens through; others skip the block."""
+    """Mixture of depths (Raposo et al. 2024): routers of some blocks select a few tokens; the others skip the block."""
 
     capacity: float = Field(default=0.125, gt=0, le=1)
     """Fraction of a row's tokens that a routed block computes."""
@@ -88,10 +88,10 @@ class ComputeSections(StrictModel):
     """Number of CPU threads, by default torch's choice. A different number may change the last bits of a result."""
 
     dtype: Dtype = "float32"
-    """Type of the weights during training."""
+    """dtype of the weights during training."""
 
     base_dtype: Literal["bfloat16", "float16"] | None = None
-    """Type of the frozen weights under an adapter, which is trained in float32; by default ``dtype``."""
+    """dtype of the frozen weights under an adapter, which is trained in float32; by default ``dtype``."""
 
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     """Compute in 16 bits and keep the weights in float32. ``fp16`` needs a CUDA GPU."""
@@ -100,16 +100,16 @@ class ComputeSections(StrictModel):
     """Recompute activations in the backward pass instead of storing them: less memory, about a third more time."""
 
     torch_compile: bool = False
-    """Compile the model, which pays off only in long runs."""
+    """Compile the model; this pays off only in long runs."""
 
     torch_compile_backend: str | None = None
     """Backend of torch.compile, ``inductor`` by default; needs ``torch_compile``."""
 
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flex_attention"] = "auto"
-    """Implementation of attention during training. ``auto`` is torch's (sdpa)."""
+    """Implementation of attention during training. ``auto`` uses torch's (sdpa)."""
 
     neftune_noise_alpha: float | None = Field(default=None, gt=0)
-    """Scale of uniform noise on the embeddings during training (NEFTune, Jain et al. 2023); 5 is usual."""
+    """Scale of uniform noise on the embeddings during training (NEFTune, Jain et al. 2023); 5 is typical."""
 
     rope_scaling: RopeScalingConfig | None = None
     shift_attention: ShiftAttentionConfig | None = None
@@ -123,7 +123,7 @@ class ComputeSections(StrictModel):
 
     @property
     def loaded_dtype(self) -> Dtype:
-        """The type in which a model's weights are loaded."""
+        """The dtype in which a model's weights are loaded."""
         return self.base_dtype or self.dtype
 
     @model_validator(mode="after")
@@ -175,13 +175,13 @@ class DistributedSettings(StrictModel):
     ``1f1b`` (default) holds the activations of as many micro-batches as there are stages, ``gpipe`` those of all."""
 
     world_size: int | None = Field(default=None, ge=1)
-    """Required number of processes, since the batch size depends on it; any other number is refused."""
+    """Required number of processes, since the batch size depends on it; other numbers are refused."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """Communication between processes: ``auto`` selects NCCL on CUDA, otherwise gloo."""
+    """Communication backend: ``auto`` selects NCCL on CUDA, otherwise gloo."""
 
     timeout_seconds: float = Field(default=1800.0, gt=0)
-    """Timeout of a process waiting for the others."""
+    """How long a process waits for the others."""
 
     @model_validator(mode="after")
     def _validate_strategy(self) -> DistributedSettings:

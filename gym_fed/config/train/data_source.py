@@ -30,8 +30,8 @@ class DataConfig(StrictModel):
     path: (
         Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)] | None
     ) = None
-    """File (.json, .jsonl, .csv, .tsv, .parquet, .tar, .txt, or one in .gz), folder of such files, pattern such
-    as ``data/*.jsonl``, or fsspec URL of any of these. Relative paths start from the working directory."""
+    """File (.json, .jsonl, .csv, .tsv, .parquet, .tar, .txt, or any of these with .gz), folder of such files, pattern
+    such as ``data/*.jsonl``, or fsspec URL of any of these. Relative paths start from the working directory."""
 
     tasks: list[Annotated[str, MemberOf(TASKS)]] | None = None
     """Names of generated tasks (`gym data tasks` lists them), mixed in equal shares."""
@@ -62,19 +62,20 @@ class DataConfig(StrictModel):
     ``{messages.role: speaker, messages.content: said}``."""
 
     roles_to_train: list[Literal["system", "user", "assistant", "tool"]] | None = None
-    """Roles whose turns are learned, instead of the assistant's. A turn's own ``weight`` or ``train`` comes first."""
+    """Roles whose turns are learned, instead of the assistant's. A turn's own ``weight`` or ``train`` takes
+    precedence."""
 
     train_on_eos: Literal["turn", "all", "last", "none"] = "turn"
-    """End tokens that are learned: of the turns that are learned, of all turns, of the last learned turn, or none."""
+    """End tokens to learn: of learned turns, of all turns, of the last learned turn, or none."""
 
     num_examples: int | None = Field(default=None, ge=1)
-    """Number of rows: for tasks, rows to generate; for other sources, the first N rows, by default all."""
+    """Number of rows: for tasks, rows to generate; for other sources, the first N rows (by default all)."""
 
     max_turns: int = Field(default=1, ge=1)
     """For tasks: maximum questions per conversation; above 1, one row in five is such a conversation."""
 
     weight: float = Field(default=1.0, gt=0)
-    """Number of times that the rows of this source are repeated; rows for a fraction are drawn by the seed."""
+    """Number of times that the rows of this source are repeated; rows for a fraction are drawn with the seed."""
 
     seed: int = 0
     """Seed of generated rows, and of the sample that ``num_samples`` in ``dataset_info`` sets."""
@@ -127,13 +128,13 @@ class DataSections(StrictModel):
     """Shuffle the rows of every epoch; false preserves the order of ``data``."""
 
     max_length: int = Field(default=256, ge=2)
-    """Longest row in tokens. Longer rows are truncated (sft), or continued in the next row (packing)."""
+    """Maximum length of a row in tokens. Longer rows are truncated (sft), or continued in the next row (packing)."""
 
     eval_split: float = Field(default=0.0, ge=0)
     """Number (below 1: fraction) of rows of ``data`` to hold out instead of ``eval_data``, drawn with ``seed``."""
 
     tokenized_path: str | None = Field(default=None, min_length=1)
-    """Folder of encoded rows. A run writes its rows into an empty one; later runs with the same tokenizer and keys
+    """Folder of encoded rows. A run writes its rows into an empty folder; later runs with the same tokenizer and keys
     read them and need no ``data``."""
 
     preprocess_only: bool = False
@@ -141,14 +142,14 @@ class DataSections(StrictModel):
 
     streaming: bool = False
     """Read, shuffle and encode the rows of ``data`` while training, instead of storing them first: no copy on disk,
-    and the first step at once. Needs ``max_steps``; rows are shuffled among ``buffer_size`` neighbours."""
+    and training starts immediately. Needs ``max_steps``; rows are shuffled in blocks of ``buffer_size``."""
 
     buffer_size: int = Field(default=16384, ge=1)
-    """With ``streaming``: number of rows that are in memory and shuffled together."""
+    """With ``streaming``: number of rows that are held in memory and shuffled together."""
 
     packing: bool | Literal["bfd"] | None = None
-    """Join rows and cut them into rows of ``max_length``. Default: on for ``pretrain``, off for ``sft``. ``bfd`` (best
-    fit, decreasing) packs unsplit rows into rows of ``max_length``; they do not attend to each other."""
+    """Concatenate rows and cut them into rows of ``max_length``. Default: on for ``pretrain``, off for ``sft``. ``bfd``
+    (best fit, decreasing) packs unsplit rows into rows of ``max_length``; they do not attend to each other."""
 
     assistant_only_loss: bool | None = None
     """Learn only the assistant's messages of conversations. Default: on for ``sft``, off for ``pretrain``."""
@@ -170,8 +171,8 @@ class DataSections(StrictModel):
 
     chat_template: Literal["none"] | Annotated[str, Field(min_length=1)] | None = None
     """Instead of the tokenizer's chat template: the path of a Jinja file, Jinja itself, or a name such as ``chatml``
-    (docs/chat-templates.md lists them). ``none`` removes the template: prompts and answers that are plain strings are
-    then trained as bare text, and else as chat turns. It is saved with the result."""
+    (docs/chat-templates.md lists them). ``none`` removes the template: plain-string prompts and answers are then
+    trained as bare text, otherwise as chat turns. It is saved with the result."""
 
     chat_template_tokens: Literal["require", "add"] = "require"
     """Handling of a template that ends an answer with a token that the tokenizer lacks, so that the model would never
@@ -207,14 +208,14 @@ class DataSections(StrictModel):
 
     @property
     def is_about_turns(self) -> bool:
-        """True if a source chooses the learned turns."""
+        """True if a source selects the learned turns."""
         return any(
             source.roles_to_train is not None or source.train_on_eos != "turn"
             for source in (*self.data, *self.eval_data)
         )
 
     def _validate_learned_turns(self, learns_all: bool) -> None:
-        """Refuse settings of sources about turns that a setting of the run makes ineffective."""
+        """Refuse turn settings of sources that a setting of the run makes ineffective."""
         for source in (*self.data, *self.eval_data):
             key = "train_on_eos" if source.roles_to_train is None else "roles_to_train"
             given = source.roles_to_train is not None or source.train_on_eos != "turn"

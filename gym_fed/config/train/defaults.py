@@ -36,7 +36,7 @@ _MOST_ROWS_PER_STEP = 8
 """(Maximum rows, rows per step): small data sets use fewer rows per step."""
 
 _PREFERENCES = ("preference", "unpaired")
-"""Kinds of rows that are trained on for one epoch, or for up to ``_MOST_PREFERENCE_EPOCHS`` if there are few."""
+"""Kinds of rows that are used for one epoch, or for up to ``_MOST_PREFERENCE_EPOCHS`` if there are few."""
 _MOST_PREFERENCE_EPOCHS = 3
 _SMALL_POLICY_RATE = 1e-4
 """Full tuning of a small pre-trained model on preferences or rewards. On 200 pairs of TruthfulQA at 1e-3, the loss of
@@ -49,7 +49,7 @@ In 40 steps of GRPO at 1e-4, stories260K's reward rises from 0.1 to 0.8, and its
 _LEAST_STEPS = 40
 _MOST_EPOCHS = 10
 _EPOCHS = ((2_000, 3), (10_000, 2))
-"""(Maximum rows, epochs); larger data sets are seen once."""
+"""(Maximum rows, epochs); larger data sets are used for one epoch."""
 
 _LENGTH_STEP = 64
 _LEAST_LENGTH = 256
@@ -57,7 +57,8 @@ _JOINED_LENGTH = 1024
 _OUTLIER = 4
 """Maximum ratio of the longest row to the 95th percentile at which the longest row determines ``max_length``."""
 _HIGH_RATE = 10
-"""A learning rate above this many times the usual one is reported: a config written for another model, for example."""
+"""A learning rate above this many times the usual one is reported; the config may have been written for another
+model."""
 
 MEMORY_SHARE = 0.7
 """Fraction of the device's memory that the estimated peak of a run may use."""
@@ -69,7 +70,7 @@ ROW_KEYS = ("max_length", "num_train_epochs", "per_device_train_batch_size", "gr
 """Keys that ``row_defaults`` chooses."""
 
 MEMORY_KEYS = ("gradient_checkpointing", "base_dtype")
-"""Keys that ``row_defaults`` sets only if the run does not fit into the memory."""
+"""Keys that ``row_defaults`` sets only if the run does not fit into memory."""
 
 _HELD_OUT_SHARE = 0.1
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 4, 200
@@ -95,12 +96,9 @@ class Default:
 class RowFacts:
     """The properties of rows that determine the defaults.
 
-    Attributes:
-        num_rows: Number of rows.
-        longest: Tokens of the longest row; 0 if lengths do not matter.
-        usual: 95th percentile of the rows' tokens.
-        context: Maximum tokens that the model reads; None if unknown.
-        num_processes: Number of processes that share a step.
+    Attributes: num_rows: Number of rows. longest: Tokens of the longest row; 0 if lengths do not matter. usual: 95th
+        percentile of the rows' tokens. context: The model's context length in tokens; None if unknown. num_processes:
+        Number of processes that share a step.
     """
 
     num_rows: int
@@ -215,7 +213,7 @@ def high_rate(config: TrainingConfig) -> str | None:
 
 
 def _needs_full(config: TrainingConfig) -> str | None:
-    """Return why an adapter cannot be the default of this config; None if it can."""
+    """Return why an adapter cannot be the default for this config; None if it can."""
     if config.chat_template_tokens == "add":
         return "chat_template_tokens: add gives the embeddings new rows, which no adapter trains"
     if config.mixture_of_depths is not None:
@@ -328,7 +326,7 @@ def _epochs(config: TrainingConfig, num_rows: int) -> tuple[float, str]:
 
 
 def split_default(config: TrainingConfig, num_rows: int) -> Default | None:
-    """Choose the number of held-out rows; None if the config decides it or the algorithm has no held-out loss."""
+    """Choose the number of held-out rows; None if the config sets it or the algorithm has no held-out loss."""
     given = config.model_fields_set
     if (
         config.eval_data

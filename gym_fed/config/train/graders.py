@@ -40,7 +40,7 @@ class GraderSections(StrictModel):
     """Top-level keys of the YAML file."""
 
     graders: list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]] = Field(default_factory=list)
-    """Graders that reward an answer, for ``ppo``, ``grpo``, ``gspo`` and ``rloo``; rewards are summed by weight."""
+    """Graders that reward an answer, for ``ppo``, ``grpo``, ``gspo`` and ``rloo``; the reward is their weighted sum."""
 
     @model_validator(mode="after")
     def _validate_graders(self) -> GraderSections:

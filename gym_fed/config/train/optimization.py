@@ -69,7 +69,7 @@ class OptimizationSections(StrictModel):
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, ge=0)
-    """Maximum norm of gradients, to which they are clipped; 0 = no clipping."""
+    """Norm to which gradients are clipped; 0 = no clipping."""
 
     max_steps: int | None = Field(default=None, ge=1)
     """Number of optimiser steps; overrides ``num_train_epochs``."""
@@ -105,7 +105,7 @@ class OptimizationSections(StrictModel):
         for key in ("warmup_steps", "warmup_ratio"):
             if kind != "constant" or not getattr(self, key):
                 continue
-            # A schedule-free optimiser needs `constant`; it warms up by itself or refuses the key.
+            # A schedule-free optimiser needs `constant`; it has its own warm-up or refuses the key.
             if not OPTIMIZERS.new(self.optimizer).replaces_schedule:
                 raise ValueError(
                     f"{key}: lr_scheduler_type constant has no warm-up; use constant_with_warmup"
@@ -126,10 +126,10 @@ class TrainingPrivacy(StrictModel):
     """
 
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
-    """Standard deviation of a step's noise over ``max_grad_norm``."""
+    """Standard deviation of a step's noise, divided by ``max_grad_norm``."""
 
     target_epsilon: Annotated[float, Field(gt=0)] | None = None
-    """Epsilon of the whole run, instead of ``noise_multiplier``; the minimum noise for it is computed."""
+    """Epsilon of the whole run, instead of ``noise_multiplier``; the smallest sufficient noise is computed."""
 
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """L2 norm to which the gradient of every example is clipped."""

@@ -14,7 +14,7 @@ from gym_fed.config.train.compute import Dtype
 from gym_fed.core.registries import TRACKERS
 
 Cadence = Literal["no", "steps", "epoch"]
-"""The frequency of an action in a run; values are transformers'."""
+"""The frequency of an action in a run; values are those of transformers."""
 
 ALWAYS = ("jsonl", "tensorboard")
 """Trackers that are always on; both write only into the run folder."""
@@ -41,7 +41,7 @@ class EarlyStopping(StrictModel):
 
     direction: Literal["minimize", "maximize"] = "minimize"
     patience: int = Field(default=3, ge=1)
-    """Stop after N evaluations in a row without an improvement."""
+    """Stop after N consecutive evaluations without improvement."""
 
     min_delta: float = Field(default=0.0, ge=0)
     """Minimum change that counts as an improvement."""
@@ -57,10 +57,10 @@ class LossSpikes(StrictModel):
     """Ratio of a loss to the median of the last ``window`` losses above which it is a spike; NaN is one too."""
 
     grad_norm_factor: float | None = Field(default=None, gt=1)
-    """Same ratio for the gradient norm before clipping; off by default."""
+    """The same ratio for the gradient norm before clipping; off by default."""
 
     window: int = Field(default=20, ge=2)
-    """Number of losses in the median. Before there are that many, only NaN and infinity are spikes."""
+    """Number of losses in the median. Until there are that many, only NaN and infinity are spikes."""
 
     rollback: bool = True
     """False only records spikes, in ``spikes.json``."""
@@ -70,17 +70,17 @@ class LossSpikes(StrictModel):
 
 
 class AutoBatchSize(StrictModel):
-    """Find the largest ``per_device_train_batch_size`` that fits by trying; the global batch stays as configured."""
+    """Find the largest ``per_device_train_batch_size`` that fits, by trial; the global batch size is unchanged."""
 
     memory_share: float = Field(default=0.8, gt=0, le=1)
-    """Fraction of the memory free at the start that may be used."""
+    """Fraction of the initially free memory that may be used."""
 
     memory_gib: float | None = Field(default=None, gt=0)
     """GiB in addition to the loaded model's memory, instead of a fraction."""
 
 
 MAX_INTERVAL = 10
-"""Maximum steps between metrics by default, so that slow steps show, too."""
+"""Default maximum number of steps between metrics, so that slow steps also show."""
 
 
 class RunSections(StrictModel):
@@ -91,7 +91,8 @@ class RunSections(StrictModel):
 
     seed: int = 0
     logging_steps: int | None = Field(default=None, ge=1)
-    """Steps between metrics; by default a hundredth of the run, at most 10. The first and last step have them too."""
+    """Steps between metrics; by default a hundredth of the run, at most 10. The first and last step are always
+    logged."""
 
     save_steps: int = Field(default=0, ge=0)
     """Save a checkpoint every N steps; 0 = only when interrupted."""
@@ -100,7 +101,7 @@ class RunSections(StrictModel):
     """``epoch`` saves a checkpoint at the end of every epoch. By default ``steps`` if ``save_steps`` is set."""
 
     save_total_limit: int = Field(default=2, ge=1)
-    """Number of checkpoints to keep. With two, a damaged newest one costs only the steps since the other."""
+    """Number of checkpoints to keep. With two, damage to the newest costs only the steps since the other."""
 
     resume_from_checkpoint: bool | str | None = None
     """By default a run resumes from the newest checkpoint in ``output_dir``, if there is one. ``true`` requires one,
@@ -110,7 +111,7 @@ class RunSections(StrictModel):
     """Write the trained model (or adapter) into ``output_dir`` at the end."""
 
     save_dtype: Dtype | None = None
-    """Type of the saved weights; by default the type of training."""
+    """dtype of the saved weights; by default the training dtype."""
 
     save_delta: CodecPolicy | None = None
     """Also write the fine-tune as ``tuned.gymdelta``, a delta of the base in this codec, for a soup or a variant."""

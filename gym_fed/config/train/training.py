@@ -31,13 +31,13 @@ class ModelInit(StrictModel):
     """The architecture of a decoder with random initial weights."""
 
     architecture: Literal["qwen3", "llama"] = "qwen3"
-    """Architecture; ``qwen3`` norms queries and keys of each head, ``llama`` does not."""
+    """Architecture; ``qwen3`` normalises the queries and keys of each head, ``llama`` does not."""
 
     tokenizer: str = "gym-nano"
     """Source of the tokenizer: ``gym-nano`` (bytes), or a model folder."""
 
     vocab_size: int | None = Field(default=None, ge=1)
-    """Number of embedding rows, at least the tokenizer's number of tokens, which is the default."""
+    """Number of embedding rows; at least, and by default, the tokenizer's number of tokens."""
 
     hidden_size: int = Field(ge=8)
     num_hidden_layers: int = Field(ge=1)
@@ -157,14 +157,14 @@ class SearchRange(StrictModel):
 
 
 class PrunerSettings(StrictModel):
-    """Settings for stopping trials that are worse than others at the same step; names are Optuna's."""
+    """Settings for pruning trials that are worse than others at the same step; names are Optuna's."""
 
     name: Literal["median", "hyperband", "none"] = "median"
     n_startup_trials: int = Field(default=3, ge=0)
-    """``median``: number of first trials that are never stopped."""
+    """``median``: number of initial trials that are never pruned."""
 
     n_warmup_steps: int = Field(default=0, ge=0)
-    """``median``: step before which no trial is stopped."""
+    """``median``: step before which no trial is pruned."""
 
     min_resource: int = Field(default=1, ge=1)
     """``hyperband``: number of steps of the shortest trials."""

@@ -59,7 +59,7 @@ class LoraSettings(AdapterSettings):
     """Values for some layers instead of ``lora_alpha``."""
 
     bias: Literal["none", "all", "lora_only"] = "none"
-    """Biases of the model to train too; removing the adapter does not restore them."""
+    """Biases of the model to train as well; removing the adapter does not restore them."""
 
     use_dora: bool = False
     """Train the direction by LoRA and the magnitude by a separate vector (DoRA, Liu et al. 2024)."""
@@ -73,10 +73,10 @@ class LoraSettings(AdapterSettings):
     compensates for the error of ``quantization`` to 4 bits."""
 
     loftq_iter: int = Field(default=1, ge=1, le=100)
-    """Iterations of LoftQ, each of which quantises the remainder and factors the error."""
+    """Iterations of LoftQ; each one quantises the residual and factorises the error."""
 
     loraplus_lr_ratio: float | None = Field(default=None, ge=1)
-    """Learning rate of B over that of A (LoRA+, Hayou et al. 2024)."""
+    """Ratio of B's learning rate to A's (LoRA+, Hayou et al. 2024)."""
 
     lora_fa: bool = False
     """Freeze A and project the gradient of B (LoRA-FA, Zhang et al. 2023), with a dedicated optimiser."""
@@ -129,7 +129,7 @@ class FreezeSettings(StrictModel):
     expanded with copies of its layers (LLaMA Pro, Wu et al. 2024)."""
 
     extra_modules: list[str] = Field(default_factory=list)
-    """Modules outside the layers to train too: ``embed_tokens``, ``norm``, ``lm_head``."""
+    """Modules outside the layers to train as well: ``embed_tokens``, ``norm``, ``lm_head``."""
 
     @model_validator(mode="after")
     def _validate_layers(self) -> FreezeSettings:
@@ -185,7 +185,7 @@ class OftSettings(AdapterSettings):
     """Blocks per layer; 0 = use ``oft_block_size``."""
 
     oft_block_size: int = Field(default=32, ge=0)
-    """Width of a block, which must divide every layer's input; set it to 0 to give ``r`` instead."""
+    """Width of a block, which must divide every layer's input; set it to 0 to use ``r`` instead."""
 
     module_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     coft: bool = False
@@ -211,7 +211,7 @@ class BoftSettings(AdapterSettings):
     """Butterfly orthogonal fine-tuning, Liu et al. 2023."""
 
     boft_block_size: int = Field(default=4, ge=0)
-    """Width of a block, which must divide every layer's input; set it to 0 to give ``boft_block_num`` instead."""
+    """Width of a block, which must divide every layer's input; set it to 0 to use ``boft_block_num`` instead."""
 
     boft_block_num: int = Field(default=0, ge=0)
     boft_n_butterfly_factor: int = Field(default=1, ge=1)
@@ -228,7 +228,8 @@ class BoftSettings(AdapterSettings):
 
 
 class VeraSettings(AdapterSettings):
-    """Vector-based random matrix adaptation, Kopiczko et al. 2023: two vectors a layer around shared random factors."""
+    """Vector-based random matrix adaptation, Kopiczko et al. 2023: two vectors per layer around shared random
+    factors."""
 
     r: int = Field(default=256, ge=1)
     d_initial: float = Field(default=0.1, gt=0)
@@ -272,8 +273,8 @@ class QuantizationSettings(StrictModel):
     """Settings of a base quantised to 2 to 8 bits under an adapter (QLoRA, Dettmers et al. 2023)."""
 
     method: Literal["bitsandbytes", "hqq", "torchao"] = "bitsandbytes"
-    """``bitsandbytes`` has 4 and 8 bits. ``hqq`` and ``torchao`` have 2, 3, 4, 5, 6 and 8, under ``finetuning: lora``;
-    ``hqq`` stores 5- and 6-bit weights, and ``torchao`` all weights, in 8 bits."""
+    """``bitsandbytes`` supports 4 and 8 bits. ``hqq`` and ``torchao`` support 2, 3, 4, 5, 6 and 8, under ``finetuning:
+    lora``; ``hqq`` stores 5- and 6-bit weights, and ``torchao`` all weights, in 8 bits."""
 
     bits: Literal[2, 3, 4, 5, 6, 8] = 4
     quant_type: Literal["nf4", "fp4"] = "nf4"
@@ -283,7 +284,7 @@ class QuantizationSettings(StrictModel):
     """Quantise the scales of bitsandbytes' 4-bit blocks too."""
 
     compute_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Type in which bitsandbytes multiplies 4-bit weights; by default ``base_dtype`` or ``dtype``."""
+    """dtype in which bitsandbytes multiplies 4-bit weights; by default ``base_dtype`` or ``dtype``."""
 
     group_size: int = Field(default=64, ge=8, multiple_of=8)
     """Number of weights of a row that share a scale, for ``hqq`` and ``torchao``."""
@@ -329,8 +330,8 @@ class AdapterSections(StrictModel):
     """Top-level keys of the YAML file."""
 
     adapter: Folders = Field(default_factory=list)
-    """Adapters of ``model`` to start from: folders, finished runs or cached names. All but the last are merged into the
-    model, and the last is trained on. Under ``full`` and ``freeze`` all are merged."""
+    """Adapters of ``model`` to start from: folders, finished runs or cached names. All but the last are merged into
+    the model, and the last is trained further. Under ``full`` and ``freeze`` all are merged."""
 
     new_adapter: bool = False
     """Merge all of ``adapter`` into the model and train a new adapter on the result."""

@@ -28,7 +28,7 @@ from gym_fed.core.plain_yaml import parse_value, shown
 from gym_fed.core.registries import UnusableMember
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
-_MOST_NAMES = 30  # more problems do not help
+_MOST_NAMES = 30  # listing more problems does not help
 
 
 def load_config(
@@ -124,8 +124,7 @@ def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[Key
     Returns:
         The paths of the settings.
 
-    Raises:
-        GymError: As ``parse_overrides``.
+    Raises: GymError: As in ``parse_overrides``.
     """
     return {_set(values, path, value) for path, value in parse_overrides(overrides)}
 
@@ -182,7 +181,7 @@ def _read_others(
     marks: dict[KeyPath, Mark],
     overridden: set[KeyPath],
 ) -> tuple[dict[str, Any], dict[KeyPath, Mark], set[KeyPath]] | None:
-    """Return refused values in gym-fed's words, with positions in the file, and those from the command line."""
+    """Return refused values by gym-fed's names, with positions in the file, and those from the command line."""
 
     def place(path: KeyPath) -> str:
         return _placed(path, "", source, marks, overridden).partition(f": {dotted(path)}")[0]
