@@ -16,7 +16,7 @@ from gym_fed.registry.manifest import NOT_STATED, BaseUsed, DataUsed, Kind, Line
 _LIBRARIES = {"gguf": "gguf", "gguf_adapter": "gguf", "onnx": "onnx", "openvino": "openvino"}
 """The Hub's library name for each format that needs neither transformers nor PEFT."""
 _KINDS: dict[str, Kind] = {"adapter": "adapter", "gguf_adapter": "adapter", "delta": "delta"}
-"""The content of each format that does not hold all weights."""
+"""The content of each format that does not contain all weights."""
 
 
 def licence_name(source: Source) -> str:
@@ -95,5 +95,5 @@ def _record_folders(source: Source) -> list[Path]:
 
 
 def contributors_file(source: Source) -> Path | None:
-    """Return the list of those who contributed to a model, which ``gym-server model`` writes; None without one."""
+    """Return the list of a model's contributors, written by ``gym-server model``; None if there is none."""
     return next((path for place in _record_folders(source) if (path := place / FILE).is_file()), None)

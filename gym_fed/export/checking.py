@@ -56,7 +56,7 @@ class ReadBack:
         self._untuned: dict[str, Any] | None = None
 
     def before_merging(self) -> None:
-        """Compute the answers of source and base before the adapter is merged, which must change almost nothing.
+        """Compute the answers of source and base before the adapter is merged; merging must change almost nothing.
 
         Raises:
             GymError: ``EXPORT_DIFFERS`` if the merged model answers differently.
@@ -73,7 +73,7 @@ class ReadBack:
         _require_equal(merged, MERGED_TOLERANCE, "merging the adapter gives", ExportFormat.remedy)
 
     def before_writing(self, options: Options) -> None:
-        """Compute the source's answers if writing modifies it, and its base's if the delta is rounded in blocks.
+        """Compute the source's answers if writing modifies it, and its base's if the delta is quantised in blocks.
 
         Args:
             options: The resolved options.
@@ -93,8 +93,8 @@ class ReadBack:
             format's ``stored``, ``folder`` (see ``compare_folder``), ``against_the_source`` if the expected model is
             not the source itself, and ``effect_kept`` of a delta in blocks of few bits.
 
-        Raises:
-            GymError: ``EXPORT_DIFFERS``; ``EXPORT_UNCHECKED`` if the reader fails, which says nothing of the export.
+        Raises: GymError: ``EXPORT_DIFFERS``; ``EXPORT_UNCHECKED`` if the reader fails, which proves nothing about the
+                export.
         """
         chosen, source, options = self._chosen, self._source, self._options
         begun, reader = time.monotonic(), chosen.reader_of(source)
@@ -228,12 +228,11 @@ def _readers(reader: str) -> str:
 def compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str, Any]:
     """Compare two sets of ``answers``.
 
-    Returns:
-        ``max`` and ``mean`` distance of the logits, the ``largest`` logit, ``top1`` (share of positions with the same
-        likeliest token), ``kl`` (mean over positions, in nats), and whether token ids and greedy tokens are the same;
-        special tokens, chat template and the digest of all weights only if both sides have them. ``vocabulary`` has
-        ``max`` and ``largest`` for tokens of the whole vocabulary, which are no text, so that the limits of rounding
-        do not apply to them.
+    Returns: ``max`` and ``mean`` distance of the logits, the ``largest`` logit, ``top1`` (share of positions with the
+        same most likely token), ``kl`` (mean over positions, in nats), and whether token ids and greedy tokens are the
+        same; special tokens, chat template and the digest of all weights only if both sides have them. ``vocabulary``
+        has ``max`` and ``largest`` for tokens of the whole vocabulary; these are not text, so the limits of rounding do
+        not apply to them.
     """
     import torch
 
@@ -273,7 +272,7 @@ def compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str
 
 
 def _first_other_text(expected: Any, actual: Any) -> int:
-    """Return the number of the first text with other ids, counted from 1; texts end with -1."""
+    """Return the number of the first text with different ids, counted from 1; texts end with -1."""
     pairs = enumerate(zip(expected.tolist(), actual.tolist(), strict=False))
     at = next((number for number, (ours, other) in pairs if ours != other), len(actual))
     return 1 + int((expected[:at] == -1).sum())
@@ -319,7 +318,7 @@ def _texts(names: Iterable[str]) -> list[str]:
 def _rows(
     expected: Mapping[str, Any], actual: Mapping[str, Any], names: Iterable[str]
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield logits of a few positions at a time, since several copies of all of them take gigabytes."""
+    """Yield logits of a few positions at a time, since several copies of all logits take gigabytes."""
     for name in names:
         pairs = zip(expected[name].split(_ROWS), actual[name].split(_ROWS), strict=True)
         yield from ((ours.float(), other.float()) for ours, other in pairs)

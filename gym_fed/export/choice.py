@@ -19,7 +19,7 @@ _OF_FILES = (
     ".bin .ckpt .engine .ggml .gguf .gymdelta .h5 .mlmodel .mlpackage .nemo .onnx .plan .pt .pt2 .pte .pth "
     ".safetensors .tar .tflite .xml .zip"
 )
-"""Suffixes of model files; an output folder with one of them is a mistake."""
+"""Suffixes of model files; an output folder with such a name is a mistake."""
 _IN_A_FOLDER = {
     ".engine": "tensorrt_llm", ".plan": "tensorrt_llm",
     ".mlmodel": "coreml", ".mlpackage": "coreml",
@@ -29,7 +29,7 @@ _IN_A_FOLDER = {
 
 
 def formats() -> list[dict[str, Any]]:
-    """List every format, with what it writes, what reads it back, and what is missing for it."""
+    """List every format with its output, the library that reads it back, and missing packages."""
     return [_row(name) for name in EXPORT_FORMATS.names()]
 
 

@@ -47,7 +47,7 @@ def ollama_template(tokenizer: Any) -> str | None:
         answered = template.text([user, {"role": "assistant", "content": _RESPONSE}])
     except (TemplateError, TypeError):
         return None
-    begin = tokenizer.bos_token or ""  # llama.cpp adds it to prompts itself
+    begin = tokenizer.bos_token or ""  # llama.cpp adds it to prompts by itself
     alone, with_system = alone.removeprefix(begin), with_system.removeprefix(begin)
     same = _common_end(alone, with_system)
     question, end = alone[len(alone) - same :], answered.partition(_RESPONSE)[2]
@@ -55,7 +55,7 @@ def ollama_template(tokenizer: Any) -> str | None:
     usable = (question.count(_PROMPT), system.count(_SYSTEM)) == (1, 1) and _RESPONSE in answered
     if not usable or any(mark in text for text in (system, first, question, end) for mark in ("{{", '"""')):
         return None
-    if end.endswith('"'):  # the closing quotes of the value would begin one character too early
+    if end.endswith('"'):  # the closing quotes of the value would start one character too early
         return None
     otherwise = f"{{{{ else }}}}{first}" if first else ""
     text = f"{{{{ if .System }}}}{system}{otherwise}{{{{ end }}}}{question}{_RESPONSE}{end}"
@@ -65,7 +65,7 @@ def ollama_template(tokenizer: Any) -> str | None:
 
 
 def _ends_a_value(text: str) -> bool:
-    """Return whether a text would end its own value in a Modelfile, so that the rest would be an instruction."""
+    """Return whether a text would terminate its own value in a Modelfile, so that the rest becomes an instruction."""
     return '"' in text or not text.isprintable()
 
 

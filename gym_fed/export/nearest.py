@@ -1,4 +1,5 @@
-"""LoRA factors of a delta, for servers that apply adapters per request: its own, or the nearest of a given rank.
+"""LoRA factors of a delta, for servers that apply adapters per request: its own factors, or the nearest ones of a given
+rank.
 
 The nearest of rank r in the Frobenius norm are the r largest singular components (Eckart and Young 1936). They depend
 on the delta only, not on rows or training. They are exact up to a smaller dimension of 768. Above that size they are
@@ -46,7 +47,7 @@ class LoraFactors:
         scaling: The factor of every product.
         norm_kept: The share of the delta's squared norm that the products keep: 1 minus the share of their error.
         nearest: Names of matrices that are approximated.
-        left_out: Names of changed tensors that LoRA cannot hold, with their shares of the squared norm.
+        left_out: Names of changed tensors that LoRA cannot represent, with their shares of the squared norm.
     """
 
     factors: Mapping[str, tuple[Tensor, Tensor]]
@@ -65,8 +66,8 @@ def factors_of(source: Source, rank: int | None, report: Report) -> LoraFactors:
         rank: Maximum components of a delta's matrix; None: 32, or all of a matrix that is stored as factors.
         report: Called with the number of finished matrices.
 
-    Raises:
-        GymError: ``USAGE`` for a source without a change that LoRA can hold; ``MODEL_INVALID`` as ``lora_factors``.
+    Raises: GymError: ``USAGE`` for a source without a change that LoRA can represent; ``MODEL_INVALID`` as
+            ``lora_factors``.
     """
     key = f"lora.{rank}"
     if key not in source.found:
@@ -160,7 +161,8 @@ def largest_components(matrix: Tensor, rank: int) -> Components:
 def _of_one_rank(
     factors: Mapping[str, Factors], norm_kept: float, nearest: tuple[str, ...], left_out: Mapping[str, float]
 ) -> LoraFactors:
-    """Pad smaller ranks with zeros and move differing scalings into B: not every server supports a rank per matrix."""
+    """Pad smaller ranks with zeros and move differing scalings into B: not every server supports different ranks per
+    matrix."""
     rank = max(len(a) for a, _, _ in factors.values())
     scalings = {scaling for _, _, scaling in factors.values()}
     common = scalings.pop() if len(scalings) == 1 else 1.0

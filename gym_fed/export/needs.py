@@ -11,7 +11,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 
 LIBRARIES_BYTES = 500_000_000
-"""Memory of a process with torch and transformers, before a model; measured on Linux."""
+"""Memory of a process with torch and transformers, before a model is loaded; measured on Linux."""
 _FLOAT_BYTES = 4
 _LOGITS = 500
 """Positions whose logits are stored, times the copies needed to compare them."""
@@ -72,12 +72,9 @@ def default_needs(
 ) -> ExportNeeds:
     """Estimate the needs of an ordinary export.
 
-    Args:
-        weights: The weights of the model.
-        bits: Bits per weight of the result.
-        writing: Copies in float32 in memory until it is written, over all processes.
-        reading: Copies in float32 in memory while it is read back.
-        scratch: Copies in float32 on disk next to the result; they are gone before the check writes its answers.
+    Args: weights: The weights of the model. bits: Bits per weight of the result. writing: Copies in float32 in memory
+        until it is written, over all processes. reading: Copies in float32 in memory while it is read back. scratch:
+        Copies in float32 on disk next to the result; they are deleted before the check writes its answers.
     """
     full, logits = weights.full_bytes, _FLOAT_BYTES * _LOGITS * weights.vocabulary
     return ExportNeeds(

@@ -1,7 +1,7 @@
 """Texts and token ids on which an export's tokenizer and embeddings are compared with the source's.
 
-A passage of one language has a few hundred tokens of a vocabulary. These texts have every added token, tokens from all
-of the vocabulary, and so all scripts that it has, and a sentence of each of 24 languages.
+A passage of one language has a few hundred tokens of a vocabulary. These texts have every added token, tokens from
+the whole vocabulary (and thus all of its scripts), and a sentence in each of 24 languages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LANGUAGES = (
     "川のそばの水車小屋は二十年も空いたままで、車輪はもう回らない。",
     "강가의 방앗간은 이십 년째 비어 있고 바퀴는 더 이상 돌지 않는다.",
 )
-"""One sentence of each language, written for this project."""
+"""One sentence in each language, written for this project."""
 
 
 def probe_texts(tokenizer: Any) -> list[str]:

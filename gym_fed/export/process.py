@@ -105,7 +105,7 @@ class ModuleProcess:
 
     def _send(self, line: object) -> None:
         assert self._child.stdin is not None
-        with suppress(BrokenPipeError):  # it ended immediately; its last lines say why
+        with suppress(BrokenPipeError):  # it exited immediately; its last lines say why
             self._child.stdin.write(json.dumps(line) + "\n")
             self._child.stdin.flush()
 
@@ -160,7 +160,7 @@ def child_job() -> Iterator[tuple[dict[str, Any], Report]]:
     _die_with_parent()
     with without_collection(freeze=True):
         for name in json.loads(_next_line()):
-            with suppress(ImportError):  # the job reports it, or works without
+            with suppress(ImportError):  # the job reports it, or works without it
                 import_module(name)
     job: dict[str, Any] = json.loads(_next_line())
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -186,16 +186,16 @@ def _next_line() -> bytes:
     with open(0, "rb", buffering=0, closefd=False) as raw:
         line = raw.readline()
     if not line.endswith(b"\n"):
-        os._exit(1)  # the parent has gone
+        os._exit(1)  # the parent has exited
     return line
 
 
 def _die_with_parent() -> None:
-    """Let Linux kill this process with its parent, even while a library computes and lets no thread run."""
+    """Let Linux kill this process with its parent, even while a library blocks all threads."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, SIGKILL)
         pipe = select.poll()
-        pipe.register(0, 0)  # a closed other end is reported in any case
+        pipe.register(0, 0)  # a closed pipe is reported in any case
         if pipe.poll(0):
             os._exit(1)  # the parent ended before the call, so no signal will come
 

@@ -4,7 +4,7 @@ auto-round takes seconds to import, patches other libraries and prints. The job 
 "group_size", "sym", "iters", "ids", "threads"}``.
 
 With ``iters`` steps per block it implements Cheng et al. 2024, "Optimize Weight Rounding via Signed Gradient Descent
-for the Quantization of LLMs" (SignRound); with none, weights are rounded to the nearest.
+for the Quantization of LLMs" (SignRound); with none, weights are rounded to nearest.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def require_rows(config: TrainingConfig) -> None:
         GymError: ``CONFIG_INVALID``; as in ``source_rows``.
     """
     if config.model is None and config.model_init is None:
-        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "set model, or model_init")
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not set", "set model or model_init")
     if config.tokenized_path is not None:
         return
     if not config.data:

@@ -1,7 +1,7 @@
 """The base class of awq and gptq: 4 or 8 bits in groups, quantised by auto-round and read back by gym-fed's reader.
 
-Token ids calibrate the rounding: from the user's rows, or from the built-in texts. These are rows of the
-generated tasks and the packaged questions and texts of the retention check; exports are not compared on them.
+Token ids calibrate the rounding: from the user's rows, or from the built-in texts. The built-in texts are rows of the
+generated tasks and the retention check's questions and texts; exports are not compared on them.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _text(row: dict[str, Any], tokenizer: Any) -> str:
 def of_bits(*bits: int) -> Mapping[str, Tolerance]:
     """Return the quantizations ``w4``, ``w4g128``, ``w4g128_rtn`` and so on, with their tolerances.
 
-    Without ``g`` the largest group that fits all layers is used; ``_rtn`` rounds to nearest, uncalibrated.
+    Without ``g`` the largest group that fits all layers is used; ``_rtn`` rounds to nearest without calibration.
     """
     groups = ("", *(f"g{size}" for size in GROUPS))
     names = [f"w{bit}{group}{how}" for bit in bits for how in ("", "_rtn") for group in groups]
@@ -310,9 +310,8 @@ def compare_packed(folder: Path, model: Any, most: float) -> dict[str, Any]:
         model: The model that it must hold.
         most: Maximum relative error of a packed matrix; the others are rounded to float16.
 
-    Returns:
-        ``compared`` tensors, the ``largest_error`` of a packed matrix, and ``not_compared`` with the reason if some
-        have other names than the model's parameters, such as the experts of a mixture.
+    Returns: ``compared`` tensors, the ``largest_error`` of a packed matrix, and ``not_compared`` with the reason if
+        some do not match the names of the model's parameters, such as the experts of a mixture.
 
     Raises:
         GymError: ``EXPORT_DIFFERS`` naming the tensor that differs or is missing.

@@ -24,7 +24,7 @@ PROGRAM_TOLERANCE = Tolerance(max=1e-5)
 
 
 _OTHERS = ("huggingface", "gguf", "torch_export", "onnx")
-"""Formats to name where one of them cannot hold a model."""
+"""Formats to suggest instead of one that cannot represent a model."""
 
 
 class ProgramFormat(ExportFormat):
@@ -87,7 +87,7 @@ class ProgramFormat(ExportFormat):
 
     @abstractmethod
     def write_program(self, model: Any, file: Path, options: Options) -> None:
-        """Record the forward of ``model``, prepared by ``program_of``, into the new ``file``."""
+        """Record the forward pass of ``model``, prepared by ``program_of``, into the new ``file``."""
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         return source.whole()
@@ -163,7 +163,7 @@ def without_source_paths(program: Any) -> None:
 def program_of(model: Any) -> Iterator[None]:
     """Within the block, make ``model(input_ids, attention_mask)`` return ``{"logits": float32}``, without a cache.
 
-    Attention and experts are computed by plain products, which every tracer records for all sizes.
+    Attention and experts use plain matrix products, which every tracer records for all sizes.
     """
     forward, attention = model.forward, model.config._attn_implementation
     experts = getattr(model.config, "_experts_implementation", None)

@@ -60,11 +60,9 @@ _VOCABULARY_FACTOR = 4
 class Tolerance:
     """The limits of a comparison; None means no limit.
 
-    Attributes:
-        max: The limit on the largest difference between two logits, as a share of the largest logit.
-        kl: The limit of the mean Kullback-Leibler divergence over positions, in nats.
-        top1: The minimum share of positions with the same likeliest token.
-        greedy: Whether the greedy tokens must be the same.
+    Attributes: max: The limit on the largest difference between two logits, as a share of the largest logit. kl: The
+        limit of the mean Kullback-Leibler divergence over positions, in nats. top1: The minimum share of positions with
+        the same most likely token. greedy: Whether the greedy tokens must be the same.
     """
 
     max: float | None = 1e-5
@@ -101,7 +99,7 @@ class Tolerance:
 
 
 class ExportFormat(ABC):
-    """The base class of formats. Instances have no state."""
+    """The base class of formats. Instances are stateless."""
 
     name: ClassVar[str]
     """The value of ``--format``."""
@@ -116,7 +114,7 @@ class ExportFormat(ABC):
     """Modules required in addition to the package's own."""
 
     install: ClassVar[str] = "pip install 'gym-fed[export]', with -c constraints.txt in a checkout"
-    """The extra that installs them."""
+    """The extra that installs these modules."""
 
     suffix: ClassVar[str] = ""
     """The suffix of the format's files."""
@@ -149,7 +147,7 @@ class ExportFormat(ABC):
     """The remedy if an export without rounding differs."""
 
     finer: ClassVar[str] = "a finer --quantization, such as f32 of gguf,"
-    """What keeps more of a delta than this export, apart from ``--dtype``; the note adds "keeps more"."""
+    """The option besides ``--dtype`` that keeps more of a delta than this export; the note adds "keeps more"."""
 
     reader: ClassVar[str] = "transformers"
     """The module whose library reads it back; its version is recorded in ``export.json``."""
@@ -247,7 +245,7 @@ class ExportFormat(ABC):
         return GymError(ErrorCode.USAGE, f"format {self.name}: {source.name} {why}", remedy)
 
     def changes(self, source: Source, options: Options) -> bool:
-        """Return whether writing modifies the model in memory; its answers are then computed before."""
+        """Return whether writing modifies the model in memory; if so, its answers are computed first."""
         return source.adapted and self.merges
 
     def start(self, processes: Processes, *, check: bool) -> None:
@@ -287,7 +285,7 @@ class ExportFormat(ABC):
         """Write the new file ``target`` if the format ``is_file``; otherwise write into the empty folder ``target``."""
 
     def kept(self, source: Source, target: Path) -> float | None:
-        """Measure the share of the delta that is in the written ``target``, for a format that is one; else None."""
+        """Measure the share of the delta that the written ``target`` keeps, if the format is a delta; else None."""
         return None
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
@@ -349,7 +347,7 @@ def require_room(
             "free some space there, write to another disk, or choose a smaller format or quantization",
         )
     there = available_memory_bytes()
-    # The process that reads back has its libraries loaded while this one still writes.
+    # The reading process already has its libraries loaded while this one still writes.
     total = max(needs.writing + LIBRARIES_BYTES, needs.reading) if check else needs.writing
     memory = total - (weights.full_bytes if loaded else 0)
     if memory <= there:

@@ -14,7 +14,7 @@ from gym_fed.export.source import Source
 
 
 class Delta(ExportFormat):
-    """A delta that keeps 99% of each tensor by default, or that of a codec policy; read back by gym-fed itself."""
+    """A delta that keeps 99% of each tensor by default, or follows a codec policy; read back by gym-fed itself."""
 
     name = "delta"
     reader = "gym_fed"
@@ -45,7 +45,7 @@ class Delta(ExportFormat):
 
     def write(self, source: Source, target: Path, options: Options) -> None:
         if source.delta is not None and not source.below and options.codec is None:
-            shutil.copyfile(source.delta, target)  # byte for byte: it is not encoded again
+            shutil.copyfile(source.delta, target)  # byte for byte: it is not re-encoded
             return
         from gym_fed.delta.base import BaseSpec, model_tensors
         from gym_fed.delta.encode import encode_delta, lora_delta

@@ -30,7 +30,7 @@ def has_llama_cpp() -> bool:
 
 
 _LLAMA_CPP = has_llama_cpp()
-"""Without llama.cpp, gym-fed's importer reads files back, or transformers' reader what that does not know."""
+"""Without llama.cpp, gym-fed's importer reads files back, or transformers' reader if the importer cannot."""
 
 
 def reader_of(config: Any) -> str:
@@ -55,10 +55,10 @@ class Gguf(ExportFormat):
 
     The tolerances are the format's own losses: llama.cpp's quantiser writes the same bytes from the same float32 file.
     At q8_0 stories260K loses a KL of 1.2e-3 on the passage, SmolLM2 3.9e-3 and with the prompts 5.3e-3, since llama.cpp
-    also rounds the inputs of products to 8 bits; at q6_k SmolLM2 loses 2e-2 with them. For stories260K the likeliest
-    token stays the same at 87.5% of positions at q4_k_m, and at 74% at q4_0. In float32 models with SiLU are off by
-    3e-6 of the largest logit. Gemma is off by 5e-4, because of the float16 table from which llama.cpp takes GELU; so
-    the KL is limited there, too.
+    also rounds the inputs of products to 8 bits; at q6_k SmolLM2 loses 2e-2 with them. For stories260K the most
+    likely token stays the same at 87.5% of positions at q4_k_m, and at 74% at q4_0. In float32 models with SiLU are off
+    by 3e-6 of the largest logit. Gemma is off by 5e-4, because of the float16 table from which llama.cpp takes GELU; so
+    the KL is limited there too.
     """
 
     name = "gguf"

@@ -46,7 +46,7 @@ class HuggingFace(ExportFormat):
         return {"model": str(target), "hashed": True}
 
     def _rounded(self, source: Source, options: Options) -> Any:
-        """Return the merged model in ``dtype``; the model in memory, not a copy, if nobody else uses it."""
+        """Return the merged model in ``dtype``; the model in memory, not a copy, if nothing else uses it."""
         model = source.whole()
         if options.dtype is None or str(model.dtype) == f"torch.{options.dtype}":
             return model

@@ -15,7 +15,7 @@ _TELEMETRY = "openvino_telemetry"
 
 
 class OpenVino(ProgramFormat):
-    """A folder of ``openvino_model.xml`` and ``openvino_model.bin``, the names that OpenVINO's own tools look for."""
+    """A folder of ``openvino_model.xml`` and ``openvino_model.bin``, the names that OpenVINO's own tools expect."""
 
     name = "openvino"
     program = "openvino_model.xml"

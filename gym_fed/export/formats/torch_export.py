@@ -1,4 +1,4 @@
-"""A program of ``torch.export``: token ids to logits, which only torch reads, compiles and lowers."""
+"""A program of ``torch.export``: token ids to logits; only torch reads, compiles and lowers it."""
 
 from __future__ import annotations
 

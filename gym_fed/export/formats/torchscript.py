@@ -1,4 +1,4 @@
-"""A TorchScript trace of token ids to logits, with the tokenizer. torch has deprecated it: see torch_export."""
+"""A TorchScript trace of token ids to logits, with the tokenizer. Deprecated in torch: see torch_export."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The names of tensors are llama.cpp's own (``gguf.get_tensor_name_map``), followed by ``.lora_a`` ``[rank, in]`` and
 ``.lora_b`` ``[out, rank]``. llama.cpp multiplies their product by ``adapter.lora.alpha / rank``. If its converter
-reorders the rows of a weight, those of B are reordered, too.
+reorders the rows of a weight, those of B are reordered too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class _Architecture:
-    """llama.cpp's name of a model type, and the weights whose rows it orders differently."""
+    """llama.cpp's name for a model type, and the weights whose rows it orders differently."""
 
     name: str
     rotated: Mapping[str, str]

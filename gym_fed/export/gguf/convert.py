@@ -1,7 +1,7 @@
 """Convert a model folder to GGUF with llama.cpp's converter, which auto-round bundles.
 
-``python -m gym_fed.export.gguf.convert`` is a separate process, because the converter has modules with common names,
-and prints and patches other modules. Its job is ``{"folder", "file", "quantization", "metadata", "rope"}``.
+``python -m gym_fed.export.gguf.convert`` is a separate process, because the converter has modules with generic
+names, prints, and patches other modules. Its job is ``{"folder", "file", "quantization", "metadata", "rope"}``.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _model_class(conversion: Any, architecture: str) -> Any:
     """Return the converter class of an architecture; None if it needs a newer ``gguf`` than the installed one."""
     try:
         model_class = conversion.get_model_class(architecture)
-    except (AttributeError, KeyError):  # a tensor or a class that this gguf does not name
+    except (AttributeError, KeyError):  # a tensor or a class unknown to this gguf
         return None
     return None if model_class.model_arch is None else model_class
 

@@ -160,7 +160,7 @@ def _signed_scales(parts: np.ndarray) -> np.ndarray:
     best = np.full(parts.shape[:2], -1.0, dtype=np.float32)
     scales = np.zeros(parts.shape[:2], dtype=np.float32)
     weights = parts * parts
-    for tried in (0, *range(-9, 0), *range(1, 10)):  # the plain one first: another must be better
+    for tried in (0, *range(-9, 0), *range(1, 10)):  # the plain one first: only a better one replaces it
         with np.errstate(divide="ignore", invalid="ignore"):
             inverse = np.where(largest == 0, 0, -(32 + np.float32(0.1) * tried) / largest)
         levels = np.clip(np.rint(inverse * parts), -32, 31)
@@ -189,9 +189,9 @@ _MIXED = ("q5_k_m", "q4_k_m")
 _PLAIN_MATRICES = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 """Suffixes of tensors that are never quantised."""
 _VALUES = ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")
-"""Suffixes of tensors that compute the values of attention, alone or with others."""
+"""Suffixes of tensors that compute attention values, alone or combined with others."""
 _EXPERTS = 8
-"""With this many experts, attention is a small part of the model and keeps more bits."""
+"""With at least this many experts, attention is a small part of the model and keeps more bits."""
 
 
 def tensor_type(

@@ -1,4 +1,4 @@
-"""Rotary positions in GGUF: what llama.cpp can hold, and the comparison of a file's rotations with the source's.
+"""Rotary positions in GGUF: what llama.cpp supports, and the comparison of a file's rotations with the source's.
 
 llama.cpp computes YaRN with ``beta_fast`` 32 and ``beta_slow`` 1 for nearly all architectures, whatever the file says
 (``llama-context.cpp``). It multiplies rotations by ``rope.scaling.attn_factor * (0.1 ln factor + 1)``, and ignores the
@@ -66,7 +66,7 @@ def _missing_window(config: Any) -> int:
 
 
 def rope_notes(config: Any) -> list[str]:
-    """Return what llama.cpp computes otherwise far from a text's beginning: dynamic scaling, and windows it lacks."""
+    """Return what llama.cpp computes differently in long texts: dynamic scaling, and windows that it lacks."""
     positions = int(getattr(config, "max_position_embeddings", 0) or 0)
     notes = []
     if "dynamic" in {rope.get("rope_type") for rope in _by_layer_type(config).values()}:
@@ -85,9 +85,7 @@ def rope_notes(config: Any) -> list[str]:
 def rope_keys(config: Any) -> dict[str, float]:
     """Return the keys that the converter does not write, without the prefix of the architecture."""
     rope = _by_layer_type(config).get("full_attention") or next(iter(_by_layer_type(config).values()), {})
-    if (
-        rope.get("rope_type") != "yarn" or config.model_type not in MODEL_TYPES
-    ):  # others have keys of their own
+    if rope.get("rope_type") != "yarn" or config.model_type not in MODEL_TYPES:  # others have their own keys
         return {}
     _, scaling = next(iter(rotations(config, 0).values()))
     return {"rope.scaling.attn_factor": scaling / (0.1 * math.log(rope["factor"]) + 1)}

@@ -1,7 +1,7 @@
-"""Comparison of a GGUF file with its model: every tensor, the settings of the forward, and the vocabulary.
+"""Comparison of a GGUF file with its model: every tensor, the settings of the forward pass, and the vocabulary.
 
-Answers alone do not reveal a wrong layer: quantisation loss hides a matrix that is 10% too large. Token ids of texts do
-not reveal a wrong token: no text contains all of them.
+Answers alone do not reveal a wrong layer: quantisation loss hides a matrix that is 10% too large. Token ids of
+texts do not reveal every wrong token: no text contains all tokens.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ _WINDOWED = ("gemma2", "gemma3_text")
 
 
 def _require_same_forward(read: Any, config: Any) -> None:
-    """Compare what a file's header says of the forward with the source: rotations, windows, caps and experts.
+    """Compare what a file's header says about the forward pass with the source: rotations, windows, caps and experts.
 
     Args:
         read: The config that the header gives.
@@ -256,7 +256,7 @@ def compare_vocabulary(file: Path, tokenizer: Any) -> dict[str, Any]:
 
 
 def stripping_tokens(tokenizer: Any) -> list[str]:
-    """Return the added tokens that take adjacent white space, or are whole words, which GGUF does not record."""
+    """Return the added tokens that strip adjacent white space or match only whole words, which GGUF does not record."""
     added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     return [token.content for token in added.values() if token.lstrip or token.rstrip or token.single_word]
 
@@ -318,7 +318,7 @@ class Rounding:
         scale: The largest deviation of the whole tensor's scale from the source's, by least squares. Rounding
             to levels leaves it near 1 (Q5_1 of SmolLM2's matrices is 1.9% off); a wrongly scaled tensor would stay
             within ``share`` if there are few levels.
-        part: The number of values with a scale of their own; 0: the block.
+        part: The number of values with their own scale; 0: the block.
         share_of_part: A further share of the error, of the largest magnitude of the part.
     """
 
@@ -336,7 +336,8 @@ class Rounding:
 
 
 def _one_step(block: int, levels: int, scale: float) -> Rounding:
-    """Return the rounding for levels from ``-levels`` to ``levels - 1``, whose far end may be off by one step."""
+    """Return the rounding for levels from ``-levels`` to ``levels - 1``, where the last level may be off by one
+    step."""
     return Rounding(block, 1 / levels + _HALF, levels * _SMALLEST, scale)
 
 

@@ -82,7 +82,7 @@ def matching(tokenizer: Any, first: str = "") -> Match:
 
 
 def _first_difference(tokenizer: Any, texts: list[str], expected: list[list[int]]) -> int | None:
-    """Return the index of the first text with different ids, which often comes early; None if there is none."""
+    """Return the index of the first text with different ids; None if there is none."""
     step = 250
     for first in range(0, len(texts), step):
         encodings = tokenizer.encode_batch(texts[first : first + step], add_special_tokens=False)
@@ -105,7 +105,7 @@ def _cut(pre_tokenizer: Any, text: str) -> list[str]:
 
 
 def _under(values: dict[str, Any], patterns: tuple[str, ...], *, whole_words: bool) -> Any:
-    """Return the tokenizer as llama.cpp runs it: split by these patterns, then bytes, then merges."""
+    """Return the tokenizer as llama.cpp applies it: split by these patterns, then bytes, then merges."""
     from tokenizers import Tokenizer
 
     normalizer = values["normalizer"] if (values["normalizer"] or {}).get("type") == "NFC" else None
@@ -167,7 +167,7 @@ def patch_tokenizers(model_class: Any) -> None:
     def vocabulary(self: Any) -> None:
         try:
             by_model(self)
-        except (FileNotFoundError, ValueError) as error:  # Phi-3 reads SentencePiece's own file alone
+        except (FileNotFoundError, ValueError) as error:  # Phi-3 reads only SentencePiece's own file
             if "tokenizer.model" not in str(error):
                 raise
             byte_level(self)

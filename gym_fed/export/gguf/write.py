@@ -27,7 +27,7 @@ _MAX_LICENSE_TEXT = 1 << 18
 
 
 LICENSE_TEXT = "gym_fed.license.text"
-"""A gym-fed key: GGUF has a key for a licence's name, but not for its text."""
+"""A gym-fed key, since GGUF has a key for a licence's name but not for its text."""
 
 
 def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
         **_special_tokens(tokenizer, source.model),
     }
     template = tokenizer.chat_template
-    if isinstance(template, dict):  # of several by name, this one answers without tools
+    if isinstance(template, dict):  # of several named templates, this one works without tools
         template = template.get("default")
     if isinstance(template, str):
         metadata["tokenizer.chat_template"] = without_training_marks(template)
@@ -72,8 +72,7 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
 def require_metadata(file: Path, expected: dict[str, Any]) -> None:
     """Read the file with ``gguf`` and compare its metadata with the expected values.
 
-    Raises:
-        GymError: ``EXPORT_DIFFERS`` naming the first key with another value.
+    Raises: GymError: ``EXPORT_DIFFERS`` naming the first key with a different value.
     """
     import gguf
 
@@ -89,7 +88,7 @@ def require_metadata(file: Path, expected: dict[str, Any]) -> None:
 
 
 def _special_tokens(tokenizer: Any, model: Any) -> dict[str, Any]:
-    """Return special token ids, and whether texts get a begin or end token. ``eot`` and ``eom`` are end tokens, too."""
+    """Return special token ids, and whether texts get a begin or end token. ``eot`` and ``eom`` are end tokens too."""
     ids = list(tokenizer("a")["input_ids"])
     plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
     around = len(ids) > len(plain)
@@ -204,8 +203,7 @@ def refused(source: Source, why: str) -> GymError:
 def _convert(job: dict[str, Any], source: Source, report: Report, processes: Processes) -> None:
     """Run the converter.
 
-    Raises:
-        GymError: As ``write_gguf``.
+    Raises: GymError: See ``write_gguf``.
     """
     from gym_fed.export.gguf.convert import UNSUPPORTED
 

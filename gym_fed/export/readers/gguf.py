@@ -1,8 +1,9 @@
 """Read GGUF models and adapters with llama.cpp or with Python libraries.
 
-llama.cpp (llama-cpp-python) reads a file with its own tokenizer, its own forward and the template in the file, and an
-adapter on the base's own GGUF. Without it, gym-fed's importer reads a model of the architectures it knows, with every
-kind of RoPE scaling, transformers' reader one of the others, and ``gguf`` and PEFT put an adapter on the base's folder.
+llama.cpp (llama-cpp-python) reads a file with its own tokenizer, its own forward pass and the template in the file, and
+an adapter on the base's own GGUF. Without it, gym-fed's importer reads a model of the architectures it knows, with
+every kind of RoPE scaling, transformers' reader one of the others, and ``gguf`` and PEFT put an adapter on the base's
+folder.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class _GgufExport(TransformersExport):
 def _add_special_tokens(tokenizer: Any, file: Path) -> None:
     """Match the file's control and user-defined tokens as a whole, which transformers does only for those it knows.
 
-    It also stores them in the byte alphabet of ordinary tokens, in which a newline is another character.
+    It also stores them in the byte alphabet of ordinary tokens, in which a newline is a different character.
     """
     from gguf import GGUFReader, TokenType
     from tokenizers import AddedToken, Tokenizer
@@ -107,7 +108,7 @@ def _add_special_tokens(tokenizer: Any, file: Path) -> None:
     special = {int(TokenType.CONTROL): True, int(TokenType.USER_DEFINED): False}
     added = {number: text for number, text in enumerate(texts) if types[number] in special}
     state = json.loads(tokenizer.backend_tokenizer.to_str())
-    if not isinstance(state["model"]["vocab"], dict):  # a unigram model keeps its tokens as they are
+    if not isinstance(state["model"]["vocab"], dict):  # a unigram model keeps its tokens unchanged
         return
     vocab = {text: number for text, number in state["model"]["vocab"].items() if number not in added}
     state["model"]["vocab"] = vocab | {text: number for number, text in added.items()}
@@ -119,7 +120,7 @@ def _add_special_tokens(tokenizer: Any, file: Path) -> None:
 
 
 def _space_after_special_tokens(tokenizer: Any) -> None:
-    """Also put the space before a text that follows a special token, as llama.cpp does but this reader does not."""
+    """Also add the space before text that follows a special token, which llama.cpp does but this reader does not."""
     from tokenizers import pre_tokenizers
 
     pieces = tokenizer.pre_tokenizer

@@ -27,7 +27,7 @@ def load(parts: dict[str, Any]) -> LoadedExport:
 class ProgramExport(LoadedExport):
     """A program from token ids to logits.
 
-    Every second call is padded, in a batch of ``rows``, to detect a program that works for one shape only.
+    Every second call is padded, in a batch of ``rows``, to detect a program that works only for one shape.
 
     Args:
         folder: The folder with the tokenizer's files.

@@ -20,7 +20,7 @@ PROMPTS = (
     "Write one sentence about the sea.",
     "def add(a, b):\n    return",
 )
-"""Prompts, rendered as a user's message. Like the passage they were written for this project, so that no model was
+"""Prompts, rendered as a user's message. Like the passage, they were written for this project, so no model was
 trained on them."""
 GREEDY_TOKENS = 32
 POSITIONS = 256
@@ -49,7 +49,7 @@ SPECIAL = ("bos", "eos", "pad", "unk")
 
 
 RUN_FAILED = 3
-"""The exit status if a program was loaded and cannot compute its logits."""
+"""The exit status if a program was loaded but cannot compute its logits."""
 
 
 def main() -> int:
@@ -76,7 +76,7 @@ class LoadedExport(ABC):
     """An export that another library has loaded."""
 
     is_program: ClassVar[bool] = False
-    """True if the export itself is what computes, so that a failure to compute is a fault of the export."""
+    """True if the export itself computes the logits, so that a failure to compute is a fault of the export."""
 
     @abstractmethod
     def ids(self, prompt: str) -> list[int]:
@@ -87,7 +87,7 @@ class LoadedExport(ABC):
         """Return the logits of all positions, ``[tokens, vocabulary]`` float32."""
 
     def text_ids(self, text: str) -> list[int] | None:
-        """Return the token ids of a plain text, as its tokenizer encodes any text; None if there is no tokenizer."""
+        """Return the token ids of a plain text; None if there is no tokenizer."""
         return None
 
     def special_ids(self) -> dict[str, int]:
@@ -99,7 +99,7 @@ class LoadedExport(ABC):
         return None
 
     def weights_digest(self) -> str | None:
-        """Return the digest of all weights; None if they are not compared as they are."""
+        """Return the digest of all weights; None if they are not compared unchanged."""
         return None
 
 

@@ -1,1 +1,1 @@
-"""The multi-variant forward: KV caches, attention, and the terms that each variant adds at a module."""
+"""The multi-variant forward pass: KV caches, attention, and the terms that each variant adds at a module."""

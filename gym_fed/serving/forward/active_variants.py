@@ -66,7 +66,7 @@ class ModulePlan:
     vectors: Tensor | None
     """Deltas of a norm's weight, ``[variants, size]`` float32; zero for variants without one."""
     biases: Tensor | None
-    """Deltas of a bias, likewise."""
+    """Deltas of a bias, in the same form."""
     lookups: dict[int, VariantWeight]
     """Deltas of an embedding that are decoded variant by variant."""
 

@@ -102,7 +102,7 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 def widened(logits: Tensor, size: int) -> Tensor:
-    """Return a copy with -inf for further tokens; the logits themselves if there are none."""
+    """Return a copy with -inf for additional tokens; the logits themselves if there are none."""
     return (
         logits
         if logits.shape[1] == size

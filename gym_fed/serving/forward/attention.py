@@ -25,7 +25,7 @@ from gym_fed.serving.forward.kv_cache import KVCache, LayerShape
 
 NAME = "gym_fed_packed"
 _KNOWN = frozenset(
-    # Ignored: masks are made below; the others concern training, other backends, or the recording of outputs.
+    # Ignored: masks are built below; the others concern training, other backends, or recording outputs.
     (
         "is_causal",
         "output_attentions",
@@ -197,7 +197,9 @@ def attend_by_torch(
     """Attend for one request like ``attend``; ``masks`` are reused by all layers of a step."""
     count, length = len(query), cache.length + len(query)
     layer.append(cache.blocks, cache.length, key, value)
-    start = 0 if window is None else max(0, length - window - count + 1)  # no query sees anything before
+    start = (
+        0 if window is None else max(0, length - window - count + 1)
+    )  # no query attends to anything earlier
     keys, values = layer.read(cache.blocks, start, length, query.dtype)
     # Query heads that share a key head are stacked along the positions, so that no key is repeated.
     grouped = query.transpose(0, 1).reshape(len(keys), -1, query.shape[-1])

@@ -41,7 +41,7 @@ class BaseLinear(Protocol):
 
 
 class NotRecordable(Exception):
-    """Raised when a step to be recorded does not consist of native calls alone."""
+    """Raised when a step to be recorded does not consist only of native calls."""
 
 
 class TorchLinear:
@@ -224,7 +224,7 @@ class Projection:
             self._linears.append((packed, part))
             num_bytes += packed.nbytes
         for module in self._modules:
-            release_pages(module.weight)  # the embedding may keep it, and needs few of its rows
+            release_pages(module.weight)  # the embedding may keep it, but needs few of its rows
             module.weight = nn.Parameter(module.weight.detach()[:0].clone(), requires_grad=False)
         return num_bytes
 

@@ -1,4 +1,4 @@
-"""Check that no token of a model sees later ones, which bfloat16's rounding hides from a comparison of logits."""
+"""Check that no token of a model attends to later ones; in bfloat16, comparing logits would not reveal it."""
 
 from __future__ import annotations
 

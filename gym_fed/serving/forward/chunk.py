@@ -72,7 +72,7 @@ class PackedTokens:
     """The position of each request's tokens in the packed sequence, and its cache; all caches belong to one pool."""
 
     spans: Sequence[tuple[int, int, KVCache]]
-    """First token, token after the last, and cache; in order, without gaps. Room in the caches is already reserved."""
+    """First token, token after the last, and cache; in order, without gaps. Space in the caches is already reserved."""
 
     windows: dict[int, int | None] = field(default_factory=dict)
     """Sliding window that the model passed, by layer."""
@@ -196,7 +196,7 @@ class PlacedPicture:
 
     @property
     def whole(self) -> bool:
-        """True if all its places are in its run, and each has a feature."""
+        """True if all its placeholders are in its run, and each has a feature."""
         inside = all(0 <= place < self.length for place in self.places)
         return inside and self.features.ndim == 2 and len(self.features) == len(self.places)
 
@@ -226,7 +226,7 @@ class EmbeddedRows:
             hidden.index_add_(0, rows, part.to(hidden.device, hidden.dtype))
 
     def num_layers(self, width: int) -> int:
-        """Return the number of layers with features of their own, by the width of the hidden states."""
+        """Return the number of layers with their own features, by the width of the hidden states."""
         return self.features.shape[1] // width - 1
 
 

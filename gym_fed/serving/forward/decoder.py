@@ -1,4 +1,4 @@
-"""The forward of Llama, Qwen2, Qwen3 and Mistral on the CPU, over packed tokens, with float32 activations.
+"""The forward pass of Llama, Qwen2, Qwen3 and Mistral on the CPU, over packed tokens, with float32 activations.
 
 A layer is: norm; query, key and value; rotation; attention; output; norm; gate and up; down.
 transformers' own forward is the reference, when a model is opened and in tests. Its rotary module is used, so every
@@ -33,7 +33,7 @@ from gym_fed.serving.forward.target_modules import ModelLayout
 
 
 class Decoder:
-    """The forward of one model.
+    """The forward pass of one model.
 
     Args:
         model: A model for which ``unfit`` returns an empty string.
@@ -105,7 +105,7 @@ class Decoder:
         return layers
 
     def pack(self, format: str, pack: Pack = pack_in_memory) -> int:
-        """Pack the weights of all linear layers. The model's own weights are freed, so it cannot be run any more.
+        """Pack the weights of all linear layers. The model's own weights are freed, so it can no longer be run.
 
         The head, and in formats of 8 and 4 bits the value projections, are in bfloat16: they are a small part of the
         weights but account for much of the loss.
@@ -130,7 +130,7 @@ class Decoder:
         wanted: Sequence[int],
         path: str,
     ) -> tuple[Tensor, Tensor]:
-        """Run one forward.
+        """Run one forward pass.
 
         Args:
             token_ids: The token ids of all requests, concatenated.

@@ -1,9 +1,9 @@
-"""The general path: transformers' own forward and cache, for models that packed steps cannot compute.
+"""The general path: transformers' own forward pass and cache, for models that packed steps cannot compute.
 
 It serves models with state besides keys and values (Qwen3-Next, LFM2, Jamba, Mamba), with other attention (Falcon,
-Bloom, MPT), or without a cache at all. Requests that decode one token share a forward, with their states joined along
-the batch dimension. Every other chunk has a forward of its own.
-``general_trial`` decides at opening which of this a model supports.
+Bloom, MPT), or without a cache at all. Requests that decode one token share a forward pass, with their states joined
+along the batch dimension. Every other chunk has its own forward pass. ``general_trial`` decides at opening which of
+this a model supports.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class GeneralForward:
         self.forwards = 0
         self._model, self._body, self._device = model, body_of(model), torch.device(layout.device)
         self._turn = longrope_turn(model)
-        """Tokens of a text after which its frequencies change, so that it is computed again, as by generate."""
+        """Tokens of a text after which its frequencies change, so that it is recomputed, as in ``generate``."""
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._accepted, self._cache = accepted(model), CacheArgument(model, used=cached)
         self._carried = CarriedState(model)
@@ -107,7 +107,7 @@ class GeneralForward:
                     results[at] = self._single(chunk, rows_of)
         except BaseException:
             for chunk in chunks:
-                _state(chunk).row = None  # perhaps half written; the next step computes it from the tokens
+                _state(chunk).row = None  # may be partly written; the next step recomputes it from the tokens
             raise
         for chunk in chunks:
             cache = _state(chunk)
@@ -155,7 +155,7 @@ class GeneralForward:
     def _run(
         self, inputs: _ForwardTokens, rows: StepRows | None, kept: range | None, with_states: bool
     ) -> tuple[Tensor, Tensor | None, StateBatch | None]:
-        """Run one forward.
+        """Run one forward pass.
 
         Args:
             inputs: The tokens.
@@ -222,7 +222,7 @@ class GeneralForward:
 
 
 _SHORT_TOKENS = 64
-"""Length below which padding is too small to be worth another forward."""
+"""Length below which padding is too small to be worth another forward pass."""
 
 
 def _similar_lengths(caches: Sequence[StateCache], decode: Sequence[int]) -> list[list[int]]:

@@ -21,7 +21,7 @@ from gym_fed.serving.forward.trial import PackedSteps
 
 
 def open_state_pool(served: PackedSteps, general: GeneralForward, stock: Tensor) -> StatePool:
-    """Try the general path, set what it may share, and return the pool of its requests.
+    """Test the general path, set what requests may share, and return the pool of its requests.
 
     Args:
         served: The model.
@@ -47,7 +47,7 @@ def open_state_pool(served: PackedSteps, general: GeneralForward, stock: Tensor)
     if state is not None:
         growing, fixed = state.batch.bytes()
         if served.pool.dtype != "float32":
-            # Rounding hides what some classes lose (Jamba in chunks, MiniMax next to longer texts).
+            # Rounding hides what some classes lose (Jamba in chunks, MiniMax batched with longer texts).
             general.continues = general.continues and not state.batch.recurrent
             general.batches = general.batches and state.batch.known
     return StatePool(
@@ -68,7 +68,7 @@ def _agrees(
     expected: Tensor,
     texts: Sequence[list[int]],
 ) -> bool:
-    """Compare logits with expected ones, and states with those after texts that are computed in one forward each.
+    """Compare logits with expected ones, and states with those of texts that are each computed in one forward pass.
 
     The logits alone do not suffice, since the tolerance in bfloat16 is wide. NaN never agrees.
     """

@@ -1,4 +1,4 @@
-"""transformers' own forward over packed tokens, with hooks that add the variants' terms; works for every model.
+"""transformers' own forward pass over packed tokens, with hooks that add the variants' terms; works for every model.
 
 transformers' own continuous batching is not used: it masks every token of a step against all keys of all requests.
 (8 requests of 64 + 32 tokens took it 1.1 to 1.7 times as long as these steps, for the same tokens; one core.) It does
@@ -30,7 +30,7 @@ from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
 
 
 class HookedForward:
-    """The hooked forward of one model, until ``close``.
+    """The hooked forward pass of one model, until ``close``.
 
     Args:
         model: A transformers causal LM.
@@ -71,7 +71,7 @@ class HookedForward:
         with_states: bool = False,
         pictures: EmbeddedRows | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run one forward within ``attention.packed``.
+        """Run one forward pass within ``attention.packed``.
 
         Args:
             token_ids: The token ids of all requests, concatenated.
@@ -117,7 +117,7 @@ class HookedForward:
         return logits, states[0] if states else None
 
     def _logits(self, inputs: dict[str, Any], keep: Tensor) -> Tensor:
-        """Return the logits after some tokens; a class without ``logits_to_keep`` computes those after all."""
+        """Return the logits after some tokens; a class without ``logits_to_keep`` computes those of all tokens."""
         if self._keeps_logits:
             return self._model(**inputs, logits_to_keep=keep).logits[0].to(torch.float32)  # type: ignore[no-any-return]
         return self._model(**inputs).logits[0][keep].to(torch.float32)  # type: ignore[no-any-return]
@@ -134,7 +134,8 @@ class HookedForward:
 
 
 class VariantLayers:
-    """The hooks of one model, and the parameters that a variant replaces. Outside of ``computing`` it is unchanged."""
+    """The hooks of one model, and the parameters that a variant replaces. Outside ``computing`` the model is
+    unchanged."""
 
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self.rows: StepRows | None = None
@@ -187,7 +188,7 @@ class VariantLayers:
         self._handles.clear()
 
     def _before_linear(self, target: TargetModule) -> Any:
-        """Return a hook that skips the module if base and delta are multiplied at once."""
+        """Return a hook that skips the module if base and delta are multiplied together."""
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
             rows = self.rows

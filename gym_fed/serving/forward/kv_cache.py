@@ -184,7 +184,7 @@ class KVPool:
                 blocks.append(len(self._users))
                 self._users.append(0)
             else:
-                assert self.keeper is not None  # free_blocks counted what it keeps
+                assert self.keeper is not None  # free_blocks included the blocks that it keeps
                 blocks.append(self.keeper.evict())
             self._users[blocks[-1]] = 1
         return blocks
@@ -300,7 +300,7 @@ class KVCache:
         return KVCache(self.pool, used, self.length)
 
     def release(self) -> None:
-        """Give back all blocks. May be called again."""
+        """Release all blocks. May be called repeatedly."""
         self.pool.drop(self.blocks)
         self.blocks = array("i")
         self.length = 0

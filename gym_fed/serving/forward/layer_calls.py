@@ -273,13 +273,13 @@ class Recording:
             try:
                 layers(calls)
             except NotRecordable:
-                return None  # and so are all steps of this kind: they are not tried again
+                return None  # so are all steps of this kind: do not try them again
             self._layers = RecordedLayers(program, calls)
         return self._layers
 
 
 class StepBuffers:
-    """The tensors of a step, reused by the next one of as many rows or fewer."""
+    """The tensors of a step, reused by the next step if it has no more rows."""
 
     def __init__(self, hidden: int, attended: int, qkv: int, inner: int) -> None:
         self._widths = {"hidden": hidden, "normed": hidden, "term": hidden, "qkv": qkv, "attended": attended}

@@ -27,7 +27,7 @@ def first_ids(model: Any, tokens: int) -> Tensor:
 
 
 def body_of(model: Any) -> Any:
-    """Return the part of a causal LM below its head, also where its prefix does not name it (Llama 4)."""
+    """Return the part of a causal LM below its head, even if its prefix does not name it (Llama 4)."""
     body = model.base_model
     return getattr(model, "model", body) if body is model else body
 
@@ -65,7 +65,7 @@ def text_arguments(model: Any, ids: Tensor, start: int = 0) -> dict[str, Any]:
 
 
 class CacheArgument:
-    """How a model takes its cache and returns it.
+    """How a model accepts and returns its cache.
 
     Args:
         model: The model.
@@ -84,7 +84,7 @@ class CacheArgument:
             self._makes_none = getattr(output, self.name, None) is None  # RecurrentGemma
 
     def arguments(self, cache: Any) -> dict[str, Any]:
-        """Return the arguments for a cache; None: that of an empty text."""
+        """Return the arguments for a cache; None means that of an empty text."""
         if self.name is None:
             return {"use_cache": False} if "use_cache" in accepted(self._model) else {}
         if cache is None and self._makes_none:

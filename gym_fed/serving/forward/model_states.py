@@ -26,7 +26,7 @@ _SEQUENCES = ("keys", "values", "indexer_keys")
 _CARRIED = ("recurrent_states", "conv1d_state")
 """State that RecurrentGemma keeps in its modules instead of the cache."""
 _PADDING = 100.0
-"""Keys and values of padding. Far from 0, so that a model that attends to them fails its trial in bfloat16, too."""
+"""Keys and values of padding. Far from 0, so that a model that attends to them fails its trial in bfloat16 too."""
 _NODES = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)
 
 
@@ -110,7 +110,7 @@ def copied(row: StateRow, length: int) -> StateRow:
 
 
 def first_states(row: StateRow, length: int) -> list[Tensor]:
-    """Return the state of the first layer of each kind, in which rounding has not added up, for one request."""
+    """Return one request's state of the first layer of each kind, where rounding errors have not accumulated."""
     batch = copied(row, length).batch
     layers = {type(layer): layer for layer in reversed(getattr(batch.cache, "layers", ()))}
     others = (
@@ -179,7 +179,7 @@ class CarriedState:
         self._locations = [(m, name) for m in model.modules() for name in _CARRIED if name in vars(m)]
 
     def put(self, carried: Sequence[Tensor | None] | None) -> None:
-        """Set the state; None: that of an empty text."""
+        """Set the state; None means that of an empty text."""
         for at, (module, name) in enumerate(self._locations):
             setattr(module, name, None if carried is None else carried[at])
 

@@ -1,7 +1,7 @@
-"""A causal LM that serves requests of different variants in one forward, in any mix of prefill and decode.
+"""A causal LM that serves requests of different variants in one forward pass, in any mix of prefill and decode.
 
 All tokens of a step are one packed sequence: ``attention`` keeps the requests apart, and rows get their own variants.
-Models that this cannot compute run on the general path, with transformers' own cache (``general``).
+Other models run on the general path, with transformers' own cache (``general``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FORWARDS = {"decoder": 0, "transformers": 0, "general": 0}
 class MultiVariantModel:
     """A model that is served until ``close``; one thread at a time. Its weights are never written to.
 
-    Steps are computed by ``Decoder`` if it supports the model's class, otherwise by transformers' forward, which
+    Steps are computed by ``Decoder`` if it supports the model's class, otherwise by transformers' forward pass, which
     also computes everything that is merged or batched together. If that cannot compute packed steps either, they run on
     the general path.
 
@@ -153,7 +153,9 @@ class MultiVariantModel:
                 forward.close()
         if self._rescale_every:
             self.model.config.rescale_every = self._rescale_every
-            self.model.base_model.layers_are_rescaled = False  # set by its forward, which divided nothing
+            self.model.base_model.layers_are_rescaled = (
+                False  # set by its forward pass, which divided nothing
+            )
 
     def __enter__(self) -> MultiVariantModel:
         return self
@@ -189,7 +191,7 @@ class MultiVariantModel:
         return self.pool.bytes_per_token
 
     def _try_packed(self, stock: Tensor, in_float32: bool) -> str:
-        """Try packed steps with transformers' forward; returns why they fail, or an empty string."""
+        """Try packed steps with transformers' forward pass; return why they fail, or an empty string."""
         try:
             self._hooked = HookedForward(self.model, self.layout)
             with trial.in_float32(self.model) if in_float32 else nullcontext():
@@ -205,7 +207,7 @@ class MultiVariantModel:
         return ""
 
     def _open_general(self, stock: Tensor) -> None:
-        """Open the general path; without the model's cache, if that fails or gives other logits."""
+        """Open the general path; without the model's cache if that fails or gives different logits."""
         from gym_fed.serving.forward.general import GeneralForward  # imports transformers
         from gym_fed.serving.forward.general_trial import open_state_pool
 
@@ -218,7 +220,7 @@ class MultiVariantModel:
                 self.pool = open_state_pool(self, self._general, stock)
             except (torch.OutOfMemoryError, MemoryError):
                 raise
-            except Exception as error:  # the second time, it is reported
+            except Exception as error:  # reported the second time
                 if self._general is not None:
                     self._general.close()
                     self._general = None
@@ -242,7 +244,7 @@ class MultiVariantModel:
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[Chunk], *, merge: bool = False) -> Tensor:
-        """Run all chunks in one forward.
+        """Run all chunks in one forward pass.
 
         Args:
             chunks: The chunks, each with its own cache.
@@ -285,7 +287,8 @@ class MultiVariantModel:
         return added_tokens.stacked([logits[at] for at in places]), [states[at] for at in places]
 
     def _compute(self, chunks: Sequence[Chunk], merge: bool) -> tuple[Tensor, list[Tensor | None]]:
-        """Return the logits of chunks, and the hidden states of each that needs them, in one forward if possible."""
+        """Return the logits of chunks, and the hidden states of each that needs them, in one forward pass if
+        possible."""
         if not any(chunk.variant is not None and chunk.variant.vocabulary for chunk in chunks):
             return self._forward(chunks, merge)
         if self._decoder is None and not self._head_is_plain:
@@ -336,7 +339,7 @@ class MultiVariantModel:
         batch: BatchAttention,
         merge: bool = False,
     ) -> Tensor:
-        """Run one forward of tokens that ``batch`` attends; only if ``attends_plainly``.
+        """Run one forward pass of tokens that ``batch`` attends; only if ``attends_plainly``.
 
         Args:
             token_ids: The token ids of all texts, concatenated.
@@ -362,7 +365,8 @@ class MultiVariantModel:
 
     @property
     def whole_prompts(self) -> bool:
-        """True if a prompt must be computed in one forward, since its state cannot be continued by several tokens."""
+        """True if a prompt must be computed in one forward pass, since its state cannot be extended by several
+        tokens."""
         return self._general is not None and not self._general.continues
 
     @property
@@ -388,7 +392,7 @@ class MultiVariantModel:
 
 
 def _groups(chunks: Sequence[Chunk]) -> list[list[int]]:
-    """Group chunks by forward: those of a variant that replaces parameters have one to themselves."""
+    """Group chunks by forward: those of a variant that replaces parameters get their own."""
     groups: dict[LoadedVariant | None, list[int]] = {}
     for at, chunk in enumerate(chunks):
         alone = chunk.variant is not None and chunk.variant.replaced

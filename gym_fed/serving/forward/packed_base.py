@@ -1,4 +1,4 @@
-"""The packed linear layers of a base, stored in a file that later starts map into memory.
+"""The packed linear layers of a base, stored in a file that later runs memory-map.
 
 The file name has the digest of the base's float32 weights, the type that they were packed from, the format, and the
 version of the layout. The file holds the digest of every tensor, and the logits of the trial that preceded its writing.

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 
 class BatchAttention(Protocol):
-    """The attention of one forward, layer by layer."""
+    """The attention of one forward pass, layer by layer."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Return ``[tokens, heads, dim]`` for ``query [heads, tokens, dim]``; key and value have ``kv_heads``."""
@@ -71,11 +71,11 @@ class BatchCache:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def prefill(self, first: int, last: int) -> BatchAttention:
-        """Return the attention of a forward of all tokens of the texts ``[first, last)``."""
+        """Return the attention of a forward pass over all tokens of the texts ``[first, last)``."""
         return _Prefill(self, first, last)
 
     def next_token(self) -> BatchAttention:
-        """Return the attention of a forward of one more token per text, which is counted in ``lengths``."""
+        """Return the attention of a forward pass over one more token per text, which is counted in ``lengths``."""
         self.lengths = self.lengths + 1
         return _NextToken(self)
 
@@ -163,7 +163,7 @@ _PRODUCT_PAIRS = 4096
 
 @dataclass(frozen=True)
 class _Run:
-    """The tokens ``[start, stop)``, the keys that one of them sees, and ``[tokens, keys] bool`` which sees which."""
+    """The tokens ``[start, stop)``, the keys that any of them attends to, and the mask ``[tokens, keys] bool``."""
 
     start: int
     stop: int

@@ -53,12 +53,12 @@ class PlainConfig:
     eos_token_id: Any
 
     def get_text_config(self) -> PlainConfig:
-        """Return itself, like transformers' configs of text models."""
+        """Return this config, like transformers' configs of text models."""
         return self
 
 
 def plain_config(folder: Path) -> PlainConfig | None:
-    """Read the config of a model folder; None if transformers has to load the model.
+    """Read the config of a model folder; None if transformers must load the model.
 
     A missing key is never guessed: transformers has defaults for each class, and they change.
     """
@@ -121,7 +121,7 @@ def _attends_to_all(kind: str, values: dict[str, Any]) -> bool:
         return False
     if kind == "llama":
         return values.get("sliding_window") is None
-    if kind == "mistral":  # a file without the key has a window
+    if kind == "mistral":  # without the key, there is a window
         return "sliding_window" in values and values["sliding_window"] is None
     return values.get("use_sliding_window") is False
 

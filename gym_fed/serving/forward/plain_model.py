@@ -1,8 +1,8 @@
 """Llama, Qwen2, Qwen3 and Mistral as plain torch modules, with the parameter names of transformers.
 
 With these a server starts without importing transformers' models, which takes longer than importing torch. ``Decoder``
-computes the steps. The forward of this module follows the papers; the decoder is checked against it when a model is
-opened. Tests compare it with transformers' own.
+computes the steps. The forward pass of this module follows the papers; the decoder is checked against it when a model
+is opened. Tests compare it with transformers' own.
 """
 
 from __future__ import annotations
