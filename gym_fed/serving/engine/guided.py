@@ -47,7 +47,7 @@ class GuideFactory:
         try:
             from llguidance import LLTokenizer, TokenizerWrapper
 
-            tokens = _Tokens(decoder, max(vocab_size, len(tokenizer)), min(end_ids))
+            tokens = _GuidedVocabulary(decoder, max(vocab_size, len(tokenizer)), min(end_ids))
             self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=sorted(end_ids))
         except Exception as error:  # the library raises its own exceptions
             raise _refused(tokenizer, str(error).splitlines()[0] if str(error) else repr(error)) from error
@@ -162,7 +162,7 @@ def banned_by(guides: Mapping[int, TokenMask]) -> dict[int, Any]:
     return masks
 
 
-class _Tokens:
+class _GuidedVocabulary:
     """A vocabulary in the form that llguidance's ``TokenizerWrapper`` takes.
 
     llguidance's own reader of tokenizer.json takes time quadratic in the added tokens, and has other bytes for some of

@@ -208,7 +208,7 @@ def test_the_schema_takes_every_recipe_and_refuses_what_the_loader_refuses(tmp_p
             validator.validate(values)
     for wrong in ({"lr": 1}, {"learning_rate": "fast"}, {"lora": {"rank": 1}}, {"data": [{"weight": -1}]}):
         assert list(validator.iter_errors(wrong)), wrong
-    assert "Longest row in tokens" in schema["properties"]["max_length"]["description"]
+    assert "Maximum length of a row in tokens" in schema["properties"]["max_length"]["description"]
 
 
 def test_a_llamafactory_file_is_written_in_our_words(tmp_path: Path) -> None:

@@ -435,7 +435,7 @@ def a_sharded_run(tmp_path: Path) -> None:
     assert (config.mixed_precision, config.gradient_checkpointing) == ("bf16", True)
     from gym_fed.training.run.checks import check_config
 
-    with pytest.raises(GymError, match="the run needs 64, here is 2"):
+    with pytest.raises(GymError, match="the run needs 64, but has 2"):
         check_config(config, num_processes=2)
 
 
