@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,11 @@ def test_the_version_after_a_round_of_one_contributor_computes_what_peft_compute
 
 def sent_by_ann(federation: Federation) -> Path:
     """The file that the contributor signed and sent."""
-    lines = (federation.folder / "ann" / "receipts.jsonl").read_text().splitlines()
-    (receipt,) = [line for line in map(json.loads, lines) if line.get("verdict") == "admitted"]
-    (path,) = (federation.hub.folder / "objects").rglob(receipt["delta_sha256"])
+    with contextlib.closing(sqlite3.connect(federation.hub.folder / "hub.db")) as database:
+        ((sha256,),) = database.execute(
+            "SELECT delta_sha256 FROM updates WHERE verdict = 'merged'"
+        ).fetchall()
+    (path,) = (federation.hub.folder / "objects").rglob(sha256)
     return path
 
 
