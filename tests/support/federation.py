@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,13 @@ class Federation:
         """Address at which contributors reach the hub; empty for its own."""
         self.clients: dict[str, WarmProcess] = {}
 
-    def join(self, name: str, failpoints: str = "", rows: list[dict[str, Any]] | None = None) -> WarmProcess:
+    def join(
+        self,
+        name: str,
+        failpoints: str = "",
+        rows: list[dict[str, Any]] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> WarmProcess:
         """Start, or start again, the contributor ``name`` on its own home, with rows of its own name if not given."""
         data = self.folder / f"{name}.jsonl"
         if rows is None:
@@ -46,9 +53,9 @@ class Federation:
                 for i in range(12)
             ]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        arguments = ("--data", str(data), "--base", str(self.base), "--name", name)
+        own = ("--data", str(data), "--base", str(self.base), "--name", name, *arguments)
         self.clients[name] = start_client(
-            self.folder / name, self.hub, *arguments, failpoints=failpoints, address=self.entrance
+            self.folder / name, self.hub, *own, failpoints=failpoints, address=self.entrance
         )
         return self.clients[name]
 

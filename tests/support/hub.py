@@ -28,10 +28,14 @@ class HubProcess:
     """`gym-server run` on a free loopback port."""
 
     def __init__(
-        self, folder: Path, config: dict[str, Any] | None = None, base_model: str = "gym-nano"
+        self,
+        folder: Path,
+        config: dict[str, Any] | None = None,
+        base_model: str = "gym-nano",
+        init: Sequence[str] = (),
     ) -> None:
         self.folder = folder
-        gym_server("init", "--dir", str(folder), "--enrolment", "open", "--base", base_model)
+        gym_server("init", "--dir", str(folder), "--enrolment", "open", "--base", base_model, *init)
         own = {"listen": "127.0.0.1:0", "limits": QUICK_ENROLMENT, "check": False}
         self.configure(_merged(own, config or {}))
         self.process: WarmProcess | subprocess.Popen[str] | None = None
