@@ -133,8 +133,8 @@ def test_an_invite_leads_to_a_merged_update_and_the_work_outlives_the_page(
     (tmp_path / "rows.csv").write_text(
         "question,answer\n" + "".join(f"double: w{n},w{n}w{n}\n" for n in range(40))
     )
+    first, jobs = open_ui(home, "127.0.0.1:0")
     try:
-        first, _ = open_ui(home, "127.0.0.1:0")
         first.start()
         page, _ = open_page()
         page.goto(first.url)
@@ -165,6 +165,8 @@ def test_an_invite_leads_to_a_merged_update_and_the_work_outlives_the_page(
         assert not home.folder.exists()
         second.stop()
     finally:
+        for job in jobs.list():
+            jobs.stop(job.id)
         hub.stop()
     receipts = json.dumps(hub.ask("accounts", "--json"))
     assert "left" in receipts

@@ -227,13 +227,15 @@ _SHIM = """#!{python} -ISs
 import json, os, signal, socket, sys
 keeper = socket.socket(socket.AF_UNIX)
 keeper.connect({address!r})
+leads = os.getpgrp() == os.getpid()
 order = {{"argv": [os.path.basename(sys.argv[0]), *sys.argv[1:]], "cwd": os.getcwd(), "env": dict(os.environ)}}
+order["leads"] = leads
 socket.send_fds(keeper, [b"\\n"], [0, 1, 2])
 keeper.sendall(json.dumps(order).encode() + b"\\n")
 replies = keeper.makefile()
 pid = int(replies.readline())
 for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda number, frame: os.kill(pid, number))
+    signal.signal(number, lambda number, frame: (os.killpg if leads else os.kill)(pid, number))
 status = int(replies.readline())
 if status < 0:
     signal.signal(-status, signal.SIG_DFL)
@@ -330,14 +332,16 @@ def _keep(connection: socket.socket) -> dict[str, Any]:
     text = b""
     while not text.endswith(_HELLO):
         text += connection.recv(65536) or os._exit(0)
+    order: dict[str, Any] = json.loads(text)
     child = os.fork()
     if child == 0:
         connection.close()
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        order: dict[str, Any] = json.loads(text)
         return order
+    if order.get("leads"):  # a signal to the group of its caller reaches what it starts, too
+        os.setpgid(child, child)
     for stream in streams:
         os.close(stream)
     for number in (signal.SIGINT, signal.SIGTERM):
