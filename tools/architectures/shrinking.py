@@ -103,10 +103,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "Dots1Config": {
         "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 64,
     },
-    "Gemma3TextConfig": {
-        "layer_types": [*["sliding_attention"] * 5, "full_attention"], "num_hidden_layers": 6,  # llama.cpp's pattern
-        "query_pre_attn_scalar": 16,
-    },
     "Gemma3nTextConfig": {
         "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2, "num_kv_shared_layers": 0,
         "intermediate_size": [128, 128], "activation_sparsity_pattern": [0.0, 0.0],

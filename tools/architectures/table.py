@@ -31,7 +31,7 @@ _MAX_REASON = 110
 _QUOTED = re.compile(r"'[\w./-]+'|\[[\d, ]*\]")
 _STORED = re.compile(r"variants/objects/\S+ ")
 _CLASS = re.compile(
-    r"\b(?!RoPE|LoRA)[A-Z][A-Za-z0-9_]*(?:[a-z][A-Za-z0-9_]*[A-Z]|[A-Z][A-Za-z0-9_]*[a-z])[A-Za-z0-9_]*\b"
+    r"\b(?!RoPE|LoRA)x?[A-Z][A-Za-z0-9_]*(?:[a-z][A-Za-z0-9_]*[A-Z]|[A-Z][A-Za-z0-9_]*[a-z])[A-Za-z0-9_]*\b"
 )
 _TYPE = re.compile(r"(is an? |not read |transformers reads )\w+")
 

@@ -50,6 +50,10 @@ def reader_of(config: Any) -> str:
     return "transformers" if is_plain and config.model_type in GGUF_SUPPORTED_ARCHITECTURES else ""
 
 
+_CUT_TO_TOKENS = ("gemma3_text",)
+"""Model types whose converter drops the rows of embeddings that no token has."""
+
+
 class Gguf(ExportFormat):
     """Written by llama.cpp's converter, read back by llama.cpp, or else by gym-fed's importer or transformers.
 
@@ -125,6 +129,10 @@ class Gguf(ExportFormat):
             raise refused(source, f"llama.cpp's converter does not know {architecture}")
         if why := rope_refusal(config) or window_refusal(config):
             raise refused(source, why)
+        rows, tokens = getattr(config, "vocab_size", 0), source.tokenizer
+        if kind in _CUT_TO_TOKENS and tokens is not None and rows > len(tokens):
+            cut = f"its embeddings have {rows:,} rows, of which llama.cpp's converter keeps {len(tokens):,}"
+            raise refused(source, f"{cut}; resize_token_embeddings makes a model of those")
 
     def start(self, processes: Processes, *, check: bool) -> None:
         from gym_fed.export.gguf.convert import LIBRARIES

@@ -135,6 +135,13 @@ def test_what_llama_cpp_cannot_hold_is_refused_by_name(config: dict[str, Any], s
     assert "LlamaForCausalLM" in known_architectures()
 
 
+def test_rows_that_the_converter_drops_are_refused_by_their_number() -> None:
+    values = {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "vocab_size": 320}
+    model = SimpleNamespace(config=SimpleNamespace(**values))
+    with pytest.raises(GymError, match=r"320 rows, of which .* keeps 262"):
+        format_module.Gguf().check(Source("MODEL", model, range(262), None))
+
+
 def test_a_tuned_prompt_is_refused_by_name() -> None:
     model = SimpleNamespace(
         config=SimpleNamespace(model_type="llama", architectures=["LlamaForCausalLM"]),
