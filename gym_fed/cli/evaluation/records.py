@@ -136,7 +136,7 @@ def replay_sample(
         )
     else:
         for key, (old, new) in changed.items():
-            err.print(f"note: {key} is {new}, and was {old}")
+            err.print(f"note: {key} is {new}, but was {old}")
         _print_sample(name, now)
         out.print(_outcome(differences.difference, differences.parted, differences.logprob_error))
     if differences.difference is not None:

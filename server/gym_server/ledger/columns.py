@@ -195,7 +195,7 @@ class ColumnChecks:
                 except GymError:
                     continue
                 return
-        raise corrupt(f"{where}: no key that {row['contributor']} had then signed its manifest")
+        raise corrupt(f"{where}: no key that {row['contributor']} had at the time signed its manifest")
 
     # ---- versions and rounds ----
 

@@ -76,7 +76,7 @@ class SeedTracker:
         server: Id of the hub.
         key: The hub's ledger key, which signs tickets.
         now: The hub's clock, Unix seconds.
-        on_loopback: True if the hub listens on loopback; only then may seeders be there.
+        on_loopback: True if the hub listens on loopback, which also allows seeders on loopback.
         public: Returns the given objects that every contributor may read; runs on a thread.
         describe: Describes a public object; None for any other; runs on a thread.
         round_seconds: Deadline of a round, which limits how long contributors wait for a soup.

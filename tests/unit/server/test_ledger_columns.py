@@ -262,7 +262,7 @@ def test_an_update_that_no_key_of_its_contributor_signed_is_found(
         with pytest.raises(GymError, match="signature, norm, message or code does not match its verdict"):
             filled.fed.ledger.verify()
         monkeypatch.setattr("gym_server.ledger.columns.record_of", lambda row: records[row["update_id"]])
-        with pytest.raises(GymError, match=r"no key that .* had then signed its manifest"):
+        with pytest.raises(GymError, match=r"no key that .* had at the time signed its manifest"):
             filled.fed.ledger.verify()
     finally:
         file.execute("UPDATE updates SET signature = ? WHERE rowid = ?", (signature, rowid))
