@@ -84,9 +84,9 @@ class CodecPolicy(StrictModel):
     """Number format of the scales of bitdelta and of the grids."""
 
     scale_gain: Annotated[float, Field(ge=1, lt=2)] = 1.0
-    """bitdelta: factor on the scales. 1.0 (the mean magnitude) minimises the error of one update, but shrinks it. In a
-    mean of many updates, sign errors average out but shrinkage does not (Vargaftik et al. 2021, "DRIVE", sec. 4), so
-    1.2 to 1.5 are more accurate, and residuals are smaller. Below 2, a residual is always shorter than the delta to
+    """bitdelta: factor on the scales. 1.0 (the mean magnitude) minimises the error of one update, but shrinks it.
+    In a mean of many updates, sign errors average out but shrinkage does not (Vargaftik et al. 2021, "DRIVE", sec. 4),
+    so 1.2 to 1.5 are more accurate, and residuals are smaller. Below 2, a residual is always shorter than the delta to
     send."""
 
     dense_dtype: Literal["bfloat16", "float32"] = "bfloat16"

@@ -79,7 +79,8 @@ def load_predict_config(
 ) -> tuple[PredictConfig, list[str]]:
     """Load the config of `gym predict` from a file with gym-fed's or a dialect's keys.
 
-    Raises: GymError: As in ``load_training_config``.
+    Raises:
+        GymError: As in ``load_training_config``.
     """
     parsed = ParsedConfig.read(source)
     if parsed.dialect is None:
@@ -91,7 +92,8 @@ def load_predict_config(
 def load_inference(source: Source) -> tuple[dict[str, Any], list[str]]:
     """Load model, adapters and sampling from a file in a dialect, and its notes.
 
-    Raises: GymError: ``USAGE`` for a file that is not in a dialect; otherwise as in ``load_training_config``.
+    Raises:
+        GymError: ``USAGE`` for a file that is not in a dialect; otherwise as in ``load_training_config``.
     """
     return _plain_values(source, "inference")
 
@@ -99,7 +101,8 @@ def load_inference(source: Source) -> tuple[dict[str, Any], list[str]]:
 def load_export(source: Source) -> tuple[dict[str, Any], list[str]]:
     """Load model, adapters and output of an export from a file in a dialect, and its notes.
 
-    Raises: GymError: As in ``load_inference``; ``USAGE`` for a file without an output.
+    Raises:
+        GymError: As in ``load_inference``; ``USAGE`` for a file without an output.
     """
     parsed = ParsedConfig.read(source)
     values, notes = _plain_values(parsed, "export")

@@ -93,7 +93,8 @@ class ReadBack:
             format's ``stored``, ``folder`` (see ``compare_folder``), ``against_the_source`` if the expected model is
             not the source itself, and ``effect_kept`` of a delta in blocks of few bits.
 
-        Raises: GymError: ``EXPORT_DIFFERS``; ``EXPORT_UNCHECKED`` if the reader fails, which proves nothing about the
+        Raises:
+            GymError: ``EXPORT_DIFFERS``; ``EXPORT_UNCHECKED`` if the reader fails, which proves nothing about the
                 export.
         """
         chosen, source, options = self._chosen, self._source, self._options
@@ -228,11 +229,12 @@ def _readers(reader: str) -> str:
 def compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str, Any]:
     """Compare two sets of ``answers``.
 
-    Returns: ``max`` and ``mean`` distance of the logits, the ``largest`` logit, ``top1`` (share of positions with the
-        same most likely token), ``kl`` (mean over positions, in nats), and whether token ids and greedy tokens are the
-        same; special tokens, chat template and the digest of all weights only if both sides have them. ``vocabulary``
-        has ``max`` and ``largest`` for tokens of the whole vocabulary; these are not text, so the limits of rounding do
-        not apply to them.
+    Returns:
+        ``max`` and ``mean`` distance of the logits, the ``largest`` logit, ``top1`` (share of positions with the same
+        most likely token), ``kl`` (mean over positions, in nats), and whether token ids and greedy tokens are the same;
+        special tokens, chat template and the digest of all weights only if both sides have them. ``vocabulary`` has
+        ``max`` and ``largest`` for tokens of the whole vocabulary; these are not text, so the limits of rounding do not
+        apply to them.
     """
     import torch
 

@@ -66,7 +66,8 @@ def factors_of(source: Source, rank: int | None, report: Report) -> LoraFactors:
         rank: Maximum components of a delta's matrix; None: 32, or all of a matrix that is stored as factors.
         report: Called with the number of finished matrices.
 
-    Raises: GymError: ``USAGE`` for a source without a change that LoRA can represent; ``MODEL_INVALID`` as
+    Raises:
+        GymError: ``USAGE`` for a source without a change that LoRA can represent; ``MODEL_INVALID`` as
             ``lora_factors``.
     """
     key = f"lora.{rank}"

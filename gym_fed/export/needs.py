@@ -72,9 +72,12 @@ def default_needs(
 ) -> ExportNeeds:
     """Estimate the needs of an ordinary export.
 
-    Args: weights: The weights of the model. bits: Bits per weight of the result. writing: Copies in float32 in memory
-        until it is written, over all processes. reading: Copies in float32 in memory while it is read back. scratch:
-        Copies in float32 on disk next to the result; they are deleted before the check writes its answers.
+    Args:
+        weights: The weights of the model.
+        bits: Bits per weight of the result.
+        writing: Copies in float32 in memory until it is written, over all processes.
+        reading: Copies in float32 in memory while it is read back.
+        scratch: Copies in float32 on disk next to the result; they are deleted before the check writes its answers.
     """
     full, logits = weights.full_bytes, _FLOAT_BYTES * _LOGITS * weights.vocabulary
     return ExportNeeds(

@@ -48,10 +48,10 @@ class ReferenceSettings(PreferenceSettings):
     """The common settings of algorithms that compare the policy with a reference."""
 
     precompute_ref_log_probs: bool | None = None
-    """Score all rows with the reference before the first step instead of at every step. Default: on if all weights are
-    trained, which would otherwise keep a frozen copy of the model in memory, and for adapters that do not start as the
-    base. Off for other adapters, whose reference is the model with its adapter disabled and costs no memory, and if
-    ``reference_model`` is set."""
+    """Score all rows with the reference before the first step instead of at every step. Default: on if all
+    weights are trained, which would otherwise keep a frozen copy of the model in memory, and for adapters that do not
+    start as the base. Off for other adapters, whose reference is the model with its adapter disabled and costs no
+    memory, and if ``reference_model`` is set."""
 
 
 class DpoSettings(ReferenceSettings):

@@ -164,7 +164,8 @@ class SoupRecipe(StrictModel):
     def weights(self, num_examples: Sequence[int]) -> list[float]:
         """Return the weight of each update from the number of examples its contributor reports.
 
-        Raises: GymError: ``CONFIG_INVALID`` for ``weighting: reputation``, which only a hub supports.
+        Raises:
+            GymError: ``CONFIG_INVALID`` for ``weighting: reputation``, which only a hub supports.
         """
         if self.reputation_floor is not None:
             reason = "weighting: reputation needs a hub, which keeps reputations"

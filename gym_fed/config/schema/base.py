@@ -161,7 +161,8 @@ def with_schema_defaults(stored: Any, config: Any) -> Any:
         config: Current config. Its type has the defaults, also of sections and lists of sections; its values are
             not used.
 
-    Returns: The values as ``model_dump(mode="json")`` would give them. A missing required key stays missing.
+    Returns:
+        The values as ``model_dump(mode="json")`` would give them. A missing required key stays missing.
     """
     if isinstance(config, list | tuple) and isinstance(stored, list) and len(config) == len(stored):
         return [with_schema_defaults(entry, now) for entry, now in zip(stored, config, strict=True)]

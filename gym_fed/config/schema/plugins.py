@@ -140,7 +140,8 @@ def only_recorded(recorded: Sequence[PluginRecord], where: str) -> Iterator[None
 
     Wrap it around code that reads untrusted names; ``require_plugins`` first compares the recorded ones.
 
-    Raises: GymError: ``MISSING_DEPENDENCY``, as in ``require_plugins``.
+    Raises:
+        GymError: ``MISSING_DEPENDENCY``, as in ``require_plugins``.
     """
     names = {(record.kind, record.name) for record in recorded}
 

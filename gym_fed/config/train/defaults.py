@@ -96,9 +96,12 @@ class Default:
 class RowFacts:
     """The properties of rows that determine the defaults.
 
-    Attributes: num_rows: Number of rows. longest: Tokens of the longest row; 0 if lengths do not matter. usual: 95th
-        percentile of the rows' tokens. context: The model's context length in tokens; None if unknown. num_processes:
-        Number of processes that share a step.
+    Attributes:
+        num_rows: Number of rows.
+        longest: Tokens of the longest row; 0 if lengths do not matter.
+        usual: 95th percentile of the rows' tokens.
+        context: The model's context length in tokens; None if unknown.
+        num_processes: Number of processes that share a step.
     """
 
     num_rows: int

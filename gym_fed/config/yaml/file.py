@@ -124,7 +124,8 @@ def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[Key
     Returns:
         The paths of the settings.
 
-    Raises: GymError: As in ``parse_overrides``.
+    Raises:
+        GymError: As in ``parse_overrides``.
     """
     return {_set(values, path, value) for path, value in parse_overrides(overrides)}
 

@@ -310,8 +310,9 @@ def compare_packed(folder: Path, model: Any, most: float) -> dict[str, Any]:
         model: The model that it must hold.
         most: Maximum relative error of a packed matrix; the others are rounded to float16.
 
-    Returns: ``compared`` tensors, the ``largest_error`` of a packed matrix, and ``not_compared`` with the reason if
-        some do not match the names of the model's parameters, such as the experts of a mixture.
+    Returns:
+        ``compared`` tensors, the ``largest_error`` of a packed matrix, and ``not_compared`` with the reason if some
+        do not match the names of the model's parameters, such as the experts of a mixture.
 
     Raises:
         GymError: ``EXPORT_DIFFERS`` naming the tensor that differs or is missing.

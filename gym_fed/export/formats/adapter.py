@@ -86,7 +86,8 @@ def _unsupported_by_vllm(config: Any) -> str:
 def _on_the_base(source: Source, options: Options) -> Any:
     """Return the base with an adapter: the source's own, or the factors of its delta.
 
-    Raises: GymError: See ``require_delta_options`` and ``lora_model``.
+    Raises:
+        GymError: See ``require_delta_options`` and ``lora_model``.
     """
     from gym_fed.export.nearest import lora_model, require_delta_options
 

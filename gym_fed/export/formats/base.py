@@ -60,9 +60,11 @@ _VOCABULARY_FACTOR = 4
 class Tolerance:
     """The limits of a comparison; None means no limit.
 
-    Attributes: max: The limit on the largest difference between two logits, as a share of the largest logit. kl: The
-        limit of the mean Kullback-Leibler divergence over positions, in nats. top1: The minimum share of positions with
-        the same most likely token. greedy: Whether the greedy tokens must be the same.
+    Attributes:
+        max: The limit on the largest difference between two logits, as a share of the largest logit.
+        kl: The limit of the mean Kullback-Leibler divergence over positions, in nats.
+        top1: The minimum share of positions with the same most likely token.
+        greedy: Whether the greedy tokens must be the same.
     """
 
     max: float | None = 1e-5

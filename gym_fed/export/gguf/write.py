@@ -72,7 +72,8 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
 def require_metadata(file: Path, expected: dict[str, Any]) -> None:
     """Read the file with ``gguf`` and compare its metadata with the expected values.
 
-    Raises: GymError: ``EXPORT_DIFFERS`` naming the first key with a different value.
+    Raises:
+        GymError: ``EXPORT_DIFFERS`` naming the first key with a different value.
     """
     import gguf
 
@@ -203,7 +204,8 @@ def refused(source: Source, why: str) -> GymError:
 def _convert(job: dict[str, Any], source: Source, report: Report, processes: Processes) -> None:
     """Run the converter.
 
-    Raises: GymError: See ``write_gguf``.
+    Raises:
+        GymError: See ``write_gguf``.
     """
     from gym_fed.export.gguf.convert import UNSUPPORTED
 
