@@ -161,7 +161,7 @@ def model_name(name_or_path: str) -> str:
 
 
 def load_tokenizer(name_or_path: str) -> Any:
-    """Load only the tokenizer; raises as ``load_model``. A missing pad token is set to the EOS token."""
+    """Load only the tokenizer; raises like ``load_model``. A missing pad token is set to the EOS token."""
     from transformers import AutoTokenizer
 
     source = resolve(name_or_path)
@@ -188,7 +188,7 @@ def resolve(name_or_path: str) -> str:
     """Resolve a name to a folder: the folder itself, a Hub snapshot in the local cache, or a GGUF import.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for a path without a model; errors of ``imported``.
+        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for a path without a model; errors from ``imported``.
     """
     if name_or_path == NANO:
         return str(nano_path())
@@ -306,7 +306,7 @@ def load_adapted(
     """Load a model with additional adapters; all but the last are merged, and the last one stays separate.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` for an adapter of a different base; errors of ``load_model``.
+        GymError: ``BASE_MISMATCH`` for an adapter of a different base; errors from ``load_model``.
     """
     if not adapters:
         return load_model(name_or_path, dtype=dtype, device=device, images=images)
@@ -318,7 +318,7 @@ def load_tuned(name: str, base: str) -> LoadedModel:
     """Load a fine-tune of ``base``; an adapter is loaded onto that base, regardless of its own config.
 
     Raises:
-        GymError: Errors of ``load_adapted``.
+        GymError: Errors from ``load_adapted``.
     """
     if (Path(resolve(name)) / "adapter_config.json").is_file():
         return load_adapted(base, [name], images=True)
@@ -363,7 +363,7 @@ def require_base_model(name: str, folder: Path) -> None:
     """Check that the chain of bases in an adapter's config ends in a model.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a circular or too long chain; errors of ``resolve``.
+        GymError: ``MODEL_INVALID`` for a circular or too long chain; errors from ``resolve``.
     """
     for _ in range(MAX_ADAPTERS):
         base = None

@@ -81,7 +81,7 @@ AllowDifferences = Annotated[
     bool,
     typer.Option(
         "--allow-differences",
-        help="Accept a fine-tune with another config or tokenizer than the base; differences are named and left out.",
+        help="Accept a fine-tune whose config or tokenizer differs from the base; differences are listed and skipped.",
     ),
 ]
 IgnoreUnsupported = Annotated[

@@ -49,7 +49,7 @@ class MetricRow(NamedTuple):
 
 
 class MetricTable(Collector):
-    """Collector of the values of a table; a row without a value is left out."""
+    """Collector of the values of a table; a row without a value is omitted."""
 
     def __init__(self, rows: Iterable[MetricRow], values: Mapping[str, Value | None]) -> None:
         self._rows, self._values = {row.name: row for row in rows}, values

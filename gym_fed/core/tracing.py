@@ -202,7 +202,7 @@ def set_traceparent(current: Callable[[], str] | None) -> None:
 
 
 def outgoing_metadata() -> tuple[tuple[str, str], ...]:
-    """Return the metadata that joins a call to the span in work; empty unless the contributor traces its tasks."""
+    """Return the metadata that joins a call to the current span; empty unless the contributor traces its tasks."""
     traceparent = "" if _outgoing is None else _outgoing()
     return ((TRACEPARENT, traceparent),) if traceparent else ()
 

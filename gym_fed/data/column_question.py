@@ -109,7 +109,7 @@ def with_agreed_columns(config: Config, kind: RowKind, yes: bool) -> Config:
     """Return the config with confirmed columns for each file of ``data`` and ``eval_data`` of unknown layout.
 
     Raises:
-        GymError: As ``agreed_columns``.
+        GymError: See ``agreed_columns``.
     """
     changed = {}
     for key in ("data", "eval_data"):

@@ -208,7 +208,7 @@ def _encode_completion(tokenizer: Any, row: dict[str, Any], completion_only: boo
 
 
 def _encode_segments(tokenizer: Any, segments: Sequence[dict[str, Any]], labelled_only: bool) -> Encoded:
-    """Encode each segment by itself, and add no special tokens, as Axolotl does."""
+    """Encode each segment separately and without special tokens, as Axolotl does."""
     row: Encoded = {"input_ids": [], "labels": []}
     for segment in segments:
         ids = tokenizer(segment["text"], add_special_tokens=False)["input_ids"]

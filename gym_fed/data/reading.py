@@ -38,7 +38,7 @@ class Learned:
         """Add the settings to a row that was read with them.
 
         Raises:
-            BadRow: If it is no conversation.
+            BadRow: If it is not a conversation.
         """
         if self == Learned():
             return
@@ -48,7 +48,7 @@ class Learned:
             row["train_on_eos"] = self.ends
 
     def refused(self) -> BadRow:
-        """Return the error for a row that is no conversation."""
+        """Return the error for a row that is not a conversation."""
         key = "train_on_eos" if self.roles is None else "roles_to_train"
         return BadRow(
             f"is not a conversation, but {key} applies to turns", f"remove {key}, or use conversations"

@@ -8,7 +8,7 @@
 ``unpaired``     ``{"prompt": P, "completion": A, "label": bool}``: an answer that was liked, or not
 ``stepwise``     ``{"prompt": str, "completions": [str], "labels": [bool]}``: the steps of a solution, right or wrong
 ``prompt``       ``{"prompt": P}`` and, for graders, ``answer`` and the row's other columns
-``any``          rows as they are
+``any``          unchanged rows
 =============  =====================================================================================
 
 P and A are lists of messages (conversations), or both strings (plain text, for models without a chat template).

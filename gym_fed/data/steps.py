@@ -208,7 +208,7 @@ class NearDuplicates:
 
 
 def rows_per_band(threshold: float) -> int:
-    """Return the most rows per band for which a pair at the threshold is compared with probability 99%."""
+    """Return the maximum rows per band for which a pair at the threshold is compared with probability 99%."""
     for rows in range(NUM_HASHES, 1, -1):
         if 1 - (1 - threshold**rows) ** (NUM_HASHES // rows) >= _RECALL:
             return rows

@@ -365,7 +365,7 @@ def filters_here(names: Iterable[str] | None = None, data: Path | None = None) -
         data: A folder of evaluation sets.
 
     Raises:
-        GymError: As ``tasks_of``.
+        GymError: See ``tasks_of``.
     """
     from gym_fed.evaluation.suites.store import listing
 

@@ -158,14 +158,14 @@ class Evaluator:
         """Evaluate the model; with several models, return the first one's results.
 
         Raises:
-            GymError: As ``open_models``, ``Preparation`` and the scorer; ``BUSY`` while another process runs the same
-                evaluation.
+            GymError: As in ``open_models``, ``Preparation`` and the scorer; ``BUSY`` while another process runs the
+                same evaluation.
             KeyboardInterrupt: On Ctrl-C; the same call resumes.
         """
         return next(iter(self.run_all().values()))
 
     def run_all(self) -> dict[str, SubmittableResults]:
-        """Evaluate all models in one pass. Return the results by model name; raises as ``run``."""
+        """Evaluate all models in one pass. Return the results by model name; raises like ``run``."""
         for name in self._own:
             require_answers(name, self.options.limit)
         with (

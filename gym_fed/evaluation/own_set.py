@@ -124,7 +124,7 @@ def render(
         are empty if there is no answer, for example in a plain text.
 
     Raises:
-        GymError: As ``encode_rows``.
+        GymError: See ``encode_rows``.
     """
     given = as_turns(tokenizer, [own_row.row for own_row in rows])
     if (system := rendering.default_system) is not None:

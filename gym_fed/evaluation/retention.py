@@ -214,7 +214,7 @@ def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], los
 def compare_retention(before: RetentionScores, after: RetentionScores) -> Retention:
     """Compare scores of the same items, base and tuned.
 
-    Items that the base could not score are left out. The result is not finite if the tuned model's losses are not.
+    Items that the base could not score are skipped. The result is not finite if the tuned model's losses are not.
     """
     pairs = [(b, a) for b, a in zip(before.losses, after.losses, strict=True) if not math.isnan(b)]
     before_losses, after_losses = [b for b, _ in pairs], [a for _, a in pairs]

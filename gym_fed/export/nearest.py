@@ -181,7 +181,7 @@ def lora_model(source: Source, rank: int | None, report: Report) -> Any:
     """Return the base with the factors as a ``peft.PeftModel`` in float32.
 
     Raises:
-        GymError: As ``factors_of``.
+        GymError: See ``factors_of``.
     """
     from peft import LoraConfig, get_peft_model
 

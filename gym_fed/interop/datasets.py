@@ -46,7 +46,7 @@ def push(
     if not isinstance(dataset, Iterable):
         raise GymError(
             ErrorCode.USAGE,
-            f"{name}: {type(dataset).__name__} is no dataset",
+            f"{name}: {type(dataset).__name__} is not a dataset",
             "give a path or a list of rows",
         )
     with tempfile.TemporaryDirectory() as folder:

@@ -88,7 +88,7 @@ class Base:
         """Open and check a delta of this base. The caller must close it.
 
         Raises:
-            GymError: Errors of ``DeltaFile.open``.
+            GymError: Errors from ``DeltaFile.open``.
         """
         return DeltaFile.open(path, self.spec)
 

@@ -205,7 +205,7 @@ def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener
     """Encode the trained change: factors with dense tensors, or values in the policy's codec.
 
     Raises:
-        GymError: ``INTERRUPTED`` during the distillation of scales; errors of ``lora_change``.
+        GymError: ``INTERRUPTED`` during the distillation of scales; errors from ``lora_change``.
     """
     policy = job.encoding.policy
     extra = {FORM_KEY: rows.form}

@@ -55,7 +55,7 @@ _OWNED = {
     "quantization": "a variant is of a base whose weights are whole",
     "rope_scaling": "a variant holds only differences of weights, so it would be lost",
     "chat_template": "a variant is served with its base's template",
-    "reasoning": "what measures the variant reads the rows as they are; leave reasoning out of them",
+    "reasoning": "measuring the variant reads the rows unchanged; remove reasoning from them",
     "mixture_of_depths": "a variant holds only differences of weights, so it would be lost",
 }
 _DEFAULT_ALGORITHM = {"supervised": "sft", "preference": "dpo"}

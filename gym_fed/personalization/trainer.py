@@ -197,7 +197,7 @@ class PersonalizedTrainer:
         if rows is None and not force:
             require_better(Losses(), False)
         if rows is None and steps:
-            raise GymError(ErrorCode.USAGE, f"steps {steps}: there are no rows to refit on", "give data")
+            raise GymError(ErrorCode.USAGE, f"steps {steps}: there are no rows to refit on", "pass data")
         from gym_fed.personalization.rebase import RebaseRequest, rebase
 
         return rebase(
@@ -221,7 +221,7 @@ class PersonalizedTrainer:
             name: Name of the variant, if the user has several.
 
         Raises:
-            GymError: ``NOT_FOUND``; ``USAGE`` if the user has several; errors of ``VariantStore.poll`` for a variant
+            GymError: ``NOT_FOUND``; ``USAGE`` if the user has several; errors from ``VariantStore.poll`` for a variant
                 that fails verification, or belongs to a different base.
         """
         return ServedVariant(name or self._writer.variant_of(user_id), self._shared)

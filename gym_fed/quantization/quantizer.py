@@ -81,7 +81,7 @@ def resolve_tuned(tuned: Model, base: Model) -> Given:
     """Run ``resolve_model`` on a fine-tune; an adapter is loaded onto ``base`` if both are names.
 
     Raises:
-        GymError: As ``load_tuned``.
+        GymError: See ``load_tuned``.
     """
     if isinstance(tuned, str) and isinstance(base, str):
         loaded = load_tuned(tuned, base)
@@ -221,7 +221,7 @@ class Quantizer:
         """Open a delta and check it against ``base`` if given. The caller must close it.
 
         Raises:
-            GymError: Errors of ``DeltaFile.open``.
+            GymError: Errors from ``DeltaFile.open``.
         """
         if base is None:
             return DeltaFile.open(path, added_tokens=True)
@@ -233,7 +233,7 @@ class Quantizer:
         """Add ``scale`` times the delta to the base. A base given as a module is changed in place and returned.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` if the delta belongs to a different base; errors of ``DeltaFile.open``.
+            GymError: ``BASE_MISMATCH`` if the delta belongs to a different base; errors from ``DeltaFile.open``.
         """
         given = resolve_model(base)
         model = given.whole()

@@ -1,7 +1,7 @@
 """The contents of a pushed version: the published files of a model, and the base that they need.
 
 A folder contributes weights in safetensors, settings, tokenizer, chat template and licence; never logs, checkpoints,
-pickles, code, or the run's own records, which contain paths. Files that are left out are named.
+pickles, code, or the run's own records, which contain paths. Omitted files are listed.
 """
 
 from __future__ import annotations

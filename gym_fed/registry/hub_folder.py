@@ -157,7 +157,7 @@ FOLDER = ".eval_results"
 def _hub_results(figures: Sequence[CardFigure]) -> dict[str, str]:
     """Return YAML by file path, one file for each record with a task whose data set is on the Hub.
 
-    Figures without a stated number of examples in the prompt are left out, since they cannot be compared.
+    Figures without a stated number of examples in the prompt are omitted, since they cannot be compared.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` for tasks of the harness if it is not installed.
@@ -243,8 +243,8 @@ def upload(folder: Path, repo: str, *, public: bool = False) -> str:
         The address of the commit.
 
     Raises:
-        GymError: As ``require_upload``; ``PERMISSION_DENIED`` or ``UNAUTHENTICATED`` for a token without write access;
-            ``DATA_INVALID`` for a card that the Hub refuses; ``UNAVAILABLE``.
+        GymError: As in ``require_upload``; ``PERMISSION_DENIED`` or ``UNAUTHENTICATED`` for a token without write
+            access; ``DATA_INVALID`` for a card that the Hub refuses; ``UNAVAILABLE``.
     """
     from huggingface_hub import HfApi
 

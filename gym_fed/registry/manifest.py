@@ -1,7 +1,7 @@
 """Manifests of model versions and tags, their signatures, and their strict parsing from untrusted bytes.
 
 A version is one JSON file with three keys: ``manifest``, ``public_key`` and ``signature``. The signature covers the
-canonical JSON of ``manifest``, exactly as it is in the file.
+canonical JSON of ``manifest``, exactly as in the file.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Parent(StrictModel):
 
 
 class Lineage(StrictModel):
-    """The origin of a model, as far as it is recorded."""
+    """The recorded origin of a model."""
 
     parents: list[Parent] = Field(default_factory=list, max_length=64)
     global_version: ModelDigest | None = None

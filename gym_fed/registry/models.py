@@ -188,7 +188,7 @@ class ModelRegistry:
         """Return the version that ``reference`` names, if its signer and the signer of the tag are trusted.
 
         Raises:
-            GymError: As ``pull``.
+            GymError: See ``pull``.
         """
         name, number, move = self._versions.resolve(reference)
         version = self._versions.read(name, number)
@@ -225,7 +225,7 @@ class ModelRegistry:
             The version, and the files that are missing or damaged.
 
         Raises:
-            GymError: As ``pull`` for the signature and the signer.
+            GymError: As in ``pull`` for the signature and the signer.
         """
         version = self.trusted(reference, confirm=confirm, signer=signer)
         damaged = []

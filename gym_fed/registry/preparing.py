@@ -86,7 +86,7 @@ def prepared(
         note: Called with the names of omitted files.
 
     Raises:
-        GymError: As ``ModelRegistry.push``.
+        GymError: See ``ModelRegistry.push``.
     """
     from gym_fed.registry.card.facts import lineage_of
 

@@ -124,7 +124,7 @@ class Pins:
             pinned = ", ".join(Signer(key).fingerprint for key in known)
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"{what}: is signed by another key than {name} was before: {signer.fingerprint}; pinned: {pinned}",
+                f"{what}: is signed by a different key than {name} was before: {signer.fingerprint}; pinned: {pinned}",
                 f"ask its author; if the key is right: --signer {signer.fingerprint}",
             )
         if confirm is None:

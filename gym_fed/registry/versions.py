@@ -95,7 +95,7 @@ class VersionStore:
         """Return all moves of a tag, oldest first; empty if it was never set.
 
         Raises:
-            GymError: As ``read``.
+            GymError: See ``read``.
         """
         require_name(name)
         require_tag(tag)

@@ -141,7 +141,7 @@ def load_base(
     float32 and converted afterwards, since its float32 weights are not in the files. That needs three times the memory.
 
     Raises:
-        GymError: As ``load_model`` and ``end_ids``.
+        GymError: See ``load_model`` and ``end_ids``.
     """
     import torch
 

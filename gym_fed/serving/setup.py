@@ -84,8 +84,8 @@ def open_serving(config: ServingConfig) -> Serving:
     """Load the base, open its variants, and start the engine.
 
     Raises:
-        GymError: As ``sampling_defaults`` and the engine's ``check`` and ``open``; ``CONFIG_INVALID`` for a base whose
-            name the API cannot use, without ``served_name``.
+        GymError: As in ``sampling_defaults`` and the engine's ``check`` and ``open``; ``CONFIG_INVALID`` for a base
+            whose name the API cannot use, without ``served_name``.
     """
     from gym_fed.data.chat_templates.choice import read_chat_template
 

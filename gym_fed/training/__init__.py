@@ -2,4 +2,4 @@
 
 from gym_fed.core.library_env import settle
 
-settle()  # before a module of this room imports a training library
+settle()  # before a module of this package imports a training library

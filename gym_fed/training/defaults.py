@@ -125,7 +125,7 @@ class Defaults:
 
 
 def with_defaults(config: TrainingConfig) -> TrainingConfig:
-    """Return ``config`` with the values that its run would choose, for a plan.
+    """Return ``config`` with the values that its run would choose, for planning.
 
     Values that depend on the rows stay unset if rows or tokenizer are not on this machine.
     """
@@ -217,7 +217,7 @@ def _num_weights(config: TrainingConfig, model: Any) -> int:
 
 
 def _is_adapter(name: str) -> bool:
-    """Return True if a model folder holds an adapter, whose files do not count its base."""
+    """Return True if a model folder contains an adapter, whose files do not include its base."""
     from gym_fed.base.models import resolve
 
     return (Path(resolve(name)) / "adapter_config.json").is_file()
@@ -242,7 +242,7 @@ def _stored(config: TrainingConfig) -> dict[str, Any] | None:
 
 
 def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Return the maximum and the 95th percentile of tokens per row; 0 if rows are joined.
+    """Return the maximum and the 95th percentile of tokens per row; 0 if rows are packed.
 
     Only the rows with the most characters and a sample of the others are tokenised.
     """

@@ -36,7 +36,7 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
 
     Raises:
         GymError: ``CONFIG_INVALID`` without ``eval_data`` or for an algorithm whose metrics describe a training run;
-            ``FILE_EXISTS`` if ``output_dir`` holds results; errors of ``Trainer.train``.
+            ``FILE_EXISTS`` if ``output_dir`` holds results; errors from ``Trainer.train``.
     """
     from transformers import PrinterCallback
 

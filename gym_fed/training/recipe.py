@@ -150,7 +150,7 @@ class RecipeContext:
             dtype: Type of the weights of a loaded model.
 
         Raises:
-            GymError: ``USAGE`` for an unknown role; errors of ``load_model``.
+            GymError: ``USAGE`` for an unknown role; errors from ``load_model``.
         """
         import copy
 

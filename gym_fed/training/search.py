@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _FOLDER = "folder"  # user attribute: folder of the trial
 _ENDED = "ended"  # user attribute: reason for a missing value
-_WORKERS = "workers"  # folder with a folder per trial, which the worker of the trial has locked
+_WORKERS = "workers"  # contains a folder per trial, locked by the trial's worker
 _SECONDS_BETWEEN_TURNS = 0.1
 
 
@@ -58,7 +58,7 @@ OnTrial = Callable[[TrialResult], None]
 
 
 class Search:
-    """A search in the folder ``config.output_dir``, which any number of processes may work on at the same time.
+    """A search in the folder ``config.output_dir``, which any number of processes may share.
 
     Args:
         config: The config of the search.
@@ -121,7 +121,7 @@ class Search:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Let no other worker choose a trial or write the results meanwhile."""
+        """Keep other workers from choosing a trial or writing the results within the block."""
         while True:
             try:
                 lock = FolderLock(self.folder)
@@ -136,12 +136,12 @@ class Search:
             lock.release()
 
     def _ask(self, study: optuna.Study, wanted: int) -> tuple[optuna.Trial, FolderLock] | None:
-        """Choose the next trial and lock its folder; None if as many as wanted have ended or are in work."""
+        """Choose the next trial and lock its folder; None if the requested number have ended or are running."""
         with self._turn():
             in_work = self._retry_unfinished(study)
             if len(_ended(study)) + in_work >= wanted:
                 return None
-            # Workers and resumed searches would otherwise draw the same settings: each sampler draws once.
+            # Each sampler draws once; otherwise, workers and resumed searches would draw the same settings.
             study.sampler = self._sampler(self.config.search.seed + len(study.get_trials(deepcopy=False)))
             trial = study.ask()
             name = trial.user_attrs.get(_FOLDER) or f"trial-{trial.number:04d}"
@@ -181,7 +181,7 @@ class Search:
         import optuna
 
         if self.config.search.sampler == "tpe":
-            # Trials of other workers, whose results are not known yet, count as bad: nothing is tried twice.
+            # Running trials of other workers count as bad, so that no settings are tried twice.
             return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         return optuna.samplers.RandomSampler(seed=seed)
 
@@ -196,7 +196,7 @@ class Search:
         return optuna.pruners.NopPruner()
 
     def _retry_unfinished(self, study: optuna.Study) -> int:
-        """Queue interrupted trials, so that they run first and in their own folders; return how many are in work."""
+        """Queue interrupted trials, so that they run first and in their own folders; return how many are running."""
         from optuna.trial import TrialState
 
         in_work = 0

@@ -1,6 +1,6 @@
 """Train a model from a config and write its run folder.
 
-Algorithms are in ``algorithms/``; the loop is TRL's. A run that was stopped ends with the weights of one that was not.
+Algorithms are in ``algorithms/``; the loop is TRL's. A resumed run ends with the weights of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class Trainer(ExpectedElsewhere):
             return with_check(result, check)
 
     def _start_processes(self, config: TrainingConfig) -> tuple[Any, RunFolder, str]:
-        """Return the device, the run folder, and when the run first began."""
+        """Return the device, the run folder, and the time at which the run first started."""
         import torch
 
         device = pick_device(config.device)
@@ -273,7 +273,7 @@ class Trainer(ExpectedElsewhere):
             self._report_counts("eval_data", rows.eval_counts)
 
     def _report_counts(self, name: str, counts: RowCounts) -> None:
-        if self._on_rows is not None and counts.rows:  # a stream has none yet
+        if self._on_rows is not None and counts.rows:  # a stream has no counts yet
             self._on_rows(name, counts)
         elif (problem := counts.warning(self.config.max_length)) is not None:
             warnings.warn(f"{name}: {problem}", RunWarning, stacklevel=2)
@@ -317,7 +317,7 @@ class Trainer(ExpectedElsewhere):
             self._resources() as resources,
             warnings.catch_warnings(),
         ):
-            warnings.simplefilter("ignore", FutureWarning)  # transformers warns of its next major version
+            warnings.simplefilter("ignore", FutureWarning)  # transformers warns about its next major version
             job = Job(
                 config=config,
                 model=model,

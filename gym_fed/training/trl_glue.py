@@ -34,7 +34,7 @@ from gym_fed.training.processes.shared_rows import RowsOfGroups
 
 _ROUNDING = 1e-3
 _WEIGHTS, _OPTIMIZER, _SCHEDULER = "trained.pt", "optimizer.pt", "scheduler.pt"
-_Trainer: Any = object  # what the mix-in is placed before
+_Trainer: Any = object  # the class that the mix-in precedes
 
 
 class LocalOnly(_Trainer):  # type: ignore[misc]
@@ -68,7 +68,7 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         return super().create_optimizer(model)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        """Return the trainer's sampler; rows grouped by length have an order per epoch."""
+        """Return the trainer's sampler; rows grouped by length get a new order per epoch."""
         from transformers.trainer_pt_utils import LengthGroupedSampler
 
         sampler = super()._get_train_sampler(dataset)

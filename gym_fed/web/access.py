@@ -278,7 +278,7 @@ class Access:
         return self._begin(known)
 
     def single_login(self) -> str:
-        """Return a token for one login within a minute, in place of an earlier one."""
+        """Return a token for one login within a minute, replacing an earlier one."""
         token = new_token()
         with self._lock:
             self._single = (token, time.monotonic() + SINGLE_LOGIN_SECONDS)

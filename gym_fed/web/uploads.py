@@ -107,7 +107,7 @@ class Uploads:
         """Append a part; return the file's name after the last part, otherwise None.
 
         Raises:
-            GymError: ``NOT_FOUND`` for an unknown id; ``USAGE`` for another offset than the next;
+            GymError: ``NOT_FOUND`` for an unknown id; ``USAGE`` for an offset other than the next;
                 ``TOO_LARGE`` for more bytes than announced; ``DISK_FULL``.
         """
         with self._lock:

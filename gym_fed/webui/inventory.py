@@ -46,7 +46,7 @@ class ModelServers:
         if len(chosen) > MAX_SERVERS:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{counted(len(chosen), 'model')} at once; {MAX_SERVERS} are compared at most",
+                f"{counted(len(chosen), 'model')} at once; at most {MAX_SERVERS} are compared",
                 "choose fewer",
             )
         for base in chosen:

@@ -190,13 +190,13 @@ def rename(workbench: Workbench, model: LocalModel, to: str, *, confirmed: bool)
     """Rename a model in the workbench's folders, and return its new id.
 
     Raises:
-        GymError: ``FILE_EXISTS``; ``USAGE`` for an empty name; errors of ``_require_free``.
+        GymError: ``FILE_EXISTS``; ``USAGE`` for an empty name; errors from ``_require_free``.
     """
     place = _require_free(workbench, model, confirmed)
     if not to or to in (".", "..") or any(sign in to for sign in "/\\\x00") or to.startswith(("-", ".")):
         raise GymError(
             ErrorCode.USAGE,
-            f"{to!r} is no name of a folder",
+            f"{to!r} is not a valid folder name",
             "without slashes, and not beginning with . or -",
         )
     if model.kind == "gguf" and not to.endswith(".gguf"):
@@ -212,7 +212,7 @@ def delete(workbench: Workbench, model: LocalModel, *, confirmed: bool) -> None:
     """Delete the folder of a model in the workbench's folders.
 
     Raises:
-        GymError: Errors of ``_require_free``.
+        GymError: Errors from ``_require_free``.
     """
     place = _require_free(workbench, model, confirmed)
     if place.is_symlink() or not place.is_dir():

@@ -349,7 +349,7 @@ def resume_command(workbench: Workbench, folder: Path) -> list[str]:
     """Return the command ``gym train RUN/config.yaml`` with options that are missing in the file.
 
     Raises:
-        GymError: As ``read_run_config``.
+        GymError: See ``read_run_config``.
     """
     command = ["gym", "train", workbench.named(folder / "config.yaml")]
     output = str(read_run_config(folder).get("output_dir", ""))

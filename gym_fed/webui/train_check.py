@@ -58,7 +58,7 @@ def read_with(yaml_text: str, load: Callable[[Path], tuple[_Config, list[str]]])
     """Read a text with ``load`` and return the config and the notes.
 
     Raises:
-        GymError: Errors of ``load``; locations refer to ``config.yaml``.
+        GymError: Errors from ``load``; locations refer to ``config.yaml``.
     """
     if len(yaml_text) > MAX_CHARACTERS:
         raise GymError(ErrorCode.TOO_LARGE, f"{_SOURCE}: more than {MAX_CHARACTERS} characters")

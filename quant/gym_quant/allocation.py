@@ -37,7 +37,7 @@ def allocate(
         budget_bytes: Maximum bytes of all chosen options together.
         size: Function that returns their total bytes if more than their sum, as for a file; it grows with every step.
         tries: Where a large tensor's first step lacks a few bytes, all others go on and it stays as it was. So it is
-            tried again with the worst first step taken at once, then with the two worst, and so on, in all this many
+            retried with the worst first step taken immediately, then with the two worst, and so on, in all this many
             times; of all results the one with the least error counts, of equals the first.
 
     Returns:

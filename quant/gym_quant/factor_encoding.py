@@ -104,7 +104,7 @@ def check_factor(payload: Payload, parts: Parts, width: int, group: int, factor:
 def encode_both_factors(left: Tensor, right: Tensor, parts: Parts, group: int) -> Payload:
     """Quantise both factors of ``left @ right`` (``[rows, r]``, ``[r, cols]``) with a small error of the product.
 
-    Both factors are quantised as they are. Then, in alternation, each is fitted to the decoded other (least squares)
+    Both factors are first quantised directly. Then, in alternation, each is fitted to the decoded other (least squares)
     and quantised again. The pair with the smallest error of the product is kept.
     """
     left, right = left.double(), right.double()

@@ -130,7 +130,7 @@ def plan_factors(
     refitting that ``gym_quant.factor_encoding.encode_both_factors`` does afterwards.
 
     Returns:
-        Rank and plan by name; tensors without a component that is worth its bytes, or fits, are left out.
+        Rank and plan by name; tensors without a component that is worth its bytes, or fits, are omitted.
     """
     options: dict[str, list[Option]] = {}
     for name, components in tensors.items():

@@ -2,7 +2,7 @@
 
 ``Codec.resident`` chooses the form. A codec that is exactly signs and scales gets ``ResidentSigns`` from
 ``Codec.signs``; one whose rows decode alone gives ``ResidentLevels`` in one line; one of factors ``ResidentFactors``.
-A form of its own is a subclass of ``Resident``: three methods, and ``batch`` where it multiplies faster than decoding.
+A separate form is a subclass of ``Resident``: three methods, and ``batch`` where it multiplies faster than decoding.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Resident(ABC):
         """The form that ``kernel`` multiplies fastest; this one, unless a subclass has another.
 
         Raises:
-            CodecError: As ``check_kernel``.
+            CodecError: See ``check_kernel``.
         """
         self.check_kernel(kernel)
         return self

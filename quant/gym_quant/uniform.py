@@ -2,7 +2,7 @@
 
 Symmetric: ``value = scale * (code - 2**(bits - 1))``; the code ``2**(bits - 1)`` is exactly zero and zero always
 gets it. Asymmetric: ``value = scale * code + offset``, with a zero point that need not be a whole number of steps.
-Both in float32, each operation rounded by itself. Codes are ``round((value - offset) / scale)`` to the nearest
+Both in float32, each operation rounded separately. Codes are ``round((value - offset) / scale)`` to the nearest
 (ties to even), clipped to ``0 .. 2**bits - 1``.
 """
 

@@ -38,7 +38,7 @@ def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Pat
         report: Called with the progress; see ``fetch``.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` without consent; errors of ``resolve`` for a path, of ``offer_model`` and of
+        GymError: ``MODEL_NOT_FOUND`` without consent; errors from ``resolve`` for a path, of ``offer_model`` and of
             ``fetch``.
     """
     result: Path | None = None
@@ -61,7 +61,7 @@ def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple
     """Download the newest commit of a model from the Hub; needs consent if bytes are missing.
 
     Raises:
-        GymError: ``USAGE`` for a name that is a local path; errors of ``ensure_model``.
+        GymError: ``USAGE`` for a name that is a local path; errors from ``ensure_model``.
     """
     if not is_hub_name(name):
         raise GymError(
@@ -99,7 +99,7 @@ def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) ->
     The rows are streamed at the commit of the offer.
 
     Raises:
-        GymError: ``NOT_FOUND`` without consent; errors of ``offer_dataset``.
+        GymError: ``NOT_FOUND`` without consent; errors from ``offer_dataset``.
     """
     if not missing_dataset(name):
         return

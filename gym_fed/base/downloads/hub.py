@@ -146,7 +146,7 @@ def search_models(query: str, most: int = 20) -> list[FoundModel]:
     """Search the Hub for models that write text, most downloaded first.
 
     Raises:
-        GymError: ``UNAVAILABLE`` if the Hub does not answer as a Hub does; errors of ``read``.
+        GymError: ``UNAVAILABLE`` if the Hub does not answer as a Hub does; errors from ``read``.
     """
     place = (
         f"api/models?search={quote(query[:96], safe='')}&filter=text-generation&sort=downloads&limit={most}"

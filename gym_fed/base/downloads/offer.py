@@ -171,7 +171,7 @@ def model_config(name: str) -> dict[str, Any]:
     """Read the ``config.json`` of a Hub model without storing it, for planning.
 
     Raises:
-        GymError: Errors of ``offer_model``.
+        GymError: Errors from ``offer_model``.
     """
     info, listed = _read_info("model", name)
     if "config.json" not in listed:
@@ -220,7 +220,7 @@ def offer_dataset_files(
         commit: Commit to read; None for the newest.
 
     Raises:
-        GymError: Errors of ``offer_dataset``.
+        GymError: Errors from ``offer_dataset``.
     """
     info, listed = _read_info("dataset", name, commit)
     files = tuple(listed[path] for path in dict.fromkeys(choose(listed)))

@@ -33,7 +33,7 @@ def to_stream(name: str) -> DownloadOffer:
     Responses of the Hub are limited to the sizes of those files.
 
     Raises:
-        GymError: Errors of ``offer_dataset``.
+        GymError: Errors from ``offer_dataset``.
     """
     commit = agreed_commit(name)
     offer = None if commit is None else _offers.get((_key(name), commit))

@@ -68,7 +68,7 @@ def usable_folder(folder: Path) -> Path:
     """Return a model folder itself, or its import if its format needs conversion.
 
     Raises:
-        GymError: ``MODEL_INVALID`` if the folder has a special file; errors of ``imported``.
+        GymError: ``MODEL_INVALID`` if the folder has a special file; errors from ``imported``.
     """
     _require_ordinary(folder)
     return folder if importer_of(folder) is None else imported(folder)

@@ -57,5 +57,5 @@ class Importer(ABC):
         """Write the model folder into the empty ``folder``.
 
         Raises:
-            GymError: Errors of ``bytes_needed``.
+            GymError: Errors from ``bytes_needed``.
         """

@@ -37,7 +37,7 @@ def adapter_tokenizer(
         load: ``load_tokenizer``.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` naming the first token with another id than in the base.
+        GymError: ``BASE_MISMATCH`` naming the first token whose id differs from the base's.
     """
     template = next((file for a in reversed(chain) if (file := a.folder / _TEMPLATE).is_file()), None)
     if chain:

@@ -26,8 +26,8 @@ def unadapted_names(model: Any) -> list[str]:
     return a tuple, which an adapter cannot add to. Routers that are not linear layers (Mixtral, Qwen3-MoE) are not
     included. The mixers of Mamba and of hybrids pass the weights of some projections to a kernel, or multiply by them
     without calling the layer: an adapter on it would have no effect. A mixer is recognised by its parameter ``A_log``.
-    A grouped layer takes other shapes than PEFT's. Layers that share a weight (Zamba) would each get an adapter, which
-    cannot all be merged into it.
+    A grouped layer takes different shapes than PEFT's. Layers that share a weight (Zamba) would each get an adapter,
+    which cannot all be merged into it.
     """
     from torch import nn
 

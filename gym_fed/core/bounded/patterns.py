@@ -78,7 +78,7 @@ def _probes(pattern: str) -> Iterator[tuple[str, str]]:
         try:
             split = Split(Regex(atom), behavior="removed", invert=True)
             matched = [piece for piece, _ in split.pre_tokenize_str(_ALPHABET + atom)]
-        except Exception:  # noqa: BLE001  # no pattern by itself
+        except Exception:  # noqa: BLE001  # not a valid pattern on its own
             return ""
         return matched[0] if matched else ""
 

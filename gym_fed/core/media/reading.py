@@ -107,7 +107,7 @@ def read_video(
         The frames, uint8 ``[frames, height, width, 3]``; the facts of the video; the numbers of the frames.
 
     Raises:
-        GymError: As ``read_sound``.
+        GymError: See ``read_sound``.
     """
     late = GymError(
         ErrorCode.TOO_LARGE, f"needs more than {time_limit:g} s to decode", "make it shorter or smaller"

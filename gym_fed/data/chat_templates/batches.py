@@ -30,7 +30,7 @@ def render_rows(renderer: ChatRenderer, rows: Sequence[Placed]) -> list[Rendered
     """Render each row as ``ChatRenderer.render`` does.
 
     Raises:
-        GymError: As ``ChatRenderer.render``; ``MODEL_INVALID`` for a template that exceeds a limit.
+        GymError: As in ``ChatRenderer.render``; ``MODEL_INVALID`` for a template that exceeds a limit.
     """
     given = renderer.tokenizer.chat_template
     templates = list(given.values()) if isinstance(given, Mapping) else [given]

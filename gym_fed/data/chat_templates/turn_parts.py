@@ -36,7 +36,7 @@ def text_span(
         key: The key of the text in the message.
 
     Raises:
-        UnclearTurnsError: If the template does not render the text as it is.
+        UnclearTurnsError: If the template does not render the text unchanged.
     """
     spans = []
     for placeholder in _PLACEHOLDERS:

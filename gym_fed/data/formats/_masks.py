@@ -29,7 +29,7 @@ _roles: ContextVar[Collection[str] | None] = ContextVar("roles that are learned"
 
 @contextmanager
 def learning_roles(roles: Collection[str] | None) -> Iterator[None]:
-    """Learn the turns of ``roles`` that have no weight of their own; None for the assistant's."""
+    """Learn the turns of ``roles`` that have no weight themselves; None for the assistant's."""
     token = _roles.set(roles)
     try:
         yield

@@ -33,7 +33,7 @@ _ROLES = {
         ("tool", "function", "observation", "observations", "tool_response", "function_response"), "tool"
     ),
 }
-"""Roles by their names in ``role`` and ``from``. Calls that are turns of their own have the role ``tool_call``."""
+"""Roles by their names in ``role`` and ``from``. Calls in separate turns have the role ``tool_call``."""
 _SHOWN_ROLES = "system, user, assistant, tool, tool_call"
 _READ = {
     *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id"),

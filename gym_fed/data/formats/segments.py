@@ -1,4 +1,4 @@
-"""Axolotl's input_output: segments of text, joined as they are, of which those with ``label: true`` are learned."""
+"""Axolotl's input_output: segments of text that are joined unchanged; those with ``label: true`` are learned."""
 
 from __future__ import annotations
 

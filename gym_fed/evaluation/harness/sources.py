@@ -190,7 +190,7 @@ class OwnRows:
 
 
 def require_answers(name: str, limit: int | None) -> None:
-    """Refuse rows without an answer before a model is loaded; raises as ``own_rows``, except for the tokenizer."""
+    """Refuse rows without an answer before a model is loaded; raises like ``own_rows``, except for the tokenizer."""
     if name not in TASKS:
         for _ in _conversations(name, limit):
             pass

@@ -176,7 +176,7 @@ class Leaderboard:
         return line
 
     def signed(self, content: Submission | Reproduction, key: SigningKey) -> Line:
-        """Return the signed line that would follow, which is not written; raises as ``add``."""
+        """Return the signed line that would follow, which is not written; raises like ``add``."""
         line = sign_line(content, key, self.last)
         self._take(line)
         return line

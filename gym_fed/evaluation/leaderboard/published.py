@@ -58,7 +58,7 @@ class PublishedLeaderboard(Leaderboard):
         super().__init__(path, head=head)
 
     def add(self, content: Submission | Reproduction, key: SigningKey) -> Line:
-        """Sign a line, publish it with its record, and extend the copy; raises as ``Leaderboard.add``."""
+        """Sign a line, publish it with its record, and extend the copy; raises like ``Leaderboard.add``."""
         while True:
             board = Leaderboard(self.path)
             before = board.head
@@ -79,8 +79,8 @@ class PublishedLeaderboard(Leaderboard):
         """Download the record of a submission next to the copy, unless it is there.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND`` if the registry lacks it; ``HASH_MISMATCH`` for other samples than were
-                submitted, which are not written; ``TOO_LARGE``.
+            GymError: ``FILE_NOT_FOUND`` if the registry lacks it; ``HASH_MISMATCH`` for samples other than those that
+                were submitted, which are not written; ``TOO_LARGE``.
         """
         submission, digest = row.submission, row.line.entry.hash
         if any(

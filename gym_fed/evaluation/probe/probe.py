@@ -139,7 +139,7 @@ def run_probe(
         max_tokens: Maximum tokens of an answer.
 
     Raises:
-        GymError: As ``refusal_margins``; what scorer and judge raise.
+        GymError: As in ``refusal_margins``; what scorer and judge raise.
     """
     margins = refusal_margins(scorer, prompts)
     chosen = prompts.translated() or prompts.harmful
@@ -286,7 +286,7 @@ def probe_models(
         report: Called with a line of text before each part.
 
     Raises:
-        GymError: As ``open_models`` and ``run_probe``.
+        GymError: See ``open_models`` and ``run_probe``.
     """
     with open_models(model) as models:
         names = dict(models.names)

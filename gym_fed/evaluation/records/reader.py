@@ -59,7 +59,7 @@ def find_record(identity: Mapping[str, str], folder: str | Path) -> EvalResults 
     """Return the results of an earlier run with this identity; None if there is none.
 
     Raises:
-        GymError: As ``read_record``; a damaged record is an error.
+        GymError: As in ``read_record``; a damaged record is an error.
     """
     paths = paths_of(record_id(identity), Path(folder))
     if not paths:
@@ -141,7 +141,7 @@ def open_record(path: str | Path) -> Record:
 
 
 def read_document(path: Path) -> RecordDocument:
-    """Read the document of a record without its samples; raises as ``open_record``."""
+    """Read the document of a record without its samples; raises like ``open_record``."""
     try:
         document = read_object(path, ErrorCode.DATA_INVALID, _HINT) if path.is_file() else None
     except OSError as error:

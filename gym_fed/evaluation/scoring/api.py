@@ -83,8 +83,8 @@ class ApiScorer:
         self.max_length = MAX_LENGTH
         self._url = url
         self._separates_thoughts = False
-        """True once the server has returned a thought of its own field. Any other server may apply stop texts inside a
-        thought, so they are not sent to it in conversations."""
+        """True once the server has returned a thought in a separate field. Any other server may apply stop texts inside
+        a thought, so they are not sent to it in conversations."""
 
     def close(self) -> None:
         self._writer.close()

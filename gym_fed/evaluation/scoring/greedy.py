@@ -43,7 +43,7 @@ class GreedyPrompt:
 
 @dataclass
 class GreedyAnswer:
-    """Generated tokens, their lead over the second-best in nats, and whether the answer ended by itself."""
+    """Generated tokens, their lead over the second-best in nats, and whether the answer ended with an end token."""
 
     token_ids: list[int] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)

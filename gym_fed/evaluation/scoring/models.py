@@ -205,7 +205,7 @@ def open_models(model: ResolvedModel) -> OpenModels:
     """Load the base once, with each variant.
 
     Raises:
-        GymError: As ``load_model``, ``MultiVariantModel``, ``VariantStore`` and ``DeltaFile.open``.
+        GymError: As in ``load_model``, ``MultiVariantModel``, ``VariantStore`` and ``DeltaFile.open``.
     """
     request = model.request
     if request.api is not None:
@@ -230,7 +230,7 @@ def dense_model(model: ResolvedModel, key: str | None = None) -> LoadedModel:
         key: A name in ``scorer.models``; None for the first variant, or the base if there are none.
 
     Raises:
-        GymError: As ``open_models``.
+        GymError: See ``open_models``.
     """
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.vocabulary import apply_with_tokens

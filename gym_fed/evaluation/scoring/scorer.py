@@ -28,7 +28,7 @@ class Loglikelihood:
     Attributes:
         logprob: Sum over its tokens, in nats.
         is_greedy: True if each of its tokens is the most likely one.
-        cut: Tokens of the context that were left out because they did not fit.
+        cut: Tokens of the context that were dropped because they did not fit.
     """
 
     logprob: float

@@ -105,8 +105,8 @@ def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> lis
         update: True to fetch the newest commit of every set.
 
     Raises:
-        GymError: As ``datasets_of`` and ``offer_dataset``; ``HASH_MISMATCH`` if a file changed on this machine, or on
-            the Hub within the locked commit; ``UNAVAILABLE`` for a repository with a different file layout.
+        GymError: As in ``datasets_of`` and ``offer_dataset``; ``HASH_MISMATCH`` if a file changed on this machine, or
+            on the Hub within the locked commit; ``UNAVAILABLE`` for a repository with a different file layout.
     """
     lock = read_lock(home)
     offers = []
@@ -133,7 +133,7 @@ def fetch_offers(offers: Sequence[DatasetOffer], home: Path, report: Report = si
         Paths of the written files.
 
     Raises:
-        GymError: As ``gym_fed.base.downloads.fetch``; ``DATA_INVALID`` for a file without rows.
+        GymError: As in ``gym_fed.base.downloads.fetch``; ``DATA_INVALID`` for a file without rows.
     """
     written = []
     for offer in offers:

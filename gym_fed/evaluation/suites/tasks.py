@@ -262,7 +262,7 @@ def is_here(entry_name: str, places: Places) -> tuple[bool, str]:
     """Return True if all rows of an entry are on this machine, and the differences from the full set.
 
     Raises:
-        GymError: As ``tasks_of``, except for missing sets.
+        GymError: As in ``tasks_of``, except for missing sets.
     """
     entry = listing().tasks[entry_name]
     if listing().datasets[str(entry.dataset)].package is not None:

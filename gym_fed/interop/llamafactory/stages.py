@@ -129,7 +129,7 @@ def _reward(translator: Translator) -> None:
     reward_model_type = str(translator.take("reward_model_type", "lora"))
     model = translator.take("reward_model")
     if reward_model_type == "api":
-        translator.lose("reward_model_type", "use our grader remote, which has a wire format of its own")
+        translator.lose("reward_model_type", "use our grader remote, which has its own wire format")
     elif reward_model_type not in _REWARD_MODELS:
         translator.lose(
             "reward_model_type", f"{reward_model_type!r} is none of {', '.join(_REWARD_MODELS)}, api"

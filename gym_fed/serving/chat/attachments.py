@@ -27,7 +27,7 @@ def read_attachment(path: Path) -> dict[str, Any]:
     """Read a file as a content part.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``USAGE`` for a file of another kind, ``TOO_LARGE`` for one of more than
+        GymError: ``FILE_NOT_FOUND``; ``USAGE`` for a file of a different kind, ``TOO_LARGE`` for one of more than
             ``MAX_BYTES``.
     """
     kind = _SUFFIXES.get(path.suffix.lower())

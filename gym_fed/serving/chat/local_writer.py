@@ -123,7 +123,7 @@ def open_engine(
         chat_template: As in ``ServingConfig``.
 
     Raises:
-        GymError: As ``open_serving``; ``MODEL_INVALID`` for a model that the engine cannot serve.
+        GymError: As in ``open_serving``; ``MODEL_INVALID`` for a model that the engine cannot serve.
     """
     from gym_fed.base.models import model_name
     from gym_fed.config.serving import EngineConfig, ServingConfig

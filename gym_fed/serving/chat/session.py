@@ -118,7 +118,7 @@ class ChatSession:
         """Attach a picture, sound or video to the next question.
 
         Raises:
-            GymError: As ``read_attachment``; ``USAGE`` for a model without a chat template.
+            GymError: As in ``read_attachment``; ``USAGE`` for a model without a chat template.
         """
         self.require_memory("an attachment")
         self.attached.append(read_attachment(path))

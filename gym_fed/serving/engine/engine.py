@@ -110,7 +110,7 @@ class Engine:
         """Refuse a request that ``submit`` would refuse for its length or a full queue, before its inputs are computed.
 
         Raises:
-            GymError: As ``submit``.
+            GymError: See ``submit``.
         """
         replace(self.limits, vocab_size=self.vocabularies.of(variant).size).check_prompt(prompt_ids)
         self._queue.require_room(user)
@@ -122,7 +122,7 @@ class Engine:
         of timing.
 
         Raises:
-            GymError: As ``submit``, with none of them queued.
+            GymError: As in ``submit``, with none of them queued.
         """
         sequences = [self._sequence(request) for request in requests]
         if sequences:
@@ -138,7 +138,7 @@ class Engine:
         """Queue the embedding of a text, in the same queue as answers.
 
         Raises:
-            GymError: As ``submit``.
+            GymError: See ``submit``.
         """
         request = self._inputs.embedding(prompt_ids, variant, user)
         self._queue.put([request])
@@ -242,7 +242,7 @@ class InputProcessor:
         """Create the sequence of a generation request, and start loading its variant.
 
         Raises:
-            GymError: As ``Engine.submit``.
+            GymError: See ``Engine.submit``.
         """
         params = request.sampling
         vocabulary = self._vocabulary(request.variant)
@@ -293,7 +293,7 @@ class InputProcessor:
         """Create the sequence of an embedding request, and start loading its variant.
 
         Raises:
-            GymError: As ``Engine.submit``.
+            GymError: See ``Engine.submit``.
         """
         vocabulary = self._vocabulary(variant)
         replace(self._limits, vocab_size=vocabulary.size).check_prompt(prompt_ids)

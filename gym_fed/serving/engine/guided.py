@@ -57,7 +57,7 @@ class GuideFactory:
         """Compile the guide of one answer.
 
         Raises:
-            GymError: As ``compiled``, with the reason.
+            GymError: As in ``compiled``, with the reason.
         """
         from llguidance import LLMatcher, LLParserLimits
 

@@ -90,7 +90,7 @@ class InputQueue:
         """Append requests of one user, which the engine's thread takes together.
 
         Raises:
-            GymError: As ``require_room``, with none of them appended.
+            GymError: As in ``require_room``, with none of them appended.
         """
         with self._changed:
             self._check_room(requests[0].user, len(requests))

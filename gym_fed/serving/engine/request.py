@@ -51,9 +51,9 @@ class SamplingParams:
         max_tokens: Maximum tokens of the answer; None: as many as the context has left.
         min_tokens: Minimum tokens of the answer before an end token or stop token id may end it.
         temperature: 0 is greedy.
-        top_p: Probability that the likeliest tokens, among which to sample, have together (nucleus sampling).
-        top_k: Sample among this many likeliest tokens; 0: all.
-        min_p: Sample among tokens at least this fraction as likely as the likeliest one.
+        top_p: Total probability of the most likely tokens to sample from (nucleus sampling).
+        top_k: Sample among the N most likely tokens; 0 = all.
+        min_p: Sample among tokens at least this fraction as likely as the most likely one.
         presence_penalty: Subtracted once from the logit of each token that the answer already has.
         frequency_penalty: Subtracted once for each occurrence of the token in the answer.
         repetition_penalty: Penalty on the logits of tokens in prompt and answer (Keskar et al. 2019); 1 turns it off.
@@ -63,7 +63,7 @@ class SamplingParams:
         stop: Texts; the answer ends before the first occurrence of any. They may have control tokens, even hidden ones.
         stop_token_ids: Token ids that end the answer, in addition to the model's own end tokens.
         ignore_eos: Do not end at the model's end tokens (for measurements).
-        logprobs: Number of likeliest tokens to report log-probabilities for, besides the sampled token's; None: none.
+        logprobs: Number of most likely tokens to report log-probabilities for, besides the sampled token's; None: none.
         json_schema: JSON schema of the answer, as JSON text; ``{}`` allows any object.
         grammar: Grammar of the answer; not together with ``json_schema``.
         shown_token_ids: Control tokens whose text is part of the answer's text.
@@ -134,7 +134,7 @@ class TokenLogprob:
 
     logprob: float
     top: tuple[tuple[int, bytes, float], ...] = ()
-    """The likeliest tokens at the same position, likeliest first: id, bytes, logprob."""
+    """The most likely tokens at the same position, most likely first: id, bytes, logprob."""
 
     start: int = 0
     """In an event: the number of characters of the answer before it."""
@@ -151,7 +151,7 @@ class Event:
 
     ``reasoning`` is text of the thought, and ``reasoning_tokens`` counts the ``token_ids`` that belong to it.
     ``logprobs`` are those of the tokens of the answer's text alone, so their bytes together are the text. A thought, an
-    end token, a removed stop text, and half a character at the end have none.
+    end token, a removed stop text, and an incomplete character at the end have none.
     """
 
     text: str

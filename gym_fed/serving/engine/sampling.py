@@ -99,7 +99,7 @@ class Row:
 
 
 class SampledLogprob(NamedTuple):
-    """The log-probability of a sampled token, and the likeliest tokens at its position, likeliest first."""
+    """The log-probability of a sampled token, and the most likely tokens at its position, most likely first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -179,7 +179,7 @@ def _choose_specially(
 
 
 def _best(logits: Tensor) -> tuple[list[int], list[float]]:
-    """Return each row's likeliest token (the first of equals) and its logit, which is NaN if any logit is."""
+    """Return each row's most likely token (the first of equals) and its logit, which is NaN if any logit is."""
     if logits.device.type == "cpu":  # numpy's argmax is ten times faster than torch's
         array = logits.numpy()
         places = array.argmax(axis=-1)
@@ -251,7 +251,7 @@ def _no_token_left() -> GymError:
 
 
 _NUCLEUS = 256
-"""Number of likeliest tokens that are searched for the nucleus first."""
+"""Number of most likely tokens that are searched for the nucleus first."""
 
 
 Warper = Callable[[Tensor], Tensor]
@@ -305,7 +305,7 @@ def _top_p(top_p: float, scores: Tensor) -> Tensor:
 
 
 def _top_p_of_all(top_p: float, scores: Tensor) -> Tensor:
-    """Nucleus sampling by sums over the sorted vocabulary; the likeliest token always stays."""
+    """Nucleus sampling by sums over the sorted vocabulary; the most likely token always stays."""
     values, places = scores.sort(dim=-1)
     gone = values.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
     gone[:, -1] = False

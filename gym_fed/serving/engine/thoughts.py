@@ -79,7 +79,7 @@ class Thought:
         return self._guide is not None and not self._splitter.thinking and self._guide.complete
 
     def banned(self) -> Any:
-        """Return the tokens that may not come next; raises as ``Guide.banned``."""
+        """Return the tokens that may not come next; raises like ``Guide.banned``."""
         import numpy as np
 
         if self._forced:
@@ -102,7 +102,7 @@ class Thought:
         return mask
 
     def push(self, token_id: int, stream: TextStream) -> AnswerSplit:
-        """Add the sampled token; raises as ``Guide.push``."""
+        """Add the sampled token; raises like ``Guide.push``."""
         splitter = self._splitter
         if self._forced:
             self._forced.popleft()

@@ -33,7 +33,7 @@ class ServingEngine(Protocol):
     end_ids: frozenset[int]
 
     def submit(self, request: GenerationRequest) -> Generation:
-        """Queue a request; raises as ``Engine.submit``."""
+        """Queue a request; raises like ``Engine.submit``."""
 
     def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
         """Refuse a request that ``submit`` would refuse for its length or a full queue."""
@@ -138,7 +138,7 @@ def open_store(
         how: Further arguments of ``VariantStore.open``.
 
     Raises:
-        GymError: As ``VariantStore.open``.
+        GymError: See ``VariantStore.open``.
     """
     if config.variants is None:
         return None

@@ -28,7 +28,7 @@ class Own(EngineKind):
         """Load the base into this process.
 
         Raises:
-            GymError: As ``load_model``, ``use_chat_template``, ``VariantStore.open`` and ``MultiVariantModel``;
+            GymError: As in ``load_model``, ``use_chat_template``, ``VariantStore.open`` and ``MultiVariantModel``;
                 ``CONFIG_INVALID`` for a ``kv_cache_size`` of less than two tokens.
         """
         import torch

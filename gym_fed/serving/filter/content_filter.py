@@ -50,7 +50,7 @@ class ContentFilter:
         config: The given config.
 
     Raises:
-        GymError: As ``read_rules``; ``CONFIG_INVALID`` for a category without rule or classifier.
+        GymError: As in ``read_rules``; ``CONFIG_INVALID`` for a category without rule or classifier.
     """
 
     def __init__(self, config: FilterConfig) -> None:

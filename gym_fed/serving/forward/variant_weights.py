@@ -257,7 +257,7 @@ def require_servable_delta(delta: DeltaFile, layout: ModelLayout) -> None:
 
 
 def loaded_variant(name: str, delta: DeltaFile, layout: ModelLayout, sha256: str) -> LoadedVariant:
-    """Load a variant for serving; raises as ``load_variant_weights``."""
+    """Load a variant for serving; raises like ``load_variant_weights``."""
     weights = load_variant_weights(delta, layout)
     rows = _vocabulary_rows(delta, layout)
     size = sum(o.resident_bytes for o in weights.values()) + (0 if rows is None else rows.resident_bytes)

@@ -111,7 +111,7 @@ class KeyRing(Generic[KeyT]):
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
                     f"{self.path} already has a key {key.name!r}",
-                    f"remove it first, with `remove {key.name}` in place of `add`",
+                    f"remove it first, with `remove {key.name}` instead of `add`",
                 )
             if len(known) >= MAX_KEYS:
                 raise self._too_large(f"has {MAX_KEYS:,} keys, which is the maximum")

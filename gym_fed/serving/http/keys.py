@@ -99,7 +99,7 @@ class Authenticator:
 
 
 def require_local(headers: Mapping[str, str], origins: frozenset[str]) -> None:
-    """Refuse a request for another host than this machine, or from a page of one that is not in ``origins``.
+    """Refuse a request for a host other than this machine, or from a page whose origin is not in ``origins``.
 
     Raises:
         GymError: ``PERMISSION_DENIED``.
@@ -204,7 +204,7 @@ class KeyFile(KeyRing[ApiKey]):
         """Return the caller with this key; None for an unknown or expired one. Compares every key.
 
         Raises:
-            GymError: As ``all``.
+            GymError: See ``all``.
         """
         match: ApiKey | None = None
         digest = hashed(key)
@@ -289,7 +289,7 @@ class KeyFile(KeyRing[ApiKey]):
             Names of the removed keys, and of the keys that still allow something.
 
         Raises:
-            GymError: As ``all``.
+            GymError: See ``all``.
         """
         removed, changed, remaining = [], [], []
         with self._changing() as known:

@@ -70,7 +70,7 @@ class Screening:
 
 
 class FilteredChoice(AnswerChoice):
-    """Releases text that no rule can match any more; on a match, sends the refusal's text in place of the rest.
+    """Releases text that no rule can match any more; on a match, sends the refusal's text instead of the rest.
 
     Log-probabilities are held back with the text of their tokens, and tool calls until the end of the answer.
 

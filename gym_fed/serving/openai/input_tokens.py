@@ -46,7 +46,7 @@ def count_input_tokens(
         stored: The store of earlier responses; None if there is none.
 
     Raises:
-        GymError: As ``begin_response``, also for fields that a count does not take.
+        GymError: As in ``begin_response``, also for fields that do not apply to a count.
     """
     if isinstance(body, Mapping):
         for name in body.keys() - _FIELDS:

@@ -37,7 +37,7 @@ def logprobs_of_completion(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _by_text(token: TokenLogprob) -> dict[str, float]:
-    """Return the likeliest tokens and the sampled one by text, as OpenAI and vLLM do.
+    """Return the most likely tokens and the sampled one by text, as OpenAI and vLLM do.
 
     One whose text is the sampled token's, or that of a likelier one, is ``token_id:ID``, as vLLM writes ids.
     """

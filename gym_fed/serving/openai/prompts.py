@@ -118,7 +118,7 @@ class Prompts:
         """Read the pictures of a request.
 
         Raises:
-            RequestError: As ``MessagePictures``.
+            RequestError: See ``MessagePictures``.
         """
         return MessagePictures(messages, self.pictures)
 

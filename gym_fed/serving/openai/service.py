@@ -146,19 +146,19 @@ class OpenAIService:
         return self._begin(url, body, caller, None).run()
 
     def stream(self, url: str, body: Any, caller: Caller) -> Generator[StreamChunk]:
-        """Stream the answer to a request, whether or not ``stream`` is set; raises as ``handle``."""
+        """Stream the answer to a request, whether or not ``stream`` is set; raises like ``handle``."""
         return self.begin(url, body, caller).chunks()
 
     def begin(self, url: str, body: Any, caller: Caller) -> Pending:
-        """Accept a request for text, without waiting for its answer; raises as ``handle``."""
+        """Accept a request for text, without waiting for its answer; raises like ``handle``."""
         return self._begin(url, body, caller, self._stored)
 
     def input_tokens(self, body: Any, caller: Caller) -> dict[str, Any]:
-        """Count the input tokens of a request to the Responses API; raises as ``handle``."""
+        """Count the input tokens of a request to the Responses API; raises like ``handle``."""
         return count_input_tokens(body, caller, self.catalogue, self._prompts_of, self._context, self._stored)
 
     def stored(self, url: str, answer_id: str, caller: Caller) -> dict[str, Any]:
-        """Return the body of an answer that this caller has stored; raises as ``stored_answer``."""
+        """Return the body of an answer that this caller has stored; raises like ``stored_answer``."""
         return self.stored_answer(url, answer_id, caller).to_dict()
 
     def stored_answer(self, url: str, answer_id: str, caller: Caller) -> StoredAnswer:
@@ -175,7 +175,7 @@ class OpenAIService:
         return self._storage().get(caller, answer_id, STORED[url])
 
     def delete_stored(self, url: str, answer_id: str, caller: Caller) -> dict[str, Any]:
-        """Delete a stored answer; raises as ``stored``."""
+        """Delete a stored answer; raises like ``stored``."""
         self._storage().delete(caller, answer_id, STORED[url])
         kind = "response" if url == RESPONSES else "chat.completion.deleted"
         return {"id": answer_id, "object": kind, "deleted": True}
@@ -208,7 +208,7 @@ class OpenAIService:
         )
 
     def begin_vectors(self, body: Any, caller: Caller) -> PendingVectors:
-        """Accept a request for embeddings, without waiting for them; raises as ``handle``.
+        """Accept a request for embeddings, without waiting for them; raises like ``handle``.
 
         An embedding is the mean of the model's last hidden states, normalised.
         """

@@ -143,7 +143,7 @@ def ids_that_fit(
         max_tokens: Maximum tokens of the answer; room for them is left, but at most a quarter of the context.
 
     Raises:
-        RequestError: As ``render`` of the last turn.
+        RequestError: As in ``render`` of the last turn.
     """
     if context is None:
         return render(list(messages))
@@ -283,7 +283,7 @@ def _manifest_beside(delta: Path) -> SignedVariant | None:
     """Read the signed manifest of a delta, if there is one.
 
     Raises:
-        GymError: As ``SignedVariant.parse``.
+        GymError: See ``SignedVariant.parse``.
     """
     try:
         with manifest_path(delta).open("rb") as file:

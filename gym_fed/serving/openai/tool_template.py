@@ -127,7 +127,7 @@ class ToolTemplate:
         """Prepare messages and tools for the template.
 
         Raises:
-            RequestError: As ``format``; also if calls among the messages would not be shown.
+            RequestError: As in ``format``; also if calls among the messages would not be shown.
         """
         if not tools and not any("tool_calls" in row or row["role"] == "tool" for row in rows):
             return rows, tools

@@ -27,7 +27,7 @@ class VariantPrompts:
         self._lock = threading.Lock()
 
     def __call__(self, variant: str | None) -> Prompts:
-        """Return the prompts of a variant; raises as ``Vocabularies.of``."""
+        """Return the prompts of a variant; raises like ``Vocabularies.of``."""
         vocabulary = None if self._vocabularies is None else self._vocabularies.of(variant)
         if self._vocabularies is None or vocabulary is None or vocabulary is self._vocabularies.base:
             return self._base

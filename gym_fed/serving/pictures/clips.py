@@ -104,7 +104,7 @@ def read_clip_of_video(url: str) -> Clip:
     """Read a video in a data URL.
 
     Raises:
-        GymError: As ``read_clip_of_sound``.
+        GymError: See ``read_clip_of_sound``.
     """
     match = _VIDEO_URL.match(url[:300])
     if match is None:

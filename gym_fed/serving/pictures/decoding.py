@@ -241,7 +241,7 @@ class TooManyParts(ValueError):
 def pixels_alone(data: bytes) -> tuple[bytes, int]:
     """Return the file with only the parts for the pixels of its first frame, and its EXIF orientation (1 to 8).
 
-    A broken file is left as it is, for the decoder to refuse.
+    A broken file is left unchanged, for the decoder to refuse.
 
     Raises:
         TooManyParts: Names the parts.

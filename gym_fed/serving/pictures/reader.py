@@ -276,7 +276,7 @@ class PictureReader:
             model: The loaded model on its device, not yet served.
 
         Raises:
-            GymError: As ``load_processor``.
+            GymError: See ``load_processor``.
         """
         if not hasattr(model.config, "get_text_config") or model.config.get_text_config() is model.config:
             # Only the language model of some models was loaded
@@ -371,7 +371,7 @@ class PictureReader:
         """Return the media of a prompt for the engine; features are computed unless the owner has cached ones.
 
         Raises:
-            GymError: As ``PictureEncoder.features`` and ``require_wanted``.
+            GymError: See ``PictureEncoder.features`` and ``require_wanted``.
         """
         from gym_fed.serving.forward.chunk import PlacedPicture  # imports torch
 

@@ -77,7 +77,7 @@ class VariantRecord:
         """Parse the manifest without verifying it; None for an unsigned variant.
 
         Raises:
-            GymError: As ``SignedVariant.parse``.
+            GymError: See ``SignedVariant.parse``.
         """
         return None if self.manifest is None else SignedVariant.parse(self.manifest)
 

@@ -311,7 +311,7 @@ class _Failure:
 
 
 class RecentFailures:
-    """Errors of loads by variant, reported for some seconds or until row or file change, then tried again.
+    """Errors of loads by variant, reported for some seconds or until row or file change, then retried.
 
     Args:
         fingerprint: Function whose result changes when a variant's file changes.

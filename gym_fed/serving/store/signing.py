@@ -32,7 +32,7 @@ def sign_variant(
         note: A comment for people; at most ``MAX_NOTE`` characters.
 
     Raises:
-        GymError: As ``DeltaFile.open``; ``USAGE`` for a name or note that a manifest cannot carry.
+        GymError: As in ``DeltaFile.open``; ``USAGE`` for a name or note that a manifest cannot carry.
     """
     from gym_fed.delta.file import DeltaFile
 

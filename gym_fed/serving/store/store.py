@@ -196,7 +196,7 @@ class VariantStore:
             progress: Called with the current step, the number of items done, and their total.
 
         Raises:
-            GymError: As ``add``, naming every refused file, with the code of the first.
+            GymError: As in ``add``, naming every refused file, with the code of the first.
         """
         if key is None and self.require_signature:
             raise GymError(

@@ -69,7 +69,7 @@ def checked_base(
     """Check a delta including its values, and return the name and digest of its base.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a delta of other parts than the language model, with too much text in its
+        GymError: ``MODEL_INVALID`` for a delta of parts other than the language model, with too much text in its
             added tokens, or that the served model cannot add; as ``DeltaFile.open``. All name ``source``.
     """
     from gym_fed.delta.file import DeltaFile

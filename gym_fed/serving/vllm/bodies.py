@@ -128,7 +128,7 @@ def lark_of(grammar: Grammar) -> str:
     """Translate a grammar to one in Lark's notation, the form that vLLM passes to llguidance unchanged.
 
     Raises:
-        GymError: As ``guided.compiled``.
+        GymError: See ``guided.compiled``.
     """
     from gym_fed.serving.engine.guided import compiled
 
@@ -192,6 +192,6 @@ def _logprobs(found: Mapping[str, Any]) -> tuple[SampledLogprob, ...]:
 
 
 def _likeliest(top: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    """Return tokens and log-probabilities, likeliest first."""
+    """Return tokens and log-probabilities, most likely first."""
     pairs = [(int(name.removeprefix(_TOKEN)), float(value)) for name, value in top.items()]
     return tuple(sorted(pairs, key=lambda pair: -pair[1]))

@@ -25,7 +25,7 @@ _MAX_BYTES = 1 << 20
 _MAX_TOKEN_BYTES = 4096
 """Maximum bytes per token of an answer, with the log-probabilities of other tokens."""
 _UNKNOWN_FORM = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Errors of reading JSON of another form than vLLM's."""
+"""Errors from reading JSON in a form other than vLLM's."""
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class VllmClient:
         """Return the context length of every base model by its name.
 
         Raises:
-            GymError: As ``version``; ``UNAUTHENTICATED`` for a wrong key.
+            GymError: As in ``version``; ``UNAUTHENTICATED`` for a wrong key.
         """
 
         def read(found: Any) -> dict[str, int]:
@@ -122,7 +122,7 @@ class VllmClient:
             body: As ``completion_body`` returns it with ``stream=False``.
 
         Raises:
-            NotConnectedError: As ``generate``; so do the other errors.
+            NotConnectedError: As in ``generate``; so do the other errors.
         """
         with _named_failures():
             most = _MAX_BYTES + _MAX_TOKEN_BYTES * int(body["max_tokens"])
@@ -139,7 +139,7 @@ class VllmClient:
             content: A safetensors file with the adapter's config in its metadata.
 
         Raises:
-            NotConnectedError: As ``generate``; so do the other errors.
+            NotConnectedError: As in ``generate``; so do the other errors.
             GymError: ``PROTOCOL_MISMATCH`` if vLLM runs without the plug-in's uploads or without LoRA.
         """
         with _named_failures():
@@ -151,7 +151,7 @@ class VllmClient:
         """Unload an adapter and delete its files; one that is not there has no effect.
 
         Raises:
-            NotConnectedError: As ``generate``; ``GymError`` ``UNAVAILABLE`` if vLLM stops.
+            NotConnectedError: As in ``generate``; ``GymError`` ``UNAVAILABLE`` if vLLM stops.
         """
         with _named_failures():
             await self._send("POST", "/v1/unload_lora_adapter", json={"lora_name": name})
@@ -228,7 +228,7 @@ async def _body(answer: httpx.Response, max_bytes: int) -> bytes:
 
 
 async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes]:
-    """Yield the lines of an answer as they arrive; raises as ``_body`` for one of more than ``_MAX_BYTES``."""
+    """Yield the lines of an answer as they arrive; raises like ``_body`` for one of more than ``_MAX_BYTES``."""
     rest = b""
     async for part in answer.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")

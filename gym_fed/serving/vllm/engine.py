@@ -108,7 +108,7 @@ class VllmEngine:
         """Queue a request.
 
         Raises:
-            GymError: As ``Engine.submit``; ``USAGE`` for a parameter that vLLM lacks, and for a variant with added
+            GymError: As in ``Engine.submit``; ``USAGE`` for a parameter that vLLM lacks, and for a variant with added
                 tokens; ``UNAVAILABLE`` while vLLM is starting or being restarted.
         """
         if request.pictures:
@@ -122,7 +122,7 @@ class VllmEngine:
         return sequence.generation
 
     def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
-        """Refuse a request that ``submit`` would refuse for its length or a full queue; raises as ``submit``."""
+        """Refuse a request that ``submit`` would refuse for its length or a full queue; raises like ``submit``."""
         self._require_base_tokens(variant)
         self._require_ready()
         self.limits.check_prompt(prompt_ids)

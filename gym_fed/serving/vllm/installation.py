@@ -1,4 +1,4 @@
-"""A vLLM in an environment of its own: its version, the path of imports that it gets, and its command line."""
+"""A vLLM in a separate environment: its version, its import path, and its command line."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class VllmOptions:
         served_name: The base's name.
         dtype: Type of weights and activations.
         max_context: Maximum tokens of prompt and answer.
-        max_concurrent: Maximum requests at once.
+        max_concurrent: Maximum number of concurrent requests.
         slots: Variants in one step; 0: only the base is served.
         variants_in_memory: Variants that stay loaded.
         max_lora_rank: Maximum rank of low-rank variants.

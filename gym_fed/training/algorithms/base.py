@@ -24,7 +24,7 @@ from gym_fed.training.run.job import Job
 
 
 class Algorithm(ABC):
-    """A training algorithm, without state."""
+    """A training algorithm. Instances are stateless."""
 
     row_kind: ClassVar[RowKind] = "supervised"
     """Kind of the rows that ``encode`` takes; see ``gym_fed.data.rows``. Other rows are converted or refused."""
@@ -49,7 +49,7 @@ class Algorithm(ABC):
     """True if batches consist of whole groups of answers that the trained model generates."""
 
     uses_reference: ClassVar[bool] = False
-    """True if the loss compares the model with the initial one, whatever the settings."""
+    """True if the loss always compares the model with the initial one."""
 
     scores_reference_once: ClassVar[bool] = False
     """True if the reference scores the rows only once, before the first step."""
@@ -101,7 +101,7 @@ class Algorithm(ABC):
     """True if models that read images can be trained on images."""
 
     federates: ClassVar[bool] = False
-    """True if a hub may request it; it then needs only the contributor's own rows."""
+    """True if a hub may request it, since it needs only the contributor's own rows."""
 
     of_few_rows: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Defaults of its section for small data sets (a few dozen rows)."""
@@ -180,7 +180,7 @@ class Algorithm(ABC):
         """Return the number of tokens of each row before truncation; by default of supervised rows.
 
         Raises:
-            GymError: As ``encode``.
+            GymError: See ``encode``.
         """
         encoded = iter_encoded(tokenizer, rows, max_length=sys.maxsize, reasoning=config.reasoning)
         return [len(row["input_ids"]) for row in encoded]
@@ -188,8 +188,8 @@ class Algorithm(ABC):
     def encode_each(
         self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
     ) -> Iterator[dict[str, Any]] | None:
-        """Return an iterator over the rows of ``encode``, which holds few of them in memory; None if rows are not
-        encoded one by one, or not to ids alone.
+        """Return an iterator over the rows of ``encode``, which holds few of them in memory at a time; None if rows are
+        not encoded one by one, or not to ids alone.
 
         Args:
             config: The run's.

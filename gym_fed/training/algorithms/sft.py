@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_Trainer: Any = object  # what the mix-in is placed before
+_Trainer: Any = object  # the class that the mix-in precedes
 
 _TOP = 20
-"""Number of likeliest tokens that approximate the whole distribution, as in the paper."""
+"""Number of most likely tokens that approximate the whole distribution, as in the paper."""
 
 
 class Sft(Algorithm):
@@ -244,8 +244,8 @@ def entropy_adaptive_loss(
 ) -> Tensor:
     """``- sum_t (H_t / ln K)^alpha log p(y_t)`` over the labelled tokens, divided by their number.
 
-    ``H_t`` is the entropy of the ``K = 20`` likeliest tokens, renormalised, without a gradient: where the model is sure
-    and the label contradicts it, little is learned. Diao et al. 2026, "Entropy-Adaptive Fine-Tuning".
+    ``H_t`` is the entropy of the ``K = 20`` likeliest tokens, renormalised, without a gradient: where the model is
+    certain and the label contradicts it, little is learned. Diao et al. 2026, "Entropy-Adaptive Fine-Tuning".
 
     Args:
         outputs: The model's outputs, with ``logits`` ``[n, t, v]``.

@@ -252,7 +252,7 @@ class Graded(Loop):
     """A loop that learns from graded answers.
 
     Args:
-        dataset: Threads; final answers are left out, and graders read their metadata.
+        dataset: Threads; final answers are ignored, and graders read their metadata.
         model: The model that writes the answers and is trained; see ``Loop``.
         grader: A ``Grader``, several, or a function from an answered thread to a number.
         kl_beta: Weight of the divergence from the initial model.

@@ -24,7 +24,7 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
     Adapters that the run starts from are merged into the model, except the one that it continues.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for an adapter on an adapter; errors of ``load_model``.
+        GymError: ``CONFIG_INVALID`` for an adapter on an adapter; errors from ``load_model``.
     """
     if config.model_init is not None:
         return init_model(config.model_init, seed=config.seed, dtype=config.dtype)

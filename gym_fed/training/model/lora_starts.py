@@ -136,7 +136,7 @@ def start_from_loss(model: Any, config: TrainingConfig) -> None:
 
     Args:
         model: A PEFT model on a base that ``quantization`` holds in 4 bits.
-        config: Names the base, which is read once more in full precision.
+        config: Names the base, which is read again in full precision.
     """
     from gym_fed.base.models import load_model
 

@@ -24,7 +24,7 @@ def pack_layers(model: Any, config: TrainingConfig) -> Any:
     """Quantise every linear layer but the head in place, if ``quantization`` names one of these methods.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming a layer whose rows are no multiple of ``group_size``.
+        GymError: ``CONFIG_INVALID`` naming a layer whose rows are not a multiple of ``group_size``.
     """
     settings = config.quantization
     if settings is None or settings.method == "bitsandbytes":

@@ -329,7 +329,7 @@ def _load(adapted: Any, adapter: Adapter) -> None:
 
 
 def _require_layers(model: Any, settings: Any, adapter: Adapter, config: TrainingConfig) -> None:
-    """Refuse a section that names other layers of the plain ``model`` than the adapter has."""
+    """Refuse a section that names layers of the plain ``model`` other than the adapter's."""
     section = config.chosen_sections()[config.finetuning]
     own = adapter.config.get("target_modules")
     names = names_of(model)

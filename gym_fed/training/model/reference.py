@@ -57,7 +57,7 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
     """Load the reference that the config names, frozen and on the policy's device; None if it names none.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if its vocabulary differs from the policy's; errors of ``load_model``.
+        GymError: ``CONFIG_INVALID`` if its vocabulary differs from the policy's; errors from ``load_model``.
     """
     if not has_named_reference(config):
         return None

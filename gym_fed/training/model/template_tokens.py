@@ -87,7 +87,7 @@ def fit_to_template(model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
     """Return the tokenizer of ``template_tokenizer``, after extending the model's embeddings if needed.
 
     Raises:
-        GymError: As ``template_tokenizer`` and ``fit_embeddings``.
+        GymError: See ``template_tokenizer`` and ``fit_embeddings``.
     """
     templated = template_tokenizer(tokenizer, config)
     fit_embeddings(model, templated, config, _largest_id(tokenizer) + 1)

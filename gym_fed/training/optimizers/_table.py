@@ -337,7 +337,7 @@ TABLE: dict[str, LibraryOptimizer] = {
             "apollo_torch.svd_projector:GaLoreProjector",
         ),
     ),
-    # Defazio et al. 2024, algorithm 1. RAdam warms up by itself.
+    # Defazio et al. 2024, algorithm 1. RAdam needs no warm-up.
     "schedulefree_adamw": ScheduleFree("schedulefree:AdamWScheduleFree"),
     "schedulefree_radam": ScheduleFree("schedulefree:RAdamScheduleFree", warms_up=False),
     "schedulefree_sgd": ScheduleFree(

@@ -72,7 +72,7 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
 
 @contextmanager
 def refuse_lost_process() -> Iterator[None]:
-    """Report the end of another process, which a collective of this one meets as a broken connection.
+    """Report that another process has ended, which a collective sees as a broken connection.
 
     Raises:
         GymError: ``UNAVAILABLE``.
@@ -80,7 +80,7 @@ def refuse_lost_process() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # NCCL and the store have an error of their own; gloo names the line of its source.
+        # NCCL and the store have their own errors; gloo reports a line of its source.
         lost = isinstance(error, dist.DistError) or "/gloo/" in str(error)
         if world_size() == 1 or not lost:
             raise
@@ -129,8 +129,8 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def in_steps(work: Callable[[], Iterator[object]]) -> None:
-    """Exhaust an iterator in the main process only; no other process waits for longer than a few seconds at once,
-    so that long work is no timeout.
+    """Exhaust an iterator in the main process only; no other process waits for more than a few seconds at a time,
+    so that long work causes no timeout.
 
     Raises:
         GymError: The error of ``work``, in every process.

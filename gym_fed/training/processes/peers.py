@@ -41,7 +41,7 @@ def announce(reason: str) -> None:
         store.set(_KEY, reason)
     except dist.DistError:
         return
-    _stopped.wait(3 * _SECONDS_BETWEEN)  # the store ends with the launcher of its machine
+    _stopped.wait(3 * _SECONDS_BETWEEN)  # the store ends with its machine's launcher
 
 
 def watch() -> None:

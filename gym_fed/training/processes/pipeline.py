@@ -35,7 +35,7 @@ class _DecoderCalled(Exception):
 
 
 class _Runner(nn.Module):
-    """What torch's stage calls: the index of a micro-batch, and the hidden states of the stage before."""
+    """The callable of torch's stage; its arguments are a micro-batch's index and the previous stage's hidden states."""
 
     def __init__(self, run: Callable[[int, torch.Tensor | None], torch.Tensor]) -> None:
         super().__init__()

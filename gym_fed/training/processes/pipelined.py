@@ -15,7 +15,7 @@ from gym_fed.training.processes.pipeline import ModelPipeline, pipeline_of
 from gym_fed.training.processes.shared_rows import local_values
 
 _SCHEDULER = "scheduler.pt"
-_Trainer: Any = object  # what the mix-in is placed before
+_Trainer: Any = object  # the class that the mix-in precedes
 
 
 class Pipelined(_Trainer):  # type: ignore[misc]
@@ -51,7 +51,7 @@ class Pipelined(_Trainer):  # type: ignore[misc]
             super().training_step(model, inputs, num_items_in_batch)
         finally:
             self._collects = False
-        # The trainer has divided this number, in place of the loss, and differentiated it.
+        # The trainer has divided and differentiated this number instead of the loss.
         collected, number = self._collected[-1][:2]
         self._collected[-1] = (collected, number, self._weight.grad)
         if not self.accelerator.sync_gradients:
@@ -102,7 +102,7 @@ class Pipelined(_Trainer):  # type: ignore[misc]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let a loss gather metrics from the last stage alone: no other process computes them."""
+        """Let a loss gather metrics only from the last stage: no other process computes them."""
         before, self.accelerator.gather = self.accelerator.gather, local_values
         try:
             yield

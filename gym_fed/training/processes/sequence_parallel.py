@@ -87,7 +87,7 @@ def tokens_of_heads(states: torch.Tensor, group: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Grouped:
-    """What transformers' attention reads of a module: how many query heads share a key head."""
+    """The attribute that transformers' attention reads from a module: how many query heads share a key head."""
 
     num_key_value_groups: int
     is_causal: bool
@@ -192,7 +192,7 @@ class RowSplitter:
 
 
 def _without_right_padding(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a mask ``[n, length]``; None if rows are only padded at the end, which no token of theirs can see."""
+    """Return a mask ``[n, length]``; None if rows are padded only at the end, where no token attends to the padding."""
     if mask is None or bool((mask[:, 1:] <= mask[:, :-1]).all()):
         return None
     return mask
@@ -200,7 +200,7 @@ def _without_right_padding(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 @contextmanager
 def sequence_parallel(model: Any, config: TrainingConfig) -> Iterator[RowSplitter | None]:
-    """Split the rows of a causal LM within a context, if the config says so."""
+    """Split the rows of a causal LM within a context, if the config requires it."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 

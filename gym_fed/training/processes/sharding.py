@@ -24,7 +24,7 @@ _OF_WHOLE_ROWS = (
 
 
 def settings_of(config: TrainingConfig) -> DistributedSettings:
-    """Return the ``distributed`` block, or its defaults."""
+    """Return the ``distributed`` section, or its defaults."""
     return config.distributed or DistributedSettings()
 
 

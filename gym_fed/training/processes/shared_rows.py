@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from gym_fed.training.processes.ranks import world_size
 
-_Trainer: Any = object  # what the mix-in is placed before
+_Trainer: Any = object  # the class that the mix-in precedes
 
 
 class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped

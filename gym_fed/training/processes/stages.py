@@ -1,4 +1,4 @@
-"""The stages of a pipeline: how a model is cut into consecutive blocks, and its weights collected again."""
+"""The stages of a pipeline: how a model is cut into consecutive blocks, and how its weights are collected again."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class ModelStages:
         return square.sqrt()
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
-        """Return what is saved of all stages, on the CPU of the main process; empty in the others."""
+        """Return the saved state of all stages, on the CPU of the main process; empty in the others."""
         own, whole = self._saved(), {}
         for name, (owner, shape, dtype) in self.names.items():
             if owner == self.rank != 0:
@@ -268,7 +268,7 @@ class ModelStages:
         return modules + ([parts.norm[1], parts.head] if stage == self.size - 1 else [])
 
     def _saved(self) -> dict[str, torch.Tensor]:
-        """Return what is saved of the model in this process, by the names of the file."""
+        """Return this process's part of the saved model, by the names in the file."""
         if not self.is_adapter:
             return dict(self.model.state_dict())
         from peft import get_peft_model_state_dict
@@ -311,7 +311,7 @@ class ModelStages:
                 self._parts.blocks[index] = block
 
     def _require_same_outputs(self) -> None:
-        """Refuse a decoder whose stages, one after the other, have other outputs than the whole."""
+        """Refuse a decoder whose stages, one after the other, have different outputs than the whole model."""
         ids = torch.arange(8, device=self.base.device)[None] % self.base.config.vocab_size
         was_training = self.model.training
         self.model.eval()

@@ -31,7 +31,7 @@ _WATCH_SECONDS = 5.0
 _ATTEMPTS = 3
 """Failures in a row, without one new answer between them, after which the run ends."""
 _GONE = (ErrorCode.UNAVAILABLE, ErrorCode.MODEL_INVALID)
-"""Errors of a vLLM that stopped, or that came back without the adapter."""
+"""Errors of a vLLM that stopped, or restarted without the adapter."""
 _CLOSE_SECONDS = 30.0
 _ROUNDING = 1e-3
 """Rounding error by which a log-probability may exceed 0."""
@@ -49,7 +49,7 @@ class RolloutClient:
     """Answers of a policy from one vLLM, in an own thread; generations are answered one after the other.
 
     Args:
-        server: The vLLM. It is started again, or watched, by itself.
+        server: The vLLM, which restarts or monitors itself.
         sampling: Parameters of all answers.
         end_ids: Tokens that end an answer.
         num_tokens: Size of the model's vocabulary.
@@ -108,7 +108,7 @@ class RolloutClient:
     def require_sampling_logprobs(self, policy: RolloutPolicy, prompt: list[int]) -> None:
         """Refuse a vLLM whose log-probabilities are not those of its sampling.
 
-        The likeliest token alone (``top_k`` 1) is sampled with probability 1.
+        The most likely token alone (``top_k`` 1) is sampled with probability 1.
 
         Raises:
             GymError: ``CONFIG_INVALID`` naming vLLM's option.

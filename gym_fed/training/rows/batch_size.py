@@ -61,7 +61,7 @@ def check_batch_size(config: TrainingConfig) -> None:
 
 
 def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
-    """Return ``config`` with the batch sizes stored by the unfinished run in its folder; None without any.
+    """Return ``config`` with the batch sizes stored by the unfinished run in its folder; None if there are none.
 
     Raises:
         GymError: ``FILE_EXISTS`` if they do not multiply to the global batch of ``config``.
@@ -169,7 +169,7 @@ def _longest(rows: Sequence[Any], count: int) -> list[Any]:
 def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
     """Return the bytes that the run may use beyond its current memory."""
     settings = config.auto_batch_size
-    assert settings is not None  # the caller calls it only then
+    assert settings is not None  # called only in that case
     if settings.memory_gib is not None:
         return int(settings.memory_gib * _GIB)
     free = torch.cuda.mem_get_info()[0] if on_cuda else available_memory_bytes()
@@ -177,7 +177,7 @@ def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
 
 
 def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | None:
-    """Return the largest of ``candidates`` (ascending) within ``budget`` bytes; None if the first does not fit."""
+    """Return the largest of ``candidates`` (ascending) within ``budget`` bytes; None if even the first does not fit."""
     best = None
     for size in candidates:
         torch.cuda.empty_cache()
@@ -198,7 +198,7 @@ def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | Non
 
 
 def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None:
-    """Return the largest candidate on a CPU, by the process's growth; untried if the two before show that it does
+    """Return the largest candidate on a CPU, by the process's growth; skipped if the two before show that it does
     not fit."""
     base = psutil.Process().memory_info().rss
     best, before = None, 0

@@ -76,7 +76,7 @@ class LearnedRows(Sequence[Row]):
 def encode_part(
     config: TrainingConfig, algorithm: Algorithm, tokenizer: Any, rows: Sequence[Row]
 ) -> tuple[Any, RowCounts]:
-    """Encode rows of ``rows_to_learn``, or read those that an earlier start has encoded.
+    """Encode rows of ``rows_to_learn``, or read those that an earlier run has encoded.
 
     Returns:
         The encoded rows, in an ``EncodedTable`` if the algorithm encodes rows one by one; and their counts.
@@ -130,7 +130,7 @@ def _store_each(
 def prepared_rows(
     config: TrainingConfig, algorithm: Algorithm, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
 ) -> Iterator[Row]:
-    """Yield the rows as ``Algorithm.encode`` takes them; count their forms and unread keys."""
+    """Yield the rows in the form that ``Algorithm.encode`` takes; count their forms and unread keys."""
     source = iter(rows if algorithm.reads_images else without_media(rows, algorithm=config.algorithm))
     forms, unread = Counter(counts.forms), Counter(counts.unread)
     while chunk := list(islice(source, _CHUNK_ROWS)):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-_Trainer: Any = object  # what the mix-in is placed before
+_Trainer: Any = object  # the class that the mix-in precedes
 
 
 class GlobalBatch(_Trainer):  # type: ignore[misc]
@@ -40,7 +40,8 @@ class GlobalBatch(_Trainer):  # type: ignore[misc]
         return batches, number
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Run the trainer's step; a batch outside the loop, as in trials of batch sizes, is a step by itself."""
+        """Run the trainer's step; a batch outside the loop, as in trials of batch sizes, counts as a step of its
+        own."""
         waiting, self._waiting = self._waiting, ()
         if waiting or self._step_items is None:
             self.count(list(waiting) or [inputs])

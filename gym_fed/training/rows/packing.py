@@ -14,7 +14,7 @@ from gym_fed.data.encoding import Encoded
 from gym_fed.training.model.architecture import known_architecture
 
 _PACKED_AT_ONCE = 1000
-"""Number of rows among which TRL's packing chooses, too."""
+"""Number of rows that are packed together, as in TRL."""
 
 
 def pack_best_fit(rows: Iterable[Encoded], max_length: int) -> Iterator[dict[str, Any]]:

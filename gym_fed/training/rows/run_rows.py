@@ -36,10 +36,10 @@ from gym_fed.training.rows.streamed import StreamedRows
 from gym_fed.training.rows.tokenized import RunRows, TokenizedRows
 
 _IRRELEVANT = {"output_dir", "seed", "learning_rate", "max_steps", "save_steps"}
-"""Keys that differ between rounds and change no token."""
+"""Keys that differ between rounds but change no tokens."""
 
 _SAMPLE_ROWS = 512
-"""Number of rows of a stream by which defaults are chosen."""
+"""Number of rows of a stream that determine the defaults."""
 
 
 def rows_of_run(
@@ -164,7 +164,7 @@ def rows_to_learn(config: TrainingConfig, rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def has_held_out(config: TrainingConfig, eval_data: Sequence[Any] | None) -> bool:
-    """Return True if the run has evaluation data: ``eval_data``, or held-out rows that were encoded before."""
+    """Return True if the run has evaluation data: ``eval_data``, or held-out rows that were encoded earlier."""
     path = config.tokenized_path
     return bool(eval_data) or (path is not None and TokenizedRows(path).has_held_out())
 
@@ -220,7 +220,7 @@ def _streamed(
 
 
 def _held_out(config: TrainingConfig, eval_dataset: Any) -> Sequence[Row] | None:
-    """Return the held-out rows that are given or named; None without any."""
+    """Return the held-out rows that are given or named; None if there are none."""
     if eval_dataset is None and not config.eval_data:
         return None
     rows = rows_of(config, "eval_data") if eval_dataset is None else _given_rows(config, eval_dataset)
@@ -259,7 +259,7 @@ def _given_rows(config: TrainingConfig, dataset: Any) -> Sequence[Row]:
 
 
 def _has_encoded(config: TrainingConfig) -> bool:
-    """Return True if ``tokenized_path`` holds rows."""
+    """Return True if ``tokenized_path`` contains rows."""
     return config.tokenized_path is not None and TokenizedRows(config.tokenized_path).is_filled()
 
 

@@ -49,7 +49,7 @@ class StreamedRows:
     """
 
     largest: Mapping[str, int] = MappingProxyType({})
-    """No ids are known before they are read; ``as_dataset`` checks them."""
+    """No ids are known before the rows are read; ``as_dataset`` checks them."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class StreamedRows:
         self._begun: Callable[[], None] | None = None
         self._noted = False
         self._blocks: deque[tuple[int, StreamPosition, dict[str, Any]]] = deque(maxlen=_KEPT_BLOCKS)
-        self._encoded([])  # refuses a model whose rows are no ids
+        self._encoded([])  # refuses a model whose rows are not token ids
 
     def as_dataset(self, num_embeddings: int) -> Any:
-        """Return a ``datasets.IterableDataset`` without an end.
+        """Return an endless ``datasets.IterableDataset``.
 
         Args:
             num_embeddings: Number of rows of the model's embeddings; larger ids are refused.

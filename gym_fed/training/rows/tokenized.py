@@ -41,7 +41,7 @@ _KEYS = (
     "eval_split",
     "seed",
 )
-"""Keys that decide how rows are encoded. The seed decides which rows are held out, and their order."""
+"""Keys that determine how rows are encoded. The seed determines which rows are held out, and their order."""
 
 _INDEX = "index.json"
 _IMAGES = "the model reads images or sound, which are prepared during training"
@@ -224,7 +224,7 @@ def encoding_facts(
     template = tokenizer.chat_template or ""
     return {
         **{key: values[key] for key in _KEYS if key not in without},
-        "privacy": config.privacy is not None,  # keeps rows without a label
+        "privacy": config.privacy is not None,  # keeps rows without labels
         "chat_template": hashlib.sha256(template.encode()).hexdigest(),
         "tokenizer": tokenizer_digest(tokenizer),
     }

@@ -125,7 +125,7 @@ def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: b
 
 
 def _stored_dtype(model: Any, config: TrainingConfig) -> str:
-    """Return the stored type of an adapter's base, or the type of a tuned model."""
+    """Return the stored dtype of an adapter's base, or the dtype of a tuned model."""
     from gym_fed.export.source import stored_dtype
 
     in_memory = str(model.dtype).removeprefix("torch.")
@@ -134,7 +134,7 @@ def _stored_dtype(model: Any, config: TrainingConfig) -> str:
     try:
         folder = resolve(config.model)
     except GymError:
-        return in_memory  # a relative path, after a change of directory
+        return in_memory  # a relative path, after the working directory changed
     return stored_dtype(Path(folder))
 
 

@@ -136,7 +136,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, RunWarning, stacklevel=3)
 
 
-_Trainer: Any = object  # what the mix-in is placed before
+_Trainer: Any = object  # the class that the mix-in precedes
 
 
 class SealedCheckpoints(_Trainer):  # type: ignore[misc]

@@ -222,7 +222,7 @@ def check_privacy(config: TrainingConfig, num_processes: int) -> None:
 
 
 def _check_delta(config: TrainingConfig) -> None:
-    """Refuse ``save_delta`` if the result is not a delta of a base that others have."""
+    """Refuse ``save_delta`` if the result is not a delta of a base available to others."""
     if config.save_delta is None:
         return
     strategy = config.distributed_strategy
@@ -241,7 +241,7 @@ def _check_delta(config: TrainingConfig) -> None:
 
 
 def _render_answers(config: TrainingConfig, tokenizer: Any, row: Row, place: str) -> None:
-    if "messages" in row:  # the algorithm takes rows unchanged
+    if "messages" in row:  # the algorithm uses rows unchanged
         return
     answers: tuple[Any, ...] = ([], row.get("chosen"), row.get("rejected"), row.get("completion"))
     for answer in answers:

@@ -35,7 +35,7 @@ def check_early_stopping(config: TrainingConfig, *, has_eval_data: bool) -> None
 
 
 class EarlyStop(TrainerCallback):
-    """Stops the run after ``patience`` evaluations in a row without an improvement.
+    """Stops the run after ``patience`` consecutive evaluations without improvement.
 
     Args:
         settings: Settings such as metric and patience.

@@ -42,7 +42,8 @@ from gym_fed.training.run.reproducibility import RunWarning
 
 LOCK_FILE = ".lock"
 _KEYS_OF_PROCESSES = {"per_device_train_batch_size", "gradient_accumulation_steps", "distributed"}
-"""Keys that a resumed run may change with its number of processes, as long as a step has as many rows."""
+"""Keys that a resumed run may change with its number of processes, as long as the number of rows per step is
+unchanged."""
 
 
 class FolderLock:
@@ -98,7 +99,7 @@ def is_held(folder: Path) -> bool | None:
     return False
 
 
-# Keys of where and how often files are written, which may change on a resume.
+# Keys for where and how often files are written; they may change on a resume.
 _FREE_KEYS = {
     *("output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"),
     *("save_strategy", "tracking", "tracker", "resume_from_checkpoint"),
@@ -123,7 +124,7 @@ class RunFolder:
     def check(
         self, config: TrainingConfig, data_digest: str, eval_digest: str | None = None, *, resume: bool
     ) -> None:
-        """Raise the errors of ``open`` without writing. A run without a step may change its config.
+        """Raise the errors of ``open`` without writing. A run that has not taken a step may change its config.
 
         Args:
             config: The resolved config.
@@ -178,7 +179,7 @@ class RunFolder:
             Newest intact checkpoint; None if the run starts at its first step.
 
         Raises:
-            GymError: As ``check``; ``STATE_LOCKED`` if another process is using the folder; ``STATE_CORRUPT`` if all
+            GymError: As in ``check``; ``STATE_LOCKED`` if another process is using the folder; ``STATE_CORRUPT`` if all
                 checkpoints are damaged.
         """
         if not (self.path / "run.json").exists():  # leave no lock in a folder with other files
@@ -188,7 +189,7 @@ class RunFolder:
         self.check(config, data_digest, eval_digest, resume=resume)
         begun = begun or self.begun()
         if not self._has_begun():
-            (self.path / "environment.json").unlink(missing_ok=True)  # it may belong to another config
+            (self.path / "environment.json").unlink(missing_ok=True)  # it may belong to a different config
         checkpoint = self.last_checkpoint()
         write_atomically(self.path / "config.yaml", dump_yaml(config).encode())
         values: dict[str, Any] = {

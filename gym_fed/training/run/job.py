@@ -101,7 +101,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "bf16": False,
         "fp16": False,
         "seed": config.seed,
-        # transformers needs it on a machine without a GPU, too: without it every process would train alone.
+        # transformers needs it without a GPU too; otherwise every process would train on its own.
         "use_cpu": pick_device(config.device).type == "cpu",
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
@@ -115,7 +115,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "disable_tqdm": True,
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
-        "ignore_data_skip": config.streaming,  # a stream skips by itself
+        "ignore_data_skip": config.streaming,  # a stream skips on its own
         **OPTIMIZERS.new(config.optimizer).arguments(config),
         **trainer_arguments(config),
         **feature_arguments(config),

@@ -1,4 +1,4 @@
-"""Continue AdamW from the moments of an earlier run, and keep those of this one, as DiLoCo's workers do.
+"""Continue AdamW from the moments of an earlier run, and save those of this one, like DiLoCo's workers.
 
 Douillard et al. 2023, "DiLoCo" (arXiv:2311.08105), sec. 2: the inner optimiser's state stays with the worker between
 rounds. The file has the format of residuals, with ``step``, ``exp_avg/NAME`` and ``exp_avg_sq/NAME`` in float32.
@@ -25,7 +25,7 @@ _STEP = "step"
 
 
 class KeptMoments(StepObserver):
-    """Puts moments into a run's optimiser before its first step, and writes them at its last; sees no batches.
+    """Puts moments into a run's optimiser before its first step, and writes them at its last; never sees batches.
 
     The run must save checkpoints. The file is written before the last one is complete, so a run that resumes from
     there, and does no more steps, has it.
@@ -41,11 +41,11 @@ class KeptMoments(StepObserver):
         self._start, self._path, self._lineage = start, path, lineage
 
     def attach(self, trainer: Any) -> None:
-        """Keep the moments of a transformers trainer, whose steps stay as they are."""
+        """Save the moments of a transformers trainer; its steps are unchanged."""
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put in the moments; a resumed run has them in its checkpoint."""
+        """Set the moments; a resumed run has them in its checkpoint."""
         if state.global_step or not (start := self._start()):
             return
         for name, parameter in _trained(kwargs["model"]):

@@ -58,7 +58,7 @@ def _roll_back(trainer: Any, hooks: RunHooks, folder: RunFolder, rollbacks: Roll
     last = processes.on_main(lambda: _text(folder.last_checkpoint()))
     to_step = None if last is None else int(last.rpartition("-")[2])
     rollbacks.add(hooks.spike, to_step, trainer)
-    assert last is not None  # add refuses this
+    assert last is not None  # ``add`` refuses this
     return Path(last)
 
 
@@ -67,7 +67,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def _is_at_end(checkpoint: Path, trainer: Any, hooks: RunHooks, early_stop: EarlyStop | None) -> bool:
-    """Return True, with its weights loaded, if a checkpoint is of the last step; transformers would run one more."""
+    """Load a checkpoint of the last step and return True; transformers would run one more step."""
     from transformers.trainer_callback import TrainerState
 
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -141,7 +141,7 @@ def save_result(
 
     The weights are written first, so that they are kept if the check fails.
     """
-    stop_watching()  # the result is written even if another machine is lost now
+    stop_watching()  # from here on, the result is written even if another machine is lost
     with quiet_loading():
         save_final(trainer, result.model, result.tokenizer, algorithm, config, folder.path)
     if config.save_delta is not None:

@@ -1,4 +1,4 @@
-"""Lists of folders of runs, such as the recent ones of this account, so that pages find runs wherever they are."""
+"""Lists of run folders, such as the recent ones of this account, so that pages find runs anywhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def remember_run(folder: Path, file: Path | None = None) -> None:
 
 
 def recent_runs(file: Path | None = None) -> list[Path]:
-    """Return the folders of a list that still hold a run, newest first; None: the recent runs of this account."""
+    """Return the folders of a list that still contain a run, newest first; None: the recent runs of this account."""
     return [folder for folder in _listed(file) if (folder / "run.json").is_file()]
 
 
@@ -46,7 +46,7 @@ def _listed(file: Path | None) -> list[Path]:
         OSError,
         ValueError,
         RuntimeError,
-    ):  # a convenience that is written again; or there is no home folder
+    ):  # the list is only a convenience and is rewritten; or there is no home folder
         return []
     named = folders if isinstance(folders, list) else []
     return [

@@ -1,7 +1,7 @@
 """Make a run repeatable on one machine, and record its environment.
 
 ``environment.json`` holds versions, hardware, git commit and digests, but no environment variables, host or user names,
-or paths. A resume in another environment warns of the differences, since results may differ too.
+or paths. A resume in a different environment warns about the differences, since results may differ too.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def deterministic(settings: Reproducibility) -> Iterator[None]:
 
 
 def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -> None:
-    """Write ``environment.json``; on a resume warn of differences from it and add them to it."""
+    """Write ``environment.json``; on a resume, warn about differences and add them."""
     if not config.reproducibility.record:
         return
     file = folder / "environment.json"

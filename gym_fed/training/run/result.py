@@ -208,7 +208,7 @@ def read_run_metrics(run: Path) -> list[dict[str, Any]]:
     """Return the metrics of a run.
 
     Raises:
-        GymError: As ``read_run_config`` and ``read_metrics``.
+        GymError: See ``read_run_config`` and ``read_metrics``.
     """
     read_run_config(run)  # refuses a folder without a run
     return read_metrics(run / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""Warnings at the end of a run whose rewards gave it nothing to learn from."""
+"""Warnings at the end of a run that could learn nothing from its rewards."""
 
 from __future__ import annotations
 

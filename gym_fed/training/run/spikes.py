@@ -144,7 +144,8 @@ class Rollbacks:
 
 
 class SkippingSampler:
-    """A sampler without the batches to skip. Its length is unchanged: an epoch ends with its first rows repeated.
+    """A sampler without the batches to skip. Its length is unchanged: at the end of an epoch, its first rows are
+    repeated.
 
     So steps, epochs and learning rates are unchanged. Batches before a skipped range do not move, so that a resume
     continues at the right one.

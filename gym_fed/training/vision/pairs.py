@@ -63,7 +63,7 @@ def read_pairs(reader: RowReader, rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Read both answers of each row like supervised conversations; ``chosen`` and ``rejected``.
 
     Raises:
-        GymError: As ``require_conversations`` and ``RowReader.read``.
+        GymError: See ``require_conversations`` and ``RowReader.read``.
     """
     require_conversations(rows)
     return {

@@ -48,7 +48,7 @@ def media_batches(job: Job) -> MediaBatches:
 
 
 class VisionTrainer(_Sft):  # type: ignore[misc]
-    """A trainer that resumes from checkpoints whose weights have other names than the model's."""
+    """A trainer that resumes from checkpoints whose weight names differ from the model's."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load through ``from_pretrained``, which knows both names.

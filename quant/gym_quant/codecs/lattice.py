@@ -206,7 +206,7 @@ def _opened(field: Tensor, count: int) -> tuple[NDArray[Any], int, int, int]:
     """Inflate ``count`` codes.
 
     Returns:
-        Packed numbers, the lowest code, and levels and codes per number; 0 levels for codes in numbers of their own.
+        Packed numbers, the lowest code, and levels and codes per number; 0 levels for codes in separate numbers.
 
     Raises:
         CodecError: If the field does not hold exactly ``count`` codes. No more than their bytes is inflated.

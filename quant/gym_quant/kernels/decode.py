@@ -71,7 +71,7 @@ class Operators(ABC):
         Args:
             heads: Contiguous within a row; rows may be strided.
             cosine: ``[rows, dim]``, contiguous.
-            sine: Likewise.
+            sine: As ``cosine``.
             norm: The norm of a head.
             deltas: Deltas of the norm.
         """

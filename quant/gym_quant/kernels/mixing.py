@@ -98,7 +98,7 @@ def signed_combination(
         ``[rows, cols]`` float32.
 
     Raises:
-        CodecError: As ``signed_votes``, and for a unit that is not finite.
+        CodecError: As in ``signed_votes``, and for a unit that is not finite.
     """
     packed, whole = _packed(bits, cols), _weights(bits, weights)
     out = _out(out, packed[0].shape[0], cols, torch.float32)

@@ -93,7 +93,7 @@ class ResidentSigns(Resident):
         """Refuse lookup unless groups begin at whole bytes.
 
         Raises:
-            CodecError: For groups that begin within a byte, with another kernel than ``exact``.
+            CodecError: For groups that begin within a byte, with a kernel other than ``exact``.
         """
         if kernel != "exact" and not self.whole_bytes:
             raise CodecError(

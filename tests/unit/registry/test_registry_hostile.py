@@ -216,7 +216,7 @@ def test_a_tag_that_a_stranger_moved_is_refused(
     folder = store / f"tags/{NAME}/stable"
     move = json.loads((folder / "000001.json").read_bytes())["manifest"] | {"number": 2}
     (folder / "000002.json").write_bytes(signed(move, SigningKey.generate()))
-    with pytest.raises(GymError, match="signed by another key"):
+    with pytest.raises(GymError, match="signed by a different key"):
         registry.pull(f"{NAME}:stable", tmp_path / "out")
 
 

@@ -235,7 +235,7 @@ def test_another_signer_of_a_known_model_is_refused_until_it_is_named(
     later = pushed.manifest.model_copy(update={"version": 2})
     file = tmp_path / "store/models/me/tiny/000002.json"
     file.write_bytes(sealed(later, stranger))
-    with pytest.raises(GymError, match="signed by another key") as caught:
+    with pytest.raises(GymError, match="signed by a different key") as caught:
         registry.pull("me/tiny", tmp_path / "out", confirm=lambda what, signer: True)
     assert caught.value.code is ErrorCode.SIGNATURE_INVALID
     named = registry.show("me/tiny@2").signer.fingerprint

@@ -27,7 +27,7 @@ from gym_fed.training.rows.global_batch import GlobalBatch
 from gym_fed.training.run.job import Job
 from gym_fed.training.vision.conversations import without_media
 
-_Trainer: Any = object  # what the mix-ins are placed before
+_Trainer: Any = object  # the classes that the mix-ins precede
 
 
 class Pairs(Algorithm):
@@ -86,7 +86,7 @@ def check_preference(config: TrainingConfig) -> None:
 
 
 def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool, **more: Any) -> Any:
-    """Build a TRL trainer that takes the job's rows unchanged.
+    """Build a TRL trainer that uses the job's rows unchanged.
 
     Args:
         job: The job.

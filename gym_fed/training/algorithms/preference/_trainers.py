@@ -13,7 +13,7 @@ from trl.trainer.utils import use_adapter
 
 from gym_fed.training.rows.global_batch import RowMeans
 
-_Dpo: Any = DPOTrainer  # their annotations are not relied on
+_Dpo: Any = DPOTrainer  # do not rely on their annotations
 _Kto: Any = KTOTrainer
 _Reward: Any = RewardTrainer
 

@@ -27,12 +27,12 @@ class Dpo(Pairs):
 
     uses_reference = True
     takes_reference = True
-    # 5e-5 with LoRA. A twentieth, as for the other algorithms, does not change margins; with a half the model forgets.
+    # 5e-5 with LoRA. A twentieth, as for the other algorithms, does not change margins; with a half, the model forgets.
     learning_rate_scale = 0.25
     federates = True
     splits_rows = True
     pipelines = True
-    # Alone, DPO on a few dozen pairs makes both answers unlikely: from 30 pairs, gym-nano learnt to write neither.
+    # DPO alone on a few dozen pairs makes both answers unlikely: after 30 pairs, gym-nano generated neither.
     of_few_rows = MappingProxyType({"loss_type": ["sigmoid", "sft"]})
     reads_images = True
     tried = "full, LoRA; pictures and sound; federated rounds with both; two processes"
@@ -57,7 +57,7 @@ class Dpo(Pairs):
         arguments = DPOConfig(
             **job.arguments(),
             **values,
-            max_length=None,  # cut already
+            max_length=None,  # already cut
             precompute_ref_log_probs=not has_media and precompute(job, settings.precompute_ref_log_probs),
             remove_unused_columns=not has_media,
         )

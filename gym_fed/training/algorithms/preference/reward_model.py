@@ -57,7 +57,7 @@ class RewardModel(Algorithm):
         )
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """Encode pairs; pairs with a conversation of more than ``max_length`` tokens are left out, as in TRL.
+        """Encode pairs; pairs with a conversation of more than ``max_length`` tokens are skipped, as in TRL.
 
         A truncated answer cannot be scored. ``length`` is that of the longer conversation.
         """

@@ -43,7 +43,7 @@ class Tdpo(Pairs):
             **job.arguments(),
             beta=settings.beta,
             disable_dropout=settings.disable_dropout,
-            max_length=None,  # cut already
+            max_length=None,  # already cut
         )
         trainer = build_on_ids(job, TdpoTrainer, arguments, reference=True)
         trainer.answer_terms = answer_terms
@@ -67,7 +67,7 @@ def answer_terms(
     targets = labels[:, 1:]
     mask = targets != -100
     rows = mask.nonzero()[:, 0]
-    policy = logits[:, :-1][mask].log_softmax(-1)  # answers' positions alone
+    policy = logits[:, :-1][mask].log_softmax(-1)  # only the answers' positions
     start = reference[:, :-1][mask].log_softmax(-1)
     token = targets[mask].unsqueeze(-1)
     log_probs = policy.gather(-1, token).squeeze(-1)

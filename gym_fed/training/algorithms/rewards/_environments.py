@@ -89,7 +89,7 @@ class EnvironmentRollouts:
             one.add(following, of_model=False)
             return
         one.is_over = True
-        if messages:  # the model has not seen them, and the rubric must not take them for its last answer
+        if messages:  # the model has not seen them, and the rubric must not mistake them for its last answer
             del one.state["completion"][-len(messages) :]
 
 

@@ -86,7 +86,7 @@ class Rewarded(Algorithm):
             **job.arguments(),
             **{name: getattr(settings, name) for name in (*shared, *names)},
             "num_generations_eval": 1,
-            # We make the reference from the model in memory: TRL would load it by name.
+            # The reference is copied from the model in memory; TRL would load it by name.
             "beta": 0.0,
         }
 

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 _PROBE_TOKENS = 16
 _MAX_DIFFERENCE = 0.5
-"""Mean difference of log-probabilities per token, in nats: in bfloat16 it is 0.05, between other models above 1."""
+"""Mean difference of log-probabilities per token, in nats: in bfloat16 it is 0.05; between different models it is
+above 1."""
 
 
-_Trainer: Any = object  # what the mix-in is placed before
+_Trainer: Any = object  # the class that the mix-in precedes
 _Grpo: Any = GRPOTrainer  # their annotations are not relied on
 _Rloo: Any = RLOOTrainer
 
@@ -104,9 +105,9 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         return [list(each) for each in ids]
 
     def _require_same_policy(self, difference: float) -> None:
-        """Refuse answers of another policy than the trained one.
+        """Refuse answers of a policy other than the trained one.
 
-        Probabilities that the sampling truncates or penalises differ by that alone, and are not compared.
+        Probabilities that sampling truncates or penalises always differ, and are not compared.
 
         Args:
             difference: Mean over tokens of the difference of log-probabilities between vLLM and the trained model.
@@ -347,7 +348,7 @@ def reference_of(job: Job) -> Any | None:
 def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[..., list[float]]:
     """Wrap a grader as a reward function of TRL.
 
-    Two figures are logged: ``rewards/NAME/mean`` is what the grader adds to the reward, ``graders/NAME`` its value
+    Two figures are logged: ``rewards/NAME/mean`` is the grader's contribution to the reward, ``graders/NAME`` its value
     before ``weight`` and ``clip`` (for each part of a ``CombinedGrader``).
 
     Args:

@@ -1,4 +1,4 @@
-"""The base class of the unlearning algorithms: it pairs rows to forget with rows to keep, and validates both.
+"""The base class of the unlearning algorithms: it pairs rows to forget with rows to retain, and validates both.
 
 Pairs are drawn once from the seed: an epoch covers the larger group, and repeats the rows of the smaller one, each time
 in another order. So every batch has both kinds, and a resumed run has the same batches.
@@ -82,7 +82,7 @@ class Unlearning(Algorithm):
 
 
 def _pair(forget: list[Encoded], retain: list[Encoded], *, seed: int) -> list[Encoded]:
-    """Return ``{"forget": row, "retain": row}``; only ``forget`` if no row is kept."""
+    """Return ``{"forget": row, "retain": row}``; only ``forget`` if no row is retained."""
     if not retain:
         return [{"forget": row, "length": row["length"]} for row in forget]
     number = max(len(forget), len(retain))

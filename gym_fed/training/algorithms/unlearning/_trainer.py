@@ -1,4 +1,4 @@
-"""TRL's ``SFTTrainer`` with a two-part loss: on rows to forget and on rows to keep."""
+"""TRL's ``SFTTrainer`` with a two-part loss: on rows to forget and on rows to retain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_fed.data.encoding import IGNORED
 from gym_fed.evaluation.loss import padded
 from gym_fed.training.rows.global_batch import GlobalBatch
 
-_Sft: Any = SFTTrainer  # its annotations are not relied on
+_Sft: Any = SFTTrainer  # do not rely on its annotations
 
 
 class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
@@ -113,7 +113,7 @@ class ReferenceTrainer(UnlearningTrainer):
 
 
 class ForgetAndRetain:
-    """A collator of pairs: first all rows to forget, then all rows to keep, padded on the right."""
+    """A collator of pairs: first all rows to forget, then all rows to retain, padded on the right."""
 
     def __init__(self, pad_token_id: int) -> None:
         self._pad = pad_token_id

@@ -1,4 +1,4 @@
-"""Gradient difference: raise the loss on rows to forget, lower the loss on rows to keep.
+"""Gradient difference: raise the loss on rows to forget, lower the loss on rows to retain.
 
 ``L = retain_weight * L_retain - L_forget``, where ``-L_forget`` is ``gradient_ascent_loss`` and ``L_retain`` the
 next-token loss. Liu et al. 2022, "Continual Learning and Private Unlearning", section 4;
