@@ -385,11 +385,7 @@ def _page_name(page: str) -> str:
 def _folder() -> Path:
     folder = next((folder for folder in _PAGES if folder.is_dir()), None)
     if folder is None:
-        raise GymError(
-            ErrorCode.FILE_NOT_FOUND,
-            f"no guides in {_PAGES[0]}",
-            "reinstall gym-fed; its wheel contains them",
-        )
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no guides in {_PAGES[0]}", "reinstall gym-fed")
     return folder
 
 

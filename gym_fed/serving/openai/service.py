@@ -203,9 +203,7 @@ class OpenAIService:
         if url == COMPLETIONS:
             asked = parse(CompletionRequest, body, COMPLETION_NEUTRAL).filled(self.sampling_defaults)
             return self._completion(asked, caller)
-        raise RequestError(
-            f"no such URL: {url}", code=ErrorCode.NOT_FOUND, hint=f"use one of {', '.join(URLS)}"
-        )
+        raise RequestError(f"no such URL: {url}", code=ErrorCode.NOT_FOUND, hint=f"use {', '.join(URLS)}")
 
     def begin_vectors(self, body: Any, caller: Caller) -> PendingVectors:
         """Accept a request for embeddings, without waiting for them; raises like ``handle``.
