@@ -91,8 +91,8 @@ def require_command(command: Command) -> None:
     if shutil.which(command[0]) is None:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            f"{command[0]}: there is no such command",
-            f"install the package for {sys.executable}, which makes its commands (docs/install.md)",
+            f"{command[0]}: no such command",
+            f"install the package for {sys.executable}, which creates its commands (docs/install.md)",
         )
 
 

@@ -166,7 +166,7 @@ def federate(
         )
     folder = Path(output_dir)
     if folder.exists():
-        raise GymError(ErrorCode.FILE_EXISTS, f"{folder}: exists", "name another output_dir")
+        raise GymError(ErrorCode.FILE_EXISTS, f"{folder}: exists", "choose another output_dir")
     folder.mkdir(parents=True)
     tasks = dict(list(CONTRIBUTORS.items())[:contributors])
     _run([BIN / "gym-server", "init", "--dir", folder / "hub", "--enrolment", "open"])

@@ -37,7 +37,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.level is not Level.OK and not self.remedy:
-            raise ValueError(f"finding {self.check!r} is {self.level.value} but names no remedy")
+            raise ValueError(f"finding {self.check!r} is {self.level.value} but has no remedy")
 
     def to_dict(self) -> dict[str, str]:
         """Return the values for ``--json``."""

@@ -109,7 +109,7 @@ class Arguments:
         known = {**_DEFAULTS[self.group], **self.given}
         if name in known:
             return known[name]
-        raise AttributeError(f"{name} was not given; gym_fed.TrainingConfig has every default of ours")
+        raise AttributeError(f"{name} was not given; gym_fed.TrainingConfig has all defaults")
 
     def __repr__(self) -> str:
         return f"{self.group}: {self.given}"
@@ -147,8 +147,8 @@ def training_config(values: Mapping[str, Any]) -> TrainingConfig:
     done = translate(dict(values))
     if done.lost:
         lines = [f"{key}: no counterpart: {why}" for key, why in done.lost.items()]
-        raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(lines), "leave these keys out")
-    note("get_train_args", "`load_training_config`, which gives one TrainingConfig")
+        raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(lines), "remove these keys")
+    note("get_train_args", "`load_training_config`, which returns one TrainingConfig")
     return validate(done.values, TrainingConfig, "the arguments", None, {()})
 
 
@@ -169,7 +169,7 @@ def _from_words(words: list[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals:
             raise GymError(
-                ErrorCode.USAGE, f"{word!r} is not an argument", "give a YAML file, --key value, or key=value"
+                ErrorCode.USAGE, f"{word!r} is not an argument", "use a YAML file, --key value, or key=value"
             )
         flags[key] = [value]
     return {**values, **{key: plain_value(text) for key, text in flags.items()}}

@@ -141,7 +141,7 @@ def _model(name: str, arguments: dict[str, str]) -> tuple[list[str], list[str]]:
     if not model:
         raise GymError(
             ErrorCode.USAGE,
-            f"--model {name}: which model?",
+            f"--model {name}: no model is given",
             "gym eval MODEL --tasks T, or --model_args pretrained=MODEL",
         )
     options: list[str] = []
@@ -153,8 +153,8 @@ def _model(name: str, arguments: dict[str, str]) -> tuple[list[str], list[str]]:
         elif key not in ("pretrained", "model", *_SILENT):
             raise GymError(
                 ErrorCode.USAGE,
-                f"--model_args {key}: not known here",
-                "leave it out; gym eval run --help has the options of a model",
+                f"--model_args {key}: unknown",
+                "omit it; gym eval run --help lists the model's options",
             )
     note("gym eval --model_args", f"`gym eval {' '.join([model, *options])}`")
     return [model], options

@@ -47,7 +47,7 @@ def push(
         raise GymError(
             ErrorCode.USAGE,
             f"{name}: {type(dataset).__name__} is not a dataset",
-            "give a path or a list of rows",
+            "pass a path or a list of rows",
         )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.jsonl"

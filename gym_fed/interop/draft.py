@@ -97,7 +97,7 @@ class Draft:
                 raise self.problem(origin, f"goes into {'.'.join(above)}, which is {place[key]!r}")
             place = place[key]
         if last in place and place[last] != value:
-            raise self.problem(origin, f"is {path} here, and both are given", f"keep {path}")
+            raise self.problem(origin, f"is {path} here, but both are given", f"keep {path}")
         place[last] = value
         self.result.origins[_path(path)] = self._written_at(origin)
         self.changed = True

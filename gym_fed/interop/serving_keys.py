@@ -63,7 +63,7 @@ def _requests(draft: Draft) -> None:
         return
     if in_all < at_once:
         raise draft.problem(
-            "max_concurrent", f"{in_all} is below batch_size {at_once}", "raise it, or leave it out"
+            "max_concurrent", f"{in_all} is below batch_size {at_once}", "raise it, or omit it"
         )
     draft.take("max_concurrent")
     draft.put("engine.max_queued", in_all - at_once, "max_concurrent")
@@ -77,7 +77,9 @@ def _served_name(draft: Draft) -> None:
     """Translate vLLM's ``served_model_name``, a name or a list of one."""
     names = draft.get("served_model_name")
     if isinstance(names, list) and len(names) != 1:
-        raise draft.problem("served_model_name", f"{len(names)} names; a model has one here", "keep one name")
+        raise draft.problem(
+            "served_model_name", f"{len(names)} names; a model has only one here", "keep one name"
+        )
     draft.take("served_model_name")
     draft.put("served_name", names[0] if isinstance(names, list) else names, "served_model_name")
     draft.note("served_model_name", "`served_name`")

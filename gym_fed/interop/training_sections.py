@@ -50,9 +50,9 @@ def batch_size(draft: Draft) -> None:
     if sizes is None:
         raise draft.problem(
             "batch_size",
-            f"{counted(total, 'row')} of a step cannot be shared out evenly (processes: {processes}, "
+            f"{counted(total, 'row')} of a step cannot be divided evenly (processes: {processes}, "
             f"per_device_train_batch_size: {at_once or 'free'}, gradient_accumulation_steps: {accumulated or 'free'})",
-            "give per_device_train_batch_size and gradient_accumulation_steps instead",
+            "use per_device_train_batch_size and gradient_accumulation_steps instead",
         )
     draft.take("batch_size")
     draft.put("per_device_train_batch_size", sizes[0], "batch_size")
@@ -70,7 +70,7 @@ def near_batch(value: Any) -> str:
     if sizes is None:
         return "did you mean 'per_device_train_batch_size'?"
     return (
-        f"did you mean 'per_device_train_batch_size'? A step has that many rows a device, times "
+        f"did you mean 'per_device_train_batch_size'? A step has that many rows per device, times "
         f"gradient_accumulation_steps: {sizes[0]} and {sizes[1]} on one device"
     )
 

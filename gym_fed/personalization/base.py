@@ -51,8 +51,8 @@ class Base:
         """
         loaded = load_model(source, device=device)
         if hasattr(loaded.model, "peft_config"):
-            reason = f"{source}: is an adapter, and variants are of whole models"
-            remedy = "give its base model, or merge it: Trainer.export(format='huggingface')"
+            reason = f"{source}: is an adapter, but variants need a full model"
+            remedy = "use its base model, or merge it: Trainer.export(format='huggingface')"
             raise GymError(ErrorCode.MODEL_INVALID, reason, remedy)
         return cls(source, loaded.model, loaded.tokenizer, BaseSpec.of(loaded.model, model_name(source)))
 
@@ -162,9 +162,7 @@ def _of_judged_rows() -> Iterator[None]:
     try:
         yield
     except GymError as error:
-        raise GymError(
-            error.code, f"rows that the variant is judged by: {error.message}", error.hint
-        ) from error
+        raise GymError(error.code, f"held-out rows of the variant: {error.message}", error.hint) from error
 
 
 def _log_prob(model: Any, pair: dict[str, Any], answer: str, device: torch.device) -> float:

@@ -79,7 +79,7 @@ def create(
     evaluator = LossEvaluator(rows.kind, rows.judged, base.tokenizer, base.model, config.max_length)
     result = train_and_encode(job, base, rows, evaluator, listener)
     note = _note(job, result)
-    begin(listener, "putting it into the store")
+    begin(listener, "adding it to the store")
     with writer.opened() as store:
         record = writer.put(
             store,
@@ -181,7 +181,7 @@ def train_and_encode(
     begin(listener, "measuring the base")
     before, chosen_before = evaluator.loss(base.model), evaluator.chosen_loss(base.model)
     model, summary = _trained(job, rows, listener)
-    begin(listener, "measuring what was learnt")
+    begin(listener, "measuring what was learned")
     trained = evaluator.loss(model)
     begin(listener, "encoding")
     report = encode(model, job, base, rows, listener)
@@ -235,15 +235,13 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
             recorded["training"] = {key: value for key, value in training.items() if key != "output_dir"}
         changed = [key for key, value in job_facts.items() if recorded.get(key) != value]
         if changed:
-            reason = (
-                f"{job.folder}: holds the unfinished work of a variant with other {' and '.join(changed)}"
-            )
+            reason = f"{job.folder}: contains the unfinished work of a variant with different {' and '.join(changed)}"
             remedy = "use the same settings, pass --overwrite to start over, or choose another output"
             raise GymError(ErrorCode.FILE_EXISTS, reason, remedy)
         return
     if job.folder.exists() and any(job.folder.iterdir()):
-        reason = f"{job.folder}: is not empty, and does not hold unfinished work of a variant"
-        raise GymError(ErrorCode.FILE_EXISTS, reason, "name a new folder")
+        reason = f"{job.folder}: is not empty, and does not contain unfinished work of a variant"
+        raise GymError(ErrorCode.FILE_EXISTS, reason, "choose a new folder")
     make_folder(job.folder, 0o700)
     write_atomically(path, json.dumps(job_facts, indent=2, sort_keys=True).encode())
 
@@ -252,7 +250,7 @@ def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[A
     """Return the trained model and the run's metrics."""
     run = RunFolder(Path(job.training.output_dir))
     if run.result.exists():
-        listener.phase("training was finished before")
+        listener.phase("training is already finished")
         figures: dict[str, Any] = json.loads(run.result.read_text(encoding="utf-8"))
         return load_model(str(run.path), device=job.training.device).model, figures
     begun = run.last_checkpoint()
@@ -307,8 +305,8 @@ def _forget(folder: Path) -> None:
     if not folder.exists():
         return
     if not (folder / "order.json").exists() and any(folder.iterdir()):
-        reason = f"{folder}: does not hold unfinished work of a variant, so it is not deleted"
-        raise GymError(ErrorCode.FILE_EXISTS, reason, "name another")
+        reason = f"{folder}: does not contain unfinished work of a variant, so it is not deleted"
+        raise GymError(ErrorCode.FILE_EXISTS, reason, "choose another")
     shutil.rmtree(folder)
 
 

@@ -96,7 +96,7 @@ def rebase(
         reason = (
             f"variant {request.name!r} is of {base.spec.model_name!r} ({base.spec.digest[:19]}...) already"
         )
-        raise GymError(ErrorCode.USAGE, reason, "give the new global version")
+        raise GymError(ErrorCode.USAGE, reason, "pass the new global version")
     with DeltaFile.open(path) as delta:
         require_shapes(delta, base.spec)
         if request.rows is not None:
@@ -127,7 +127,7 @@ def rebase(
     if not request.force:
         require_better(carried.losses, bool(request.steps))
     note = _note(record, carried)
-    begin(listener, "putting it into the store")
+    begin(listener, "adding it to the store")
     with writer.opened() as store:
         added = writer.put(
             store,
@@ -182,10 +182,10 @@ def _evaluator(
     except GymError as error:
         if error.code not in _UNREADABLE:
             raise
-        listener.phase(f"the old base is not at hand ({error.message}): its loss is not measured")
+        listener.phase(f"the old base is not available ({error.message}): its loss is not measured")
         return LossEvaluator(rows.kind, rows.judged, base.tokenizer, base.model, length), None
     if old.spec.digest != record.base_digest:
-        listener.phase(f"{old_base} is not the base of {record.name!r}: the loss there is not measured")
+        listener.phase(f"{old_base} is not the base of {record.name!r}: its loss is not measured")
         return LossEvaluator(rows.kind, rows.judged, base.tokenizer, base.model, length), None
     evaluator = LossEvaluator(rows.kind, rows.judged, old.tokenizer, old.model, length)
     begin(listener, "measuring it on its old base")
@@ -236,11 +236,11 @@ def search_alpha(
     It takes seven passes over the rows: five evenly spaced scales, and one on either side of the best. ``alone`` is
     the loss of the base without the delta.
     """
-    begin(listener, "searching how much of the delta the new base still needs")
+    begin(listener, "searching for the scale that the new base needs")
     losses: dict[float, float] = {}
 
     def measure(alpha: float) -> None:
-        require_wanted(listener, "while scales were compared")
+        require_wanted(listener, "while comparing scales")
         with base.plus(carried, alpha) as model:
             loss = evaluator.loss(model)
         losses[alpha] = loss if math.isfinite(loss) else math.inf
@@ -264,7 +264,7 @@ def carry(
     Raises:
         GymError: ``BASE_MISMATCH`` with a tensor that is missing in the new base or has a different shape.
     """
-    begin(listener, f"carrying it to {base.spec.model_name}")
+    begin(listener, f"moving it to {base.spec.model_name}")
     path = folder / "carried.gymdelta"
     carry_delta(delta, base.spec, path)
     if evaluator is None:
@@ -324,9 +324,7 @@ def method_of(delta: DeltaFile) -> tuple[Method, int]:
 def product_encoding(encoding: Encoding, rank: int) -> Encoding:
     """Return the encoding for the sum of carried and new factors: the best product of the same rank."""
     policy = encoding.policy.model_copy(update={"codec": "lora", "lora_rank": rank})
-    return Encoding(
-        policy, False, f"the best factors of rank {rank} for what was carried and what was learnt"
-    )
+    return Encoding(policy, False, f"the best factors of rank {rank} for the moved and the learned change")
 
 
 def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0) -> DeltaInfo:
@@ -347,7 +345,9 @@ def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0)
     """
     require_shapes(delta, onto)
     if scale <= 0.0:
-        raise GymError(ErrorCode.USAGE, f"scale {scale:g} is not above 0", "at 0 nothing is left to carry")
+        raise GymError(
+            ErrorCode.USAGE, f"scale {scale:g} is not above 0", "at 0, nothing of the delta is left"
+        )
     entries = [
         DeltaEntry(
             record.name,
@@ -372,7 +372,7 @@ def require_shapes(delta: DeltaFile, onto: BaseSpec) -> None:
         if shape != record.shape:
             has = "no such tensor" if shape is None else f"it in shape {list(shape)}"
             reason = f"tensor {record.name!r} {list(record.shape)}: the base {onto.model_name!r} has {has}"
-            remedy = "a variant can be carried to a base of the same architecture only"
+            remedy = "a variant can be moved only to a base with the same architecture"
             raise GymError(ErrorCode.BASE_MISMATCH, reason, remedy)
 
 

@@ -43,18 +43,18 @@ _DISTILL_STEPS = 100
 _SIGNS = str(CodecPolicy.model_fields["codec"].default)
 _FACTORS: Literal["int4"] = "int4"
 _OWNED = {
-    "model": "the base is given to PersonalizedTrainer",
-    "output_dir": "the run folder is the store's, or the one that is given",
-    "data": "the rows are given",
-    "eval_data": "held_out says how many rows are held out",
+    "model": "the base is an argument of PersonalizedTrainer",
+    "output_dir": "the run folder is set by the store or by the caller",
+    "data": "the rows are passed separately",
+    "eval_data": "use held_out",
     "eval_split": "held_out says how many rows are held out",
-    "finetuning": "method says that",
-    "save_final": "an interrupted run needs what was trained",
+    "finetuning": "use method",
+    "save_final": "an interrupted run needs the trained weights",
     "dtype": "the base's digest is that of its float32 weights",
-    "model_init": "a variant is of a base",
-    "quantization": "a variant is of a base whose weights are whole",
+    "model_init": "a variant needs a base",
+    "quantization": "a variant needs an unquantised base",
     "rope_scaling": "a variant holds only differences of weights, so it would be lost",
-    "chat_template": "a variant is served with its base's template",
+    "chat_template": "a variant uses its base's template",
     "reasoning": "measuring the variant reads the rows unchanged; remove reasoning from them",
     "mixture_of_depths": "a variant holds only differences of weights, so it would be lost",
 }
@@ -217,7 +217,7 @@ def encoding_of(
     values: dict[str, Any] = {"error_feedback": False}
     keeps_factors = sends_factors(method) and (low_rank or codec == "auto")
     if given.get("error_feedback"):
-        reason = "codec: error_feedback needs a next round, and a variant has none"
+        reason = "codec: error_feedback needs a next round, but a variant has none"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, "remove it")
     if keeps_factors:
         values |= {"factors": _FACTORS}
@@ -225,12 +225,12 @@ def encoding_of(
     elif codec in ("auto", _SIGNS):
         own, scales = _finest_scales(spec)
         values |= {**own, "distill_steps": _DISTILL_STEPS}
-        why = f"one bit a weight, embeddings and head too, with a distilled scale {scales}"
+        why = f"one bit per weight, including embeddings and head, with a distilled scale {scales}"
     else:
         values |= {"codec": codec}
         if CODECS.type_of(codec).has_scales:
             values |= {"scale_dtype": "bfloat16", "distill_steps": _DISTILL_STEPS}
-        why = f"codec {codec}, as given"
+        why = f"codec {codec}, as requested"
     if given:
         why = f"{why}; {', '.join(sorted(given))} as given"
     return Encoding(validate(values | given, CodecPolicy, "encoding"), keeps_factors, why)
@@ -251,10 +251,8 @@ def require_fitting(training: TrainingConfig, encoding: Encoding) -> None:
         ("use_dora", lora.use_dora),
     ):
         if given:
-            reason = (
-                f"training: lora.{key} changes more than factors, and factors are all that the file keeps"
-            )
-            raise GymError(ErrorCode.CONFIG_INVALID, reason, f"remove it, or take codec {_SIGNS}")
+            reason = f"training: lora.{key} changes more than factors, but the file keeps only factors"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, f"remove it, or use codec {_SIGNS}")
 
 
 def _finest_scales(spec: BaseSpec) -> tuple[dict[str, Any], str]:

@@ -49,7 +49,7 @@ def begin(listener: Listener, what: str) -> None:
 def require_wanted(listener: Listener, where: str) -> None:
     """Raise an error if the listener requests a stop."""
     if listener.should_stop():
-        raise GymError(ErrorCode.INTERRUPTED, f"stopped {where}; the variants are as they were", AGAIN)
+        raise GymError(ErrorCode.INTERRUPTED, f"stopped {where}; the variants are unchanged", AGAIN)
 
 
 @dataclass(frozen=True)
@@ -209,12 +209,12 @@ def require_better(losses: Losses, refitted: bool) -> None:
     """
     if losses.helps is None:
         reason = "without rows it is unknown whether the variant still fits the new base"
-        raise GymError(ErrorCode.USAGE, reason, "give --data, or --force to carry it unseen")
+        raise GymError(ErrorCode.USAGE, reason, "pass --data, or --force to move it unmeasured")
     if not losses.helps:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
             f"on these rows the new base alone has loss {losses.new_base:.4f}, with the variant {losses.best:.4f}",
-            "pass --force to carry it all the same, or remove it"
+            "pass --force to move it anyway, or remove it"
             if refitted
-            else "pass --steps N to refit it on the rows, or --force to carry it all the same",
+            else "pass --steps N to refit it on the rows, or --force to move it anyway",
         )

@@ -81,13 +81,13 @@ class PersonalRows:
         templated = bool(tokenizer.chat_template)
         if as_chat and not templated:
             reason = "rows are trained as chat turns, but the base has no chat template"
-            raise GymError(ErrorCode.USAGE, reason, "train them as plain text: --plain, as_chat=False")
+            raise GymError(ErrorCode.USAGE, reason, "train them as plain text with --plain (as_chat=False)")
         if not any(is_string_row(row) for row in (*self.train, *self.held_out)):
             return replace(self, learnt_as="conversations" if self.form == "chat" else "texts")
         if as_chat is False or not templated:
             if templated and self.form == "chat":
                 reason = "some rows are conversations, but plain rows were requested"
-                remedy = "leave out --plain (as_chat=False), or give rows of one form"
+                remedy = "omit --plain (as_chat=False), or use rows of one kind"
                 raise GymError(ErrorCode.USAGE, reason, remedy)
             why = "as given" if templated else "the base has no chat template"
             return replace(self, learnt_as=f"prompts continued as bare text ({why})", raw=templated)
@@ -107,7 +107,7 @@ class PersonalRows:
         return (
             counted(number, "held-out row")
             if self.held_out
-            else f"the {counted(number, 'row')} that were trained on"
+            else f"the {counted(number, 'row')} used for training"
         )
 
     @property
@@ -149,7 +149,7 @@ def read_rows(
     for place, row in _placed(source, format, renaming(columns or {})):
         actual = kind_of(row)
         if actual not in _KINDS or "input_ids" in row or "segments" in row:
-            reason = f"{place}: is {_called(actual)}, which variants cannot learn from"
+            reason = f"{place}: is {_called(actual)}, which cannot train a variant"
             raise GymError(ErrorCode.DATA_INVALID, reason, _REMEDY)
         if kind is None:
             kind = actual
@@ -159,7 +159,7 @@ def read_rows(
             raise GymError(ErrorCode.DATA_INVALID, reason, _REMEDY)
         rows.append(PlacedDict.of(row, place, getattr(row, "unread", ())))
     if not rows:
-        raise GymError(ErrorCode.DATA_INVALID, "there are no rows", "give at least one")
+        raise GymError(ErrorCode.DATA_INVALID, "there are no rows", "pass at least one")
     train, held = _split(rows, held_out)
     return PersonalRows(
         "preference" if kind == "preference" else "supervised", train, held, _digest(train, held)
@@ -179,7 +179,7 @@ def _called(kind: str | None) -> str:
         "supervised": "an example",
         "preference": "a preference",
         "unpaired": "an answer with a label",
-        "stepwise": "a solution with a label a step",
+        "stepwise": "a solution with one label per step",
         "prompt": "a prompt without an answer",
     }.get(str(kind), "no row")
 

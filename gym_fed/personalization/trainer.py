@@ -253,7 +253,7 @@ class PersonalizedTrainer:
                 given.append((source, kind))  # type: ignore[arg-type]  # the words of PersonalKind
         if len(given) != 1:
             reason = f"{counted(len(given), 'source')} of rows are given"
-            raise GymError(ErrorCode.USAGE, reason, "give exactly one of preferences, examples and data")
+            raise GymError(ErrorCode.USAGE, reason, "pass exactly one of preferences, examples and data")
         return read_rows(given[0][0], wanted=given[0][1], held_out=held_out, columns=columns)
 
 

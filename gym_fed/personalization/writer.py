@@ -42,7 +42,9 @@ class VariantWriter:
 
     def __init__(self, folder: Path, key: SigningKey | None = None, *, unsigned: bool = False) -> None:
         if unsigned and key is not None:
-            raise GymError(ErrorCode.USAGE, "a key was given, but signing is off", "give one of the two")
+            raise GymError(
+                ErrorCode.USAGE, "a key was given, but signing is disabled", "use only one of the two"
+            )
         self.folder = folder
         self._given = key
         self._unsigned = unsigned
@@ -78,10 +80,10 @@ class VariantWriter:
             owned = [record.name for record in store.list(user_id)]
         if not owned:
             reason = f"{user_id!r} has no variant in {self.folder}"
-            raise GymError(ErrorCode.NOT_FOUND, reason, "create_variant makes one")
+            raise GymError(ErrorCode.NOT_FOUND, reason, "create one with create_variant")
         if len(owned) > 1:
             reason = f"{user_id!r} has {counted(len(owned), 'variant')}"
-            raise GymError(ErrorCode.USAGE, reason, f"name one of {', '.join(owned)}")
+            raise GymError(ErrorCode.USAGE, reason, f"choose one of {', '.join(owned)}")
         return owned[0]
 
     def planned_revision(self, name: str, user_id: str, *, replace: bool) -> int:
@@ -113,7 +115,7 @@ class VariantWriter:
                 raise
             return 1
         if variant.owner != user_id:
-            reason = f"variant {name!r} is owned by {variant.owner}, and this would be {user_id}'s"
+            reason = f"variant {name!r} is owned by {variant.owner}, not by {user_id}"
             raise GymError(ErrorCode.PERMISSION_DENIED, reason, "choose another name")
         if not replace:
             reason = f"variant {name!r} exists (revision {variant.revision})"
@@ -214,8 +216,8 @@ def _pulls(folder: Path, digests: tuple[str, ...]) -> list[Path]:
 def _entries(folder: Path) -> Iterable[Path]:
     """List a folder of the store, rejecting links, since they lead outside the store."""
     if folder.is_symlink():
-        reason = f"{folder} is a link, and nothing behind it is deleted"
-        remedy = "delete what is there by hand, and the link; then repeat the command"
+        reason = f"{folder} is a link; nothing behind it was deleted"
+        remedy = "delete its target and the link manually, and run the command again"
         raise GymError(ErrorCode.USAGE, reason, remedy)
     return folder.iterdir() if folder.is_dir() else ()
 
@@ -227,5 +229,5 @@ def _require_idle(work: Iterable[Path]) -> None:
     for path in work:
         if any(is_held(lock.parent) for lock in path.rglob(LOCK_FILE)):
             raise GymError(
-                ErrorCode.STATE_LOCKED, f"{path}: a process is working in it", "wait for it, or stop it"
+                ErrorCode.STATE_LOCKED, f"{path}: another process is using it", "wait for it, or stop it"
             )

@@ -102,12 +102,12 @@ class CalibratedPolicy(CodecPolicy, Calibration):
         compact = self.codec == "compact"
         if compact and (chosen := [key for key in _CHOSEN_BY_COMPACT if self._differs(key)]):
             raise ValueError(
-                f"codec 'compact' chooses codecs itself: remove {', '.join(chosen)}, or name a codec"
+                f"codec 'compact' chooses codecs itself: remove {', '.join(chosen)}, or choose a codec"
             )
         if not compact and self._differs("max_error"):
             raise ValueError(f"max_error applies only to codec 'compact', not to {self.codec!r}")
         if self.menu is not None and (not self.menu or self.max_bits_per_weight is None):
-            raise ValueError("menu names the codecs for a budget; set codec: auto and max_bits_per_weight")
+            raise ValueError("menu lists the codecs for a budget; set codec: auto and max_bits_per_weight")
         return self
 
 

@@ -251,14 +251,14 @@ class Quantizer:
         )
         if policy.calibration_samples and calibration is None and weighs:
             reason = f"calibration_samples is {policy.calibration_samples}, but there is no calibration text"
-            remedy = "pass calibration=..., or set calibration_samples=0 to weigh all inputs alike"
+            remedy = "pass calibration=..., or set calibration_samples=0 to weight all inputs equally"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
         if policy.safety_threshold is not None and unaligned is None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"safety_threshold is {policy.safety_threshold}, but unaligned is absent",
-                "pass the model that the aligned one was made from, unaligned=... (aligned=... is the base unless "
-                "given), or leave safety_threshold out",
+                f"safety_threshold is {policy.safety_threshold}, but unaligned is missing",
+                "pass unaligned=..., the model that the aligned one was made from (aligned=... defaults to the "
+                "base), or omit safety_threshold",
             )
 
     def _own_factors(
@@ -279,7 +279,7 @@ class Quantizer:
             why = (
                 "projects the product"
                 if tuned.is_adapter
-                else "is no LoRA run, which would have its own factors"
+                else "is not a LoRA run, which would have its own factors"
             )
             raise GymError(
                 ErrorCode.CONFIG_INVALID,

@@ -63,17 +63,17 @@ def _sequences(calibration: CalibrationText, tokenizer: Any, max_length: int) ->
             or calibration.shape[1] < 2
         ):
             reason = f"calibration is a tensor {list(calibration.shape)} {calibration.dtype}"
-            remedy = "give token ids as [sequences, tokens] int64, or texts, or rows"
+            remedy = "pass token ids as [sequences, tokens] int64, or texts, or rows"
             raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
         cut = calibration[:, :max_length]
         return [(row, row) for row in cut]
     rows = [{"text": row} if isinstance(row, str) else row for row in calibration]
     if tokenizer is None:
         reason = "calibration is text, but there is no tokenizer"
-        remedy = "pass tokenizer=..., give the base by name, or give calibration as token ids"
+        remedy = "pass tokenizer=..., the base by name, or calibration as token ids"
         raise GymError(ErrorCode.USAGE, reason, remedy)
     if not rows:
-        raise GymError(ErrorCode.DATA_INVALID, "calibration has no rows", "give at least one text")
+        raise GymError(ErrorCode.DATA_INVALID, "calibration has no rows", "pass at least one text")
     rows = as_turns(tokenizer, rows)
     texts = [row for row in rows if "messages" not in row]
     chats = [row for row in rows if "messages" in row]

@@ -83,7 +83,7 @@ def contents_of(path: Path, scratch: Path, base: str | None = None) -> Contents:
     raise GymError(
         ErrorCode.USAGE,
         f"{path}: no config.json or adapter_config.json, and no .gymdelta",
-        "give the folder of a model, of a run or of an adapter, or a .gymdelta",
+        "use the folder of a model, a run or an adapter, or a .gymdelta",
     )
 
 
@@ -101,7 +101,7 @@ def _weights(folder: Path) -> Contents:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{folder}: has no {missing[0]}",
-            "only weights in safetensors are pushed: gym export MODEL -o FOLDER writes them",
+            "only safetensors weights are pushed: gym export MODEL -o FOLDER writes them",
         )
     files, left_out = _files(folder, names)
     return Contents("weights", files, None, _digest(folder), folder, left_out)
@@ -113,7 +113,7 @@ def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
     adapter = read_adapter(str(folder), folder)
     named = base or adapter.base
     if named is None:
-        raise GymError(ErrorCode.MODEL_INVALID, f"{folder}: names no base", "name it with --base")
+        raise GymError(ErrorCode.MODEL_INVALID, f"{folder}: states no base", "pass --base")
     files, left_out = _files(folder, [ADAPTER])
     for below in adapter.below:
         for file in (ADAPTER_CONFIG, ADAPTER, BASE_CHANGES, BASE_RECORD):
@@ -153,8 +153,8 @@ def base_model(named: str, digest: str) -> LoadedModel:
     if actual != digest:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"{named}: has the digest {actual}, but {digest} is needed",
-            "name the folder of the right base with --base",
+            f"{named}: has the digest {actual}, but {digest} is required",
+            "pass the folder of the right base with --base",
         )
     return loaded
 
@@ -243,7 +243,7 @@ def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
         raise GymError(
             ErrorCode.USAGE,
             f"{name}: {type(model).__name__} is not a model",
-            "give a folder, the result of Trainer.train, or a model with save_pretrained",
+            "pass a folder, the result of Trainer.train, or a model with save_pretrained",
         )
     from gym_fed.base.models import quiet_loading
 
@@ -290,8 +290,8 @@ def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> 
     if digest is not None and actual != digest:
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"{file.name}: base and delta make a model of digest {actual}, and {digest} was signed",
-            "the version is wrong: ask its author for another",
+            f"{file.name}: base and delta make a model of digest {actual}, but {digest} was signed",
+            "the version is wrong: ask its author for a new one",
         )
     with quiet_loading():
         base.model.save_pretrained(str(folder))

@@ -128,7 +128,7 @@ def _require_same(version: ModelVersion, record: bytes, folder: Path) -> None:
         if not target.is_file() or file_sha256(target) != sha256:
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
-                f"{target}: is not what {version.reference} has",
+                f"{target}: differs from {version.reference}",
                 f"remove {folder}, and pull it again",
             )
 

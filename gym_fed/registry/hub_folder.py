@@ -137,8 +137,8 @@ def _problems(manifest: ModelManifest) -> list[str]:
     if manifest.kind != "adapter" or manifest.base is None or is_name_of_the_hub(manifest.base.name):
         return []
     return [
-        f"base {manifest.base.name}: is not a name on the Hub, so PEFT cannot find the adapter's base: name it with "
-        "--base OWNER/NAME"
+        f"base {manifest.base.name}: is not a name on the Hub, so PEFT cannot find the adapter's base: pass --base "
+        "OWNER/NAME"
     ]
 
 
@@ -213,19 +213,19 @@ def require_upload(repo: str, folder: Path) -> None:
         raise GymError(
             ErrorCode.USAGE,
             f"--repo {plain(repo, 120)}: is not a valid repository name",
-            "OWNER/NAME, as on the Hub",
+            "use OWNER/NAME, as on the Hub",
         )
     if constants.HF_HUB_OFFLINE:
         raise GymError(
             ErrorCode.UNAVAILABLE,
             f"{repo}: HF_HUB_OFFLINE forbids uploads to {endpoint()}",
-            f"leave --repo out, and where there is a network: {_upload_command(repo, folder)}",
+            f"omit --repo, and run this where there is a network: {_upload_command(repo, folder)}",
         )
     if get_token() is None:
         raise GymError(
             ErrorCode.UNAUTHENTICATED,
             f"{repo}: there is no token for {endpoint()}",
-            "run `hf auth login`, or set HF_TOKEN to a token that may write",
+            "run `hf auth login`, or set HF_TOKEN to a token with write access",
         )
 
 
@@ -264,7 +264,7 @@ def _errors(repo: str, folder: Path) -> Iterator[None]:
     from huggingface_hub import errors
 
     again = (
-        f"the folder is whole at {folder}: run the same upload again with: {_upload_command(repo, folder)}"
+        f"the folder {folder} is complete: run the same upload again with: {_upload_command(repo, folder)}"
     )
     try:
         yield
@@ -273,10 +273,12 @@ def _errors(repo: str, folder: Path) -> Iterator[None]:
         if refused is None:
             raise
         status = refused.response.status_code
-        login = f"run `hf auth login` with a token that may write to {repo}; " if status in _CODES else ""
+        login = (
+            f"run `hf auth login` with a token that has write access to {repo}; " if status in _CODES else ""
+        )
         raise GymError(
             _CODES.get(status, ErrorCode.UNAVAILABLE),
-            f"{repo}: {endpoint()} answers with status {status}: {_line(refused)}",
+            f"{repo}: {endpoint()} answered with status {status}: {_line(refused)}",
             f"{login}{again}",
         ) from error
     except ValueError as error:  # the Hub's message about the card

@@ -150,7 +150,7 @@ class ModelManifest(StrictModel):
         paths = {file.path for file in self.files}
         if self.kind == "delta":
             if DELTA_FILE not in paths or any(path.endswith((".safetensors", ".model")) for path in paths):
-                raise ValueError(f"a delta is {DELTA_FILE} and no weights")
+                raise ValueError(f"a delta consists of {DELTA_FILE} without weights")
             if self.base is None or self.base.digest is None:
                 raise ValueError("a delta needs the digest of its base")
         return self
@@ -271,7 +271,7 @@ def opened(data: bytes, kind: type[SignedT], where: str) -> tuple[SignedT, Signe
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
             f"{where}: {error.message}",
-            "it was changed after it was signed; get it from somewhere else, or from its author",
+            "it was changed after it was signed; get it from another source, or from its author",
         ) from error
     except (ValueError, TypeError) as error:  # values that JSON allows but canonical JSON does not
         raise _corrupt(where, plain(error)) from error

@@ -198,7 +198,8 @@ class ModelRegistry:
             if move[0].manifest_sha256 != version.sha256:
                 raise GymError(
                     ErrorCode.SIGNATURE_INVALID,
-                    f"{reference}: the tag is for another {version.reference}, of manifest {move[0].manifest_sha256}",
+                    f"{reference}: the tag is for a different {version.reference}, with manifest "
+                    f"{move[0].manifest_sha256}",
                     "the version was replaced after it was tagged: ask its author",
                 )
         return version
@@ -234,7 +235,7 @@ class ModelRegistry:
             if digest is None:
                 damaged.append(Damage(file.path, f"object {file.sha256} is missing"))
             elif digest != file.sha256:
-                damaged.append(Damage(file.path, f"object {file.sha256} has other bytes"))
+                damaged.append(Damage(file.path, f"object {file.sha256} has different bytes"))
         return version, damaged
 
     def list(self) -> builtins.list[ModelVersion]:
@@ -244,7 +245,7 @@ class ModelRegistry:
             try:
                 newest.append(self._versions.read(name, self._versions.numbers(name)[-1]))
             except GymError as error:
-                warnings.warn(f"left out: {error}", DamagedWarning, stacklevel=2)
+                warnings.warn(f"skipped: {error}", DamagedWarning, stacklevel=2)
         return newest
 
     def require_there(self) -> None:
@@ -377,7 +378,7 @@ class ModelRegistry:
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
             f"{version.reference}: is a delta on {base.name} ({base.digest}), which is not on this machine",
-            f"fetch it: gym models pull {base.name}; or name its folder with --base",
+            f"fetch it: gym models pull {base.name}; or pass its folder with --base",
         )
 
 

@@ -143,7 +143,7 @@ def _draft(
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{path}: cannot be published: {plain(first_problem(error), 300)}",
-            "shorten or rename what the message names",
+            "shorten or rename the field that the message names",
         ) from error
 
 

@@ -52,7 +52,7 @@ def _parsed_fingerprint(text: str) -> str:
     match = _FINGERPRINT.fullmatch(text.strip().lower())
     if match is None:
         raise GymError(
-            ErrorCode.USAGE, f"{text[:90]!r} is not a fingerprint", "it is sha256: and 64 hex digits"
+            ErrorCode.USAGE, f"{text[:90]!r} is not a fingerprint", "use sha256: and 64 hex digits"
         )
     return f"sha256:{match[2]}"
 
@@ -78,7 +78,7 @@ class Pins:
         except (ValidationError, ValueError) as error:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{path}: no pin of signers",
+                f"{path}: not a file of pinned signers",
                 "delete it, and compare the fingerprint again",
             ) from error
 
@@ -125,13 +125,13 @@ class Pins:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
                 f"{what}: is signed by a different key than {name} was before: {signer.fingerprint}; pinned: {pinned}",
-                f"ask its author; if the key is right: --signer {signer.fingerprint}",
+                f"ask its author; if the key is right, pass --signer {signer.fingerprint}",
             )
         if confirm is None:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
-                f"{what}: is signed by {signer.fingerprint}, a key that is not known here",
-                f"compare it with its author's, then: --signer {signer.fingerprint}",
+                f"{what}: is signed by {signer.fingerprint}, an unknown key",
+                f"compare it with its author's, then pass --signer {signer.fingerprint}",
             )
         if not confirm(what, signer):
             raise GymError(

@@ -83,7 +83,7 @@ class VersionStore:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"{where}: belongs to {manifest.name}@{manifest.version}",
-                "it was moved or copied there: look at the store",
+                "it was moved or copied there: check the store",
             )
         return ModelVersion(manifest, signer, sha256)
 
@@ -195,7 +195,7 @@ def split_reference(reference: str) -> tuple[str, str, str]:
         raise GymError(
             ErrorCode.USAGE,
             f"{plain(reference, 120)}: {plain(selector, 40)!r} is not a version",
-            "a number, such as @1",
+            "use a number, such as @1",
         )
     if mark == ":":
         require_tag(selector)
@@ -234,7 +234,7 @@ def require_tag(tag: str) -> None:
         raise GymError(
             ErrorCode.USAGE,
             f"{plain(tag, 80)!r} is not a valid tag",
-            "a lowercase letter first, then lowercase letters, digits, dots and dashes, such as stable",
+            "use a lowercase letter first, then lowercase letters, digits, dots and dashes, such as stable",
         )
 
 

@@ -69,14 +69,14 @@ class Uploads:
         if not is_safe_path(name) or "/" in name or name.startswith("."):
             raise GymError(
                 ErrorCode.USAGE,
-                f"{plain(name, 200)!r} is no safe file name",
+                f"{plain(name, 200)!r} is not a safe file name",
                 "rename the file, and drop it again",
             )
         if not name.lower().removesuffix(".gz").endswith(SUFFIXES):
             raise GymError(
                 ErrorCode.USAGE,
-                f"{plain(name, 200)}: rows are not read from such a file",
-                f"give a file that ends with {', '.join(SUFFIXES)}, or one of these with .gz",
+                f"{plain(name, 200)}: this file type has no rows",
+                f"use a file that ends with {', '.join(SUFFIXES)}, or one of these with .gz",
             )
         if not size_bytes:
             raise GymError(ErrorCode.DATA_INVALID, f"{plain(name, 200)}: is empty", "choose a file with rows")

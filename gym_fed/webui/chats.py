@@ -204,7 +204,7 @@ class Chats:
             return SavedChat.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
             raise GymError(
-                ErrorCode.STATE_CORRUPT, f"{file}: no readable conversation", "move it away"
+                ErrorCode.STATE_CORRUPT, f"{file}: not a readable conversation", "move it away"
             ) from error
 
     def _write(self, id: str, chat: SavedChat) -> None:

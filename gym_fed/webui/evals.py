@@ -132,7 +132,7 @@ def _command(workbench: Workbench, given: _Evaluation) -> list[str]:
             raise GymError(
                 ErrorCode.FILE_NOT_FOUND,
                 f"{given.data}: no such file",
-                "name a file of rows, such as mine.csv",
+                "use a file of rows, such as mine.csv",
             )
         parse_columns(given.columns)
         columns = [f"--columns={given.columns}"] if given.columns else []

@@ -276,7 +276,7 @@ class Taught:
             pass
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{self.file(base)}: a line is no preference",
+            f"{self.file(base)}: a line is not a preference",
             "repair it, or move it away",
         )
 

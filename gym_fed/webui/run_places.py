@@ -97,7 +97,7 @@ class RunPlaces:
             raise GymError(
                 ErrorCode.NOT_FOUND,
                 f"{text(path)}: contains no run of gym train",
-                "give the output_dir of a run, the folder with run.json",
+                "use the output_dir of a run, the folder with run.json",
             )
         with self._lock:
             remember_run(folder, self._workbench.runs / ADDED_NAME)

@@ -220,11 +220,11 @@ def started(workbench: Workbench, request: _StartRequest) -> dict[str, Any]:
     path = path_below_runs(workbench, str(config.output_dir))
     folder, state = workbench.runs / path, _taken(workbench, path)
     if state == "running":
-        raise GymError(ErrorCode.STATE_LOCKED, f"{path}: a run is at work there", "choose another output_dir")
+        raise GymError(ErrorCode.STATE_LOCKED, f"{path}: a run is using it", "choose another output_dir")
     if state == "finished" and not request.overwrite:
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{path}: holds a finished run",
+            f"{path}: contains a finished run",
             "choose another output_dir, or overwrite it",
         )
     if (unknown := missing(config)) and not request.yes:
@@ -270,7 +270,7 @@ def path_below_runs(workbench: Workbench, output_dir: str) -> str:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"output_dir: {text(output_dir)} is not below {text(workbench.runs)}",
-            "give a folder below it, or start gym webui with another --runs",
+            "use a folder below it, or start gym webui with another --runs",
         )
     return folder.relative_to(workbench.runs).as_posix()
 

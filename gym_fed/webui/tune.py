@@ -123,7 +123,7 @@ def _started(workbench: Workbench, path: str, file: Path) -> dict[str, Any]:
     """
     folder = workbench.runs / path
     if is_held(folder) or is_at_work(folder, workbench.jobs):
-        raise GymError(ErrorCode.STATE_LOCKED, f"{path}: a search is at work there", "stop it first")
+        raise GymError(ErrorCode.STATE_LOCKED, f"{path}: a search is using it", "stop it first")
     command = ["gym", "tune", workbench.named(file)]
     job = workbench.jobs.start(command, title=f"tune {path}", folder=folder)
     return {"path": path, "job": job.facts()}

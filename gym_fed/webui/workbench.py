@@ -54,7 +54,7 @@ def text(value: Any) -> str:
     try:
         string = value if isinstance(value, str) else str(value)
     except ValueError:  # an integer with too many digits for str()
-        string = "a number of too many digits"
+        string = "a number with too many digits"
     return string[:MAX_TEXT].encode("utf-8", "replace").decode()
 
 
@@ -131,5 +131,5 @@ def model_of(workbench: Workbench, name: str) -> str:
     if path.exists():
         return str(path)
     if not _HUB_NAME.fullmatch(name):
-        raise GymError(ErrorCode.MODEL_NOT_FOUND, f"no model {name!r}", "give a folder, or OWNER/NAME")
+        raise GymError(ErrorCode.MODEL_NOT_FOUND, f"no model {name!r}", "use a folder, or OWNER/NAME")
     return name

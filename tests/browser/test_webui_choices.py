@@ -123,7 +123,7 @@ def test_the_yaml_and_the_choices_say_the_same(bench: Served, open_page: Open) -
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("program.py", "print()", "rows are not read from such a file"),
+        ("program.py", "print()", "this file type has no rows"),
         ("empty.jsonl", "", "is empty"),
         ("broken.jsonl", '{"prompt": "a", \n', "broken.jsonl"),
         ("numbers.csv", "a,b\n1,2\n3,4\n", "no format is known with the columns"),

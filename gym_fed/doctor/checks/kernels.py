@@ -24,7 +24,7 @@ class Kernels(Check):
             path, described = quant.path(), quant.describe()
         except refused as error:
             yield Finding(
-                "kernels", Level.FAIL, str(error), "unset GYM_KERNELS, or name one that is available"
+                "kernels", Level.FAIL, str(error), "unset GYM_KERNELS, or set it to an available one"
             )
             return
         missing = quant.available() == ("torch",)

@@ -48,5 +48,5 @@ def judge_shadowed(kind: str, point: EntryPoint) -> Finding:
         plain(
             f"{whose} adds {point.value}, which is never used: gym-fed has {kind} {point.name!r} of its own"
         ),
-        "ask the package's author for another name, or remove the package",
+        "ask the package's author to rename it, or remove the package",
     )

@@ -140,14 +140,14 @@ def contributors_in(folder: Path) -> list[Contributor]:
     if not path.is_file():
         return []
     document = read_object(
-        path, ErrorCode.MODEL_INVALID, "delete it, or write the version again: gym-server model"
+        path, ErrorCode.MODEL_INVALID, "delete it, or recreate the version: gym-server model"
     )
     lines = document.get("contributors")
     if not isinstance(lines, list) or not all(map(_is_line, lines)):
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{path} does not list contributors with their shares",
-            "delete it, or write the version again: gym-server model",
+            "delete it, or recreate the version: gym-server model",
         )
     everybody = [
         Contributor(line["contributor"], line.get("name", ""), float(line["share"])) for line in lines
@@ -302,13 +302,13 @@ def read_evaluations(
         raise GymError(
             ErrorCode.USAGE,
             f"{counted(len(documents_by_digest), 'record')} of evaluations",
-            f"at most {_MAX_RECORDS} go along",
+            f"at most {_MAX_RECORDS} are allowed",
         )
     if not identities and len({document.identity for _, document in documents_by_digest.values()}) > 1:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            "the records of evaluations are of several models",
-            "name the files of those that are of this model",
+            "the evaluation records belong to several models",
+            "pass only the files that belong to this model",
         )
     figures = [
         figure for file, document in documents_by_digest.values() for figure in _figures(file, document)
@@ -361,7 +361,7 @@ def _read(file: Path) -> _EvalDocument:
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{file}: is not a valid record of an evaluation: {first_problem(error)}",
-            "give the JSON that gym eval writes",
+            "use the JSON that gym eval writes",
         ) from error
 
 

@@ -256,7 +256,7 @@ def _licences(manifest: ModelManifest) -> str:
         text += f" Of the base: {UNKNOWN if of_base == NOT_STATED else _md(of_base)}."
     problems = conflicts(manifest)
     if problems:
-        text += "\n\nTo be looked at before it is passed on:\n\n" + "\n".join(
+        text += "\n\nCheck before you redistribute it:\n\n" + "\n".join(
             f"- {_md(problem, 500)}" for problem in problems
         )
     return text
@@ -288,7 +288,7 @@ def conflicts(manifest: ModelManifest) -> list[str]:
     for part_name, licence in _parts(manifest):
         if licence is None or licence == NOT_STATED:
             problems.append(
-                f"{part_name}: licence not stated, so whether the model may be passed on is not known"
+                f"{part_name}: licence not stated, so it is unknown whether the model may be redistributed"
             )
             continue
         parts = re.split(r"\s+(?:AND|OR)\s+", licence)
@@ -300,7 +300,7 @@ def conflicts(manifest: ModelManifest) -> list[str]:
             )
         if any(_SHARE_ALIKE.search(part) for part in parts) and own.lower() != licence.lower():
             problems.append(
-                f"{part_name}: {licence} requires the same licence for derived works, and the model's is "
+                f"{part_name}: {licence} requires the same licence for derived works, but the model's is "
                 f"{_licence_text(own)}"
             )
     if own == NOT_STATED:

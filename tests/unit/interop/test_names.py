@@ -754,7 +754,7 @@ def test_a_note_or_refusal_of_a_key_that_moved_names_the_line_that_it_stands_on(
 
 def test_a_word_and_ours_with_another_value_are_refused() -> None:
     Path("run.yaml").write_text("model: gym-nano\nunsloth: false\nuse_unsloth: true\n")
-    with pytest.raises(GymError, match=r"run\.yaml:3:1: use_unsloth: is unsloth here, and both are given"):
+    with pytest.raises(GymError, match=r"run\.yaml:3:1: use_unsloth: is unsloth here, but both are given"):
         load_config("run.yaml", TrainingConfig)
 
 

@@ -155,12 +155,12 @@ def test_a_full_variant_has_one_bit_a_weight_and_work_that_was_stopped_anywhere_
         assert caught.value.code is ErrorCode.INTERRUPTED
         with VariantStore.open(tmp_path / "parts") as opened:
             assert opened.count() == 0, "nothing half made is in the store"
-    with pytest.raises(GymError, match="unfinished work of a variant with other rows") as caught:
+    with pytest.raises(GymError, match="unfinished work of a variant with different rows") as caught:
         maker("parts").create_variant("eve", examples=CHATS[:9])
     assert caught.value.code is ErrorCode.FILE_EXISTS
     listener = StopsAt("never", 0)
     resumed = maker("parts").create_variant("eve", examples=CHATS, listener=listener)
-    assert "training was finished before" in listener.phases
+    assert "training is already finished" in listener.phases
     assert resumed.signed
     assert resumed.sha256 == whole.sha256
     assert resumed.steps == whole.steps
@@ -185,14 +185,14 @@ def test_what_is_stopped_outside_of_training_changes_no_variant_and_goes_on_late
 ) -> None:
     store = tmp_path / "store"
     maker = trainer(tiny_base, store)
-    with pytest.raises(GymError, match="stopped before putting it into the store") as caught:
+    with pytest.raises(GymError, match="stopped before adding it to the store") as caught:
         maker.create_variant("jo", data=CHATS, listener=StopsBefore("encoding"))
     assert caught.value.code is ErrorCode.INTERRUPTED
     with VariantStore.open(store) as opened:
         assert opened.count() == 0
     listener = StopsAt("never", 0)
     maker.create_variant("jo", data=CHATS, listener=listener)
-    assert "training was finished before" in listener.phases
+    assert "training is already finished" in listener.phases
     for phase in ("carrying", "searching"):
         with pytest.raises(GymError, match="stopped") as caught:
             maker.rebase_variant("jo", str(soup), data=CHATS, force=True, listener=StopsBefore(phase))
@@ -212,7 +212,7 @@ def test_a_foreign_folder_is_not_touched(tiny_base: Path, tmp_path: Path) -> Non
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     maker = trainer(tiny_base, tmp_path / "store")
     for overwrite in (False, True):
-        with pytest.raises(GymError, match="hold unfinished work of a variant"):
+        with pytest.raises(GymError, match="contain unfinished work of a variant"):
             maker.create_variant("flo", examples=CHATS, output=tmp_path / "mine", overwrite=overwrite)
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
     with pytest.raises(GymError, match=r"lora\.modules_to_save changes more than factors"):
@@ -221,7 +221,7 @@ def test_a_foreign_folder_is_not_touched(tiny_base: Path, tmp_path: Path) -> Non
         )
     with pytest.raises(GymError, match="0 sources of rows are given"):
         maker.create_variant("flo")
-    with pytest.raises(GymError, match="a key was given, but signing is off"):
+    with pytest.raises(GymError, match="a key was given, but signing is disabled"):
         trainer(tiny_base, tmp_path, key=SigningKey.generate(), unsigned=True)
 
 
@@ -265,7 +265,7 @@ def test_a_variant_is_rebased_without_its_old_base_and_the_loss_there_is_not_mea
         "ada", str(soup), data=CHATS, force=True, output_name="ada-2", listener=listener
     )
     assert moved.losses.old is None
-    assert any("the old base is not at hand" in phase for phase in listener.phases)
+    assert any("the old base is not available" in phase for phase in listener.phases)
 
 
 def test_a_refit_takes_the_old_ones_place_only_if_it_is_better(

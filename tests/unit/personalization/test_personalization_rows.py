@@ -61,7 +61,7 @@ def test_a_row_that_is_there_twice_stands_on_one_side() -> None:
 def test_with_too_few_rows_none_is_held_out_and_that_is_said() -> None:
     found = read_rows(texts(MIN_ROWS - 1))
     assert found.held_out == []
-    assert found.judged_on == f"the {MIN_ROWS - 1} rows that were trained on"
+    assert found.judged_on == f"the {MIN_ROWS - 1} rows used for training"
     assert read_rows(texts(MIN_ROWS)).judged_on == "2 held-out rows"
     assert read_rows(texts(30), held_out=0.0).held_out == []
 

@@ -192,7 +192,7 @@ def test_a_tag_on_a_version_that_was_replaced_is_refused(
     registry.tag(f"{NAME}@1", "stable")
     other = signed(manifest | {"version": 1, "description": "another"}, own_key())
     (store / f"models/{NAME}/000001.json").write_bytes(other)
-    with pytest.raises(GymError, match="the tag is for another me/tiny@1") as caught:
+    with pytest.raises(GymError, match="the tag is for a different me/tiny@1") as caught:
         registry.pull(f"{NAME}:stable", tmp_path / "out")
     assert caught.value.code is ErrorCode.SIGNATURE_INVALID
 
@@ -304,7 +304,7 @@ def test_a_damaged_version_of_one_model_hides_no_other_from_the_list(
     place = store / "models/another/one/000001.json"
     place.parent.mkdir(parents=True)
     place.write_bytes(b"{}")
-    with pytest.warns(DamagedWarning, match=r"left out: .*another/one/000001\.json"):
+    with pytest.warns(DamagedWarning, match=r"skipped: .*another/one/000001\.json"):
         assert [one.reference for one in registry.list()] == [f"{NAME}@1"]
 
 

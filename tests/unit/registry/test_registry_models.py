@@ -140,7 +140,7 @@ def test_rebuilt_weights_that_were_changed_are_found_at_the_next_pull(
     weights = bytearray((folder / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (folder / "model.safetensors").write_bytes(weights)
-    with pytest.raises(GymError, match=r"model\.safetensors: is not what me/tuned@1 has"):
+    with pytest.raises(GymError, match=r"model\.safetensors: differs from me/tuned@1"):
         registry.pull("me/tuned", tmp_path / "out", base=str(model))
 
 
@@ -279,7 +279,7 @@ def test_verify_names_damaged_and_missing_objects(registry: ModelRegistry, store
     problems = {one.path: one.problem for one in registry.verify("me/tiny")[1]}
     assert problems.keys() == {"tokenizer.json", "model.safetensors"}
     assert "missing" in problems["tokenizer.json"]
-    assert "other bytes" in problems["model.safetensors"]
+    assert "different bytes" in problems["model.safetensors"]
 
 
 def test_an_object_that_was_damaged_is_not_pulled(

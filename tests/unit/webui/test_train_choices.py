@@ -55,11 +55,11 @@ def test_an_uploaded_file_is_whole_and_never_replaces_another(client: TestClient
 @pytest.mark.parametrize(
     ("name", "size", "said"),
     [
-        ("../up.jsonl", 9, "no safe file name"),
-        ("a/b.jsonl", 9, "no safe file name"),
-        (".hidden.jsonl", 9, "no safe file name"),
-        ("nul\x00.jsonl", 9, "no safe file name"),
-        ("program.py", 9, "rows are not read from such a file"),
+        ("../up.jsonl", 9, "not a safe file name"),
+        ("a/b.jsonl", 9, "not a safe file name"),
+        (".hidden.jsonl", 9, "not a safe file name"),
+        ("nul\x00.jsonl", 9, "not a safe file name"),
+        ("program.py", 9, "this file type has no rows"),
         ("empty.jsonl", 0, "is empty"),
         ("huge.jsonl", 2**49, "the disk has room for"),
     ],

@@ -130,13 +130,13 @@ def test_tensors_that_do_not_fit_are_refused_by_name(method: str, part: str, val
 @pytest.mark.parametrize(
     ("method", "changes", "says"),
     [
-        ("awq", {"bits": 0}, "quantization_config.bits: 0, 4 is needed"),
+        ("awq", {"bits": 0}, "quantization_config.bits: 0, but 4 is required"),
         ("awq", {"bits": True}, "bits: True"),
         ("awq", {"version": "gemv"}, "version: 'gemv': only the AWQ layout gemm"),
-        ("awq", {"group_size": 0}, "group_size: 0, a size or -1 is needed"),
-        ("awq", {"group_size": 7}, "tensor up.scales: has 3 groups, 96 inputs in groups of 7 make 14"),
+        ("awq", {"group_size": 0}, "group_size: 0, but a size or -1 is required"),
+        ("awq", {"group_size": 7}, "tensor up.scales: has 3 groups, but 96 inputs in groups of 7 make 14"),
         ("awq", {"group_size": 10**30}, "tensor up.scales: has 3 groups"),
-        ("gptq", {"bits": 0}, "quantization_config.bits: 0, 2, 3, 4 or 8 is needed"),
+        ("gptq", {"bits": 0}, "quantization_config.bits: 0, but 2, 3, 4 or 8 is required"),
         ("gptq", {"bits": 5}, "bits: 5"),
         ("gptq", {"bits": "4"}, "bits: '4'"),
         ("gptq", {"bits": 8}, "tensor up.qzeros: has shape"),
