@@ -198,8 +198,7 @@ class ModelRegistry:
             if move[0].manifest_sha256 != version.sha256:
                 raise GymError(
                     ErrorCode.SIGNATURE_INVALID,
-                    f"{reference}: the tag is for a different {version.reference}, with manifest "
-                    f"{move[0].manifest_sha256}",
+                    f"{reference}: the tag is for a different {version.reference}, {move[0].manifest_sha256}",
                     "the version was replaced after it was tagged: ask its author",
                 )
         return version
