@@ -28,7 +28,7 @@ _ROOTS = ("base_model", "model")
 
 
 def part_of(name: str) -> str | None:
-    """Return the key of the part that a module or weight belongs to, by its name from the root; None for none.
+    """Return the key of the part that a module or weight belongs to, by its full name; None if it belongs to none.
 
     PEFT's prefixes and infixes (``base_model.model``, ``base_layer``) are ignored.
     """

@@ -82,7 +82,7 @@ _LOOPBACK, _PRIVATE, _GLOBAL = 1, 2, 3
 
 @lru_cache(4096)  # a hub compares a caller with many seeders
 def _reach(host: str) -> int | None:
-    """Return from how far an IP address can be reached; None for names and addresses without a host."""
+    """Return how widely an IP address can be reached; None for names and addresses without a host."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The log of a server process on standard error: one line a record, as text or as JSON."""
+"""The log of a server process on standard error: one line per record, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _indented(trace: str) -> str:
 
 
 def log_to_stderr(levels: Mapping[str, int], log_format: LogFormat = "text") -> None:
-    """Write these loggers to standard error, one record a line.
+    """Write these loggers to standard error, one record per line.
 
     Args:
         levels: The least level of each logger that is written.
@@ -76,7 +76,7 @@ def log_to_stderr(levels: Mapping[str, int], log_format: LogFormat = "text") -> 
         handler.setFormatter(LogLine("%(message)s"))
     else:
         handler.setFormatter(LogLine("%(asctime)s %(levelname)s %(message)s"))
-    # OpenTelemetry reports spans that a receiver did not take. As JSON, the root's lines are JSON too.
+    # OpenTelemetry reports spans that a receiver did not accept. As JSON, the root's lines are JSON too.
     others = {"opentelemetry": logging.WARNING} | ({"": logging.WARNING} if log_format == "json" else {})
     for name, level in {**levels, **others}.items():
         logger = logging.getLogger(name)

@@ -1,4 +1,5 @@
-"""Tables of Prometheus metrics: one row a family, so that `/metrics`, the pages and the dashboards name the same."""
+"""Tables of Prometheus metrics: one row per family, so that `/metrics`, the pages and the dashboards use the same
+names."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class MetricRow(NamedTuple):
 
     @property
     def series(self) -> str:
-        """Return the name that queries use; of a histogram, that of its buckets."""
+        """Return the name that queries use; for a histogram, that of its buckets."""
         return self.name + {"gauge": "", "counter": "_total", "histogram": "_bucket"}[self.kind]
 
     def family(self, value: Value) -> Metric:

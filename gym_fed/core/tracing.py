@@ -46,9 +46,9 @@ class RoundTrace(NamedTuple):
         return cls(int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]))
 
     def parent(self, traceparent: str = "") -> int:
-        """Return the id of the span that a new one is below: the caller's, or the root.
+        """Return the parent id of a new span: the caller's span, or the root.
 
-        The caller's text chooses nothing else: a malformed one, or one of another trace, is ignored.
+        The caller's text chooses nothing else: malformed ones, and those of another trace, are ignored.
         """
         matched = _TRACEPARENT.fullmatch(traceparent[:64])
         if matched is None or int(matched[1], 16) != self.trace_id or not int(matched[2], 16):
@@ -57,7 +57,7 @@ class RoundTrace(NamedTuple):
 
 
 def start_tracing(service: str, endpoint: str, what: str) -> None:
-    """Begin to export spans.
+    """Start exporting spans.
 
     Args:
         service: ``service.name`` of the spans.
@@ -77,7 +77,7 @@ def start_tracing(service: str, endpoint: str, what: str) -> None:
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     class RoundIds(RandomIdGenerator):
-        """Random ids, but those of ``RoundTrace`` for root spans."""
+        """Random ids, except for root spans, which get those of ``RoundTrace``."""
 
         def generate_trace_id(self) -> int:
             root = _root.get()
@@ -94,7 +94,7 @@ def start_tracing(service: str, endpoint: str, what: str) -> None:
 
 
 def stop_tracing() -> None:
-    """Export the spans that wait, for a few seconds at most, and record no more."""
+    """Export pending spans, for a few seconds at most, and stop recording."""
     global _provider
     provider, _provider = _provider, None
     if provider is not None:
@@ -114,7 +114,7 @@ def begin_span(
     attributes: Attributes | None = None,
     start_seconds: float | None = None,
 ) -> Span | None:
-    """Begin a span of a round; the caller ends it. None if nothing is traced.
+    """Start a span of a round; the caller ends it. None if tracing is off.
 
     Args:
         name: The span's name.
@@ -140,7 +140,7 @@ def begin_span(
 def round_span(
     name: str, server: str, server_round: int | str, traceparent: str = "", **attributes: str | int | float
 ) -> Iterator[Span | None]:
-    """Record the block as a span of a round; see ``begin_span``. An exception is recorded by its type alone."""
+    """Record the block as a span of a round; see ``begin_span``. Only an exception's type is recorded."""
     span = begin_span(name, RoundTrace.of(server, server_round), traceparent, attributes)
     if span is None:
         yield None
@@ -156,7 +156,7 @@ def round_span(
 
 
 def begin_child(name: str, **attributes: str | int | float) -> Span | None:
-    """Begin a span below the one that this thread is in; None if it is in none. The caller ends it."""
+    """Start a child span of this thread's current span; None if there is none. The caller ends it."""
     if _provider is None:
         return None
     from opentelemetry.trace import get_current_span
@@ -196,7 +196,7 @@ def traceparent_of(span: Span | None) -> str:
 
 
 def set_traceparent(current: Callable[[], str] | None) -> None:
-    """Set the function that returns the ids which this process's calls carry; None: they carry none."""
+    """Set the function that returns the ids for this process's calls; None means no ids."""
     global _outgoing
     _outgoing = current
 

@@ -1,4 +1,4 @@
-"""Arrow files that are written once and mapped by every later start, each named after what it was made from.
+"""Arrow files that are written once and memory-mapped by later runs; names are digests of their inputs.
 
 ::
 

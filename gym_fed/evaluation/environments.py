@@ -1,4 +1,4 @@
-"""Multi-turn environments by the protocol of the package verifiers, as graders of training with rewards.
+"""Multi-turn environments that follow the verifiers protocol, as graders for training with rewards.
 
 An environment answers each answer of the model, until it is completed; its rubric scores the conversation. Any object
 with these attributes is one; the package itself is not needed (https://docs.primeintellect.ai/verifiers, version 0):
@@ -41,7 +41,7 @@ _OF_REWARDS = ("prompt", "completion", "answer", "info", "task", "state", "parse
 
 
 class Environment(Grader):
-    """An environment, whose rubric is the reward.
+    """An environment whose rubric is the reward.
 
     Args:
         environment: The object; see the module.
@@ -124,7 +124,7 @@ class Environment(Grader):
         return messages
 
     def grade(self, samples: Sequence[Sample]) -> list[float]:
-        """Score conversations by the rubric; an answer without a conversation is the only turn of one."""
+        """Score conversations by the rubric; an answer without a conversation counts as its only turn."""
         return [self._score(sample.row.get(STATE) or self._single_turn(sample)) for sample in samples]
 
     def _single_turn(self, sample: Sample) -> State:
@@ -162,7 +162,7 @@ class Environment(Grader):
         return "".join(str(part.get("text") or "") for part in parts)
 
     def _result(self, function: Callable[..., Any], known: Mapping[str, Any]) -> Any:
-        """Call a function with those of ``known`` that it names, and wait for it if it is async."""
+        """Call a function with the arguments of ``known`` that it accepts, and await it if it is async."""
         parameters = inspect.signature(function).parameters.values()
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             arguments = dict(known)

@@ -1,4 +1,4 @@
-"""Grading: a model answers the prompts of rows, or the rows hold answers, and graders score them."""
+"""Grading: a model answers the prompts of rows, or the rows contain answers, and graders score them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grades:
-    """The scores that graders gave.
+    """The scores from graders.
 
     Attributes:
         means: Mean of each grader, by its name, and of their sum under ``reward``.

@@ -211,7 +211,7 @@ def offer_dataset(name: str, subset: str | None = None, commit: str | None = Non
 def offer_dataset_files(
     name: str, choose: Callable[[Collection[str]], Iterable[str]], store: Path, commit: str | None = None
 ) -> DownloadOffer:
-    """Query the Hub for selected files of a dataset, to be downloaded into a folder of their own.
+    """Query the Hub for selected files of a dataset, to be downloaded into a separate folder.
 
     Args:
         name: Repository name, ``owner/name``.

@@ -57,7 +57,7 @@ class TensorInvalid(GymError):
 def dequantised_layers(
     tensors: Mapping[str, Any], weight_of: Callable[[Layer], Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield all tensors of a model, with a plain ``weight`` in place of each layer's packed tensors.
+    """Yield all tensors of a model, with a plain ``weight`` instead of each layer's packed tensors.
 
     Args:
         tensors: Tensors by name; read one layer at a time.

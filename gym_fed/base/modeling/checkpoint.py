@@ -101,7 +101,7 @@ def _blocks(entry: FileTensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _separate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor of zeros in a mapping of its own, which goes back to the system with its last reference.
+    """Return a tensor of zeros in its own mapping, which is freed with its last reference.
 
     The C library's heap would keep the holes between tensors that stay, while a server packs one after the other.
     """
@@ -112,7 +112,7 @@ def _separate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 _maps: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
-"""Maps by the address of their tensor; an entry disappears with the last reference to its tensor."""
+"""Mappings by the address of their tensor; an entry disappears with the last reference to its tensor."""
 
 
 def mapped_tensor(path: Path, dtype: torch.dtype, shape: tuple[int, ...], start: int) -> Tensor:

@@ -166,7 +166,7 @@ def largest_size(text: Any, key: str) -> int | None:
     """Return a size of a text config, the largest one if layers differ; None if the config does not have it."""
     try:
         value = getattr(text, key, None)
-    except RuntimeError:  # Gemma 4 and others: transformers wants a layer's own config to be read
+    except RuntimeError:  # Gemma 4 and others: transformers requires a layer's own config
         value = [getattr(text.per_layer_config[layer], key, None) for layer in range(text.num_hidden_layers)]
     if isinstance(value, list | tuple):
         return max((size for size in value if isinstance(size, int)), default=None)

@@ -104,7 +104,7 @@ def _config_differences(base: Any, tuned: Any) -> Iterator[Difference]:
         for key in (
             "max_window_layers",
             "sliding_window",
-        ):  # unused then, and different between model families
+        ):  # unused in that case, and different between model families
             old.pop(key, None)
             new.pop(key, None)
     for key in sorted(old.keys() & new.keys() | {key for key in old.keys() ^ new.keys() if "rope" in key}):
@@ -124,7 +124,8 @@ def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def tokenizer_difference(base: Any, tuned: Any) -> str:
-    """Describe the first token of the base that a fine-tune's tokenizer has with another id; empty without any."""
+    """Describe the first token of the base that a fine-tune's tokenizer has with a different id; empty if there is
+    none."""
     changed = vocabulary_difference(base, tuned).changed
     if not changed:
         return ""

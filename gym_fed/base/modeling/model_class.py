@@ -24,7 +24,7 @@ def has_media_part(config: Any) -> bool:
 
 
 def class_for(folder: Path) -> Any:
-    """Return the class that loads a model, always whole: also where transformers has a class for its text alone.
+    """Return the class that loads a model, always the full model, even if transformers has a text-only class for it.
 
     It is an auto class, or the class that the config names if none of the auto classes knows its type.
     """

@@ -61,7 +61,7 @@ def unadapted_names(model: Any) -> list[str]:
 
 @cache
 def _weights_read(mixer: type) -> frozenset[str]:
-    """Return the layers whose weights the methods of a mixer's class read; none where its source is not at hand."""
+    """Return the layers whose weights the methods of a mixer's class read; none if its source is not available."""
     from torch import nn
 
     names: set[str] = set()

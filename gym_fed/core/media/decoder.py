@@ -62,7 +62,7 @@ def decode_sound(source: dict[str, str], rate: int, max_seconds: float) -> dict[
     if not count:
         raise GymError(ErrorCode.USAGE, "has no sound in it", _REMEDY)
     samples = np.concatenate(chunks, dtype=np.float32)
-    chunks.clear()  # the samples of 10 minutes exist few times within the child's memory
+    chunks.clear()  # only a few copies of 10 minutes of samples fit in the child's memory
     return {"samples": base64.b64encode(samples.data).decode("ascii")}
 
 
@@ -215,7 +215,7 @@ def _opened(source: dict[str, str], kind: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _format_of(head: bytes) -> str | None:
-    """Return FFmpeg's name of the format that a file's first bytes belong to; None if it is not one of the known."""
+    """Return FFmpeg's name of the format that a file's first bytes belong to; None if it is not a known one."""
     if head[:4] == b"RIFF":
         return {b"WAVE": "wav", b"AVI ": "avi"}.get(head[8:12])
     if head[4:8] == b"ftyp":

@@ -11,7 +11,7 @@ from typing import Any
 from gym_fed.core.bounded.errors import LimitExceededError
 
 _NOTATION = re.compile(r"[\d\\^_{}=<>+*/|]")
-"""A text without any of these is words, which LaTeX would read as a product of their letters."""
+"""A text without any of these is prose, which LaTeX would read as a product of letters."""
 
 _LETTER = re.compile(r"\W*([A-Za-z])\W*")
 _LAST_LETTER = re.compile(r"(?<!\w)([A-Za-z])\W*$")

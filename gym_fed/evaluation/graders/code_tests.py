@@ -29,7 +29,7 @@ _GRACE_SECONDS = 5.0
 _VERDICT_BYTES = 4096
 
 # The program's text is sent through a pipe and leaves no file. The token is written when the tests' last line has run,
-# so that a program which ends before, with whatever status, has not passed.
+# so that a program that exits earlier, with any status, has not passed.
 _DRIVER = """
 import json, os, sys
 job = json.loads(sys.stdin.read())

@@ -118,7 +118,7 @@ class JsonSchemaGrader(Grader):
 
 
 def is_valid_in_child(schema: Mapping[str, Any], value: Any) -> bool | str:
-    """Return True if the schema allows the value, or the name of a reference that cannot be resolved; called in the
+    """Return True if the value matches the schema, or the name of a reference that cannot be resolved; called in the
     child process."""
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry

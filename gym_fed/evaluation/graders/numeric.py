@@ -41,7 +41,7 @@ class NumericConfig(GraderConfig):
 
     absolute_tolerance: float = Field(default=0.0, ge=0)
     relative_tolerance: float = Field(default=0.0, ge=0)
-    """Tolerance as a share of the reference; a number is right if either tolerance allows it."""
+    """Tolerance as a share of the reference; a number is correct if either tolerance allows it."""
 
 
 class Numeric(Grader):

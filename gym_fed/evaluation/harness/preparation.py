@@ -141,7 +141,7 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
             head, tail = super()._encode_pair(context, continuation)
             if context != context.rstrip():
                 # A template's last token may end with the line: "<|im_start|>assistant\n" is one of gym-nano's. The
-                # harness would take the line's end off it, and count the tokens of another text.
+                # harness would strip the line end, and count the tokens of a different text.
                 whole, given = self.tok_encode(context + continuation), self.tok_encode(context)
                 if whole[: len(head)] != head and whole[: len(given)] == given:
                     return given, whole[len(given) :]

@@ -62,7 +62,7 @@ def board_page(board: Leaderboard, title: str = "Leaderboard") -> str:
     heads = ["line", "model", "organization", "status", *tasks, "submitted", "weights"]
     columns = "".join(f'<th scope="col"><button>{_text(head)}</button></th>' for head in heads)
     rows = "\n".join(_row(row, tasks) for row in board.board_rows.values())
-    # The policy lets this page's own style and script run, and lets it load or send nothing.
+    # The policy allows only this page's own style and script, and no requests.
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \

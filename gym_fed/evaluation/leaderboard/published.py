@@ -1,4 +1,4 @@
-"""A leaderboard that a registry holds: one object for each line, and the record of each submission.
+"""A leaderboard in a registry: one object per line, and the record of each submission.
 
 A line is created under its number and never replaced, so that two people who submit at once get two lines. Whoever may
 write to the registry may add lines; each is signed, and the file here is a copy that only grows.
@@ -68,7 +68,7 @@ class PublishedLeaderboard(Leaderboard):
             text = canonical_text(line.entry.to_dict()) + "\n"
             if self._objects.create(f"{_FOLDER}/{line.entry.sequence:06}.json", text.encode()):
                 break
-            self._pull(self.path)  # somebody else's line has this number
+            self._pull(self.path)  # someone else's line has this number
             if Leaderboard(self.path).head == before:
                 raise corrupt(f"{self._objects.url}/{_FOLDER}: line {line.entry.sequence} is not a file")
         self._pull(self.path)
