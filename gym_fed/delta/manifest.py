@@ -18,6 +18,7 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_json, each_once, no_constant
+from gym_fed.core.text import counted
 from gym_fed.delta.added_tokens import AddedTokens
 
 FORMAT_VERSION = 1
@@ -164,7 +165,8 @@ def _set_sizes(records: Iterable[TensorRecord], sizes: list[Any]) -> None:
     sized = [record for record in records if _BYTES in record.params]
     if len(sizes) != len(sized):
         raise _invalid(
-            f"manifest key 'sizes' has {len(sizes)} entries for {len(sized)} tensors of variable size"
+            f"manifest key 'sizes' has {counted(len(sizes), 'entry')} for "
+            f"{counted(len(sized), 'tensor')} of variable size"
         )
     for record, size in zip(sized, sizes, strict=True):
         if type(size) is not int or size < 1:

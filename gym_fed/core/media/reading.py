@@ -17,6 +17,7 @@ from gym_fed.core.bounded.pool import MAX_PROCESSES, EvaluationError, evaluate, 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.media.decoder import MAX_FRAME_PIXELS, decode_frames, decode_sound, probe_video
 from gym_fed.core.requirements import require_package
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -178,7 +179,7 @@ def _given(source: Source) -> dict[str, str]:
 
 def _require_bytes(size: int, most: int) -> None:
     if size > most:
-        raise GymError(ErrorCode.TOO_LARGE, f"has more than {most:,} bytes", "make it smaller")
+        raise GymError(ErrorCode.TOO_LARGE, f"has more than {counted(most, 'byte')}", "make it smaller")
 
 
 def _evaluated(function: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_fed.core.text import counted
 from gym_fed.data.formats.base import BadRow, Format, Raw, without_context
 
 _MASKS = ("completion_mask", "assistant_masks")
@@ -53,6 +54,7 @@ def _numbers(row: Raw, key: str, default: list[int] | None) -> list[int]:
         raise BadRow(f"{key!r} is not a list of integers", "write one number per token")
     if default is not None and len(numbers) != len(default):
         raise BadRow(
-            f"{key!r} has {len(numbers)} numbers for {len(default)} tokens", "write one number per token"
+            f"{key!r} has {counted(len(numbers), 'number')} for {counted(len(default), 'token')}",
+            "write one number per token",
         )
     return [int(number) for number in numbers]

@@ -131,7 +131,7 @@ class Gguf(ExportFormat):
             raise refused(source, why)
         rows, tokens = getattr(config, "vocab_size", 0), source.tokenizer
         if kind in _CUT_TO_TOKENS and tokens is not None and rows > len(tokens):
-            cut = f"its embeddings have {rows:,} rows, of which llama.cpp's converter keeps {len(tokens):,}"
+            cut = f"its embeddings have {counted(rows, 'row')}, of which llama.cpp's converter keeps {len(tokens):,}"
             raise refused(source, f"{cut}; resize_token_embeddings makes a model of those")
 
     def start(self, processes: Processes, *, check: bool) -> None:

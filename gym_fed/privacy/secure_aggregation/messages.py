@@ -128,7 +128,7 @@ class SealedShares(StrictModel):
         if {*self.sealed} != everybody - {dealer.contributor} or {*self.commitments} != everybody:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"{dealer.contributor} does not deal shares to exactly the {len(everybody)} participants",
+                f"{dealer.contributor} does not deal shares to exactly the {counted(len(everybody), 'participant')}",
             )
         signed = _dealt(self.commitments, participants)
         verify_signature(bytes.fromhex(dealer.public_key), signed, bytes.fromhex(self.signature))
@@ -238,8 +238,8 @@ def check_majority(threshold: int, began: int) -> None:
     if 2 * threshold <= began:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"threshold {threshold} is not more than half of the {began} participants: a hub could name a contributor "
-            "as a survivor to one half of them and as dropped out to the other, and learn its votes",
+            f"threshold {threshold} is not more than half of the {counted(began, 'participant')}: a hub could "
+            "name a contributor as a survivor to one half of them and as dropped out to the other, and learn its votes",
             "the coordinator must raise secure_aggregation.threshold",
         )
 

@@ -113,7 +113,7 @@ def _check_sequence_parallel(config: TrainingConfig, num_processes: int) -> None
         (
             num_processes % size,
             f".sequence_parallel_size: {counted(num_processes, 'process')} are not a multiple of {size}",
-            f"start a multiple of {size} processes, or remove the key",
+            "change --nproc, or remove the key",
         ),
         (
             not ALGORITHMS.type_of(config.algorithm).splits_rows,

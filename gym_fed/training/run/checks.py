@@ -12,6 +12,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.core.requirements import require_package
+from gym_fed.core.text import counted
 from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.choice import read_chat_template, use_chat_template
 from gym_fed.data.chat_templates.conversation import ChatRenderer, write_answered
@@ -215,7 +216,11 @@ def check_privacy(config: TrainingConfig, num_processes: int) -> None:
         (features, f"{', '.join(features)}: {untried}"),
         (config.quantization, f"quantization: {untried}"),
         (config.dtype != "float32", f"dtype: {config.dtype} makes clipping inexact", "set dtype: float32"),
-        (num_processes > 1, f"{num_processes} processes: each would add its own noise", "set --nproc 1"),
+        (
+            num_processes > 1,
+            f"{counted(num_processes, 'process')}: each would add its own noise",
+            "set --nproc 1",
+        ),
         suffix=", but privacy is set",
         remedy="remove it",
     )

@@ -26,7 +26,8 @@ NO_COUNT = (
     "','.join(others) str(bits)[:20] plain(str(parts),40)"
 )
 MORE_THAN_ONE = (
-    "base.num_parameters bits count in_words(num_weights) len(after) len(matches) len(paths) len(second) len(text) n "
+    "base.num_parameters bits count draw.terms.rows in_words(num_weights) in_words(weights) "
+    "len(after) len(matches) len(paths) len(second) len(text) n "
     "processes round(minutes/(24*60)) self._count self.secure.threshold total voters words"
 )
 """Numbers that are never one where they are printed."""

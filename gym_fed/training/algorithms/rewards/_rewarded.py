@@ -54,9 +54,7 @@ class Rewarded(Algorithm):
         """Return the rows unchanged: TRL tokenises prompts when it generates answers."""
         needed = prompts_per_generation(self.name, self.settings(config), config)
         if len(rows) < needed:
-            reason = (
-                f"{counted(len(rows), 'prompt', 'are')} fewer than the {needed} prompts of one generation"
-            )
+            reason = f"{counted(len(rows), 'prompt', 'are')} fewer than one generation's {counted(needed, 'prompt')}"
             remedy = "use more rows, a smaller batch, or more num_generations"
             raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
         _require_one_kind(tokenizer, rows)
