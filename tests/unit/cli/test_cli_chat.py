@@ -177,7 +177,7 @@ def test_a_file_that_is_none_of_the_conversations_own_is_not_replaced(
     with pytest.raises(GymError, match="there are no messages"):
         conversation.save(tmp_path / "talk.json")
     list(conversation.say("hey"))
-    with pytest.raises(GymError, match=r"ada\.key: is there") as caught:
+    with pytest.raises(GymError, match=r"ada\.key: exists") as caught:
         conversation.save(tmp_path / "ada.key")
     assert caught.value.code is ErrorCode.FILE_EXISTS
     assert (tmp_path / "ada.key").read_text() == "secret"

@@ -208,7 +208,7 @@ def test_a_sample_is_replayed_with_its_examples_and_template(tmp_path: Path) -> 
     ("words", "message"),
     [
         (["--dtype", "float8"], "dtype 'float8' is not evaluated"),
-        (["--compare", "nosuch"], "--compare: no record of evals has this id, and as a model: nosuch"),
+        (["--compare", "nosuch"], "--compare: no record in evals has this id, and as a model: nosuch"),
         (["--variant", "ann"], "no variant store at"),
         (["--variants", "store", "--variant", "nosuch"], "no variant 'nosuch'"),
         (["--tasks", "mine.yaml"], "no task file at"),
