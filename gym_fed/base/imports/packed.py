@@ -151,7 +151,7 @@ def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
         return torch.arange(inputs) // size
     require_shape(layer, "g_idx", (inputs,), "for the inputs of qweight")
     if layer.g_idx.is_floating_point():
-        raise layer.refuse("g_idx", f"is of {layer.g_idx.dtype}, but integers are required")
+        raise layer.refuse("g_idx", f"is {layer.g_idx.dtype}, but integers are required")
     groups_of_inputs = layer.g_idx.long()
     if int(groups_of_inputs.min()) < 0 or int(groups_of_inputs.max()) >= groups:
         raise layer.refuse("g_idx", f"names groups beyond the {groups} that exist")

@@ -75,7 +75,7 @@ def test_a_flag_without_a_counterpart_is_refused_with_two_lines(flag: str) -> No
     [
         ("--model vllm --model_args pretrained=x", "--model vllm: a folder is evaluated by our own engine"),
         ("--model hf", "--model hf: no model is given"),
-        ("--model hf --model_args pretrained=x,max_length=9", "--model_args max_length: not known"),
+        ("--model hf --model_args pretrained=x,max_length=9", "--model_args max_length: unknown"),
         ("--model hf --model_args pretrained", "--model_args pretrained: no value"),
     ],
 )

@@ -207,8 +207,8 @@ HOSTILE = {
     "no rows": (lambda h: linears(h, rows=0), r"tensor 'layer\.int8': weights are \[0, 41\]"),
     "rows of text": (lambda h: linears(h, rows="35"), r"tensor 'layer\.int8': has rows '35'"),
     "fields": (lambda h: linears(h, fields=["tiles"]), r"tensor 'layer\.int8': tensors are \['tiles'\]"),
-    "no field": (lambda h: linears(h, fields=["tiles", "x"]), r"tensor 'layer\.int8': has no tensor 'x'"),
-    "field twice": (lambda h: linears(h, fields=["tiles", "tiles"]), r"tensor 'layer\.int8': has no tensor 'tiles'"),
+    "no field": (lambda h: linears(h, fields=["tiles", "x"]), r"tensor 'layer\.int8': has no separate tensor 'x'"),
+    "field twice": (lambda h: linears(h, fields=["tiles", "tiles"]), r"tensor 'layer\.int8': has no separate tensor 'tiles'"),
     "fields of numbers": (lambda h: linears(h, fields=[1]), r"tensor 'layer\.int8': has fields"),
     "shape of tiles": (
         lambda h: h["layer.int8.tiles"].update(shape=[6, 1, 576]),

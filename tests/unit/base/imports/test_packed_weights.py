@@ -106,9 +106,9 @@ def test_a_model_without_packed_tensors_is_refused(method: str) -> None:
             torch.full((3, OUTPUTS), float("nan")),
             "tensor up.scales: holds numbers that are not finite",
         ),
-        ("scales", torch.ones(3, OUTPUTS, dtype=torch.int32), "tensor up.scales: is of torch.int32"),
+        ("scales", torch.ones(3, OUTPUTS, dtype=torch.int32), "tensor up.scales: is torch.int32"),
         ("qzeros", torch.ones(3, 5, dtype=torch.int32), r"tensor up.qzeros: has shape \[3, 5\]"),
-        ("qzeros", torch.ones(3, 8), "tensor up.qzeros: is of torch.float32"),
+        ("qzeros", torch.ones(3, 8), "tensor up.qzeros: is torch.float32"),
         ("qweight", torch.ones(0, OUTPUTS, dtype=torch.int32), "tensor up.qweight: has shape"),
         ("qweight", torch.ones(8, dtype=torch.int32), "tensor up.qweight: has shape"),
         ("qzeros", None, "tensor up.qzeros: is missing next to up.qweight"),
@@ -117,7 +117,7 @@ def test_a_model_without_packed_tensors_is_refused(method: str) -> None:
         ("g_idx", torch.full((INPUTS,), 3, dtype=torch.int32), "tensor up.g_idx: names groups beyond the 3"),
         ("g_idx", torch.full((INPUTS,), -1, dtype=torch.int32), "tensor up.g_idx: names groups beyond the 3"),
         ("g_idx", torch.zeros(5, dtype=torch.int32), r"tensor up.g_idx: has shape \[5\]"),
-        ("g_idx", torch.zeros(INPUTS), "tensor up.g_idx: is of torch.float32"),
+        ("g_idx", torch.zeros(INPUTS), "tensor up.g_idx: is torch.float32"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(method: str, part: str, value: Any, says: str) -> None:
