@@ -275,9 +275,7 @@ class SecureAggregationRound:
         if stage.name == ADVERTISE:
             most = 2 * self._threshold - 1
             if len(replied) > most:
-                log.info(
-                    "round %d: %d contributors are waiting for the next", self._number, len(replied) - most
-                )
+                log.info("round %d: %d contributors wait for the next", self._number, len(replied) - most)
             replied, wanted = replied[:most], wanted_participants(self._live_config.current)
             if self._state.clock.now() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
                 self._live_config.current
