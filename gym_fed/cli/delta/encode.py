@@ -69,7 +69,7 @@ def encode(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Calibration text: scales are distilled, and errors weighted by the layers' inputs.",
+            help="Text that distils scales, weighs errors by the layers' inputs, and measures the gain.",
         ),
     ] = None,
     settings: Annotated[
@@ -77,7 +77,7 @@ def encode(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Set a key of the codec or its calibration, such as embeddings=int8; repeatable.",
+            help="Set a key of the codec or its calibration, such as max_error=0.05; repeatable.",
         ),
     ] = None,
     aligned: Annotated[
