@@ -216,7 +216,7 @@ def test_a_privacy_budget_writes_all_that_it_needs_and_says_which_rule_it_became
     said = " ".join(done.output.split())
     assert f"privacy: the rule is {rule}; noise_multiplier 1.8985 is epsilon 8 for 10 rounds" in said
     assert ("it is root_gate, which withstands more" in said) is not rows
-    assert "a base of size 2.41M the noise is 983 times as long as the longest update" in said
+    assert "a base of 2.41M weights the noise is 983 times as long as the longest update" in said
     assert "nobody can be outvoted" not in said
 
 
