@@ -33,8 +33,9 @@ from gym_fed.data.string_rows import as_turns
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
 from gym_fed.export.source import Source
 
-ITERATIONS = 8
-"""Steps of SignRound in each block."""
+ITERATIONS = 50
+"""Steps of SignRound in each block. gym-nano in gptq keeps the likeliest token at 94.0% of positions with 50 and with
+200, but at 88.2% with 8, which rounded every weight as none do."""
 GROUPS = (128, 64, 32)
 _MULTIPLE = 32
 """Matrices whose rows or columns are not a multiple of this size are not quantised."""
