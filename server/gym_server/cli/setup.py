@@ -289,8 +289,9 @@ def _privacy_notes(config: ServerConfig) -> list[str]:
     longer = privacy.noise_multiplier * math.sqrt(weights) / quorum
     return [
         rule,
-        f"with {counted(quorum, 'update')} to a base of {in_words(weights)} weights the noise is {longer:.3g} times as long "
-        "as the longest update; more contributors, fewer weights (LoRA) or a larger epsilon lower it (docs/privacy.md)",
+        f"with {counted(quorum, 'update')} to a base of {in_words(weights)} weights the noise is {longer:.3g} times as "
+        "long as the longest update; more contributors, fewer weights (LoRA) or a larger epsilon lower it "
+        "(docs/privacy.md)",
     ]
 
 
