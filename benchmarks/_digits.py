@@ -101,8 +101,8 @@ class Perceptron:
         back = torch.bmm(slope, output.transpose(1, 2)).mul_(before > 0.0)
         if weights is not None:
             # An image's gradients are outer products, plus the biases', which are the right factor alone.
-            pairs = ((images, back), (inner, slope))
-            squares = sum((x.square().sum(-1) + 1.0) * y.square().sum(-1) for x, y in pairs)
+            squares = (images.square().sum(-1) + 1.0) * back.square().sum(-1)
+            squares += (inner.square().sum(-1) + 1.0) * slope.square().sum(-1)
             factors = weights(squares.sqrt())[..., None]
             slope, back = slope * factors, back * factors
         parts = (
