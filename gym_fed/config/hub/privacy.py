@@ -27,8 +27,8 @@ _BEST_RULES: dict[Mechanism, tuple[str, ...]] = {
     "gaussian": ("root_gate", "mean"),
     "discrete_gaussian": ("majority_vote", "mean"),
 }
-"""Accounted rules by accuracy under attack, best first, on data and seeds that no page reports: data set ``clusters``
-of ``benchmarks/robust_private.py``, ``--first-seed 20``."""
+"""Accounted rules by accuracy under attack at epsilon 8, best first, on data and seeds that only chose: data set
+``clusters`` of ``benchmarks/robust_private.py``, ``--first-seed 20``."""
 
 _MAX_MULTIPLIER = 4096.0
 """Above this, the noise on a lattice of 2^20 steps per clipping norm has a standard deviation above
