@@ -65,9 +65,11 @@ class Writers:
         self._wrote(
             "export, folder", self._gym("export", lora, "-o", "whole", "--skip-check"), "whole", change
         )
-        self._wrote(
-            "export, GGUF", self._gym("export", lora, "-o", "it.gguf", "--skip-check"), "it.gguf", change
-        )
+        if (
+            load_model(str(self.base)).model.config.model_type == "llama"
+        ):  # transformers reads few Qwen3 GGUF files
+            found = self._gym("export", lora, "-o", "it.gguf", "--skip-check")
+            self._wrote("export, GGUF", found, "it.gguf", change)
         bfloat16 = ("--dtype", "bfloat16", "--skip-check")
         found = self._gym("export", lora, "-o", "coarse", *bfloat16)
         self._wrote("export --dtype bfloat16", found, "coarse", change)
