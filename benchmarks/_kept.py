@@ -65,9 +65,8 @@ class Writers:
         self._wrote(
             "export, folder", self._gym("export", lora, "-o", "whole", "--skip-check"), "whole", change
         )
-        if (
-            load_model(str(self.base)).model.config.model_type == "llama"
-        ):  # transformers reads few Qwen3 GGUF files
+        # transformers reads few GGUF files of Qwen3
+        if load_model(str(self.base)).model.config.model_type == "llama":
             found = self._gym("export", lora, "-o", "it.gguf", "--skip-check")
             self._wrote("export, GGUF", found, "it.gguf", change)
         bfloat16 = ("--dtype", "bfloat16", "--skip-check")
@@ -96,8 +95,8 @@ class Writers:
         found = self._gym("delta", "apply", self.base, "lora.gymdelta", "-o", "applied")
         self._wrote("delta apply, of the file", found, "applied", given)
         self._gym("variant", "add", "lora.gymdelta", "--unsigned", "--user", "ana", "--variants", "variants")
-        words = ("--variant", "lora", "--variants", "variants", "--skip-check")
-        found = self._gym("export", self.base, "-o", "variant", *words)
+        variant = ("--variant", "lora", "--variants", "variants", "--skip-check")
+        found = self._gym("export", self.base, "-o", "variant", *variant)
         self._wrote("export of a variant, of the file", found, "variant", given)
 
     def _soups(self, lora: Path, full: list[Path]) -> None:
@@ -108,7 +107,7 @@ class Writers:
         for what, updates in (("two one-bit deltas", signs), ("a LoRA", [lora]), ("two fine-tunes", full)):
             out = f"soup of {what}.gymdelta"
             changes = [self._decoded(u) if isinstance(u, str) else self._change_given(u) for u in updates]
-            mean = {name: sum(change[name] for change in changes) / len(changes) for name in self.old}
+            mean = {name: torch.stack([change[name] for change in changes]).mean(0) for name in self.old}
             words = ("--rule", "mean", "--base", self.base, "-o", out)
             found = self._gym("soup", "merge", *updates, *words)
             self._kept(f"soup merge of {what}", found["kept"], self._decoded(out), mean)
