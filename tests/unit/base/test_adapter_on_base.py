@@ -119,7 +119,7 @@ def test_the_base_that_is_named_overrides_the_path_in_the_adapter(
     ("change", "says"),
     [
         ({"r": 2}, "size mismatch"),
-        ({"r": 64}, "says rank 64, but its weights have 4 at most"),
+        ({"r": 64}, "says rank 64, but its weights have at most 4"),
         ({"target_modules": ["nothing_proj"]}, "nothing_proj"),
         ({"target_modules": ["q_proj", "v_proj", "up_proj"]}, "missing adapter keys"),
     ],

@@ -194,7 +194,7 @@ def test_a_sample_is_replayed_with_its_examples_and_template(tmp_path: Path) -> 
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "first.yaml").write_text(OWN_TASK)
     words = ("--tasks", "first.yaml,tiny_capital", "--num-fewshot", "2", "--limit", "4")
-    assert "--num-fewshot 2: not for tiny_capital" in run("gym-nano", *words).stderr
+    assert "--num-fewshot 2: not supported by tiny_capital" in run("gym-nano", *words).stderr
     (run_,) = evaluated("gym-nano", *words)["runs"]
     assert run_["tasks"]["first"]["num_fewshot"] == 2
     for task, file in (("first", ["--task-file", "first.yaml"]), ("tiny_capital", [])):

@@ -44,4 +44,4 @@ def test_status_says_when_its_bytes_are_not_those_of_all_updates(bytes_up: int, 
     found: dict[str, Any] = {"bytes_down": 0, "bytes_up": bytes_up, "round_download_bytes": 500}
     found["verdicts"] = [{"bytes": 100}, {"bytes": 100}]
     found["seeding"] = {"received": 0, "served": 0, "served_on_day": 0}
-    assert ("is not counted" in traffic_line(found)) is not counted
+    assert ("are not counted" in traffic_line(found)) is not counted

@@ -85,7 +85,7 @@ def test_media_that_do_not_fit_are_refused_with_place_and_column(
 def test_a_sound_in_a_column_and_in_a_part_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(b"x")
     part = {"type": "audio", "audio": "a.wav"}
-    with pytest.raises(GymError, match="has 'audios' and parts with audios of their own"):
+    with pytest.raises(GymError, match="has 'audios' and parts with their own audios"):
         read(tmp_path, {"messages": [{"role": "user", "content": [part]}, GOOD], "audios": ["a.wav"]})
 
 

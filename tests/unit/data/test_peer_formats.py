@@ -203,7 +203,7 @@ def test_rows_of_tokens_are_read_with_every_kind_of_mask() -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"input_ids": [5, 6], "labels": [5]}, "'labels' has 1 numbers for 2 tokens"),
+        ({"input_ids": [5, 6], "labels": [5]}, "'labels' has 1 number for 2 tokens"),
         ({"input_ids": [5, 6], "labels": [5, 7]}, "'labels' has different tokens"),
         ({"input_ids": [5, -6]}, "'input_ids' has -6"),
         ({"input_ids": [5, 6], "attention_mask": [1, 0]}, "'attention_mask' hides tokens"),
@@ -281,7 +281,7 @@ def test_tool_calls_that_are_turns_of_their_own_are_one_turn() -> None:
 
 def test_messages_without_an_answer_are_a_prompt_with_its_columns() -> None:
     assert read({"messages": [ASK], "solution": "4"}) == {"prompt": [ASK], "solution": "4"}
-    with pytest.raises(GymError, match="rows:1 is a prompt row, and supervised rows are needed"):
+    with pytest.raises(GymError, match="rows:1 is a prompt row, but supervised rows are needed"):
         as_kind([read({"messages": [ASK]})], "supervised")
     assert as_kind([read({"messages": [ASK, SAY, ASK]})], "prompt") == [{"prompt": [ASK, SAY, ASK]}]
 

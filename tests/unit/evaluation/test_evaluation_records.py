@@ -92,7 +92,7 @@ def test_a_record_stays_in_its_folder_whatever_the_model_is_called(model: str, t
 
 def test_a_figure_that_is_no_number_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     task = choice_task("t", [True])
-    with pytest.raises(GymError, match="t: acc: nan is no figure"):
+    with pytest.raises(GymError, match="t: acc: nan is not a finite number"):
         write_record(results_of(replace(task, figures={"acc": Figure(math.nan, None, 1)})), tmp_path)
     assert not list(tmp_path.rglob("*.json"))
 

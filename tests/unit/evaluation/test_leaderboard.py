@@ -134,7 +134,7 @@ def test_the_same_key_cannot_reproduce_its_own_line(board: Path) -> None:
 
 def test_a_key_counts_once(board: Path) -> None:
     verified(board)
-    with pytest.raises(GymError, match="counts once"):
+    with pytest.raises(GymError, match="counts only once"):
         verified(board)
     with pytest.raises(GymError, match="has submitted"):
         add(board)
@@ -149,17 +149,17 @@ def test_a_key_counts_once(board: Path) -> None:
             "log-likelihood differs by 0.002",
         ),
         (lambda s: replace(s, metrics={k: 1 - v for k, v in s.metrics.items()}), "acc is"),
-        (lambda s: replace(s, row_sha256="0" * 64), "another row"),
+        (lambda s: replace(s, row_sha256="0" * 64), "different row"),
         (lambda s: replace(s, prompt="easier"), "a different prompt"),
         (lambda s: replace(s, choices=(" yes", " maybe")), "different choices"),
         (lambda s: replace(s, token_ids=(9,), answer="9"), "no tie"),
         (lambda s: replace(s, token_ids=(9,), answer="9", margins=(0.001,)), "no tie"),
-        (lambda s: replace(s, answer=None if s.answer is None else s.answer + "!"), "another text"),
+        (lambda s: replace(s, answer=None if s.answer is None else s.answer + "!"), "different text"),
     ],
 )
 def test_a_run_that_comes_out_otherwise_disputes_the_line(change: Change, problem: str, board: Path) -> None:
     def only_of_its_kind(sample: SampleResult) -> SampleResult:
-        is_generation = problem in ("no tie", "another text")
+        is_generation = problem in ("no tie", "different text")
         return change(sample) if (sample.answer is not None) == is_generation else sample
 
     found = verified(board, only_of_its_kind)

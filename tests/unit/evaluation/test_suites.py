@@ -161,7 +161,7 @@ def test_rows_of_another_layout_are_refused_with_the_file(tmp_path: Path) -> Non
         tasks_of(["winogrande"], tmp_path, home=tmp_path)
     assert str(file) in caught.value.message
     file.write_text('{"sentence": \n')
-    with pytest.raises(GymError, match="line 1: no JSON"):
+    with pytest.raises(GymError, match="line 1: not JSON"):
         tasks_of(["winogrande"], tmp_path, home=tmp_path)
 
 
@@ -289,7 +289,7 @@ def test_a_file_that_breaks_the_contract_is_refused_by_key_and_line(
 def test_columns_that_change_their_type_are_refused_with_both_rows(tmp_path: Path) -> None:
     error = _refusal(_task(tmp_path, rows=[*ROWS, {**ROWS[0], "answer": "0"}]))
     assert error.code is ErrorCode.DATA_INVALID
-    assert "row 2: column 'answer' is text, in row 0 it is a number" in error.message
+    assert "row 2: column 'answer' is text, but a number in row 0" in error.message
 
 
 def test_a_row_without_a_column_is_refused(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_what_an_adapters_file_cannot_hold_is_refused_or_noted(tmp_path: Path) -
     base = sibling("Qwen3Moe", tmp_path / "moe")
     run(tmp_path / "on-moe", model=str(base), max_steps=1)
     out = tmp_path / "out.gguf"
-    with pytest.raises(GymError, match="is a qwen3_moe model, and llama, qwen3 are written"):
+    with pytest.raises(GymError, match="is a qwen3_moe model, but only llama, qwen3 are supported"):
         export(open_source(str(tmp_path / "on-moe")), "gguf_adapter", out, Options(), check=False)
     plain = sibling("Llama", tmp_path / "base")
     with pytest.raises(GymError, match="has no adapter and no delta"):

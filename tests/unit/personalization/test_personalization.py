@@ -104,7 +104,7 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
     with pytest.raises(GymError, match=r"variant 'ada' exists \(revision 1\)") as caught:
         maker.create_variant("ada", data=PAIRS)
     assert caught.value.code is ErrorCode.FILE_EXISTS
-    with pytest.raises(GymError, match="is owned by ada, and this would be eve's"):
+    with pytest.raises(GymError, match="is owned by ada, not by eve"):
         maker.create_variant("eve", data=PAIRS, name="ada", replace=True)
     with pytest.raises(GymError, match="is not a valid variant name"):
         maker.create_variant("a b", data=PAIRS)
@@ -388,7 +388,7 @@ def test_rows_to_judge_by_that_do_not_fit_are_refused_as_those(tiny_base: Path, 
     base = load_model(str(tiny_base))
     row = {"prompt": "x" * 40, "completion": "y", "chosen": "y", "rejected": "z"}
     keys = ("prompt", "completion") if kind == "supervised" else ("prompt", "chosen", "rejected")
-    with pytest.raises(GymError, match=r"judged by: none of the 2 rows .* max_length=16"):
+    with pytest.raises(GymError, match=r"held-out rows of the variant: none of the 2 rows .* max_length=16"):
         LossEvaluator(kind, [{key: row[key] for key in keys}] * 2, base.tokenizer, base.model, 16).loss(
             base.model
         )

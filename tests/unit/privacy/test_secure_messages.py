@@ -352,7 +352,7 @@ def test_a_hub_that_gives_contributors_different_tasks_learns_no_votes(
         ended = second_round(fed, grid)
         assert fed.round_store.num_committed() == 0
     assert ended["state"] == "aborted"
-    assert "4 participants report that they were given different tasks" in ended["reason"]
+    assert "4 participants report that they received different tasks" in ended["reason"]
     late = kinds[max(1, kinds.index(since)) :]
     assert not {*answered} & {*late}, "an answer that holds a share, votes or a confirmation"
 

@@ -256,7 +256,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         kernels.signed_trimmed(bits, torch.tensor([[1, 0], [-(2**31), 2**31]]), 20, 0, 1.0)
     with pytest.raises(CodecError, match=r"mixing is \[2, 1\] torch.int32, not \[m, 2\] integers"):
         kernels.signed_trimmed(bits, eye[:, :1], 20, 0, 1.0)
-    with pytest.raises(CodecError, match="trim is 1: of 2 rows at most 0 go"):
+    with pytest.raises(CodecError, match="trim is 1: of 2 rows at most 0 can"):
         kernels.signed_trimmed(bits, eye, 20, 1, 1.0)
     with pytest.raises(CodecError, match="trim is -1"):
         kernels.signed_trimmed(bits, eye, 20, -1, 1.0)

@@ -146,7 +146,7 @@ def test_the_terms_show_a_round_and_all_rounds_before_joining(home: Home) -> Non
     assert terms.epsilon_after_all == epsilon([replace_count(8)], 1e-5)
     assert terms.epsilon_with_spent == epsilon([replace_count(12)], 1e-5)
     shown = "\n".join(terms.lines())
-    assert "promises epsilon 6 (delta 1e-05) for all you send, by noise on what mean merges" in shown
+    assert "promises epsilon 6 (delta 1e-05) for all you send, by adding noise to what mean merges" in shown
     assert "only the sum" in shown
     open_terms = "\n".join(make_terms(TrainingRecipe(), Promises(), None, book, "d2", 2).lines())
     assert "epsilon is infinite" in open_terms

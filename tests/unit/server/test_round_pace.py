@@ -64,7 +64,7 @@ def test_a_slow_minority_is_given_the_time_that_its_own_heartbeats_show_and_the_
     room = opened([*fast(5), *slow(3)])
     room.run(3)
     assert set(room.admitted().values()) == {3}
-    assert "round 1: quorum, 5 updates of 8 tasks; 3 still at work" in caplog.text
+    assert "round 1: quorum reached with 5 updates of 8 tasks; 3 still at work" in caplog.text
 
 
 def test_a_minority_forms_no_round_and_its_end_says_how_many_still_work_and_for_how_long(

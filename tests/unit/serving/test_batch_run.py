@@ -184,7 +184,7 @@ def test_an_output_of_another_run_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path, base="a", seed=1) as output:
         output.write(json.loads(LINE), failed=False)
     opened(tmp_path, base="a", seed=1).close()
-    with pytest.raises(GymError, match="seed was 1, and is 2") as caught:
+    with pytest.raises(GymError, match="seed was 1, but is now 2") as caught:
         opened(tmp_path, base="a", seed=2)
     assert caught.value.code is ErrorCode.FILE_EXISTS
     with opened(tmp_path, base="a", seed=1) as output:
@@ -202,7 +202,7 @@ def test_a_run_that_answered_nothing_stands_in_nobodys_way(tmp_path: Path) -> No
             opened(tmp_path, base="b")
         assert caught.value.code is ErrorCode.STATE_LOCKED, "one that is at work does"
         output.write(json.loads(LINE), failed=True)
-    with pytest.raises(GymError, match="base was 'a', and is 'nope'"):
+    with pytest.raises(GymError, match="base was 'a', but is now 'nope'"):
         opened(tmp_path, base="nope", seed=1)
     with opened(tmp_path, base="a", seed=2) as output, pytest.raises(GymError, match="base_digest was 'y'"):
         output.pin({"base_digest": "x"})

@@ -69,7 +69,7 @@ def test_a_packed_folder_is_loaded_as_the_plain_weights_it_stands_for(
     assert all(torch.equal(found[name], same[name]) for name in same if name not in wanted)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     said = " ".join(capsys.readouterr().err.split())
-    assert f"{method} of 4 bits, read without gptqmodel as plain weights" in said
+    assert f"{method} of 4 bits, dequantised" in said
     home = Path(resolve(str(folder)))
     assert capsys.readouterr().err == ""
     assert (home / "LICENSE").read_text() == "Apache-2.0"
