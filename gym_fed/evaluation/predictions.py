@@ -2,7 +2,7 @@
 
 ::
 
-    generated_predictions.jsonl    {"prompt", "predict", "label"} a row, in the rows' order
+    generated_predictions.jsonl    {"prompt", "predict", "label"} per row, in the order of the rows
     predict_results.json           written last: mean scores, and counts of rows by outcome
     predict.json                   digests of the inputs, so that only the same run resumes
 """
@@ -70,7 +70,7 @@ def predict(
 
     Raises:
         GymError: ``FILE_EXISTS`` for a finished run, or a run with a different config or different rows;
-            ``DATA_INVALID`` if no row can be answered; ``INTERRUPTED``; as ``load_model``.
+            ``DATA_INVALID`` if no row can be answered; ``INTERRUPTED``; errors from ``load_model``.
     """
     import torch
 
@@ -136,7 +136,7 @@ def _load(config: PredictConfig) -> tuple[Any, Any]:
 def _questions(
     config: PredictConfig, tokenizer: Any, rows: list[Row]
 ) -> tuple[list[_Question], dict[str, int]]:
-    """Return the rows that can be answered, and the number of others by reason."""
+    """Return the rows that can be answered, and the number of dropped rows by reason."""
     questions: list[_Question] = []
     dropped = {"without an answer": 0, "prompt longer than max_length": 0}
     for number, row in enumerate(rows, 1):
@@ -214,7 +214,7 @@ def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> in
     elif folder.exists() and any(folder.iterdir()):
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{folder}: is not empty and contains no predictions",
+            f"{folder}: is not empty but contains no predictions",
             "choose another output_dir",
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -229,7 +229,7 @@ def _whole_batches(file: Path, size: int, total: int) -> int:
     drop_torn_line(file)
     lines = file.read_bytes().splitlines(
         keepends=True
-    )  # bytes, since str.splitlines has additional line ends
+    )  # bytes: str.splitlines also splits at other characters
     count = len(lines) if len(lines) == total else len(lines) // size * size
     if count < len(lines):
         write_atomically(file, b"".join(lines[:count]))

@@ -33,7 +33,7 @@ from gym_fed.version import __version__
 
 
 def require_new(path: Path, chosen: ExportFormat) -> None:
-    """Refuse a path that exists (dangling links included) or lies below a file, and the paths of files next to it.
+    """Refuse a path that exists (dangling links included), is below a file, or has companion files already.
 
     Raises:
         GymError: ``FILE_EXISTS``.
@@ -66,8 +66,8 @@ def export(
 
     Raises:
         GymError: ``FILE_EXISTS``, also if another export creates the path meanwhile; ``USAGE`` for a format that cannot
-            hold the model; ``EXPORT_DIFFERS`` if the export computes something else, and ``DISK_FULL``; then
-            nothing is left. ``EXPORT_UNCHECKED`` if it could not be read back; it is then kept at
+            hold the model; ``EXPORT_DIFFERS`` if the export computes something else, or ``DISK_FULL``; in
+            both cases nothing is left. ``EXPORT_UNCHECKED`` if it could not be read back; it is then kept at
             ``unchecked_path``.
     """
     chosen, options = resolve_format(format, path, options)
@@ -134,7 +134,7 @@ def _export(
             _note_kept(record, share, stored_as, chosen, options)
         record["seconds"]["all"] = round(time.monotonic() - begun, 1)
         if chosen.is_file:
-            # Until the file has its name
+            # Open until the file has its final name
             held.enter_context(_companions(chosen, source, path, record, card))
         else:
             write_atomically(part / RECORD, _text(record))
@@ -142,7 +142,7 @@ def _export(
 
 
 def unchecked_path(path: Path, *, is_file: bool) -> Path:
-    """Return the first free name for an export that could not be judged: ``model.unchecked.gguf``, ``-2`` and so on."""
+    """Return the first free name for an unchecked export: ``model.unchecked.gguf``, ``-2`` and so on."""
     number, suffix = 1, path.suffix if is_file else ""
     stem = path.name.removesuffix(suffix)
     while True:
@@ -161,7 +161,7 @@ def _kept_unchecked(
     card: str,
     error: GymError,
 ) -> GymError:
-    """Keep an export that could not be judged under another name, with its record, and return the error."""
+    """Rename an export that could not be checked, write its record, and return the error."""
     unchecked = unchecked_path(path, is_file=chosen.is_file)
     record |= {"check": None, "unchecked": error.message}
     if chosen.is_file:
@@ -172,7 +172,7 @@ def _kept_unchecked(
     else:
         write_atomically(part / RECORD, _text(record))
         part.rename(unchecked)
-    return GymError(error.code, f"{error.message}; the unchecked file is kept as {unchecked}", error.hint)
+    return GymError(error.code, f"{error.message}; the unchecked export is kept as {unchecked}", error.hint)
 
 
 def _about(chosen: ExportFormat, source: Source, options: Options) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _note_uncompared(record: dict[str, Any]) -> None:
     """Add a note for each part of the files that the check could not compare."""
     for part in ("vocabulary", "tensors"):
         if why := ((record["check"] or {}).get(part) or {}).get("not_compared"):
-            note = f"the {part} in the file could not be compared, only its answers: {why}"
+            note = f"the {part} in the file could not be compared, only the model's answers: {why}"
             record["notes"] = [*record.get("notes", ()), note]
 
 
@@ -275,7 +275,7 @@ def companion(path: Path, name: str) -> Path:
 
 
 def require_no_companions(path: Path, *, licences: bool) -> None:
-    """Refuse a new file ``path`` if there is a record for it, or a licence if it has some.
+    """Refuse a new file ``path`` that has a record or card already, or, with ``licences``, a licence.
 
     A record without its file, left by a killed export, is ignored, as are licences whose SHA-256 it contains.
 

@@ -4,8 +4,8 @@ Gaussian releases without sampling are equivalent to a single one, whose epsilon
 theorem 8). If some are sampled, privacy loss distributions are used (Koskela et al. 2020; Doroshenko et al. 2022). They
 bound epsilon from above, up to the width of a grid. A discrete Gaussian on vectors has no one-dimensional privacy loss
 distribution, but its Renyi divergences are bounded by those of the Gaussian with the same variance (Canonne, Kamath,
-Steinke 2020, theorem 14). So if any release is discrete, Renyi divergences are used for all. This bound is also an
-upper bound, but somewhat larger.
+Steinke 2020, theorem 14). So if any release is discrete, Renyi divergences are used for all. They also give an
+upper bound, which is somewhat looser.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ PANELS = (
                 f"{_LOST} > 0.5 and sum by (instance) (gym_hub_recent_tasks) >= 10",
                 "10m",
                 "over half of the tasks",
-                "make the recipe smaller, or `rounds.lease_seconds` larger",
+                "reduce the work of the recipe, or raise `rounds.lease_seconds`",
             ),
         ),
     ),

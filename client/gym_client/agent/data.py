@@ -103,7 +103,7 @@ def _judged(rows: SelectedRows, contaminated_rows: ContaminatedRows, name: str) 
             "remove them (`gym data show FILE` lists them), or set contaminated_rows in policy.yaml",
         )
     return (
-        (rows.take(clean), f"{summary}; left out")
+        (rows.take(clean), f"{summary}; dropped")
         if contaminated_rows == "drop"
         else (rows, f"{summary}; kept")
     )
@@ -146,7 +146,7 @@ def _note(suite: str, digest: str) -> str:
             return f"{begin}, whose rows are missing here: yours are not checked against them (gym eval fetch {suite})"
         return f"{begin}: your rows are not checked against it: {error.message}"
     if missing := [task.name for task in tasks if task.name not in checked]:
-        return f"{begin}: your rows are not checked against {missing[0]}, whose suite is only partly here"
+        return f"{begin}: your rows are not checked against {missing[0]}, whose suite is only partly on this machine"
     if canonical_digest({task.name: task.lock for task in tasks}) != digest:
-        return f"{begin}, with different rows from those here, against which yours were checked"
+        return f"{begin}, but its rows differ from the local ones that yours were checked against"
     return ""

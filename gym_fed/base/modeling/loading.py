@@ -40,7 +40,7 @@ def load_weights(
         headless: The head is not used, so tensors outside the body may differ.
 
     Raises:
-        GymError: ``MODEL_INVALID`` with tensors that are missing, have another shape, or are unknown to the
+        GymError: ``MODEL_INVALID`` with tensors that are missing, have a different shape, or are unknown to the
             architecture.
     """
     given = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True, **arguments}
@@ -106,7 +106,7 @@ def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, hea
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{name}: weights have different shapes than config.json describes: {_listed(mismatched)}",
-            "restore config.json and the weights of one model",
+            "restore a config.json and weights that belong together",
         )
     extra = sorted(filter(counts, info["unexpected_keys"]))
     if not extra:
@@ -118,7 +118,7 @@ def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, hea
         raise GymError(
             ErrorCode.MODEL_INVALID,
             text,
-            f"the model was saved from another architecture; to use it without them set {EXTRA_TENSORS}=ignore",
+            f"the model was saved with a different architecture; to ignore them, set {EXTRA_TENSORS}=ignore",
         )
     _log.warning("%s; ignored (%s=ignore)", text, EXTRA_TENSORS)
 
@@ -154,7 +154,7 @@ def readable_errors(name: str) -> Iterator[None]:
     except RecursionError as error:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: cannot be read as a model: a file of it is nested too deeply",
+            f"{name}: cannot be read as a model: one of its files is nested too deeply",
             "restore its JSON files, or use another folder",
         ) from error
     except BaseException as error:

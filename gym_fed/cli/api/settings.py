@@ -1,4 +1,4 @@
-"""The settings of `gym api`: a file of gym-fed or LLaMA-Factory, overrides, and the user's own variants."""
+"""The settings of `gym api`: a gym-fed or LLaMA-Factory file, overrides, and the user's own variants."""
 
 from __future__ import annotations
 

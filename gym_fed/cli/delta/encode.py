@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _RENAMED = {
     "method": "--codec",
     "norms": "--set small_tensors",
-    "per_channel": "--set group_size, tensor or row",
+    "per_channel": "--set group_size=tensor or group_size=row",
     "bits": "--codec",
 }
 
@@ -135,7 +135,7 @@ def _policy(values: dict[str, Any], settings: list[str], *, has_text: bool) -> C
     for path, value in parse_overrides(settings):
         name = ".".join(map(str, path))
         if len(path) != 1:
-            raise GymError(ErrorCode.USAGE, f"--set {name}: settings are not nested", "give KEY=VALUE")
+            raise GymError(ErrorCode.USAGE, f"--set {name}: settings are not nested", "pass KEY=VALUE")
         if name in _RENAMED:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -190,13 +190,13 @@ def _show(report: QuantReport, codec: str) -> None:
         console.out.print(f"keeps {report.kept:.2%} of the delta{_remedy(report.kept, codec)}")
     if (gain := report.gain) is not None:
         share = "no gain to keep" if gain.kept is None else f"keeps {gain.kept:.1%} of the gain"
-        losses = f"loss {gain.base:.4f} -> {gain.encoded:.4f}, {gain.tuned:.4f} of the fine-tune"
+        losses = f"loss {gain.base:.4f} -> {gain.encoded:.4f}, fine-tune {gain.tuned:.4f}"
         console.out.print(f"{share} on --data: {losses}")
     console.out.print(f"{counted(report.size_bytes, 'byte')}, sha256 {report.sha256}")
 
 
 def _remedy(kept: float, codec: str) -> str:
-    """Return how to keep more or write less, next to the share that was kept."""
+    """Return a hint on how to keep more of the delta or write a smaller file; empty if there is none."""
     from gym_fed.delta.kept import MIN_KEPT
 
     if codec == "compact" and kept < MIN_KEPT:

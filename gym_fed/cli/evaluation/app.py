@@ -37,7 +37,7 @@ DataOption = Annotated[
 
 
 def list_suites(data: DataOption = None, sets: SetsOption = None, as_json: AsJson = False) -> None:
-    """List the suites and their tasks: what each measures, rows, licence, and whether its rows are here."""
+    """List suites and tasks: what each measures, its rows and licence, and whether the rows are on this machine."""
     from gym_fed.evaluation.suites.store import Places, evals_home, listing, read_lock, require_folder
 
     if data is not None:
@@ -113,9 +113,9 @@ def _agree(offers: list[DatasetOffer], yes: bool) -> None:
     if yes:
         return
     if not (sys.stdin.isatty() and err.is_terminal):
-        raise GymError(ErrorCode.NOT_FOUND, f"{total} would be fetched", "agree with --yes")
+        raise GymError(ErrorCode.NOT_FOUND, f"{total} would be fetched", "confirm with --yes")
     if not typer.confirm(f"Download {total}?", err=True):
-        raise GymError(ErrorCode.NOT_FOUND, "nothing was fetched: you declined", "agree with --yes")
+        raise GymError(ErrorCode.NOT_FOUND, "nothing was fetched: you declined", "confirm with --yes")
 
 
 def _facts(name: str, places: Places) -> dict[str, Any]:

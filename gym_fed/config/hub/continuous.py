@@ -28,7 +28,7 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
     if config.privacy is not None:
         yield Problem(
             "privacy",
-            "is accounted for random samples of contributors, and the order of arrival is not a random sample; set "
+            "assumes random samples of contributors, but the order of arrival is not random; set "
             "rounds.mode: synchronous",
         )
     if config.rounds.audit is not None:
@@ -41,7 +41,7 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
         yield Problem(
             "soup.aggregator",
             f"{soup.aggregator!r} cannot weigh updates of earlier rounds; use byzantine_robust, or another rule that "
-            "gives whole updates a coefficient without a root update",
+            "weighs whole updates and needs no root update",
         )
     elif config.root is not None:
         yield Problem(
@@ -57,5 +57,5 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
     if config.recipe.sends_factors and config.recipe.lora.freeze_a:
         yield Problem(
             "recipe.lora.freeze_a",
-            "draws another A for each round, and updates of several rounds are added together; set it to false",
+            "draws a new A for each round, but updates of several rounds are added together; set it to false",
         )

@@ -76,8 +76,7 @@ class RoundsConfig(StrictModel):
     grace_max_seconds: float | None = Field(None, gt=0)
     """Maximum time after the quorum, within the deadline; by default half the deadline."""
     backoff_seconds: float = Field(5, gt=0)
-    """Pause after an aborted round; it doubles with each further one in a row and ends when a new contributor
-    connects."""
+    """Pause after an aborted round; it doubles with each consecutive one and ends when a new contributor connects."""
     backoff_max_seconds: float = Field(300, gt=0)
     learning_rate_decay: float = Field(1.0, gt=0, le=1)
     """Factor of the recipe's learning rate after every committed round. FedAvg on data that differs between
@@ -156,7 +155,7 @@ class GateEvaluation(StrictModel):
 def evaluation_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of suites and tasks, and prefixes of group members, which the hub looks up when it starts.
 
-    The registry is read as plain YAML: a config imports no evaluation.
+    The registry is read as plain YAML, so that a config does not import the evaluation code.
     """
     registry = yaml.safe_load(_REGISTRY.read_text(encoding="utf-8"))
     groups = [
@@ -187,7 +186,8 @@ class GateConfig(StrictModel):
     """Data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none disables the gate."""
     format: DataFormat = "auto"
     max_examples: int = Field(200, ge=1)
-    """Maximum rows. From a longer file, evenly spaced rows are taken, with each repeated answer in proportion."""
+    """Maximum rows. From a longer file, evenly spaced rows are taken; repeated answers keep
+    their proportions."""
     max_length: int = Field(256, ge=8)
     max_loss_increase: float = Field(0.02, ge=0)
     """Tolerated increase of the held-out loss, in nats; a soup with more is rolled back."""
@@ -233,7 +233,7 @@ class VariantsConfig(StrictModel):
     """Size limit of all current variants. Files of replaced and removed ones, and unused uploads, are bounded by
     ``limits.unreferenced_bytes_per_account``."""
     max_changes_per_hour: int = Field(100, ge=1)
-    """Maximum puts and removals per contributor recorded in the ledger; further puts are refused until later."""
+    """Maximum puts and removals per contributor and hour, each a ledger entry; further puts are refused."""
 
 
 class LimitsConfig(StrictModel):
@@ -266,7 +266,7 @@ class LimitsConfig(StrictModel):
     """Proof of work for enrolment under the policy ``open``: 2**bits hashes; 20 bits take about a second on one
     core."""
     account_changes_per_hour: int = Field(12, ge=1)
-    """Maximum key replacements and returns per account; each is a ledger entry."""
+    """Maximum key replacements, and returns after leaving, per account; each is a ledger entry."""
     transfers_per_hour: int = Field(60, ge=1)
     """Maximum credit transfers per account; each is two ledger entries."""
     unreferenced_bytes_per_account: int = Field(4 << 30, ge=1 << 20)
@@ -311,13 +311,13 @@ class DashboardConfig(StrictModel):
     )
     """Prompts that every version answers, greedily."""
     ask_by: Literal["operators", "viewers"] = "operators"
-    """Who may ask the newest version their own questions, if ``ask`` is true. By default viewers may at hubs that
-    anyone can join: all of them together one question at a time and six per minute."""
+    """Who may ask the newest version their own questions, if ``ask`` is true. With ``viewers``, viewers may too at hubs
+    with ``enrolment.policy: open``: all of them together one question at a time and six per minute."""
     public_url: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$", max_length=500)] | None = (
         None
     )
-    """The address at which others reach the pages, such as ``https://hub.example.org``; invites and the page for
-    members name it."""
+    """The address at which others reach the pages, such as ``https://hub.example.org``; it is in invites and on the
+    page for members."""
     install: str = Field("pip install gym-fed", min_length=1, max_length=500, pattern=r"^[^\r\n]+$")
     """The command that installs the client, in invites and on the page for members."""
 

@@ -24,9 +24,8 @@ def path_prefix(text: str) -> str:
     prefix = text.removesuffix("/")
     if prefix and (len(prefix) > MAX_PREFIX_CHARS or not _PREFIX.fullmatch(prefix)):
         raise ValueError(
-            f"{plain(text, 80)!r} is not a path prefix: write it like /gym or /tools/gym, with letters, digits, -, _, "
-            "~ "
-            f"and ., and at most {MAX_PREFIX_CHARS} characters"
+            f"{plain(text, 80)!r} is not a path prefix: write it like /gym or /tools/gym, with letters, digits, "
+            f"-, _, ~ and ., and at most {MAX_PREFIX_CHARS} characters"
         )
     return prefix
 

@@ -51,7 +51,9 @@ class PeftAdapter(ExportFormat):
             return lora_facts(source, options)
         lacks = _unsupported_by_vllm(source.model.active_peft_config)
         return (
-            {"notes": [f"vLLM refuses adapters with {lacks}: for vLLM, export huggingface"]} if lacks else {}
+            {"notes": [f"vLLM refuses adapters with {lacks}: for vLLM, export as huggingface"]}
+            if lacks
+            else {}
         )
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:

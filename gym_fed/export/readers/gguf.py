@@ -1,9 +1,9 @@
 """Read GGUF models and adapters with llama.cpp or with Python libraries.
 
 llama.cpp (llama-cpp-python) reads a file with its own tokenizer, its own forward pass and the template in the file, and
-an adapter on the base's own GGUF. Without it, gym-fed's importer reads a model of the architectures it knows, with
-every kind of RoPE scaling, transformers' reader one of the others, and ``gguf`` and PEFT put an adapter on the base's
-folder.
+an adapter on the base's own GGUF. Without it, gym-fed's importer reads models of the architectures it knows, with
+every kind of RoPE scaling, and transformers reads the others. Adapters are then applied to the base's folder with
+``gguf`` and PEFT.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONTEXT = 2 * POSITIONS
 def load(parts: dict[str, Any]) -> LoadedExport:
     """Load ``parts["file"]`` with ``parts["by"]``: ``llama_cpp_python``, ``gym_fed`` or ``transformers``.
 
-    With ``parts["model"]`` the file is an adapter on this base, which has ``parts["chat_template"]``.
+    With ``parts["model"]``, the file is an adapter for this base, whose template is ``parts["chat_template"]``.
     """
     file, by_llama_cpp = Path(parts["file"]), parts["by"] == "llama_cpp_python"
     if "model" not in parts:
@@ -85,7 +85,7 @@ def _by_transformers(file: Path) -> LoadedExport:
 
 
 class _GgufExport(TransformersExport):
-    """The model, without special tokens and template, which ``gguf.write`` compares."""
+    """A GGUF model that reports no special tokens or template, since ``gguf.write`` compares those."""
 
     def special_ids(self) -> dict[str, int]:
         return {}
@@ -152,7 +152,7 @@ def with_adapter(model: Any, file: Path) -> Any:
 
 
 class LlamaCppExport(LoadedExport):
-    """A file that llama.cpp has mapped, with a float32 KV cache.
+    """A GGUF file that llama.cpp has memory-mapped, with a float32 KV cache.
 
     Args:
         file: The path of a model.

@@ -53,7 +53,11 @@ RUN_FAILED = 3
 
 
 def main() -> int:
-    """Run the job: the questions of ``answers``, and ``{"parts", "threads", "answer"}``; return the exit status."""
+    """Run the job on standard input: that of ``answers``, with ``parts``, ``threads`` and ``answer``.
+
+    Returns:
+        The exit status.
+    """
     with child_job() as (job, say):
         import torch
         from safetensors.torch import save_file
@@ -91,7 +95,7 @@ class LoadedExport(ABC):
         return None
 
     def special_ids(self) -> dict[str, int]:
-        """Return the ids of ``bos``, ``eos``, ``pad`` and ``unk``, those that the export has."""
+        """Return the ids of those of ``bos``, ``eos``, ``pad`` and ``unk`` that the export has."""
         return {}
 
     def chat_template(self) -> str | None:
@@ -99,7 +103,7 @@ class LoadedExport(ABC):
         return None
 
     def weights_digest(self) -> str | None:
-        """Return the digest of all weights; None if they are not compared unchanged."""
+        """Return the digest of all weights; None if the weights are not compared directly."""
         return None
 
 
@@ -110,7 +114,7 @@ def answers(reading: LoadedExport, job: Mapping[str, Any], report: Report = no_r
         reading: The loaded export.
         job: ``prompts`` (short texts), ``passage`` and ``vocabulary`` (token ids, which are used as they are),
             ``texts`` (compared by their ids alone), and ``tokens`` (the number generated after the last prompt).
-        report: Called with the number of finished forwards.
+        report: Called with the number of finished forward passes.
 
     Returns:
         ``ids.N`` ``[length]`` int64 and ``logits.N`` ``[length, vocabulary]`` float32 for each prompt,

@@ -1,4 +1,4 @@
-"""Translate sources of rows, truncation, packing and the chat template."""
+"""Translate LLaMA-Factory's keys for data sources, truncation, packing and the chat template."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
             sources = [{**_place(name, folder, info), **limit} for name in given]
             if catalogued := [source["name"] for source in sources if "name" in source]:
                 translator.note(
-                    key, f"there is no {info}: read from gym data catalogue: {', '.join(catalogued)}"
+                    key, f"{info} does not exist; read from gym data catalogue: {', '.join(catalogued)}"
                 )
             translator.put(ours, sources, key)
     media = translator.take("media_dir")
@@ -58,7 +58,7 @@ def translate_rows(translator: Translator, algorithm: str) -> None:
         translator.put("shuffle", False, "disable_shuffling")
     # Written even if 0, since gym-fed holds out rows by default and LLaMA-Factory does not.
     translator.put("eval_split", translator.take("val_size", 0), "val_size")
-    translator.lose_if("mix_strategy", "sources are joined", harmless=("concat",))
+    translator.lose_if("mix_strategy", "sources are always concatenated", harmless=("concat",))
     translator.move("cutoff_len", "max_length", 2048)
     packing, neat = translator.take("packing"), translator.take("neat_packing", False)
     if algorithm == "pretrain":
@@ -67,12 +67,14 @@ def translate_rows(translator: Translator, algorithm: str) -> None:
     elif algorithm != "sft":
         for key, value in (("packing", packing), ("neat_packing", neat)):
             if value:
-                translator.note(key, "only pre-training and sft read it")
+                translator.note(key, "it applies only to pre-training and sft")
     elif packing or neat:
         key = "neat_packing" if neat else "packing"
         translator.put("packing", "bfd", key)
         if not neat:
-            translator.note(key, "packed rows do not see each other here (LLaMA-Factory's neat_packing)")
+            translator.note(
+                key, "packed rows do not attend to each other here, as with LLaMA-Factory's neat_packing"
+            )
     for key in ("train_on_prompt", "mask_history"):
         if translator.take(key, False) and algorithm == "sft":
             translator.put(key, True, key)
@@ -111,7 +113,7 @@ def translate_template(translator: Translator) -> None:
         translator.put("chat_template", name, "template")
     elif _has_template(str(translator.result.values.get("model"))):
         translator.note(
-            "template", f"{name!r} is not read; conversations are written by the tokenizer's own template"
+            "template", f"{name!r} is ignored; conversations are rendered with the tokenizer's own template"
         )
     else:
         translator.lose(

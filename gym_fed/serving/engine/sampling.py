@@ -1,4 +1,4 @@
-"""Sampling of the tokens of a step, all rows together, in as few operations as their settings allow.
+"""Sample the next token of every row of a step; rows with the same settings are sampled together.
 
 Presence and frequency penalties and the bias are OpenAI's: they are added to the logits before the temperature, and the
 penalties count tokens of the answer only.
@@ -30,7 +30,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import SamplingParams
 
 _MIN_TEMPERATURE = 1e-4
-"""Temperatures below this are greedy: the limit, without its overflows."""
+"""Temperatures below this are treated as greedy, the limit at 0, since dividing by them would overflow."""
 
 _BLOCK = 128
 _SMALLEST_NOISE = 1e-300

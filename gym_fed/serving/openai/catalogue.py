@@ -20,7 +20,7 @@ class Caller:
     """A user of the service.
 
     Attributes:
-        name: The name in the usage log and in the queue, which is fair between names.
+        name: The name in the usage log and in the queue, which schedules fairly between names.
         base: Whether the base itself may be used.
         everything: Whether all variants may be used.
         variants: Names of the variants that may be used.

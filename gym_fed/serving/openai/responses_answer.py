@@ -34,9 +34,9 @@ class ResponsesAnswer(Answer):
     """A response with one choice.
 
     Args:
-        model: See ``Answer``, like all arguments except:
+        model: See ``Answer``, also for arguments that are not listed here.
         request: The request, whose settings are returned with the response.
-        keep: Function that stores the complete answer; None: do not store.
+        keep_response: Function that stores the complete answer; None: do not store.
     """
 
     _prefix = "resp"
@@ -211,7 +211,7 @@ class ResponsesAnswer(Answer):
         return [*ended, *self._added(self._message, _text_part("", []))]
 
     def _added(self, item: Item, part: dict[str, Any]) -> list[StreamChunk]:
-        """Append an item, and return the events of its beginning."""
+        """Append an item, and return the events that begin it."""
         self._items.append(item)
         place = self._place_of(item)
         return [
@@ -356,7 +356,7 @@ def _reasoning_part(text: str) -> dict[str, Any]:
 
 
 def _is_json(text: str) -> bool:
-    """Return whether a call's arguments are complete, since no proper prefix of an object is valid JSON."""
+    """Return True if a call's arguments are complete; no proper prefix of an object is valid JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):

@@ -37,7 +37,7 @@ class MinimumDiameter(WeightRule):
         if self.num_malicious_nodes > MAX_MALICIOUS:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"aggregator {self.name!r} searches exactly, for num_malicious_nodes up to {MAX_MALICIOUS}, "
+                f"aggregator {self.name!r} searches exactly and supports num_malicious_nodes up to {MAX_MALICIOUS}, "
                 f"not {self.num_malicious_nodes}",
                 "choose multi_krum, geometric_median or caf, or lower num_malicious_nodes",
             )

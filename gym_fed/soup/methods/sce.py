@@ -32,7 +32,7 @@ class Sce(MergeMethod):
     3. Erase elements whose sign differs from that of the sum of the deltas, and divide by the coefficients of the rest.
 
     This matches the authors' code in mergekit, except for sums of exactly zero (it elects plus; here all are erased)
-    and for ``select``, which there is a share of the elements with nonzero variance. The coefficients depend only on
+    and for ``select``, there a share of the elements with nonzero variance. The coefficients depend only on
     the deltas, so models have no weights.
     """
 

@@ -21,7 +21,7 @@ SECONDS_FOR_A_CHECKPOINT = 300
 """Seconds between SIGTERM and the end of a job."""
 
 _LONGEST_NAME = 40
-"""Characters: JobSet adds its own to the names of pods, which have at most 63."""
+"""Maximum characters of a job's name: JobSet appends to it, and names of pods have at most 63."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ClusterJob:
 
     Attributes:
         config: The config that the run will have; its device and output folder are read.
-        file: The config file as it was named.
+        file: The path of the config file as it was given.
         options: ``KEY=VALUE`` settings that follow it, and options such as ``--no-check``.
         nodes: Number of machines.
         nproc: Number of processes on each.
@@ -54,10 +54,10 @@ class ClusterJob:
         return 0 if self.config.device == "cpu" else self.nproc
 
     def words(self, file: str = "") -> list[str]:
-        """Return the words of the command, but for the address of the machines.
+        """Return the arguments of the command, without the rendezvous endpoint.
 
         Args:
-            file: Where the config is on those machines; by default as it was named.
+            file: Path of the config on those machines; by default as it was given.
         """
         settings = [
             part for word in self.options for part in ((word,) if word.startswith("--") else ("--set", word))
@@ -82,7 +82,7 @@ class ClusterScheduler(ABC):
     name: ClassVar[str]
 
     submit: ClassVar[str]
-    """The command that takes the text from a file."""
+    """The command that submits the text from a file."""
 
     @abstractmethod
     def text(self, job: ClusterJob) -> str:
@@ -90,7 +90,7 @@ class ClusterScheduler(ABC):
 
 
 class _Plain(yaml.SafeDumper):
-    """A dumper for people: texts of several lines as blocks, and no anchors."""
+    """A YAML dumper for readable output: multi-line strings as blocks, and no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -28,19 +28,25 @@ def check_reference(config: TrainingConfig) -> None:
         (
             not ALGORITHMS.type_of(algorithm).takes_reference,
             f"{algorithm} does not use a reference model",
-            lambda: f"remove it; {', '.join(ALGORITHMS.own_with('takes_reference'))} do",
+            lambda: f"remove it; these use one: {', '.join(ALGORITHMS.own_with('takes_reference'))}",
         ),
-        (has_no_weight, f"{algorithm}.beta is 0, so it is not used", f"set it, or remove {key}"),
+        (
+            has_no_weight,
+            f"{algorithm}.beta is 0, so it is not used",
+            f"set {algorithm}.beta, or remove {key}",
+        ),
         (
             strategy != "ddp",
-            f"distributed.strategy {strategy} shards only one model",
+            f"distributed.strategy {strategy} can shard only one model",
             "use ddp, or remove it",
         ),
         prefix=f"{key}: ",
     )
     resolve(_base_of(config))
     adapters = _adapters(config)
-    several = "reference_adapter: several would be merged into quantised weights (quantization is set)"
+    several = (
+        "reference_adapter: several adapters cannot be merged into quantised weights (quantization is set)"
+    )
     too_many = config.quantization and len(adapters) > 1
     refuse_first((too_many, several, "use one, or merge them first with: gym export"))
     for adapter in adapters:

@@ -146,7 +146,7 @@ def _check_pipeline(config: TrainingConfig, num_processes: int) -> None:
         ),
         (
             steps < num_processes,
-            f" needs as many micro-batches as processes({num_processes}), but gradient_accumulation_steps is {steps}",
+            f" needs as many micro-batches as processes ({num_processes}), but gradient_accumulation_steps is {steps}",
             f"set gradient_accumulation_steps: {num_processes} or more, and a smaller per_device_train_batch_size",
         ),
         (

@@ -52,7 +52,7 @@ class Tuning(ABC):
     """True if an update is LoRA's two factors per weight instead of values, for methods that federate."""
 
     tried: ClassVar[str] = ""
-    """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows it."""
+    """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows them."""
 
     untried: ClassVar[str] = ""
     """Supported combinations that no test runs."""
@@ -85,7 +85,7 @@ class Tuning(ABC):
     def finish(self, model: Any, config: TrainingConfig) -> None:  # noqa: B027 - most have nothing to undo
         """Restore the base's weights that ``prepare`` changed, after training or a stop.
 
-        The function of ``model`` does not change.
+        The outputs of ``model`` do not change.
         """
 
     @contextmanager

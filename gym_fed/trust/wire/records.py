@@ -97,7 +97,7 @@ def _to_value(value: Any) -> pb.Value:
     field = next((name for kind, name in _FIELDS.items() if isinstance(sample, kind)), None)
     if field is None:
         shape = f"{'a list of ' if is_list else ''}{type(sample).__name__}"
-        raise TypeError(f"{shape} is not a value of a Flower record")
+        raise TypeError(f"{shape} cannot be stored in a Flower record")
     given: dict[str, Any] = {f"{field}s": {"values": value}} if is_list else {field: value}
     return pb.Value(**given)
 

@@ -160,7 +160,10 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path, gym: Gym) -> None:
         (["--codec", "dense", "--group-size", "64"], "apply only to codecs with scales"),
         (["--set", "norms=int8"], "renamed to --set small_tensors"),
         (["--rank", "4"], "lora_rank applies only to codecs of factors"),
-        (["--small", "int8"], "codec 'compact' chooses codecs itself: remove small_tensors, or choose a codec"),
+        (
+            ["--small", "int8"],
+            "codec 'compact' chooses codecs itself: remove small_tensors, or choose a codec",
+        ),
         (
             ["--codec", "int8", "--set", "max_error=0.1"],
             "max_error applies only to codec 'compact', not to 'int8'",

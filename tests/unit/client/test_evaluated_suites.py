@@ -61,7 +61,7 @@ def test_a_task_without_evaluations_is_written_as_ever() -> None:
 @pytest.mark.parametrize(
     ("suite", "said"),
     [
-        ("tiny", "with different rows from those here"),
+        ("tiny", "but its rows differ from the local ones"),
         (
             "winogrande",
             "whose rows are missing here: yours are not checked against them (gym eval fetch winogrande)",

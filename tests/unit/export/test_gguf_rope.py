@@ -45,9 +45,7 @@ def test_the_same_scaling_has_the_same_rotations_and_others_differ(kind: str) ->
 
 def test_another_factor_of_attention_differs_though_the_frequencies_are_the_same() -> None:
     config = _config(rope_parameters=ROPES["yarn with a factor"])
-    assert "rotation factor is 1.1386, not 1.3" in different_rotations(
-        _config(rope_parameters=YARN), config
-    )
+    assert "rotation factor is 1.1386, not 1.3" in different_rotations(_config(rope_parameters=YARN), config)
     assert rope_keys(config) == {"rope.scaling.attn_factor": pytest.approx(1.3 / 1.138629, rel=1e-5)}
     assert rope_keys(_config(rope_parameters=YARN)) == {"rope.scaling.attn_factor": pytest.approx(1.0)}
 

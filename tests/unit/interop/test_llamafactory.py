@@ -548,7 +548,7 @@ def test_a_set_of_the_hub_is_the_catalogues_where_there_is_no_list_of_theirs(
     wanted = [{"dataset": "alpaca_en_demo", **info}, {"dataset": "mine", **info}]
     assert done.values["data"] == [{"name": "alpaca_gpt4_en", "num_examples": 1000}, *wanted]
     assert (
-        "there is no data/dataset_info.json: read from gym data catalogue: alpaca_gpt4_en"
+        "data/dataset_info.json does not exist; read from gym data catalogue: alpaca_gpt4_en"
         in done.notes["dataset"]
     )
     with pytest.raises(

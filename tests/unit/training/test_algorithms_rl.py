@@ -311,7 +311,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("rloo", {"num_generations": 64, "steps_per_generation": 3}, {}, r"48 .* rloo.steps_per_generation 3"),
     ("ppo", {}, {"per_device_train_batch_size": 1}, "a generation of one answer"),
-    ("grpo", {}, {"group_by_length": True}, "group_by_length: grpo .* never reads it"),
+    ("grpo", {}, {"group_by_length": True}, "group_by_length: grpo .* never uses it"),
     ("gspo", {}, {"packing": True}, "packing: gspo"),
     ("ppo", {}, {"assistant_only_loss": True}, "assistant_only_loss: ppo"),
     ("ppo", {}, {"finetuning": "lora", "quantization": {}}, "ppo.critic: not set"),

@@ -123,7 +123,7 @@ def test_what_reads_whole_rows_is_refused_before_loading(
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"gradient_accumulation_steps": 1}, "needs as many micro-batches as processes, 2"),
+        ({"gradient_accumulation_steps": 1}, "needs as many micro-batches as processes (2)"),
         ({"algorithm": "kto"}, "which kto does not support here"),
         ({"finetuning": "ia3"}, "is not tested with finetuning: ia3"),
         ({"optimizer": "muon"}, "which muon does not support here"),

@@ -69,7 +69,7 @@ class Pairs(Algorithm):
 def check_preference(config: TrainingConfig) -> None:
     """Refuse keys that apply only to texts and conversations, and dropout, which TRL would disable."""
     keys = ("packing", "train_on_prompt", "assistant_only_loss", "mask_history")
-    refuse_set(config, keys, f"{config.algorithm} learns from answers to prompts and does not read it")
+    refuse_set(config, keys, f"{config.algorithm} learns from answers to prompts and does not use it")
     sections = config.chosen_sections()
     settings = sections.get(config.algorithm)
     dropout = next(
@@ -170,8 +170,8 @@ class _OnIds(_Trainer):  # type: ignore[misc]
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
         """Return the data set with columns of the reference's log-probabilities, in memory.
 
-        TRL passes them in a file of the data set's cache, which for rows in memory is a folder of the main process that
-        other processes do not find.
+        TRL passes them through a file in the data set's cache. For rows in memory, this is a folder of the main process
+        that other processes cannot find.
         """
         from torch.utils.data import DataLoader
 
@@ -205,8 +205,8 @@ class _OnIds(_Trainer):  # type: ignore[misc]
 class _AdapterOff(_Trainer):  # type: ignore[misc]
     """A mix-in for PEFT models whose reference is the model with its adapter disabled, so that no copy is needed.
 
-    Without a given reference TRL would copy the adapter to one called ``ref``, which stays on the model, is saved with
-    it, does not exist for AdaLoRA, and subtracts PiSSA's factors from the base again. So a reference is given, and
+    Without a reference, TRL would copy the adapter to one named ``ref``. The copy stays on the model and is saved with
+    it, cannot be made for AdaLoRA, and subtracts PiSSA's factors from the base again. So a reference is passed, and
     discarded. Precomputed log-probabilities are those of the initial adapter, which may differ from the base's.
     """
 
@@ -229,7 +229,7 @@ class _AdapterOff(_Trainer):  # type: ignore[misc]
 
 
 class WholePairs(Pairs):
-    """The encoding of pairs for these trainers' collator."""
+    """Pairs, encoded for the collator of TRL's ORPO and CPO trainers."""
 
     multiplies_by_head = False
 
@@ -307,15 +307,14 @@ class OddsRatios(_Tokenised):
     """A mix-in, placed before ``ORPOTrainer``, that uses the odds-ratio loss of ``orpo.py``."""
 
     answer_nll = False
-    """Set after construction: whether the next-token loss is the mean over pairs of the answer's own."""
+    """Set after construction: True if the next-token loss is that of the chosen answer, averaged over pairs."""
 
     def concatenated_forward(self, *args: Any, **named: Any) -> Any:
-        """Run TRL's forward pass; its next-token loss, which includes the prompt, is replaced if that is not
-        wanted."""
+        """Run TRL's forward pass; with ``answer_nll``, replace its next-token loss, which includes the prompt."""
         outputs = super().concatenated_forward(*args, **named)
         if not self.answer_nll:
             return outputs
-        self._nll = None  # a mean over pairs, as the rest of the loss
+        self._nll = None  # a mean over pairs, like the rest of the loss
         return (*outputs[:4], -outputs[0].mean(), *outputs[5:])
 
     def odds_ratio_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ class Rewarded(Algorithm):
 
     def check(self, config: TrainingConfig) -> None:
         refuse_set(
-            config, _NEVER_READ, f"{self.name} learns from answers that it generates, and never reads it"
+            config, _NEVER_READ, f"{self.name} learns from answers that it generates, and never uses it"
         )
         settings = self.settings(config)
         prompts_per_generation(self.name, settings, config)
@@ -54,8 +54,8 @@ class Rewarded(Algorithm):
         """Return the rows unchanged: TRL tokenises prompts when it generates answers."""
         needed = prompts_per_generation(self.name, self.settings(config), config)
         if len(rows) < needed:
-            reason = f"{counted(len(rows), 'prompt', 'are')} fewer than one generation's {counted(needed, 'prompt')}"
-            remedy = "use more rows, a smaller batch, or more num_generations"
+            reason = f"{counted(len(rows), 'prompt')}, but one generation needs {needed}"
+            remedy = "use more rows, a smaller batch, or a larger num_generations"
             raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
         _require_one_kind(tokenizer, rows)
         for start in range(0, len(rows), _CHUNK_ROWS):
@@ -90,7 +90,7 @@ class Rewarded(Algorithm):
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
-        """Count a reference if the loss has a divergence from it."""
+        """Count a reference model if the loss penalises the divergence from it."""
         return (int(config.chosen_sections()[config.algorithm].beta > 0 and not adapted), 0)
 
     def _warn_of_left_out(self, job: Job) -> None:
@@ -98,8 +98,8 @@ class Rewarded(Algorithm):
         needed = prompts_per_generation(self.name, self.settings(job.config), job.config)
         if left_out := len(job.encoded) % needed:
             warnings.warn(
-                f"data: an epoch skips {left_out} of {counted(len(job.encoded), 'prompt')}, drawn again each time: "
-                f"a generation answers {needed}",
+                f"data: an epoch skips {left_out} of {counted(len(job.encoded), 'prompt')}, different ones each time: "
+                f"a generation takes {needed}",
                 RunWarning,
                 stacklevel=2,
             )
@@ -163,8 +163,9 @@ def _require_length(tokenizer: Any, rows: list[Row], start: int, max_length: int
         )["input_ids"]
     for number, row in enumerate(ids, start + 1):
         if not 0 < len(row) <= max_length:
-            reason = (
-                f"row {number}: its prompt has {counted(len(row), 'token')}, but max_length is {max_length}"
+            length = (
+                f"has {counted(len(row), 'token')}, but max_length is {max_length}" if row else "is empty"
             )
+            reason = f"row {number}: its prompt {length}"
             remedy = "shorten the prompt, or raise max_length" if row else "fill it in, or delete the row"
             raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
