@@ -138,7 +138,7 @@ def test_a_folder_that_others_may_write_is_neither_read_nor_written(
     with caplog.at_level(logging.WARNING):
         found, again = started(folder, tmp_path / "home")
     assert not again.is_mapped
-    assert f"{kept.path}: is packed again: the folder may be written by others (mode {mode:o})" in caplog.text
+    assert f"{kept.path}: packing again: the folder may be written by others (mode {mode:o})" in caplog.text
     assert f"{kept.path}: the packed base is not saved" in caplog.text
     assert torch.equal(found, wanted)
     assert kept.path.read_bytes() == whole[:-1]
