@@ -132,8 +132,10 @@ class Federation:
             self.round_store.at_open.append(lambda tx, number: promise_seed(tx, self.ledger, number))
         max_staleness = config.rounds.max_staleness if config.rounds.mode == "continuous" else None
         if max_staleness is not None:
-            oldest = max_staleness
-            self.round_store.at_open.append(lambda tx, number: carry_tasks(tx, number, base.digest, oldest))
+            oldest, pay = max_staleness, config.rewards.terms()
+            self.round_store.at_open.append(
+                lambda tx, number: carry_tasks(tx, number, base.digest, oldest, pay)
+            )
         else:  # tasks may be left over from continuous rounds before this start
             self.round_store.at_open.append(lambda tx, number: self.queue.close_group_in(tx, str(number - 1)))
         self.keys = Keys(

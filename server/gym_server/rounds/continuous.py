@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Integer, cast, or_, select, update
 
+from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.sections import RoundsConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
@@ -202,10 +203,14 @@ def _latest(
     return sorted((UpdateManifest.parse(row.manifest) for row in rows), key=lambda one: one.digest)
 
 
-def carry_tasks(tx: Connection, server_round: int, base_digest: str, max_staleness: int) -> None:
-    """Carry the previous round's open tasks over to the round that opens; withdraw those of versions that are too old.
+def carry_tasks(
+    tx: Connection, server_round: int, base_digest: str, max_staleness: int, pay: PayTerms
+) -> None:
+    """Carry the previous round's open tasks over to the round that opens.
 
-    A task whose answer arrived during the merge is carried too: its update is in the round that opens.
+    Tasks of versions that are too old are withdrawn, as are those with other terms of pay than the round's: their
+    contributors have not agreed to those. A task whose answer arrived during the merge is carried too: its update is in
+    the round that opens.
     """
     fresh = ages(tx, base_digest, max_staleness)
     query = (
@@ -222,7 +227,9 @@ def carry_tasks(tx: Connection, server_round: int, base_digest: str, max_stalene
         .where(round_tasks.c.server_round == server_round - 1, round_tasks.c.outcome == "")
     )
     for row in tx.execute(query).all():
-        if row.state in _AT_WORK and json.loads(row.spec)["version_digest"] not in fresh:
+        spec = json.loads(row.spec)
+        fits = spec["version_digest"] in fresh and spec["pay"] == pay.model_dump(mode="json")
+        if row.state in _AT_WORK and not fits:
             tx.execute(update(messages).where(messages.c.message_id == row.message_id).values(state=LATE))
         elif row.state in _AT_WORK or row.joined == server_round:
             tx.execute(

@@ -242,6 +242,22 @@ def test_after_a_change_to_synchronous_rounds_old_tasks_are_withdrawn(opened: Op
     assert (ended.state, len(ended.merging)) == (COMMITTED, 4)
 
 
+@pytest.mark.parametrize(("pool", "lost"), [(1000, 0), (10, 1)])
+def test_a_task_with_other_terms_of_pay_than_the_round_is_withdrawn(
+    opened: Open, pool: int, lost: int
+) -> None:
+    slow = Member("slow", 10_000)
+    room = opened([*(Member(f"fast{i}", 20) for i in range(3)), slow], merge_every=3)
+    room.run(1, 200)
+    path = room.fed.folder / "gym-server.yaml"
+    values = yaml.safe_load(path.read_text())
+    values.setdefault("rewards", {})["pool"] = pool
+    path.write_text(yaml.safe_dump(values))
+    room.restart()
+    room.run(1, 200)
+    assert slow.lost == lost
+
+
 def test_after_the_last_round_open_tasks_are_withdrawn(opened: Open) -> None:
     slow = Member("slow", 500)
     room = opened([*(Member(f"fast{i}", 20) for i in range(3)), slow], num_rounds=2)

@@ -356,9 +356,7 @@ def test_the_policy_is_compared_with_the_reference_that_is_named(
     assert abs(first) < 1e-4
     assert abs(second) > 1e-4, "the base differs from the adapter that it is compared with"
     for algorithm in ("orpo", "sft"):
-        with pytest.raises(
-            GymError, match=f"reference_model: {algorithm} does not use a reference model"
-        ):
+        with pytest.raises(GymError, match=f"reference_model: {algorithm} does not use a reference model"):
             Trainer(
                 settings(tmp_path / "c", model="gym-nano", algorithm=algorithm, reference_model="gym-nano")
             )

@@ -135,9 +135,7 @@ def test_an_algorithm_that_compares_with_no_other_model_refuses_one_by_key(
             algorithm=algorithm,
             **{named: str(trained / "policy")},
         )
-        with pytest.raises(
-            GymError, match=rf"{named}: {algorithm} does not use a reference model"
-        ) as caught:
+        with pytest.raises(GymError, match=rf"{named}: {algorithm} does not use a reference model") as caught:
             check_config(config)
         assert caught.value.code is ErrorCode.CONFIG_INVALID
         assert "remove" in caught.value.hint
