@@ -71,7 +71,7 @@ def test_the_first_text_with_other_ids_is_named() -> None:
     assert "'§5A'" in str(Tolerance().problem({"same_token_ids": False, "text": "§5A"}))
 
 
-@pytest.mark.parametrize(("value", "says"), [(9.0, "whole vocabulary"), (float("nan"), "no numbers")])
+@pytest.mark.parametrize(("value", "says"), [(9.0, "whole vocabulary"), (float("nan"), "NaN logits")])
 def test_a_wrong_row_of_a_token_that_no_text_has_is_refused(value: float, says: str) -> None:
     other = _answers()
     other["logits.vocabulary"][2] = value

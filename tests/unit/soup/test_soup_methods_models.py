@@ -116,9 +116,9 @@ def statistics_of(name: str) -> list[dict[str, torch.Tensor]]:
     [
         ("fisher", {}, "needs fisher diagonals of 3 models, but those of 0"),
         ("linear", {"statistics": statistics_of("fisher")}, "needs no statistics"),
-        ("greedy_soup", {}, "selects by held-out loss"),
-        ("linear", {"score": lambda _: 0.0}, "looks at no held-out data"),
-        ("linear", {"gate": lambda _: None}, "looks at no held-out data"),
+        ("greedy_soup", {}, "selects by held-out data"),
+        ("linear", {"score": lambda _: 0.0}, "does not use held-out data"),
+        ("linear", {"gate": lambda _: None}, "does not use held-out data"),
     ],
 )
 def test_what_a_method_needs_is_asked_for_and_what_it_does_not_is_refused(

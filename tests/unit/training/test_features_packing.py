@@ -96,7 +96,7 @@ def test_rows_are_held_out_by_number_or_share_and_by_the_seed() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"packing": "bfd", "algorithm": "dpo"}, "bfd is for pretrain and sft"),
+        ({"packing": "bfd", "algorithm": "dpo"}, "bfd applies to pretrain and sft"),
         ({"packing": "ffd"}, "bfd"),
         ({"eval_split": 0.1, "eval_data": [{"path": "a.jsonl"}]}, "either eval_data or eval_split"),
     ],

@@ -96,8 +96,8 @@ def test_rows_for_another_loss_are_kept_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"max_length": 128}, "were encoded with max_length 64, and it is 128"),
-        ({"algorithm": "pretrain"}, "were encoded with algorithm 'sft', and it is 'pretrain'"),
+        ({"max_length": 128}, "were encoded with max_length 64, but it is now 128"),
+        ({"algorithm": "pretrain"}, "were encoded with algorithm 'sft', but it is now 'pretrain'"),
         ({"chat_template": "vicuna"}, "were encoded with a different chat template"),
         ({"mask_history": True}, "were encoded with mask_history False"),
     ],

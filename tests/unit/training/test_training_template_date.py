@@ -74,13 +74,13 @@ def test_a_run_whose_template_prints_the_day_goes_on_the_day_after(
 def test_other_rows_or_another_template_are_another_run(tiny_base: Path, tmp_path: Path) -> None:
     with pytest.raises(GymError, match="stopped at step 1"):
         train(tiny_base, tmp_path / "run", should_stop=lambda: True)
-    with pytest.raises(GymError, match="holds an unfinished run on other data"):
+    with pytest.raises(GymError, match="holds an unfinished run on different data"):
         train(tiny_base, tmp_path / "run", [*ROWS[:-1], ROWS[0]])
     loaded = load_model(str(tiny_base))
     settings = TrainingConfig.model_validate(
         {**_saved(tmp_path / "run"), "output_dir": tmp_path / "run", "data": []}
     )
-    with pytest.raises(GymError, match="holds an unfinished run on other data"):
+    with pytest.raises(GymError, match="holds an unfinished run on different data"):
         Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer).train(ROWS)
 
 
