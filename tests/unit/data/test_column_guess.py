@@ -355,7 +355,7 @@ def test_the_option_after_some_columns_were_named_keeps_them_and_works_when_copi
     refused = CliRunner().invoke(app, [*words, "--columns", given])
     assert isinstance(refused.exception, GymError)
     assert refused.exception.message.startswith(f"{file}:2: --columns '{given}' does not name enough columns")
-    _, text = shlex.split(refused.exception.hint.partition("give: ")[2])
+    _, text = shlex.split(refused.exception.hint.partition("add: ")[2])
     assert text == "prompt=Customer question,completion=Our answer"
     assert agreed_columns(file, columns=parse_columns(text), kind="supervised") == parse_columns(text)
     assert load_rows(file, columns=parse_columns(text))[0]["completion"] == f"{LONG} 0"
