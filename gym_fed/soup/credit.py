@@ -116,22 +116,40 @@ def _level(budget: float, brought: Mapping[str, float], earned: Mapping[str, flo
     return level
 
 
-def paid_as_one(parts: Mapping[str, Vector], groups: Collection[Collection[str]]) -> dict[str, Vector]:
-    """Divide scores so that each group counts as one contributor, with the mean of its members' scores.
+def divisors_as_one(
+    scores: Mapping[str, float], groups: Collection[Collection[str]], work: Collection[str]
+) -> dict[str, int]:
+    """Compute the divisors of scores with which each group counts as one contributor.
 
-    The sum of the positive scores is preserved: several keys took weight from the others in the soup, who get it back.
-    Negative scores are excluded, since a sum near zero would make the factor arbitrarily large.
+    The members that are work share the mean of their scores. A positive score of chance is divided by the number of
+    positive ones. A score of zero or less stays whole with its own key, so that nobody can lower another's pay by it.
+
+    Args:
+        scores: Scores in nats by contributor.
+        groups: Disjoint groups of two or more contributors.
+        work: Contributors whose positive scores are not chance.
+    """
+    divisors = dict.fromkeys(scores, 1)
+    for group in groups:
+        positive = [who for who in group if scores[who] > 0.0]
+        counted = [who for who in positive if who in work]
+        divisors |= dict.fromkeys(positive, len(positive)) | dict.fromkeys(counted, len(counted))
+    return divisors
+
+
+def divided(parts: Mapping[str, Vector], divisors: Mapping[str, int]) -> dict[str, Vector]:
+    """Divide scores, and multiply all by one factor that preserves the sum of the positive ones.
+
+    Several keys took weight from the others in the soup, who get it back. Negative scores are excluded from the sum,
+    since a sum near zero would make the factor arbitrarily large.
 
     Args:
         parts: ``[k]`` scores by contributor.
-        groups: Disjoint groups of two or more contributors.
+        divisors: Divisors by contributor.
     """
-    shared = dict(parts)
-    for group in groups:
-        mean = np.mean([parts[who] for who in group], axis=0)
-        shared |= dict.fromkeys(group, mean / len(group))
+    shared = {who: score / divisors[who] for who, score in parts.items()}
     before, after = (sum(max(0.0, float(score.sum())) for score in some.values()) for some in (parts, shared))
-    factor = before / after if groups and after > 0.0 else 1.0
+    factor = before / after if after > 0.0 else 1.0
     return {who: factor * score for who, score in shared.items()}
 
 

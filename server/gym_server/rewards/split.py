@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.soup.credit import (
     RunningScore,
     Vector,
     certain_gain,
-    paid_as_one,
+    divided,
+    divisors_as_one,
     pay_by_score,
     split_pool,
     whole,
@@ -91,8 +90,8 @@ def split(
         config: The rewards config, with the shares of the pool.
         reputations: Reputation before the round, by contributor.
         measured: The scores; None without measurements.
-        together: Returns, for the compared contributors, the groups that are paid as one: by the mean of their scores,
-            with one participation part (by the sum of their reputations), divided equally.
+        together: Returns, for the compared contributors, the groups that are paid as one: by the mean of their scores
+            that are work, with one participation part (by the sum of their reputations), divided equally.
         duplicates: Contributors who sent the same work, by contributor of the merged update: they share its pay.
         evals: Contribution of each update to the evaluations, by contributor; None if credits do not depend on them.
         carried: Credits that earlier rounds left in the pool because no gain had earned them. Only a measured round
@@ -125,7 +124,8 @@ def split(
     run, for_work, earning = None, pot, set(reputations)
     pot += carried
     if measured is not None:
-        scored, running_scores, run = _by_score(config, measured, groups, same_work, pot, fresh)
+        before = _as_one(measured.running_scores, groups, fresh)
+        scored, running_scores, run = _by_score(config, measured, before, groups, helpful, same_work, pot)
         quality, participation = config.weights
         for_work = whole(sum(scored.values()) * participation / quality) if quality else 0
         earning = {who for who in helpful if running_scores[who].is_work}
@@ -158,20 +158,21 @@ def split(
 def _by_score(
     config: RewardsConfig,
     measured: MeasuredRound,
+    before: Mapping[str, RunningScore],
     groups: list[list[str]],
+    helpful: Collection[str],
     same_work: Mapping[str, Collection[str]],
     pot: int,
-    fresh: Collection[str],
 ) -> tuple[dict[str, int], dict[str, RunningScore], RunningScore]:
     """Return credits by score, and the running scores after them. A round that lowered no loss pays nothing.
 
-    ``fresh`` are contributors who are told apart from others for the first time.
+    ``before`` are the running scores before the round, and ``helpful`` those whose score in it exceeds chance.
     """
-    before = _as_one(measured.running_scores, groups, fresh)
-    parts, chance = paid_as_one(measured.parts, groups), dict(measured.chance)
-    for group in groups:  # a member's parts are a share of the group's mean, and so is the chance in it
-        mean = sum(measured.chance[who] for who in group) / len(group)
-        chance |= dict.fromkeys(group, mean / len(group))
+    # A known contributor's score counts in rounds of bad luck, too: else many keys would share the mean of their best.
+    work = {*helpful, *(who for who, one in before.items() if one.is_work)}
+    divisors = divisors_as_one({who: float(one.sum()) for who, one in measured.parts.items()}, groups, work)
+    parts = divided(measured.parts, divisors)
+    chance = {who: one / divisors[who] for who, one in measured.chance.items()}
     for who, others in same_work.items():
         everyone = [who, *others]
         parts |= dict.fromkeys(everyone, parts[who] / len(everyone))
@@ -193,14 +194,14 @@ def _as_one(
     running_scores: Mapping[str, RunningScore], groups: list[list[str]], fresh: Collection[str]
 ) -> dict[str, RunningScore]:
     """Return running scores in which the fresh members of a group count as one contributor."""
-    found = dict(running_scores)
-    for group in groups:
-        members = [who for who in group if who in fresh and who in found]
-        for who in members:
-            parts = np.mean([running_scores[one].parts for one in members], axis=0) / len(members)
-            chance = sum(running_scores[one].chance for one in members) / len(members) ** 3
-            found[who] = replace(found[who], parts=parts, chance=chance)
-    return found
+    known = [[who for who in group if who in fresh and who in running_scores] for group in groups]
+    scores = {who: one.brought for who, one in running_scores.items()}
+    work = {who for who, one in running_scores.items() if one.is_work}
+    divisors = divisors_as_one(scores, known, work)
+    return {
+        who: replace(one, parts=one.parts / divisors[who], chance=one.chance / divisors[who] ** 2)
+        for who, one in running_scores.items()
+    }
 
 
 def _participation(

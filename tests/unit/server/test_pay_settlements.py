@@ -112,3 +112,18 @@ def test_the_running_scores_of_linked_new_keys_become_those_of_one() -> None:
         comparable=names,
     )
     assert kept.running_scores["eve1"].brought > 0.5, "those of contributors compared before stay"
+
+
+def test_a_first_score_of_harm_takes_nothing_from_the_contributor_that_it_is_linked_with() -> None:
+    before = {"ann": RunningScore(even(0.02)), "eve": RunningScore(even(-0.03))}
+    scores = {"ann": 0.02, "bob": 0.02, "eve": -0.02}
+    found = split(
+        RewardsConfig(score="estimate"),
+        dict.fromkeys(scores, 0.0),
+        measured_round(scores, 0.06, running_scores=before),
+        together=lambda _: [["ann", "eve"]],
+        settlements={"ann": Settlement(40), "eve": Settlement(40)},
+        comparable=["ann", "eve"],
+    )
+    brought = {who: one.brought for who, one in found.running_scores.items()}
+    assert brought == pytest.approx({"ann": 0.04, "bob": 0.02, "eve": -0.05})

@@ -16,7 +16,7 @@ from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.credit import RunningScore, paid_as_one, pay_by_score
+from gym_fed.soup.credit import RunningScore, divided, divisors_as_one, pay_by_score
 from gym_fed.soup.screening import Matrix, beyond, compare, groups_of, same_source, torn_apart
 from tests.support.measured import even, measured_round
 
@@ -180,7 +180,7 @@ def test_groups_of_signs_without_scales_are_left_out_too(tmp_path: Path) -> None
     assert not found[:2, 2].any()
 
 
-def test_who_is_paid_as_one_gets_one_part_and_the_mean_score() -> None:
+def test_who_is_paid_as_one_gets_one_part_and_together_the_mean_score() -> None:
     config = RewardsConfig(score="estimate", quality_weight=0.5)
     reputations = {"ann": 0.0, "ann2": 0.0, "ann3": 0.0, "bob": 0.0}
     scores = measured_round({"ann": 0.3, "ann2": 0.1, "ann3": -0.1, "bob": 0.2})
@@ -192,16 +192,59 @@ def test_who_is_paid_as_one_gets_one_part_and_the_mean_score() -> None:
 
     found = split(config, reputations, scores, together=together)
     assert asked == [set(reputations)], "a running score is paid in rounds without a score above chance, too"
-    assert found.credits == {"ann": 125 + 84, "ann2": 125 + 83, "ann3": 167, "bob": 250 + 166}
+    assert found.credits == {"ann": 188 + 84, "ann2": 62 + 83, "ann3": 167, "bob": 250 + 166}
     assert sum(found.credits.values()) + found.left == 1000
 
 
 def test_scores_below_zero_do_not_inflate_what_a_group_is_paid() -> None:
     parts = {"a": 0.6, "b": 0.6, "c": -0.29, "d": -0.309}
-    found = paid_as_one({who: np.array([value]) for who, value in parts.items()}, [["a", "b"]])
+    found = divided(
+        {who: np.array([value]) for who, value in parts.items()}, {"a": 2, "b": 2, "c": 1, "d": 1}
+    )
     assert {who: float(one[0]) for who, one in found.items()} == pytest.approx(
         {"a": 0.6, "b": 0.6, "c": -0.58, "d": -0.618}
     )
+
+
+@pytest.mark.parametrize("harm", [-0.02, -0.005, 0.0])
+def test_a_key_that_sends_harm_takes_no_score_of_the_contributor_it_is_linked_with(harm: float) -> None:
+    people = {"ann": 0.02, "bob": 0.02, "cat": 0.02}
+    alone = split(RewardsConfig(score="estimate"), dict.fromkeys(people, 0.0), measured_round(people, 0.06))
+    linked = measured_round({**people, "eve": harm}, 0.06)
+    found = split(
+        RewardsConfig(score="estimate"),
+        dict.fromkeys(linked.parts, 0.0),
+        linked,
+        together=lambda _: [["ann", "eve"]],
+    )
+    assert found.running_scores["ann"].brought == pytest.approx(0.02)
+    assert found.running_scores["eve"].brought == pytest.approx(harm)
+    assert found.credits["ann"] == alone.credits["ann"] - found.credits["eve"], "they share one participation"
+    assert "ann" in found.earning
+    assert "eve" not in found.earning
+
+
+def test_luck_lowers_no_score_and_many_keys_of_it_have_no_more_than_one() -> None:
+    scores = {"ann": 0.02, "ann2": 0.01, "new": 0.002, "new2": 0.001, "bad": -0.03}
+    found = divisors_as_one(scores, [list(scores)], {"ann", "ann2", "bad"})
+    assert found == {"ann": 2, "ann2": 2, "new": 4, "new2": 4, "bad": 1}
+    assert divisors_as_one({"a": 0.1, "b": 0.1, "c": 0.1}, [["a", "b"]], ()) == {"a": 2, "b": 2, "c": 1}
+
+
+@pytest.mark.parametrize("score", [1.0, 2.0])
+@pytest.mark.parametrize("keys", [2, 4])
+def test_many_keys_with_noisy_scores_have_no_more_than_the_summed_score_of_one(
+    keys: int, score: float
+) -> None:
+    generator, eves, others = np.random.default_rng(0), [f"eve{i}" for i in range(keys)], list("abcdef")
+    running: dict[str, RunningScore] = {}
+    for _ in range(100):
+        drawn = dict(zip([*eves, *others], generator.normal(score, 1.0, keys + 6).tolist(), strict=True))
+        measured = measured_round(drawn, chance=1.0, running_scores=running)
+        config = RewardsConfig(score="estimate")
+        running = split(config, dict.fromkeys(drawn, 0.0), measured, lambda _: [eves]).running_scores
+    brought = {who: max(0.0, one.brought) if one.is_work else 0.0 for who, one in running.items()}
+    assert sum(brought[who] for who in eves) < 1.4 * sum(brought[who] for who in others) / len(others)
 
 
 def test_many_keys_take_nothing_from_the_others_where_scores_are_paid() -> None:
