@@ -82,11 +82,11 @@ class LinkHandler:
         """
         if not self.is_registered():
             return False
-        self.path.unlink()
         if self.defaults is not None and self.defaults.exists():
-            lines = self.defaults.read_text(encoding="utf-8").splitlines(keepends=True)
-            others = [line for line in lines if line.rstrip(";\n") != self.default_line]
-            write_atomically(real_path(self.defaults), "".join(others).encode())
+            lines = self.defaults.read_bytes().splitlines(keepends=True)  # other lines may have any encoding
+            others = [line for line in lines if line.rstrip(b";\r\n") != self.default_line.encode()]
+            write_atomically(real_path(self.defaults), b"".join(others))
+        self.path.unlink()
         for words in self.unregister:
             _run(words)
         return True

@@ -132,6 +132,17 @@ def test_uninstall_removes_the_handler_of_its_own_home_and_no_other_default(
     assert not link_handler_of(first).path.exists()
 
 
+def test_other_default_programs_are_kept_byte_for_byte_in_any_encoding(tmp_path: Path) -> None:
+    entry, defaults = tmp_path / "links.desktop", tmp_path / "mimeapps.list"
+    others = b"[Default Applications]\ntext/plain=\xe9diteur.desktop\r\n# \x85 \xe2\x80\xa8\n"
+    entry.write_bytes(b"x")
+    defaults.write_bytes(others + b"x-scheme-handler/gym=links.desktop;\n")
+    line = "x-scheme-handler/gym=links.desktop"
+    assert LinkHandler(entry, b"x", "x", [], [], defaults=defaults, default_line=line).remove()
+    assert defaults.read_bytes() == others
+    assert not entry.exists()
+
+
 def test_without_the_desktops_program_nothing_is_written(
     desktop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
