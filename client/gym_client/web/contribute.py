@@ -26,7 +26,7 @@ from gym_client.identity.pins import with_account
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
-from gym_fed.trust.identity.login import find_invite
+from gym_fed.trust.identity.login import INVITE_SCHEME, find_invite, parse_invite
 from gym_fed.web.access import Role
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.jobs import Jobs, WebJob, json_of
@@ -52,7 +52,7 @@ class Workplace:
         options: Options that every command gets, such as ``--home``.
         files: Returns the names of data files in the folder, newest first.
         takes_any_path: True if a data file may be anywhere on this machine.
-        invite: An invite that the page shows, not checked.
+        invite: An invite that the page shows.
     """
 
     jobs: Jobs
@@ -92,6 +92,10 @@ class JoinAnswer(StrictModel):
     accept: str | None = Field(default=None, pattern=r"^[a-z-]{1,32}:[0-9a-f]{32}$")
     accept_restore: bool = False
     invite: Invite = ""
+
+
+class InviteText(StrictModel):
+    invite: Invite
 
 
 class HubRequest(StrictModel):
@@ -148,6 +152,22 @@ def routes(place: Workplace) -> APIRouter:
         if given.rounds is not None:
             words.append(f"--rounds={given.rounds}")
         return begin(words, given.invite)
+
+    @router.post("/join/invite")
+    def read_invite(given: InviteText, visitor: Changing) -> dict[str, Any]:
+        """Return the address and key of the hub that ``join`` would use with this text; null for no whole invite.
+
+        Not an error, since the page asks while the user types; the text is in the body, since queries are logged.
+        """
+        try:
+            invite = parse_invite(find_invite(given.invite))
+        except GymError:
+            return {"address": None, "fingerprint": None, "is_cut": INVITE_SCHEME in given.invite}
+        return {
+            "address": f"{invite.host}:{invite.port}",
+            "fingerprint": invite.fingerprint,
+            "is_cut": False,
+        }
 
     @router.post("/join/answer")
     def answer(given: JoinAnswer, visitor: Changing) -> dict[str, Any]:

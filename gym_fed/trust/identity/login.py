@@ -88,10 +88,8 @@ def do_work(
 
 
 INVITE_SCHEME = "gym://"
-MAX_LINK = 1000
-"""Maximum characters of a link."""
 _PATTERN = re.compile(
-    r"gym://(?P<host>[A-Za-z0-9._:%\[\]-]{1,255}):(?P<port>\d{1,5})/(?P<fingerprint>[0-9a-f]{64})(?:/(?P<token>[0-9a-f]{32}))?(?![\w/])"
+    r"gym://(?P<host>[A-Za-z0-9._:%\[\]-]{1,255}):(?P<port>[0-9]{1,5})/(?P<fingerprint>[0-9a-f]{64})(?:/(?P<token>[0-9a-f]{32}))?(?![\w/])"
 )
 
 
@@ -130,13 +128,14 @@ def find_invite(text: str) -> str:
 
 
 def require_link(text: str) -> str:
-    """Return a link that a system hands over, to be shown to its user, who sees if it is cut short.
+    """Return a link that a system hands over, which must be one invite and nothing else.
 
     Raises:
-        GymError: ``INVITE_INVALID`` if it is not an invite link, is too long, or has invisible characters.
+        GymError: ``INVITE_INVALID`` for any other text, such as two invites or one that is cut short.
     """
-    if not text.startswith(INVITE_SCHEME) or len(text) > MAX_LINK or plain(text, MAX_LINK) != text:
+    if _PATTERN.fullmatch(text) is None:
         raise _not_an_invite(text)
+    parse_invite(text)
     return text
 
 

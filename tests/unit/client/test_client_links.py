@@ -173,6 +173,12 @@ def test_a_failed_command_of_the_system_is_an_error_that_shows_what_it_said(tmp_
         ["gym://a\u202eb"],
         ["gym://" + "a" * 1000],
         ["--", "gym://x", "--home=/evil"],
+        [f"gym://hub.example.org/{'a' * 64} {LINK}"],
+        [f"{LINK} {LINK}"],
+        [f"{LINK}\n"],
+        [LINK[:-3]],
+        [LINK.replace(":9443", ":99999")],
+        [LINK.replace("9443", "\u0669\u0664\u0664\u0663")],
     ],
 )
 def test_a_page_is_opened_by_no_text_but_one_link(

@@ -21,7 +21,7 @@ from gym_client.web.contribute import _user_of
 from starlette.testclient import TestClient
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.trust.identity.login import Invite, find_invite, format_invite
+from gym_fed.trust.identity.login import Invite, find_invite, format_invite, parse_invite
 from gym_fed.web import uploads
 from gym_fed.web.jobs import Jobs, WebJob
 from gym_fed.web.server import WebServer
@@ -73,7 +73,15 @@ def test_only_this_machine_with_the_token_of_the_url_may_use_the_page(
     assert page.get(f"{API}/join", headers={"Host": "evil.example"}).status_code == 403, "DNS rebinding"
     assert page.post(f"{API}/join/pause", headers={"Origin": "http://evil.example"}).status_code == 403
     del page.headers["X-CSRF-Token"]
-    for path in ("/join", "/join/pause", "/join/limits", "/join/leave", "/uninstall", "/data/uploads"):
+    for path in (
+        "/join",
+        "/join/invite",
+        "/join/pause",
+        "/join/limits",
+        "/join/leave",
+        "/uninstall",
+        "/data/uploads",
+    ):
         assert page.post(f"{API}{path}", json={}).status_code == 403, path
     assert not is_paused(home)
 
@@ -137,6 +145,32 @@ def test_the_commands_of_the_page_use_its_home_and_a_pasted_message_holds_the_in
         (["gym-client", "join", *options], {}),
     ]
     assert page.post(f"{API}/join", json={"data": "missing.jsonl"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "text", [LINK, f"gym://hub.example.org/{'a' * 64} {LINK}", f"gym://shown.example:1@x/{'a' * 64} {LINK}"]
+)
+def test_the_page_shows_the_hub_that_is_joined(
+    text: str, page: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, str]] = []
+
+    def start(self: Jobs, command: list[str], *, title: str, env: dict[str, str] | None = None) -> WebJob:
+        started.append(env or {})
+        return WebJob("job", title, command, "", 1, 0.0, 0.0)
+
+    monkeypatch.setattr(Jobs, "start", start)
+    page.post(f"{API}/join", json={"invite": text})
+    joined = parse_invite(started[0]["GYM_INVITE"])
+    shown = page.post(f"{API}/join/invite", json={"invite": text}).json()
+    assert (shown["address"], shown["fingerprint"]) == (f"{joined.host}:{joined.port}", joined.fingerprint)
+
+
+def test_a_text_without_a_whole_invite_shows_no_hub(page: TestClient) -> None:
+    cut = [LINK[:-3], LINK.replace(":9443", ":0"), f"gym://hub.example.org/{'a' * 64}"]
+    for text in ("b" * 32, "see you on monday", *cut):
+        found = page.post(f"{API}/join/invite", json={"invite": text}).json()
+        assert found == {"address": None, "fingerprint": None, "is_cut": text in cut}
 
 
 def test_an_invite_is_found_in_a_message() -> None:

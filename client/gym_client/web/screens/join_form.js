@@ -1,7 +1,7 @@
 // What is needed to see a hub's terms: an invite or an address, a file of rows, and a name.
-import {action, api, count, dropArea, el, replace, section} from "../static/app.js";
+import {action, api, count, dropArea, el, leave, message as problem, post, replace, section} from "../static/app.js";
 
-const INVITE = /gym:\/\/([^\s/]+)\/([0-9a-f]{64})(?:\/[0-9a-f]{32})?(?![\w/])/;
+const TYPING_MS = 150; // without a change, before the server reads the invite
 
 // joinForm(answer of "join", {invite, isLink, begin(given)}) -> element
 export function joinForm({hubs, last, files, takes_any_path: anyPath}, {invite, isLink, begin}) {
@@ -19,10 +19,25 @@ export function joinForm({hubs, last, files, takes_any_path: anyPath}, {invite, 
     chosen.replaceChildren(el("option", {value: ""}, last.data ? `the last one, ${last.data}` : "a small example that comes with gym-fed"), ...names.map((one) => el("option", {value: one, selected: one === taken}, one.replace(/^data\//, ""))));
   }
 
+  // The server reads the text as it does to join: a second parser here could show another hub.
+  let timer = null;
+  leave(() => clearTimeout(timer));
   function readInvite() {
-    const found = INVITE.exec(message.value), text = message.value.trim();
-    read.textContent = found ? `From ${found[1]}. Its key begins with ${found[2].slice(0, 12)}.` : text.includes("gym://") ? "This invite is incomplete: copy all of it." : text && /\s/.test(text) ? "There is no invite in this text: it begins with gym://." : text ? "A code: give the hub’s address too." : "";
-    if (text && !found) other.open = true;
+    clearTimeout(timer);
+    const given = message.value, text = given.trim();
+    read.textContent = "";
+    if (!text) return;
+    timer = setTimeout(async () => {
+      let shown, address = null;
+      try {
+        const found = await post("join/invite", {invite: text});
+        address = found.address;
+        shown = found.is_cut ? "This invite is incomplete: copy all of it." : address ? `From ${address}. Its key begins with ${found.fingerprint.slice(7, 19)}.` : /\s/.test(text) ? "There is no invite in this text: it begins with gym://." : "A code: give the hub’s address too.";
+      } catch (error) { shown = problem(error); }
+      if (message.value !== given) return; // the user went on typing
+      read.textContent = shown;
+      if (!address) other.open = true;
+    }, TYPING_MS);
   }
 
   const other = el("details", {}, el("summary", {}, hubs.length ? "Without an invite: a hub’s address" : "No invite? An open hub needs its address alone"), server.part);
