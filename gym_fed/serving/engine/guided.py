@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.system_errors import is_panic
 from gym_fed.core.text import counted, plain
 from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.request import Grammar
@@ -45,10 +46,8 @@ class GuideFactory:
         if decoder.backend is None:
             raise _refused(tokenizer, "only fast tokenizers are supported")
         try:
-            from llguidance import LLTokenizer, TokenizerWrapper
-
             tokens = _GuidedVocabulary(decoder, max(vocab_size, len(tokenizer)), min(end_ids))
-            self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=sorted(end_ids))
+            self._tokenizer = _read(tokens, sorted(end_ids))
         except Exception as error:  # the library raises its own exceptions
             raise _refused(tokenizer, str(error).splitlines()[0] if str(error) else repr(error)) from error
         self._vocab_size = vocab_size
@@ -210,6 +209,23 @@ class _GuidedVocabulary:
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
+
+
+def _read(tokens: _GuidedVocabulary, end_ids: list[int]) -> Any:
+    """Return llguidance's form of a vocabulary.
+
+    Raises:
+        ValueError: If llguidance panics, as it does for a token longer than its tree of tokens is deep.
+    """
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    try:
+        return LLTokenizer(TokenizerWrapper(tokens), eos_token=end_ids)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        longest = counted(max(map(len, tokens.tokens)), "byte")
+        raise ValueError(f"llguidance cannot read its tokens, the longest of {longest}: {error}") from error
 
 
 def _cannot_continue(words: str, reason: str) -> GymError:

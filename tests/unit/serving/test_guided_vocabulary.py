@@ -10,6 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from gym_fed.base.models import load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.guided import GuideFactory, compiled
 from gym_fed.serving.engine.request import Grammar
@@ -130,6 +131,15 @@ def test_an_added_token_of_other_characters_is_complete_in_a_guided_answer(text:
         guide.push(token_id)
     assert not guide.banned()[tokenizer.encode('"')].any()
     assert not guide.banned()[tokenizer.encode("a")].any()
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_an_added_token_too_long_for_the_librarys_tree_is_refused_with_its_length(special: bool) -> None:
+    tokenizer = with_added(byte_level(), {"x" * 1100: special})  # llguidance panics
+    with pytest.raises(GymError) as caught:
+        factory_of(tokenizer, len(tokenizer))
+    assert caught.value.code is ErrorCode.MODEL_INVALID
+    assert "the longest of 1,100 bytes" in caught.value.message
 
 
 def test_added_tokens_are_listed_once_and_again_after_more_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
