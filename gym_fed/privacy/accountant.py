@@ -29,6 +29,12 @@ _ROOT_ERROR = 1e-9
 _MAX_CELLS = 1_000_000
 """Maximum grid size. With very little noise (epsilon in the hundreds) a coarser grid stays within it, which loosens the
 bound by a relative 1e-6."""
+_MAX_LOSS = 1e4
+"""Maximum privacy loss for the closed form; beyond it, rounding errors come near ``_ROOT_ERROR``."""
+_MAX_MULTIPLIER = 8192
+"""Maximum noise multiplier to search."""
+MAX_TARGET_EPSILON = 1000
+"""Maximum epsilon to find a noise multiplier for; it gives no privacy long before."""
 
 
 class NoiseEvent(StrictModel):
@@ -56,8 +62,7 @@ def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
         GymError: ``CONFIG_INVALID`` for a delta out of range, or noise too small to compute with;
             ``MISSING_DEPENDENCY`` without dp-accounting.
     """
-    if not 0 < target_delta < 1:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"target_delta is {target_delta}, not between 0 and 1")
+    _require_probability(target_delta)
     if not events:
         return 0.0
     try:
@@ -82,10 +87,16 @@ def noise_multiplier_for(
     """Return the smallest noise multiplier, to 0.1%, with which ``count`` Gaussian releases stay within the target.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if a noise multiplier of 8,192 is not enough.
+        GymError: ``CONFIG_INVALID`` for a target that is not in (0, ``MAX_TARGET_EPSILON``], or if a noise multiplier
+            of ``_MAX_MULTIPLIER`` is not enough.
     """
-    if target_epsilon <= 0:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"target_epsilon is {target_epsilon}, not above 0")
+    if not 0 < target_epsilon <= MAX_TARGET_EPSILON:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"target_epsilon is {target_epsilon:g}, not above 0 and at most {MAX_TARGET_EPSILON:,}",
+            "8 is usual; far more gives no privacy",
+        )
+    _require_probability(target_delta)
 
     def cost(noise_multiplier: float) -> float:
         event = NoiseEvent(
@@ -94,20 +105,37 @@ def noise_multiplier_for(
         return epsilon([event], target_delta)
 
     low, high = 0.0, 1.0
-    while cost(high) > target_epsilon:
+    if sampling_probability == 1.0:
+        # Without it, the search would pass through multipliers that take minutes to account for.
+        low, high = _bracket(target_epsilon, target_delta, count)
+    while high <= _MAX_MULTIPLIER and cost(high) > target_epsilon:
         low, high = high, 2 * high
-        if high > 1e4:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"epsilon {target_epsilon} at delta {target_delta} cannot be reached in {counted(count, 'step')}",
-                "allow a larger epsilon, or fewer steps",
-            )
+    if high > _MAX_MULTIPLIER:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"epsilon {target_epsilon} at delta {target_delta} cannot be reached in {counted(count, 'step')}",
+            "allow a larger epsilon, or fewer steps",
+        )
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if cost(middle) <= target_epsilon else (middle, high)
         if high < 1e-3:
             break
     return high
+
+
+def _require_probability(target_delta: float) -> None:
+    if not 0 < target_delta < 1:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"target_delta is {target_delta}, not between 0 and 1")
+
+
+def _bracket(target_epsilon: float, target_delta: float, count: int) -> tuple[float, float]:
+    """Return bounds, 0.1% apart, of the noise multiplier of ``count`` Gaussian releases without sampling."""
+    _dp_accounting()
+    from dp_accounting.gaussian_mechanism import get_sigma_gaussian
+
+    least = math.sqrt(count) * float(get_sigma_gaussian(target_epsilon, target_delta))
+    return 0.9995 * least, 1.0004 * least
 
 
 def _collected(events: Sequence[NoiseEvent]) -> tuple[NoiseEvent, ...]:
@@ -168,9 +196,9 @@ def _epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
 
 
 def _is_one_whole_gaussian(events: tuple[NoiseEvent, ...]) -> bool:
-    """True if the closed form applies and does not overflow."""
+    """True if the closed form applies and is exact enough."""
     kinds = [(event.mechanism, event.sampling_probability) for event in events]
-    return kinds == [("gaussian", 1.0)] and _widest_loss(events) <= _GRID * _MAX_CELLS
+    return kinds == [("gaussian", 1.0)] and _widest_loss(events) <= _MAX_LOSS
 
 
 def _widest_loss(events: Sequence[NoiseEvent]) -> float:

@@ -71,6 +71,28 @@ def test_the_noise_for_a_target_meets_it_and_hardly_more() -> None:
     assert epsilon([NoiseEvent(noise_multiplier=found * 0.99, count=10)], DELTA) > 2.0
 
 
+@pytest.mark.parametrize("target", [1e-3, 0.5, 8.0, 100.0, 1000.0])
+def test_the_noise_for_a_target_is_found_in_closed_form_however_large(
+    target: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Privacy loss distributions of so little noise take minutes, and the search tries many."""
+    monkeypatch.setattr("dp_accounting.pld.PLDAccountant", None)
+    found = noise_multiplier_for(target, DELTA, count=10)
+    assert epsilon([NoiseEvent(noise_multiplier=found, count=10)], DELTA) <= target
+    assert epsilon([NoiseEvent(noise_multiplier=found * 0.999, count=10)], DELTA) > target
+
+
+@pytest.mark.parametrize("target", [1001.0, math.inf, math.nan])
+def test_a_target_that_gives_no_privacy_is_refused_with_the_limit(target: float) -> None:
+    with pytest.raises(GymError, match=r"target_epsilon .* at most 1,000"):
+        noise_multiplier_for(target, DELTA, count=10)
+
+
+def test_a_target_that_no_noise_meets_is_refused() -> None:
+    with pytest.raises(GymError, match="cannot be reached in 1,000,000 steps"):
+        noise_multiplier_for(1e-3, DELTA, count=1_000_000)
+
+
 def test_a_delta_that_is_no_probability_is_refused() -> None:
     with pytest.raises(GymError, match="target_delta"):
         epsilon([NoiseEvent(noise_multiplier=1.0)], 0.0)
