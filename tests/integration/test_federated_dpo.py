@@ -87,7 +87,7 @@ def test_rows_without_preferences_are_refused_before_joining(tmp_path: Path) -> 
         federation.hub.start()
         process = federation.join("ann")
         assert process.wait(timeout=SECONDS) == 20
-        assert "ann.jsonl:1 is a supervised row, and preference rows are needed for dpo" in federation.log(
+        assert "ann.jsonl:1 is a supervised row, but preference rows are needed for dpo" in federation.log(
             "ann"
         )
         assert federation.hub.ask("status")["contributors"] == []

@@ -100,4 +100,4 @@ def test_a_killed_batch_goes_on_and_has_the_answers_of_an_unbroken_one(
     assert list(answers(folder / "broken-refused.jsonl")) == ["r9"]
 
     other = CliRunner().invoke(app, [*broken, "--set", "engine.kernel=lookup"])
-    assert "kernel was 'auto', and is 'lookup'" in str(other.exception)
+    assert "kernel was 'auto', but is now 'lookup'" in str(other.exception)

@@ -18,7 +18,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
-from gym_fed.core.registries import AGGREGATORS
+from gym_fed.core.registries import AGGREGATORS, TUNING
 from gym_fed.core.text import counted
 from gym_fed.serving.base import require_same_tensors
 from gym_fed.trust.wire.limits import DEFAULT_PORT
@@ -123,7 +123,7 @@ class HubChoices:
                 "recipe_rest": SMALL_RECIPE,
             }
         rate = chosen["learning_rate"]
-        frozen = self.epsilon is not None and chosen["finetuning"].value == "lora"
+        frozen = self.epsilon is not None and TUNING.type_of(chosen["finetuning"].value).sends_factors
         return {
             "finetuning": chosen["finetuning"].value,
             "learning_rate": f"{rate.value:.1e}".replace("e-0", "e-"),

@@ -319,7 +319,7 @@ def test_a_servers_context_makes_the_oldest_turns_go(stub: Stub) -> None:
         (409, {}, b'{"error": {"message": "no", "code": "base_mismatch"}}', ErrorCode.BASE_MISMATCH, "no"),
         (400, {}, b'{"error": {"message": "no top_k here"}}', ErrorCode.USAGE, "no top_k here"),
         (500, {}, b"<html>", ErrorCode.UNAVAILABLE, "<html>"),
-        (200, {}, events("h", end=""), ErrorCode.UNAVAILABLE, "broke off"),
+        (200, {}, events("h", end=""), ErrorCode.UNAVAILABLE, "cut off"),
         (200, {}, b"data: {\n\n", ErrorCode.UNAVAILABLE, "invalid JSON"),
         (200, {}, b'data: {"error": {"message": "engine"}}\n\n', ErrorCode.UNAVAILABLE, "engine"),
     ],

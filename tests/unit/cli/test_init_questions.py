@@ -114,7 +114,7 @@ def test_what_the_config_would_refuse_is_asked_again_with_the_reason(tmp_path: P
         "at most 80 characters",
         "'open', 'invite' or 'allow-list'",
         "nobody can connect to 0.0.0.0:9443",
-        "port 99999 is not from 1 to 65535",
+        "port 99999 is not between 1 and 65535",
         "absent.jsonl",
         "nothing",
         "rounds.num_rounds",

@@ -133,19 +133,19 @@ def test_a_recipe_whose_moments_are_over_the_policys_limit_is_refused_before_the
             "none of the 2 rows has anything to learn within max_length=64",
         ),
         ("sft", {"messages": turns("hi", "no", weight=0)}, "none of the 2 rows has anything to learn"),
-        ("sft", {"prompt": "what?"}, "rows.jsonl:1 is a prompt row, and supervised rows are needed for sft"),
+        ("sft", {"prompt": "what?"}, "rows.jsonl:1 is a prompt row, but supervised rows are needed for sft"),
         ("dpo", {"prompt": LONG, "chosen": "a", "rejected": "b"}, "none of the 2 rows has anything to learn"),
         (
             "dpo",
             {"messages": turns("hi", "no")},
-            "rows.jsonl:1 is a supervised row, and preference rows are needed",
+            "rows.jsonl:1 is a supervised row, but preference rows are needed",
         ),
         (
             "kto",
             {"prompt": LONG, "completion": "a", "label": True},
             "none of the 2 rows has anything to learn",
         ),
-        ("kto", {"text": "a"}, "rows.jsonl:1 is a supervised row, and unpaired rows are needed"),
+        ("kto", {"text": "a"}, "rows.jsonl:1 is a supervised row, but unpaired rows are needed"),
     ],
 )
 def test_data_that_the_recipe_cannot_learn_from_is_refused_before_enrolling(

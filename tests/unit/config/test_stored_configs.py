@@ -63,8 +63,8 @@ def test_a_run_whose_stored_config_lacks_a_key_is_refused_with_another_value_of_
     )
     with pytest.raises(GymError) as caught:
         RunFolder(settings.output_dir).check(changed, "rows", resume=True)
-    assert "chat_template_tokens was 'require' and is 'add'" in caught.value.message
-    assert "lora.use_dora was False and is True" in caught.value.message
+    assert "chat_template_tokens was 'require' and is now 'add'" in caught.value.message
+    assert "lora.use_dora was False and is now True" in caught.value.message
 
 
 def test_every_key_that_has_its_default_may_be_missing_from_a_stored_config(tmp_path: Path) -> None:
@@ -97,5 +97,5 @@ def test_a_variant_that_was_begun_without_a_key_goes_on(tmp_path: Path) -> None:
     remove(job.folder / "order.json", "training", "chat_template_tokens")
     _claim(job, base, rows)
     job.training = training.model_copy(update={"chat_template_tokens": "add"})
-    with pytest.raises(GymError, match="other training"):
+    with pytest.raises(GymError, match="different training"):
         _claim(job, base, rows)

@@ -97,7 +97,7 @@ def test_changed_bytes_are_reported_and_written_again(
         index.write_text("[]")
     assert not cache.is_intact()
     said = "".join(capsys.readouterr().err.split())  # the console wraps lines
-    assert f"{cache.path}:itsbyteshavechanged;itiswrittenagain" in said
+    assert f"{cache.path}:itsbyteshavechanged;itwillberewritten" in said
     list(cache.fill(written, lambda: {"largest": 7}))
     assert cache.is_intact()
     assert cache.facts() == {"largest": 7}

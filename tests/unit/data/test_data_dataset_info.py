@@ -86,8 +86,8 @@ def test_num_samples_draws_by_the_seed_and_repeats_when_there_are_too_few(tmp_pa
     ("entry", "problem"),
     [
         ({"script_url": "x"}, "run the dataset's code"),
-        ({"ms_hub_url": "a/b"}, "ModelScope only"),
-        ({"om_hub_url": "a/b"}, "Modelers only"),
+        ({"ms_hub_url": "a/b"}, "only on ModelScope"),
+        ({"om_hub_url": "a/b"}, "only on Modelers"),
         ({}, "has no source"),
         ({"file_name": "d.json", "colums": {}}, "colums"),
         ({"file_name": "d.json", "formatting": "xml"}, "formatting"),

@@ -271,5 +271,5 @@ def test_rows_that_a_run_cannot_use_are_named_by_their_file_long_after_reading(
     settings: dict[str, Any] = {"model": str(tiny_base), "data": [{"path": str(file)}], "max_steps": 1}
     with pytest.raises(GymError, match=f"{file}:3 has tools"):
         Trainer(TrainingConfig(**settings, output_dir=tmp_path / "run")).train()
-    with pytest.raises(GymError, match=f"{file}:1 is a supervised row, and preference rows are needed"):
+    with pytest.raises(GymError, match=f"{file}:1 is a supervised row, but preference rows are needed"):
         Trainer(TrainingConfig(**settings, algorithm="dpo", output_dir=tmp_path / "dpo")).train()

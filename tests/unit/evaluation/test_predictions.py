@@ -127,7 +127,7 @@ def test_adapters_answer_on_their_base(tmp_path: Path, rows: Path) -> None:
 def test_a_folder_of_another_run_is_refused(tmp_path: Path, rows: Path) -> None:
     with pytest.raises(GymError, match="stopped"):
         predict(config(tmp_path, rows), should_stop=lambda: True)
-    with pytest.raises(GymError, match="unfinished predictions with another max_new_tokens"):
+    with pytest.raises(GymError, match="unfinished predictions with a different max_new_tokens"):
         predict(config(tmp_path, rows, max_new_tokens=9))
     rows.write_text(rows.read_text().replace("double", "treble"))
     with pytest.raises(GymError, match="unfinished predictions on different rows"):

@@ -153,7 +153,7 @@ def test_an_answer_is_read_up_to_a_limit_whatever_it_unpacks_to(
     assert len(next(scorer.answers([AnswerRequest((97,))]))[1]["m"].text) == 90_000
     server.reply = gzip.compress(text % (b"x" * 200_000))
     assert len(server.reply) < 1000
-    with pytest.raises(GymError, match="answers with more than 100000 bytes") as caught:
+    with pytest.raises(GymError, match="answered with more than 100000 bytes") as caught:
         list(scorer.answers([AnswerRequest((97,))]))
     assert caught.value.code is ErrorCode.UNAVAILABLE
 

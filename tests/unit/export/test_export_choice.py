@@ -62,7 +62,7 @@ def test_quantizations_of_other_platforms_are_ours_with_a_note(format: str, thei
 
 
 def test_a_quantization_of_another_format_is_refused_with_that_format() -> None:
-    with pytest.raises(GymError, match="no quantization q4_k_m, which belongs to gguf") as error:
+    with pytest.raises(GymError, match="no quantization q4_k_m, which is for gguf") as error:
         resolve_format(None, Path("out"), Options(quantization="q4_k_m"))
     assert error.value.hint == "--format gguf --quantization q4_k_m"
 

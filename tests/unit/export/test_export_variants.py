@@ -291,7 +291,7 @@ def test_names_and_options_that_do_not_go_together_are_refused(variants: Variant
     no_data = str(tmp_path / "rows.jsonl")
     refused(usage, "format huggingface has no --data", delta, "--base", base, "--data", no_data)
     refused(usage, "--base applies only to a .gymdelta file", base, "--base", base)
-    refused(usage, "and --variant name different variants", f"{base}:ada", "--variant", "bob")
+    refused(usage, "names a variant, but --variant names another", f"{base}:ada", "--variant", "bob")
     refused(usage, "--variants: no variant is chosen", base, "--variants", store)
     refused(usage, "--variant cannot be combined with a .gymdelta", delta, "--variant", "ada")
     refused(usage, "the base is unknown; it was made for 'base'", delta)

@@ -193,7 +193,7 @@ def test_what_is_stopped_outside_of_training_changes_no_variant_and_goes_on_late
     listener = StopsAt("never", 0)
     maker.create_variant("jo", data=CHATS, listener=listener)
     assert "training is already finished" in listener.phases
-    for phase in ("carrying", "searching"):
+    for phase in ("moving", "searching"):
         with pytest.raises(GymError, match="stopped") as caught:
             maker.rebase_variant("jo", str(soup), data=CHATS, force=True, listener=StopsBefore(phase))
         assert caught.value.code is ErrorCode.INTERRUPTED

@@ -143,7 +143,7 @@ def test_the_number_of_threads_changes_no_bit(path: str) -> None:
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     packed = torch.zeros(2, 2, dtype=torch.uint8)
-    with pytest.raises(CodecError, match="for 20 columns"):
+    with pytest.raises(CodecError, match="not match 20 columns"):
         kernels.unpack_signs(packed, 20)
     with pytest.raises(CodecError, match=r"scales are \[1\], not \[2, 2\]"):
         kernels.decode_signs(packed, torch.ones(1), 16, 8)

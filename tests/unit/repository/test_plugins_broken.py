@@ -150,7 +150,7 @@ def test_the_schema_leaves_out_graders_that_cannot_be_used_and_a_warning_names_e
     assert {entry["properties"]["grader"]["const"] for entry in entries} == set(GRADERS.own())
     for said in (
         "grader 'lost' of gym-more 1.2 cannot be imported",
-        f"grader 'baseless' of gym-more 1.2: {HERE}:Middle is no Grader",
+        f"grader 'baseless' of gym-more 1.2: {HERE}:Middle is not a Grader",
         "grader 'odd': its Settings is not a GraderConfig",
     ):
         assert f"left out: {said}" in caplog.text

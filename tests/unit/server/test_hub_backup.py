@@ -392,7 +392,7 @@ def test_a_snapshot_with_the_database_of_an_earlier_one_is_not_restored(scene: S
         "database"
     ]
     manifest.write_text(json.dumps(document))
-    with pytest.raises(GymError, match="match its manifest"):
+    with pytest.raises(GymError, match="of its manifest"):
         restore(scene.place, scene.folder / "new")
 
 

@@ -72,14 +72,14 @@ def change(hub: PrivateRounds, section: str, **values: Any) -> None:
         ({"gate": {}}, r"write gate: \{screen_updates: false\}"),
         (
             {"root": {"data": "root.jsonl"}},
-            r"root mean does not judge each update .* by itself; .* write soup: \{aggregator: root_gate\}",
+            r"root mean does not judge each update .* separately; .* write soup: \{aggregator: root_gate\}",
         ),
         (
             {
                 "root": {"data": "root.jsonl"},
                 "soup": {"aggregator": "fltrust", "num_malicious_nodes": 0},
             },
-            r"root fltrust does not judge each update .* by itself; .* write soup: \{aggregator: root_gate\}",
+            r"root fltrust does not judge each update .* separately; .* write soup: \{aggregator: root_gate\}",
         ),
         ({"recipe": {"finetuning": "lora"}}, r"write recipe: \{lora: \{freeze_a: true\}\}"),
         (

@@ -207,7 +207,7 @@ def test_harm_is_made_good_before_anything_more_is_earned() -> None:
         ({"quality_weight": 0.5}, "participation measures no quality"),
         ({"score": "estimate", "quality_weight": 0}, "use score: participation"),
         ({"score": "estimate", "quality_weight": 0.5, "participation_weight": 0.6}, "do not sum to 1"),
-        ({"score": "improvement", "score_options": {"seed": 1}}, "score 'improvement' has none"),
+        ({"score": "improvement", "score_options": {"seed": 1}}, "score 'improvement' has no options"),
         ({"score": "gtg"}, "set gate.heldout"),
     ],
 )

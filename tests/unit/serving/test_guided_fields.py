@@ -110,7 +110,7 @@ def test_a_pattern_may_be_ended_by_a_stop_text(service: OpenAIService) -> None:
         ({"guided_grammar": "x" * 30_000}, "guided_grammar", "invalid_value", "20000"),
         ({"guided_json": {"type": "nothing"}}, "guided_json", "invalid_json_schema", "nothing"),
         ({"guided_json": "{"}, "guided_json", "invalid_json_schema", "not JSON"),
-        ({"guided_json": {}, "stop": "a"}, "stop", "invalid_value", "cut short"),
+        ({"guided_json": {}, "stop": "a"}, "stop", "invalid_value", "truncated"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "invalid_value", "one of them"),
         ({"structured_outputs": {}}, "structured_outputs", "invalid_value", "is needed"),
         (
@@ -127,7 +127,7 @@ def test_a_pattern_may_be_ended_by_a_stop_text(service: OpenAIService) -> None:
             "one of them",
         ),
         ({"guided_regex": "a", "tools": TOOLS}, "guided_regex", "invalid_value", "tools"),
-        ({"tools": TOOLS, "stop": "a"}, "stop", "invalid_value", "cut short"),
+        ({"tools": TOOLS, "stop": "a"}, "stop", "invalid_value", "truncated"),
     ],
 )
 def test_what_cannot_hold_an_answer_is_refused_by_its_field(

@@ -372,7 +372,7 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_pictures(serving: Serv
     ]
     last = {"role": "user", "content": [{"type": "input_image", "image_url": data_url(SECOND)}]}
     asked = {"model": serving.served_name, "max_output_tokens": 4, "input": [*turn * 8, last]}
-    with pytest.raises(RequestError, match="prompt and answer together may have"):
+    with pytest.raises(RequestError, match="prompt and answer together can have"):
         serving.service.handle(RESPONSES, asked, LOCAL)
     made = serving.service.handle(RESPONSES, {**asked, "truncation": "auto"}, LOCAL)
     assert 16 < made["usage"]["input_tokens"] < 512
@@ -385,7 +385,7 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_pictures(serving: Serv
         (
             "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}"
             "{% endif %}",
-            "0 places for 2 pictures",
+            "0 placeholders for 2 pictures",
         ),
     ],
 )

@@ -194,7 +194,8 @@ def test_a_teacher_of_another_vocabulary_is_refused_with_both_sizes(
     other_vocabulary: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        GymError, match=r"has 263 tokens, but the student's has 262; id 262 is '<\|extra\|>' for the teacher and no token for the student"
+        GymError,
+        match=r"has 263 tokens, but the student's has 262; id 262 is '<\|extra\|>' for the teacher and no token",
     ) as caught:
         Trainer(new_student(tmp_path / "run", section={"teacher": str(other_vocabulary)})).train(ROWS)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
@@ -207,9 +208,18 @@ def test_the_first_token_that_differs_is_named() -> None:
 
     ours = {"a": 0, "b": 1, "c": 2}
     assert _first_difference(ours, dict(ours)) is None
-    assert _first_difference(ours, {"a": 0, "c": 1, "b": 2}) == "id 1 is 'c' for the teacher and 'b' for the student"
-    assert _first_difference(ours, {"a": 0, "b": 1}) == "id 2 is no token for the teacher and 'c' for the student"
-    assert _first_difference(ours, {**ours, "\u202e": 7}) == r"id 7 is '\\u202e' for the teacher and no token for the student"
+    assert (
+        _first_difference(ours, {"a": 0, "c": 1, "b": 2})
+        == "id 1 is 'c' for the teacher and 'b' for the student"
+    )
+    assert (
+        _first_difference(ours, {"a": 0, "b": 1})
+        == "id 2 is no token for the teacher and 'c' for the student"
+    )
+    assert (
+        _first_difference(ours, {**ours, "\u202e": 7})
+        == r"id 7 is '\\u202e' for the teacher and no token for the student"
+    )
 
 
 def test_the_columns_that_are_compared_are_tokens_with_a_row_in_both_models() -> None:

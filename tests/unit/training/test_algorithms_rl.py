@@ -342,7 +342,7 @@ def test_rows_that_cannot_work_are_refused_before_anything_is_written(
     settings = config(tmp_path / "run", "grpo", max_length=32)
     long = {"prompt": [{"role": "user", "content": "x" * 40}]}
     for rows, problem in [
-        (ROWS[:1], "1 prompt is fewer than the 2"),
+        (ROWS[:1], "1 prompt, but one generation needs 2"),
         (
             [*ROWS, {"prompt": "<|im_start|>user\nhi<|im_end|>\n"}],
             "row 9: plain strings and conversations are mixed",

@@ -108,7 +108,7 @@ def test_the_critic_of_ppo_is_trained_in_float32(tiny_base: Path, tmp_path: Path
     ("keys", "problem"),
     [
         ({}, "full fine-tuning freezes none"),
-        ({"finetuning": "freeze"}, "finetuning: freeze has none"),
+        ({"finetuning": "freeze"}, "finetuning: freeze has no adapter"),
         ({"finetuning": "lora", "lora": {"bias": "all"}}, "would hold the base's biases"),
         (
             {"finetuning": "lora", "privacy": {"target_epsilon": 8}},

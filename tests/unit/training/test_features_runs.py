@@ -204,7 +204,7 @@ def test_inductor_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: pyt
         ({"torch_compile_backend": "inductor"}, "torch_compile is off"),
         ({"mixed_precision": "bf16", "dtype": "bfloat16"}, "keeps weights in float32"),
         ({"shift_attention": {}, "attention": "sdpa"}, "has its own implementation"),
-        ({"rope_scaling": {"type": "linear", "factor": 2, "beta_fast": 1}}, "beta_fast means nothing"),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "beta_fast": 1}}, "beta_fast has no effect"),
         ({"rope_scaling": {"type": "longrope", "factor": 2}}, "needs long_factor and short_factor"),
         ({"rope_scaling": {"type": "llama3", "factor": 2}}, "needs high_freq_factor and low_freq_factor"),
     ],

@@ -220,7 +220,7 @@ def test_policy_that_vllm_cannot_hold_is_refused_before_loading(
         ({"url": "http://10.0.0.1:8000"}, "https and api_key_file"),
         ({"url": "https://vllm.example"}, "https and api_key_file"),
         ({"api_key_file": "key"}, "set url"),
-        ({"url": "http://127.0.0.1:8000", "python": "python"}, "python is for"),
+        ({"url": "http://127.0.0.1:8000", "python": "python"}, "python applies only to"),
         ({"max_staleness": 1, "correction": "none"}, "needs correction"),
         ({"correction": "none", "cap": 3}, "cap: 3"),
         ({"engine": "own"}, "vllm"),

@@ -56,7 +56,7 @@ def test_a_checkpoint_of_a_run_that_learnt_something_else_is_refused(
     tiny_base: Path, killed: Path, tmp_path: Path
 ) -> None:
     named = {"resume_from_checkpoint": str(killed / "checkpoints/checkpoint-2")}
-    with pytest.raises(GymError, match="max_steps was 4 and is 5") as caught:
+    with pytest.raises(GymError, match="max_steps was 4 and is now 5") as caught:
         run(tmp_path / "b", **{**common(tiny_base), **named, "max_steps": 5})
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     with pytest.raises(GymError, match="on different data"):

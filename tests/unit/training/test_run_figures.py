@@ -183,7 +183,7 @@ def test_early_stopping_needs_rows_and_a_metric_that_is_logged(tiny_base: Path, 
         assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert not (tmp_path / "run").exists()
     wrong = config(tmp_path / "wrong", eval_steps=1, early_stopping={"metric": "eval_bleu"})
-    with pytest.raises(GymError, match="no 'eval_bleu'") as caught:
+    with pytest.raises(GymError, match="not report 'eval_bleu'") as caught:
         train(tiny_base, wrong, HELD_OUT)
     assert "eval_loss" in caught.value.hint
 

@@ -33,13 +33,13 @@ def test_another_number_of_processes_does_not_go_on(tmp_path: Path, monkeypatch:
     again.close()
     (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(GymError, match="unfinished run of 2 processes, but now there are 1") as caught:
+    with pytest.raises(GymError, match="unfinished run with 2 processes, but now there are 1") as caught:
         RunFolder(config.output_dir).open(config, "digest", resume=True)
     assert caught.value.code is ErrorCode.FILE_EXISTS
     assert "resume with 2 processes, or with 16 rows per step" in caught.value.hint
     moved = config.model_copy(update={"per_device_train_batch_size": 16})
     RunFolder(config.output_dir).check(moved, "digest", resume=True)
-    with pytest.raises(GymError, match="per_device_train_batch_size was 8 and is 12"):
+    with pytest.raises(GymError, match="per_device_train_batch_size was 8 and is now 12"):
         RunFolder(config.output_dir).check(
             config.model_copy(update={"per_device_train_batch_size": 12}), "digest", resume=True
         )

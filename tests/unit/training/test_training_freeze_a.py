@@ -171,7 +171,7 @@ def test_a_layer_whose_frozen_a_cannot_be_sent_is_refused(
 ) -> None:
     with pytest.raises(GymError, match=message) as caught:
         add_lora(tiny_model(model, **sizes), LoraSettings(r=8, freeze_a=True, target_modules=targets), seed=3)
-    assert f"leave {message.split()[0]} from lora.target_modules" in str(caught.value.hint)
+    assert f"remove {message.split()[0]} from lora.target_modules" in str(caught.value.hint)
 
 
 def test_the_sent_a_of_a_layer_as_narrow_as_its_rank_is_the_frozen_one() -> None:

@@ -120,7 +120,7 @@ def test_what_lies_in_output_dir_is_never_overwritten_silently(tiny_base: Path, 
         train(tiny_base, settings)
     assert caught.value.code is ErrorCode.FILE_EXISTS
     (folder / "result.json").unlink()
-    with pytest.raises(GymError, match=r"another config: learning_rate was 0.01 and is 0.5"):
+    with pytest.raises(GymError, match=r"a different config: learning_rate was 0.01 and is now 0.5"):
         train(tiny_base, config(folder, save_steps=3, learning_rate=0.5))
     loaded = load_model(str(tiny_base))
     other = Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer)
@@ -172,15 +172,15 @@ def test_a_run_in_which_nothing_was_learnt_gives_way_to_another_config(tmp_path:
     begin("other", learning_rate=0.5)
     assert not (tmp_path / "run/environment.json").exists()
     (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(GymError, match=r"another config: learning_rate was 0.5 and is 0.01"):
+    with pytest.raises(GymError, match=r"a different config: learning_rate was 0.5 and is now 0.01"):
         begin("other")
     with pytest.raises(GymError, match="on different data"):
         begin(learning_rate=0.5)
     with pytest.raises(
-        GymError, match="finetuning was 'full' and is 'lora', lora was None and is a section "
+        GymError, match="finetuning was 'full' and is now 'lora', lora was None and is now a section "
     ):
         begin("other", learning_rate=0.5, finetuning="lora")
-    with pytest.raises(GymError, match=r"config: reproducibility\.deterministic was False and is True "):
+    with pytest.raises(GymError, match=r"config: reproducibility\.deterministic was False and is now True "):
         begin("other", learning_rate=0.5, reproducibility={"deterministic": True})
 
 

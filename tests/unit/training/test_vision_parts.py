@@ -241,7 +241,7 @@ def test_freezing_layers_counts_those_of_the_language_model() -> None:
         ),
         (
             {"finetuning": "freeze", "freeze": {"extra_modules": ["vision_tower"]}},
-            "freeze.extra_modules: 'vision_tower' names model.vision_tower, which freeze_vision_tower keeps",
+            "freeze.extra_modules: 'vision_tower' names model.vision_tower, which freeze_vision_tower freezes",
         ),
         (
             {"finetuning": "lora", "lora": {"target_modules": ["fc1", "fc2"]}},
@@ -260,7 +260,7 @@ def test_a_model_whose_parts_are_not_found_is_refused_with_what_was_looked_for()
     model.model.eyes = model.model.vision_tower
     del model.model.vision_tower
     with pytest.raises(
-        GymError, match=r"no vision tower is found in Llava.*: looked for modules called visual,"
+        GymError, match=r"no vision tower was found in Llava.*: looked for modules called visual,"
     ):
         frozen_parts(model, TrainingConfig(model="x"))
     assert "freeze_vision_tower" not in frozen_parts(

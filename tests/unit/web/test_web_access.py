@@ -335,7 +335,7 @@ def test_more_keys_than_the_file_may_have_are_neither_added_nor_read(
     assert refused.value.code is ErrorCode.TOO_LARGE
     monkeypatch.setattr(key_ring, "MAX_KEYS", MAX_KEYS)
     monkeypatch.setattr(key_ring, "MAX_FILE_BYTES", len(before) + 10)
-    with pytest.raises(GymError, match="bytes, the maximum is") as refused:
+    with pytest.raises(GymError, match="bytes, but the maximum is") as refused:
         keys.add("bob", "viewer")
     assert refused.value.code is ErrorCode.TOO_LARGE
     assert keys.path.read_bytes() == before
