@@ -1,9 +1,9 @@
 """Settle the pay of contributors who could not yet be told apart from others.
 
 The cosines of one round cannot show that several keys train on the same data; a comparison with each contributor's
-previous update can. So what a contributor gets for taking part is provisional until the first comparison. If that
-links several new contributors, they owe what they got beyond one contributor's pay. It is taken from what they get for
-taking part in later rounds, and goes to the others.
+previous update can. So what a contributor gets for taking part is provisional until the first comparison, or until the
+contributor is paid as one with others. If several new contributors are then paid as one, they owe what they got beyond
+one contributor's pay. It is taken from what they get for taking part in later rounds, and goes to the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Settlement:
 
     Attributes:
         provisional: Credits for taking part in rounds before the first comparison; None from then on, and for
-            contributors who were paid as one without a comparison.
+            contributors who were paid as one.
         owed: Credits to withhold from later pay for taking part.
     """
 
@@ -36,7 +36,6 @@ def settle(
     before: Mapping[str, Settlement],
     compared: Collection[str],
     groups: Collection[Collection[str]],
-    same_work: Collection[str],
     earned: Mapping[str, int],
 ) -> tuple[dict[str, int], dict[str, Settlement]]:
     """Charge linked contributors for provisional pay beyond that of one, and withhold what they owe.
@@ -44,8 +43,7 @@ def settle(
     Args:
         before: Settlements before the round, by contributor; others have none.
         compared: Contributors whose update was compared with previous updates, including their own.
-        groups: Disjoint groups of contributors that are linked, and paid as one.
-        same_work: Contributors of duplicates, and of the updates that they are like: their pay is already that of one.
+        groups: Disjoint groups of contributors that were paid as one in the round: linked, or with the same work.
         earned: Credits of the round for taking part, by contributor.
 
     Returns:
@@ -54,12 +52,12 @@ def settle(
     state = {who: before.get(who, Settlement()) for who in earned}
     owed = {who: one.owed for who, one in state.items()}
     for group in groups:
-        fresh = {who: p for who in group if who in compared and (p := state[who].provisional) is not None}
+        fresh = {who: p for who in group if (p := state[who].provisional) is not None}
         surplus = sum(fresh.values()) - max(fresh.values(), default=0)
         for who, part in split_pool(surplus, {who: float(amount) for who, amount in fresh.items()}).items():
             owed[who] += part
     credits, owed = _withheld(earned, owed)
-    as_one = {*same_work, *(who for group in groups for who in group)}
+    as_one = {who for group in groups for who in group}
     after = {}
     for who, one in state.items():
         provisional = one.provisional

@@ -109,7 +109,12 @@ def split(
     units = {group[0]: group for group in groups}
     units |= {who: [who] for who in reputations if who not in grouped | others}
     told_apart = compared & set(comparable)
-    fresh = {who for who in told_apart if (settlements or {}).get(who, Settlement()).provisional is not None}
+
+    sharing = {
+        name: [*members, *(other for who in members for other in same_work.get(who, ()))]
+        for name, members in units.items()
+    }
+    as_one = [members for members in sharing.values() if len(members) > 1]
 
     added = {
         name: max(0.0, sum((evals or {}).get(who, 0.0) for who in members) / len(members))
@@ -124,17 +129,13 @@ def split(
     run, for_work, earning = None, pot, set(reputations)
     pot += carried
     if measured is not None:
-        before = _as_one(measured.running_scores, groups, fresh)
+        before = _as_one(measured.running_scores, as_one, settlements)
         scored, running_scores, run = _by_score(config, measured, before, groups, helpful, same_work, pot)
         quality, participation = config.weights
         for_work = whole(sum(scored.values()) * participation / quality) if quality else 0
         earning = {who for who in helpful if running_scores[who].is_work}
         earning |= {other for who in earning for other in same_work.get(who, ())}
 
-    sharing = {
-        name: [*members, *(other for who in members for other in same_work.get(who, ()))]
-        for name, members in units.items()
-    }
     by_work = split_pool(for_work, _participation(config, reputations, sharing, shares))
     by_evals = split_pool(evals_pool, added)
     credits: dict[str, int] = {}
@@ -142,7 +143,7 @@ def split(
         credits |= split_pool(by_work[name] + by_evals[name], dict.fromkeys(members, 1.0))
     settled: dict[str, Settlement] = {}
     if settlements is not None:
-        credits, settled = settle(settlements, told_apart, groups, {*same_work, *others}, credits)
+        credits, settled = settle(settlements, told_apart, as_one, credits)
     return Split(
         {who: amount + scored[who] for who, amount in credits.items()},
         frozenset(earning),
@@ -191,10 +192,15 @@ def _by_score(
 
 
 def _as_one(
-    running_scores: Mapping[str, RunningScore], groups: list[list[str]], fresh: Collection[str]
+    running_scores: Mapping[str, RunningScore],
+    groups: list[list[str]],
+    settlements: Mapping[str, Settlement] | None,
 ) -> dict[str, RunningScore]:
-    """Return running scores in which the fresh members of a group count as one contributor."""
-    known = [[who for who in group if who in fresh and who in running_scores] for group in groups]
+    """Return running scores in which the members of a group whose pay is provisional count as one contributor."""
+    if settlements is None:
+        return dict(running_scores)
+    fresh = {who for who in running_scores if settlements.get(who, Settlement()).provisional is not None}
+    known = [[who for who in group if who in fresh] for group in groups]
     scores = {who: one.brought for who, one in running_scores.items()}
     work = {who for who, one in running_scores.items() if one.is_work}
     divisors = divisors_as_one(scores, known, work)

@@ -56,25 +56,61 @@ def test_who_is_not_linked_owes_nothing() -> None:
 def test_a_contributor_who_was_compared_before_owes_nothing_when_a_new_key_is_linked_to_it() -> None:
     before = {"ann": Settlement(None), "new": Settlement(25), "bob": Settlement(None)}
     earned = {"ann": 250, "new": 250, "bob": 500}
-    credits, after = settle(before, earned, [["ann", "new"]], (), earned)
+    credits, after = settle(before, earned, [["ann", "new"]], earned)
     assert credits == earned
     assert after == dict.fromkeys(before, Settlement(None))
 
 
 def test_duplicates_and_groups_that_shared_their_first_pay_are_not_charged_for_it_again() -> None:
     earned = {"ann": 100, "copy": 100, "bob": 125, "bob2": 125}
-    _, after = settle({}, (), [["bob", "bob2"]], ["ann", "copy"], earned)
+    _, after = settle({}, (), [["bob", "bob2"], ["ann", "copy"]], earned)
     assert after == dict.fromkeys(earned, Settlement(None))
+
+
+@pytest.mark.parametrize("second", ["the same bytes", "linked by the cosines of the round"])
+def test_first_pay_of_keys_that_were_paid_as_one_before_a_comparison_is_owed(second: str) -> None:
+    names = dict.fromkeys([*PEOPLE, *KEYS], 0.0)
+    first = split(EQUALLY, names, settlements={})
+    same_bytes = second == "the same bytes"
+    found = split(
+        EQUALLY,
+        names,
+        together=lambda _: [] if same_bytes else [KEYS],
+        duplicates={KEYS[0]: KEYS[1:]} if same_bytes else {},
+        settlements=first.settlements,
+        comparable=names if same_bytes else PEOPLE,
+    )
+    withheld = 250 - sum(found.credits[who] for who in KEYS)
+    owed = sum(found.settlements[who].owed for who in KEYS)
+    paid = [first.credits[who] for who in KEYS]
+    assert withheld + owed == sum(paid) - max(paid)
+    assert {found.settlements[who].provisional for who in KEYS} == {None}
+    assert sum(found.credits.values()) == 1000
+
+
+def test_the_running_scores_of_new_keys_that_send_the_same_work_become_those_of_one() -> None:
+    names = ["ann", "eve1", "eve2"]
+    found = split(
+        RewardsConfig(score="estimate"),
+        dict.fromkeys(names, 0.0),
+        measured_round(
+            {"ann": 0.01, "eve1": 0.01}, running_scores={who: RunningScore(even(0.02)) for who in names}
+        ),
+        duplicates={"eve1": ["eve2"]},
+        settlements=dict.fromkeys(names, Settlement(10)),
+    )
+    brought = {who: one.brought for who, one in found.running_scores.items()}
+    assert brought == pytest.approx({"ann": 0.03, "eve1": 0.015, "eve2": 0.015})
 
 
 def test_who_owes_pays_the_others_by_and_by_and_nothing_without_others() -> None:
     before = {"eve1": Settlement(300), "eve2": Settlement(200), "ann": Settlement(None)}
     earned = {"eve1": 60, "eve2": 60, "ann": 30}
-    credits, after = settle(before, earned, [["eve1", "eve2"]], (), earned)
+    credits, after = settle(before, earned, [["eve1", "eve2"]], earned)
     assert credits == {"eve1": 0, "eve2": 0, "ann": 150}
     assert sum(one.owed for one in after.values()) == 200 - 120
     alone = {"eve1": 60, "eve2": 60}
-    credits, again = settle(after, (), [], (), alone)
+    credits, again = settle(after, (), [], alone)
     assert credits == alone
     assert again == {who: after[who] for who in alone}
 
