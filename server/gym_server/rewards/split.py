@@ -117,10 +117,9 @@ def split(
     as_one = [members for members in sharing.values() if len(members) > 1]
 
     added = {
-        name: max(0.0, sum((evals or {}).get(who, 0.0) for who in members) / len(members))
-        if not helpful.isdisjoint(members)
-        else 0.0
+        name: max(0.0, sum((evals or {}).get(who, 0.0) for who in useful) / max(1, len(useful)))
         for name, members in units.items()
+        for useful in [helpful.intersection(members)]
     }
     evals_pool = round(config.pool * config.evals_share) if any(added.values()) else 0
     pot = config.pool - evals_pool

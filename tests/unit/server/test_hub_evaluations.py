@@ -34,6 +34,7 @@ from gym_fed.trust.ledger.evaluations import commitment, drawn_rows
 from tests.support.evaluations import choice_task
 from tests.support.gated_hub import refusal, with_gate
 from tests.support.judged_rounds import Judged
+from tests.support.measured import measured_round
 
 SUITE = {"suite": "tiny_cloze", "limit": 16, "max_drop": 0.02}
 
@@ -268,6 +269,19 @@ def test_contributors_who_are_paid_as_one_get_one_part_by_evaluations() -> None:
         evals={"ann": 0.2, "bob": 0.2, "eve": 0.2},
     )
     assert found.credits == {"ann": 500, "bob": 250, "eve": 250}
+
+
+def test_a_linked_key_whose_update_harms_lowers_no_mean_of_evaluations() -> None:
+    scores = {"ann": 0.02, "bob": 0.02, "eve": -0.02}
+    found = split(
+        rewarded(),
+        dict.fromkeys(scores, 0.0),
+        measured_round(scores),
+        together=lambda _: [["bob", "eve"]],
+        evals={"ann": 0.2, "bob": 0.2, "eve": -0.2},
+    )
+    assert found.evals_pool == 300
+    assert found.credits == {"ann": 150, "bob": 75, "eve": 75}
 
 
 def test_credits_by_evaluations_without_evaluations_are_refused(tmp_path: Path, tiny_base: Path) -> None:
