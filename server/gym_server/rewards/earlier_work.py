@@ -7,7 +7,7 @@ it than honest work on the same rows is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,13 @@ At 1 an honest update would be accused whenever it happened to be the closest on
 
 _AT_ONCE = 16
 """Updates that are compared with a soup at once."""
+
+_MERGED = (
+    select(updates, versions.c.committed_at.label("public_since"))
+    .join(versions, versions.c.server_round == updates.c.server_round)
+    .where(updates.c.verdict == "merged")
+)
+"""Query of merged updates, with the time when their version was made."""
 
 _OWN_UPDATES = 8
 """Newest own updates of an accused account that may explain its similarity to others' work."""
@@ -204,17 +211,8 @@ def earlier_work(
     found: dict[int, list[EarlierWork]] = {}
     with database.reading() as tx:
         where = (updates.c.server_round >= first) & (updates.c.server_round < server_round)
-        kept = (
-            select(updates, versions.c.committed_at.label("public_since"))
-            .join(versions, versions.c.server_round == updates.c.server_round)
-            .where(where, updates.c.verdict == "merged")
-            .order_by(updates.c.update_id)
-        )
-        for row in tx.execute(kept):
-            what = f"update {row.update_id[:12]} by {row.contributor} of round {row.server_round}"
-            who = frozenset({row.contributor})
-            old = EarlierWork(what, who, False, row.delta_sha256, base_of(row), row.public_since)
-            found.setdefault(row.server_round, []).append(old)
+        for row in tx.execute(_MERGED.where(where).order_by(updates.c.update_id)):
+            found.setdefault(row.server_round, []).append(_merged_work(row))
         where = (versions.c.server_round >= first) & (versions.c.server_round < server_round)
         for row in tx.execute(select(versions).where(where)).all():
             parent = tx.scalar(select(versions.c.digest).where(versions.c.height == row.parent))
@@ -225,6 +223,32 @@ def earlier_work(
                 EarlierWork(what, who, True, row.soup_sha256, base, row.committed_at)
             )
     return found
+
+
+def newest_work(
+    database: Database, contributors: Collection[str], server_round: int
+) -> dict[str, EarlierWork]:
+    """Return the newest merged update before a round, however old, of each contributor who has one."""
+    where = updates.c.contributor.in_(contributors) & (updates.c.server_round < server_round)
+    newest = (
+        select(updates.c.contributor, func.max(updates.c.server_round).label("newest"))
+        .join(versions, versions.c.server_round == updates.c.server_round)
+        .where(where, updates.c.verdict == "merged")
+        .group_by(updates.c.contributor)
+        .subquery()
+    )
+    of_it = (updates.c.contributor == newest.c.contributor) & (updates.c.server_round == newest.c.newest)
+    found: dict[str, EarlierWork] = {}
+    with database.reading() as tx:
+        for row in tx.execute(_MERGED.join(newest, of_it).order_by(updates.c.update_id)):
+            found.setdefault(row.contributor, _merged_work(row))
+    return found
+
+
+def _merged_work(row: Any) -> EarlierWork:
+    what = f"update {row.update_id[:12]} by {row.contributor} of round {row.server_round}"
+    who = frozenset({row.contributor})
+    return EarlierWork(what, who, False, row.delta_sha256, base_of(row), row.public_since)
 
 
 def by_round(earlier: dict[int, list[EarlierWork]]) -> Iterator[list[EarlierWork]]:

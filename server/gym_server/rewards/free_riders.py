@@ -31,8 +31,7 @@ from gym_server.rewards.earlier_work import (
     FreeRiderFinding,
     all_opened,
     base_of,
-    by_round,
-    earlier_work,
+    newest_work,
     opened_update,
     stale_work,
 )
@@ -148,10 +147,7 @@ def _similarity(
     n, authors = len(rows), [row.contributor for row in rows]
     latest: dict[str, EarlierWork] = {}
     if config.rewards.together_threshold is not None:
-        earlier = earlier_work(config, state.database, state.round_store, server_round)
-        for old in (old for of_round in by_round(earlier) for old in of_round if not old.soup):
-            (who,) = old.contributors
-            latest.setdefault(who, old)
+        latest = newest_work(state.database, authors, server_round)
     with ExitStack() as stack:
         files = [
             opened_update(stack, state.base, state.store, row.delta_sha256, base_of(row)) for row in rows

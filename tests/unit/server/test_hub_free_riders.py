@@ -314,8 +314,9 @@ def test_keys_that_put_noise_on_one_update_are_merged_and_paid_as_one(
     assert here.fed.ledger.verify()["reputations"] == 5
 
 
+@pytest.mark.parametrize("missed", [0, 4], ids=["at once", "after more than stale_rounds"])
 def test_keys_that_train_on_the_same_data_are_paid_as_one_from_their_second_round_on(
-    hub: Callable[..., Judged], honest: dict[str, Delta]
+    hub: Callable[..., Judged], honest: dict[str, Delta], missed: int
 ) -> None:
     generator = torch.Generator().manual_seed(0)
 
@@ -328,10 +329,12 @@ def test_keys_that_train_on_the_same_data_are_paid_as_one_from_their_second_roun
     common, personal = direction(1e-4), {name: direction(1e-4) for name in PEOPLE}
     data = {**personal, "ann2": personal["ann"]}
     here = hub(rewards={"participation_ramp": False})
-    rounds = [
-        here.round({who: update(common, own, direction(1.5e-4)) for who, own in data.items()})
-        for _ in range(2)
-    ]
+    rounds = []
+    for _ in range(2):
+        sent = {who: update(common, own, direction(1.5e-4)) for who, own in data.items()}
+        rounds.append(here.round(sent))
+        for _ in range(missed):
+            here.fed.round_store.abort(here.fed.round_store.open_next().server_round, "nobody came")
     assert [one["credit"] for one in rounds[0].values()] == [250] * 4
     in_both = {who: sum(one[who]["credit"] for one in rounds) for who in data}
     assert in_both["ann"] + in_both["ann2"] in (583, 584), (
