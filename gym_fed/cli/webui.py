@@ -68,9 +68,7 @@ def serve(
     else:
         out.print(server.url)
     if open_page or (open_page is None and out.is_terminal):
-        import webbrowser
-
-        webbrowser.open(server.url_for_browser())
+        server.open_browser()
     server.run()
     if not as_json:
         print_next(after_webui(runs))

@@ -1,9 +1,9 @@
 """Access control for web pages: login keys, roles, sessions, and checks of every request.
 
 A session starts with the token in the printed URL (loopback), with a key of ``web_keys.json``, or, on a public site,
-as an anonymous viewer. A browser that the command opens gets a token for one login, because other users of the machine
-can read its command line. Its cookie is HttpOnly and SameSite=Strict. Changes require the operator role and the
-session's CSRF token in the header ``X-CSRF-Token``.
+as an anonymous viewer. A browser that the command opens gets a token for one login, in a file that other users of the
+machine cannot read, unlike its command line. The session's cookie is HttpOnly and SameSite=Strict. Changes require the
+operator role and the session's CSRF token in the header ``X-CSRF-Token``.
 
 A key is ``gymweb-`` and 32 random bytes, displayed once. The file contains its scrypt hash (RFC 7914), a name and a
 role. It is reloaded when it changes, so keys can be added and removed while the server runs.
@@ -20,6 +20,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
@@ -191,7 +192,7 @@ class Access:
     ) -> None:
         self.cookie, self.public = cookie, public
         self._token, self._keys = token, keys
-        self._single: tuple[str, float] | None = None
+        self._single: tuple[str, float, Callable[[], None]] | None = None
         self._sessions: OrderedDict[str, Visitor] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -277,11 +278,11 @@ class Access:
             )
         return self._begin(known)
 
-    def single_login(self) -> str:
-        """Return a token for one login within a minute, replacing an earlier one."""
+    def single_login(self, used: Callable[[], None] = lambda: None) -> str:
+        """Return a token for one login within a minute, replacing an earlier one; ``used`` is called after it."""
         token = new_token()
         with self._lock:
-            self._single = (token, time.monotonic() + SINGLE_LOGIN_SECONDS)
+            self._single = (token, time.monotonic() + SINGLE_LOGIN_SECONDS, used)
         return token
 
     def bearer(self, request: HTTPConnection) -> Visitor | None:
@@ -319,7 +320,8 @@ class Access:
         with self._lock:
             if self._single is None or not hmac.compare_digest(secret.encode(), self._single[0].encode()):
                 return False
-            expires_at, self._single = self._single[1], None
+            (_, expires_at, used), self._single = self._single, None
+        used()
         return time.monotonic() < expires_at
 
     def _known(self, secret: str) -> Visitor:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import logging
 import socket
 import threading
 import time
+import webbrowser
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.serving import ConnectionsConfig
 from gym_fed.core.addresses import is_loopback, listening_socket, url_of
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
 from gym_fed.core.portable import on_stop_signals
 from gym_fed.serving.http.connections import NO_PROXIES, LimitedServer, Tls
 from gym_fed.serving.http.proxies import Proxies
@@ -22,6 +27,13 @@ _CONNECTIONS = ConnectionsConfig(max_connections=600)
 """Limits of connections, including open streams. Idle and slow ones are closed, to leave file descriptors for the
 hub."""
 _STOP_SECONDS = 3
+_LOGIN_PAGE = """<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={url}">
+<title>gym-fed</title>
+<p><a href="{url}">Open the page</a></p>
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -77,12 +89,22 @@ class WebServer:
         self._server = LimitedServer(self.app, _CONNECTIONS, tls, stop_seconds=_STOP_SECONDS, proxies=proxies)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._login_page: TemporaryDirectory[str] | None = None
 
-    def url_for_browser(self) -> str:
-        """Return the URL for a browser's command line, which other users can read: its token is for one login."""
+    def open_browser(self) -> None:
+        """Open the page in the user's browser, logged in.
+
+        Other users can read a browser's command line and be faster than it, so the token is not in it: the browser
+        opens a file that only this user can read. The file exists until the login or the end of the server.
+        """
         if self.url == self.address:
-            return self.url
-        return f"{self.address}/login?token={self._access.single_login()}"
+            webbrowser.open(self.address)
+            return
+        self._login_page = folder = _private_folder()
+        page = Path(folder.name) / "login.html"
+        url = f"{self.address}/login?token={self._access.single_login(folder.cleanup)}"
+        write_atomically(page, _LOGIN_PAGE.format(url=html.escape(url)).encode(), mode=0o600)
+        webbrowser.open(page.as_uri())
 
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM; requires the main thread."""
@@ -94,7 +116,7 @@ class WebServer:
         try:
             asyncio.run(serve())
         finally:
-            self._listener.close()
+            self._close()
 
     def end(self) -> None:
         """Make ``run`` return, from any thread."""
@@ -110,7 +132,12 @@ class WebServer:
         self.end()
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS + 2)
+        self._close()
+
+    def _close(self) -> None:
         self._listener.close()
+        if self._login_page is not None:
+            self._login_page.cleanup()
 
     def _run_in_thread(self) -> None:
         try:
@@ -145,6 +172,18 @@ class WebServer:
             if len(self._feed):
                 used_at = time.monotonic()
         self.end()
+
+
+def _private_folder() -> TemporaryDirectory[str]:
+    """Create a folder of mode 0700 that a browser can read.
+
+    A browser in a snap has a ``/tmp`` of its own and reads no hidden folder, so it is in the home directory; in the
+    system's temporary folder if that cannot be written to.
+    """
+    try:
+        return TemporaryDirectory(prefix="gym-login-", dir=Path.home(), ignore_cleanup_errors=True)
+    except (OSError, RuntimeError):
+        return TemporaryDirectory(prefix="gym-login-", ignore_cleanup_errors=True)
 
 
 def bound(listen: str) -> socket.socket:

@@ -48,9 +48,7 @@ def ui(
     elif not until_closed:  # without a terminal, the token would be written to a log of the desktop
         out.print(server.url)
     if open_page or (open_page is None and out.is_terminal):
-        import webbrowser
-
-        webbrowser.open(server.url_for_browser())
+        server.open_browser()
     server.run()
     if any(job.status == "running" for job in jobs.list()):
         err.print("still contributing; `gym-client pause` pauses it")

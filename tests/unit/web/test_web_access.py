@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from fastapi import APIRouter
@@ -372,7 +375,7 @@ def test_a_session_ends_on_the_server_whatever_the_browser_keeps(
     assert browser.get("/api/v1/look", headers=cookie).status_code == 401
 
 
-def test_the_token_for_a_browser_s_command_line_logs_in_once_and_within_a_minute(
+def test_the_token_for_a_started_browser_logs_in_once_and_within_a_minute(
     screens: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     browser = opened(screens)
@@ -388,15 +391,59 @@ def test_the_token_for_a_browser_s_command_line_logs_in_once_and_within_a_minute
     assert browser.get("/login", params={"token": late}).status_code == 401
 
 
-def test_a_browser_s_command_line_never_has_the_printed_token(screens: Path, keys: WebKeys) -> None:
+@pytest.fixture
+def command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What browsers are started with; the user's home is ``tmp_path / "user"``."""
+    lines: list[str] = []
+    (tmp_path / "user").mkdir()
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "user")
+    monkeypatch.setattr("webbrowser.open", lines.append)
+    return lines
+
+
+def test_a_browser_s_command_line_has_no_token_but_a_private_file_that_logs_in_once(
+    screens: Path, keys: WebKeys, tmp_path: Path, command_lines: list[str]
+) -> None:
     face = Face("test", "here", screens, routes(), Feed(lambda last: []))
     local = WebServer(face, "127.0.0.1:0", keys=keys, add_key="")
-    assert local.url_for_browser().startswith(f"{local.address}/login?token=")
-    assert local.url_for_browser() != local.url
+    local.open_browser()
+    (uri,) = command_lines
+    page = Path(url2pathname(urlsplit(uri).path))
+    assert page.as_uri() == uri
+    assert page.is_relative_to(tmp_path / "user"), "a snap reads no other folder"
+    assert not any(part.startswith(".") for part in page.relative_to(tmp_path).parts)
+    if os.name == "posix":
+        assert page.stat().st_mode & 0o777 == 0o600
+        assert page.parent.stat().st_mode & 0o777 == 0o700
+    text = page.read_text()
+    assert local.url not in text
+    url = re.findall(r'http-equiv="refresh" content="0; url=([^"]+)"', text)[0]
+    browser = TestClient(local.app, local.address, follow_redirects=False)
+    assert browser.get("/login?token=wrong").status_code == 401
+    assert page.exists()
+    assert browser.get(url).status_code == 303
+    assert browser.get("/api/v1/look").json() == {"visitor": "token"}
+    assert not page.parent.exists()
+    assert TestClient(local.app, local.address).get(url).status_code == 401
+    local.open_browser()
+    assert list((tmp_path / "user").iterdir())
+    local.stop()
+    assert not list((tmp_path / "user").iterdir()), "deleted at the end, though nobody logged in"
+
+
+def test_a_browser_gets_the_address_where_keys_log_in_and_a_file_without_a_home(
+    screens: Path, keys: WebKeys, tmp_path: Path, command_lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    face = Face("test", "here", screens, routes(), Feed(lambda last: []))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "none")
+    local = WebServer(face, "127.0.0.1:0", keys=keys, add_key="")
+    local.open_browser()
+    assert command_lines[0].startswith("file:")
     local.stop()
     keys.add("otto", "operator")
     public = WebServer(face, "0.0.0.0:0", keys=keys, add_key="")
-    assert public.url_for_browser() == public.address
+    public.open_browser()
+    assert command_lines[1] == public.address
     public.stop()
 
 
