@@ -117,10 +117,19 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.get("/login")
     def login_by_url(request: Request, token: str = "") -> Response:
-        """Start a session with the token of the URL, and redirect to a URL without it."""
+        """Start a session with the token of the URL, and redirect to a URL without it.
+
+        Browsers send no strict cookie after a redirect that began at another site or file, so a page redirects then.
+        """
         if not token:
             return page_of(request)
-        response = RedirectResponse(f"{prefix_of(request.scope)}/", 303)
+        home = f"{prefix_of(request.scope)}/"
+        response: Response = RedirectResponse(home, 303)
+        if request.headers.get("sec-fetch-site", "none") != "none":
+            response = HTMLResponse(
+                f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(home)}">',
+                headers={"Cache-Control": "no-store"},
+            )
         access.set_cookie(request, response, access.login(token))
         return response
 

@@ -108,6 +108,15 @@ def test_the_printed_url_logs_in_and_leaves_no_token_in_the_address(screens: Pat
     assert "Domain" not in cookie
 
 
+def test_a_login_from_a_file_redirects_by_a_page_since_its_cookie_is_strict(screens: Path) -> None:
+    browser = opened(screens)
+    answer = browser.get(f"/login?token={SECRET}", headers={"Sec-Fetch-Site": "cross-site"})
+    assert answer.status_code == 200
+    assert 'content="0; url=/"' in answer.text
+    assert SECRET not in answer.text
+    assert browser.get("/api/v1/look").json() == {"visitor": "token"}
+
+
 def test_a_cookie_under_tls_is_for_tls_alone(screens: Path) -> None:
     browser = opened(screens, base="https://127.0.0.1:7000")
     assert "; Secure" in browser.get(f"/login?token={SECRET}").headers["set-cookie"]
