@@ -22,7 +22,7 @@ from tests.support.hub import HubProcess
 from tests.support.wait import until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 Open = Callable[..., tuple["Page", chromium.Watch]]
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -95,6 +95,26 @@ def test_a_pasted_message_shows_whose_invite_it_holds(client: Served, page: Page
     page.get_by_text("This invite is incomplete").wait_for()
     field.fill("see you on monday")
     page.get_by_text("There is no invite in this text").wait_for()
+
+
+def test_the_file_that_the_command_opens_in_a_browser_logs_in(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uris: list[str] = []
+    monkeypatch.setattr("webbrowser.open", uris.append)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    server, _ = open_ui(Home.open(tmp_path / "home"), "127.0.0.1:0")
+    server.start()
+    page = browser.new_page()  # without a watch, which reports a request for a file
+    try:
+        server.open_browser()
+        page.goto(uris[0])
+        page.get_by_role("button", name="See the terms").wait_for()
+        assert page.url == f"{server.address}/"
+        assert not list(tmp_path.glob("gym-login-*"))
+    finally:
+        page.close()
+        server.stop()
 
 
 def test_a_link_that_opened_the_page_is_shown_for_consent_and_nothing_starts(
