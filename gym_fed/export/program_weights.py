@@ -6,6 +6,7 @@ none of them is routed to. With 8 bits they show no small fault at all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,27 +14,30 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 
-_SAME_MATRIX = 0.5
-"""Maximum distance of a weight from the parameter that it was made of, relative to the parameter; others are at 1.4."""
+_MOST_STEPS = 0.51
+"""Maximum rounding error in steps of a channel: half a step, and the scale's own rounding."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class StoredWeight:
     """A weight as the file stores it.
 
     Attributes:
         values: The weight, float32; dequantised if it is stored in few bits.
-        most: Maximum distance of a value from the parameter's, which broadcasts to ``values``.
-        taken: True once a parameter was found in it.
+        name: Its name in the file; a parameter of that name must be it.
+        levels: Steps between the smallest and largest value of a channel (the last dimension); 0: stored exactly.
     """
 
     values: Any
-    most: Any = 0.0
-    taken: bool = False
+    name: str = ""
+    levels: int = 0
 
 
 def compare_weights(weights: Iterable[StoredWeight], model: Any) -> dict[str, Any]:
     """Find each parameter of a model among a program's weights: as it is, transposed, or with 1 added (a norm's).
+
+    A weight is one parameter's; equal parameters may share one. A weight in 8 bits may be off by the rounding error of
+    the parameter's own steps, whatever scale the file gives.
 
     Args:
         weights: The weights in the file.
@@ -43,50 +47,92 @@ def compare_weights(weights: Iterable[StoredWeight], model: Any) -> dict[str, An
         ``compared`` parameters; ``not_compared`` with the reason if the program has some in another form only.
 
     Raises:
-        GymError: ``EXPORT_DIFFERS`` naming a parameter whose weight in the file has other values.
+        GymError: ``EXPORT_DIFFERS`` naming a parameter whose weight in the file has other values: the one of its name,
+            or one of its shape that is no other parameter.
     """
-    by_shape: dict[tuple[int, ...], list[StoredWeight]] = {}
+    parameters = {
+        name: value.detach().float() for name, value in model.named_parameters(remove_duplicate=False)
+    }
+    found: dict[str, StoredWeight] = {}
+    by_shape: dict[tuple[int, ...], list[StoredWeight]] = {}  # those that are no parameter yet
     for weight in weights:
-        by_shape.setdefault(tuple(weight.values.shape), []).append(weight)
-    parameters = {name: value.detach().float() for name, value in model.named_parameters()}  # tied ones once
-    others = [name for name, value in parameters.items() if not _take_same(value, by_shape)]
+        if weight.name in parameters:
+            found[weight.name] = weight
+        else:
+            by_shape.setdefault(tuple(weight.values.shape), []).append(weight)
+    for name, weight in found.items():
+        if not any(_is(weight, form) for form in _forms(parameters[name])):
+            raise _differs(name, parameters[name], weight)
+    for name in [name for name in parameters if name not in found]:
+        if (match := _of_value(parameters[name], by_shape)) is not None:
+            by_shape[tuple(match.values.shape)].remove(match)
+            found[name] = match
+    for _, buffer in model.named_buffers():  # a program has those among its weights
+        shape, values = tuple(buffer.shape), buffer.float()
+        by_shape[shape] = [weight for weight in by_shape.get(shape, ()) if not _is(weight, values)]
+    others = [name for name in parameters if name not in found]
     for name in others:
-        distance = _distance(parameters[name], by_shape)
-        if distance < _SAME_MATRIX:
-            raise GymError(
-                ErrorCode.EXPORT_DIFFERS,
-                f"the program differs from the source: its weight of {name} has other values, {distance:.3g} off "
-                "relative to the source's; nothing was kept",
-                "report this with the model's name; --skip-check writes it anyway",
-            )
-    result: dict[str, Any] = {"compared": len(parameters) - len(others)}
-    if others:
-        result["not_compared"] = (
-            f"{counted(len(others), 'parameter')} are in the program in another form only"
-        )
+        if (left := _left(parameters[name], by_shape)) is not None:
+            raise _differs(name, parameters[name], left)
+    matched = [parameters[name] for name in found]
+    lost = [name for name in others if not any(parameters[name].equal(one) for one in matched)]
+    result: dict[str, Any] = {"compared": len(list(model.parameters())) - len(lost)}
+    if lost:
+        result["not_compared"] = f"{counted(len(lost), 'parameter')} are in the program in another form only"
     return result
 
 
-def _take_same(parameter: Any, by_shape: dict[tuple[int, ...], list[StoredWeight]]) -> bool:
-    """Mark the weight that is this parameter; False if there is none. Equal parameters may share one."""
+def _of_value(parameter: Any, by_shape: dict[tuple[int, ...], list[StoredWeight]]) -> StoredWeight | None:
+    """Return the weight that is this parameter and nothing else; the nearest if several in few bits may be it."""
+    near: list[StoredWeight] = []
     for form in _forms(parameter):
         for weight in by_shape.get(tuple(form.shape), ()):
-            if bool(((weight.values - form).abs() <= weight.most).all()):
-                weight.taken = True
-                return True
-    return False
+            if _is(weight, form):
+                if not weight.levels:
+                    return weight
+                near.append(weight)
+    return min(near, key=lambda weight: _distance(parameter, weight), default=None)
 
 
-def _distance(parameter: Any, by_shape: dict[tuple[int, ...], list[StoredWeight]]) -> float:
-    """Return the relative distance of the nearest weight that is no other parameter; infinite if there is none."""
-    return min(
-        (
-            float((weight.values - form).norm() / form.norm().clamp(min=1e-30))
-            for form in _forms(parameter)
-            for weight in by_shape.get(tuple(form.shape), ())
-            if not weight.taken
-        ),
-        default=float("inf"),
+def _is(weight: StoredWeight, form: Any) -> bool:
+    """True if the weight has the values of this form of a parameter; never for values that are not finite."""
+    if weight.values.shape != form.shape:
+        return False
+    most: Any = 0.0
+    if weight.levels:
+        channels = form.reshape(-1, form.shape[-1])
+        # Zero is one of the levels.
+        span = channels.amax(0).clamp(min=0) - channels.amin(0).clamp(max=0)
+        most = _MOST_STEPS * span / weight.levels
+    return bool(((weight.values - form).abs() <= most).all())
+
+
+def _left(parameter: Any, by_shape: dict[tuple[int, ...], list[StoredWeight]]) -> StoredWeight | None:
+    """Return the nearest weight of a parameter's shape that is nothing else; None if there is none."""
+    shapes = {tuple(form.shape): None for form in _forms(parameter)}
+    left = [weight for shape in shapes for weight in by_shape.get(shape, ())]
+    return min(left, key=lambda weight: _distance(parameter, weight), default=None)
+
+
+def _distance(parameter: Any, weight: StoredWeight) -> float:
+    """Return the relative distance of a weight from the nearest form; infinite if it has no finite value."""
+    found = [
+        float((weight.values - form).norm() / form.norm().clamp(min=1e-30))
+        for form in _forms(parameter)
+        if form.shape == weight.values.shape
+    ]
+    return min((value for value in found if math.isfinite(value)), default=math.inf)
+
+
+def _differs(name: str, parameter: Any, weight: StoredWeight) -> GymError:
+    distance = _distance(parameter, weight)
+    values = "other values" if math.isfinite(distance) else "another shape, or values that are not finite"
+    if math.isfinite(distance):
+        values += f", {distance:.3g} off relative to the source's"
+    return GymError(
+        ErrorCode.EXPORT_DIFFERS,
+        f"the program differs from the source: its weight of {name} has {values}; nothing was kept",
+        "report this with the model's name; --skip-check writes it anyway",
     )
 
 

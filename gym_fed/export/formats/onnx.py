@@ -17,10 +17,6 @@ MAX_INSIDE_BYTES = 1_900_000_000
 """Maximum bytes of weights in the file itself, since protobuf is limited to 2 GiB; more go to ``model.onnx.data``."""
 
 
-_MOST_STEPS = 0.51
-"""Maximum rounding error of a weight in 8 bits, in steps of its channel; half a step, and the scale's own rounding."""
-
-
 class Onnx(ProgramFormat):
     """``model.onnx``, recorded by transformers' exporter and read back by onnxruntime."""
 
@@ -67,14 +63,15 @@ class Onnx(ProgramFormat):
         from onnx.numpy_helper import to_array
 
         stored = {one.name: to_array(one) for one in onnx.load(file).graph.initializer}
+        packed = {name.removesuffix("_quantized") for name in stored if name.endswith("_quantized")}
         for name, values in stored.items():
             stem = name.removesuffix("_quantized")
             if stem != name:  # uint8, as onnxruntime's quantiser names its parts
                 scale = torch.tensor(stored[f"{stem}_scale"])
                 zero = torch.tensor(stored[f"{stem}_zero_point"]).float()
-                yield StoredWeight((torch.tensor(values).float() - zero) * scale, _MOST_STEPS * scale)
-            elif values.dtype == "float32":
-                yield StoredWeight(torch.tensor(values))
+                yield StoredWeight((torch.tensor(values).float() - zero) * scale, stem, levels=255)
+            elif values.dtype == "float32" and name.removesuffix("_scale") not in packed:
+                yield StoredWeight(torch.tensor(values), name)
 
     def save(self, program: Any, file: Path) -> None:
         """Write the program, with weights that exceed the file's limit next to it.

@@ -46,6 +46,6 @@ class TorchExport(ProgramFormat):
         import torch
 
         program = torch.export.load(file)
-        for values in (*program.state_dict.values(), *program.constants.values()):
+        for name, values in (*program.state_dict.items(), *program.constants.items()):
             if isinstance(values, torch.Tensor) and values.is_floating_point():
-                yield StoredWeight(values.detach())
+                yield StoredWeight(values.detach(), name)

@@ -46,9 +46,9 @@ class TorchScript(ProgramFormat):
         import torch
 
         program: Any = torch.jit.load(file)  # type: ignore[no-untyped-call]
-        for values in program.state_dict().values():
+        for name, values in program.state_dict().items():
             if values.is_floating_point():
-                yield StoredWeight(values.detach())
+                yield StoredWeight(values.detach(), name)
 
 
 def _write_without_places(data: io.BytesIO, file: Path) -> None:

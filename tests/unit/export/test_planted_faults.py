@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def test_the_check_of_an_export_finds_a_fault_that_no_logit_shows(
         change_json(target / "config.json", lambda it: it.update(rms_norm_eps=1e-3))
 
     monkeypatch.setattr(TorchExport, "write", write)
-    monkeypatch.setattr(TorchExport, "weights", lambda *_: None)
+    monkeypatch.setattr(TorchExport, "weights", lambda _self, _file: None)  # no program was written
     differs(lambda: export(source, "torch_export", tmp_path / "program", Options()), "rms_norm_eps")
     assert not (tmp_path / "program").exists()
 
@@ -179,7 +180,7 @@ def in_8_bits(values: torch.Tensor) -> StoredWeight:
     """A matrix in the nearest of 256 levels of each of its last dimension."""
     low, high = values.amin(0), values.amax(0)
     scale = ((high - low) / 255).clamp(min=1e-9)  # the row of the padding token is 0
-    return StoredWeight(((values - low) / scale).round() * scale + low, 0.51 * scale)
+    return StoredWeight(((values - low) / scale).round() * scale + low, levels=255)
 
 
 def test_weights_are_found_as_they_are_transposed_with_1_added_and_in_8_bits(source: Source) -> None:
@@ -204,6 +205,63 @@ def test_one_wrong_value_of_a_programs_weight_is_named(source: Source, name: str
         }
     weights[name].values[5, 7] += 0.01
     differs(lambda: compare_weights(weights.values(), source.model), name)
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", f"{QUERY}.weight"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch.Tensor.zero_,
+        torch.Tensor.neg_,
+        torch.Tensor.normal_,
+        lambda it: it[9].fill_(math.nan),
+        lambda it: it[9, 3].fill_(math.inf),
+    ],
+    ids=["zeroed", "negated", "another model's", "nan", "inf"],
+)
+def test_a_programs_weight_of_wholly_other_values_is_named(
+    source: Source, name: str, bits: int, change: Callable[[torch.Tensor], object]
+) -> None:
+    parameters = dict(source.model.named_parameters())
+    weights = {key: StoredWeight(value.detach().clone()) for key, value in parameters.items()}
+    if bits == 8:
+        weights = {
+            key: in_8_bits(one.values) if one.values.ndim == 2 else one for key, one in weights.items()
+        }
+    change(weights[name].values)
+    differs(lambda: compare_weights(weights.values(), source.model), name)
+
+
+def test_two_weights_of_one_shape_exchanged_under_their_names_are_named(source: Source) -> None:
+    one, other = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
+    values = {name: value.detach() for name, value in source.model.named_parameters()}
+    values[one], values[other] = values[other], values[one]
+    named = [StoredWeight(value, name) for name, value in values.items()]
+    differs(lambda: compare_weights(named, source.model), one)
+
+
+def test_one_weight_is_not_taken_for_two_parameters(source: Source) -> None:
+    one, other = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
+    values = {name: value.detach() for name, value in source.model.named_parameters()}
+    values[other] = values[one]
+    differs(lambda: compare_weights(map(StoredWeight, values.values()), source.model), other)
+
+
+def test_a_coarse_scale_of_the_file_excuses_no_error(source: Source) -> None:
+    weights = [
+        StoredWeight((one.values / 1000).round() * 1000, levels=255) if one.values.ndim == 2 else one
+        for one in weights_of(source.model)
+    ]
+    differs(lambda: compare_weights(weights, source.model), "model.embed_tokens.weight")
+
+
+def test_a_tied_head_of_other_values_is_named(source: Source) -> None:
+    weights = weights_of(source.model)
+    head = source.model.lm_head.weight.detach().T.clone()
+    assert compare_weights([*weights, StoredWeight(head)], source.model) == {"compared": len(weights)}
+    head[3, 77] += 1
+    differs(lambda: compare_weights([*weights, StoredWeight(head)], source.model), "lm_head.weight")
 
 
 def test_a_trace_with_one_other_embedding_is_refused(source: Source, tmp_path: Path) -> None:
@@ -236,9 +294,9 @@ def test_weights_of_an_onnx_file_are_read_in_32_and_in_8_bits(tmp_path: Path) ->
     onnx.save(onnx.helper.make_model(graph), tmp_path / "model.onnx")
     weights = {tuple(one.values.shape): one for one in Onnx().weights(tmp_path / "model.onnx")}
     read = [one for one in Onnx().weights(tmp_path / "model.onnx") if one.values.ndim == 2]
-    assert weights.keys() == {(3, 2), (2,)}
+    assert weights.keys() == {(3, 2)}  # a scale is no weight
     assert torch.equal(read[0].values, torch.tensor(plain))
     assert torch.equal(
         read[1].values, (torch.tensor(levels).float() - torch.tensor([7, 8])) * torch.tensor(scale)
     )
-    assert torch.equal(read[1].most, 0.51 * torch.tensor(scale))
+    assert [one.levels for one in read] == [0, 255]
