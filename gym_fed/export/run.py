@@ -94,6 +94,9 @@ def _export(
     stored_as = chosen.stored_as(options) if chosen.merges else None
     share = None if stored_as is None else source.kept(stored_as)
     reasons = [reason for reason in ("" if check else "the check was skipped", chosen.unchecked) if reason]
+    if not check and chosen.merges and stored_as is None and source.base is not None:
+        lossy = chosen.quantization(options) or chosen.name
+        reasons.append(f"the share of the delta that {lossy} keeps was not measured")
     record["unchecked"] = "; ".join(reasons) or False
     whole: AbstractContextManager[Path] = (whole_file_or_none if chosen.is_file else whole_or_not_at_all)(
         path

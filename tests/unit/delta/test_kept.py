@@ -107,6 +107,25 @@ def test_an_export_of_an_adapter_keeps_its_change_unless_a_coarser_dtype_is_name
     assert "--dtype float32 keeps more" in str(coarse["notes"])
 
 
+def test_an_export_in_few_bits_without_its_check_says_that_the_share_was_not_measured(
+    adapter: Path, tmp_path: Path
+) -> None:
+    command = ["export", str(adapter), "-o", str(tmp_path / "few.gguf"), "--quantization", "q8_0"]
+    result = CliRunner().invoke(app, [*command, "--skip-check"])
+    assert result.exit_code == 0, result.output
+    assert "share of the delta that q8_0 keeps was not measured" in " ".join(result.output.split())
+    plain = [
+        "export",
+        "gym-nano",
+        "-o",
+        str(tmp_path / "plain.gguf"),
+        "--quantization",
+        "q8_0",
+        "--skip-check",
+    ]
+    assert "share of the delta" not in CliRunner().invoke(app, plain, catch_exceptions=False).output
+
+
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
 def test_an_export_as_a_delta_keeps_the_change(base: Path, adapter: Path, tmp_path: Path, kind: str) -> None:
     source = adapter
