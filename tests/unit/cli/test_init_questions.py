@@ -303,8 +303,8 @@ def test_a_real_terminal_is_asked(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     shown = b""
-    for number in range(1, 8):
-        while f"{number}/7".encode() not in shown or not shown.rstrip(b" ").endswith(b"]:"):
+    for number in range(1, 10):
+        while f"{number}/9".encode() not in shown or not shown.rstrip(b" ").endswith(b"]:"):
             shown += os.read(master, 4096)
         os.write(master, b"open\n" if number == 3 else b"\n")
         shown += os.read(master, 1)
