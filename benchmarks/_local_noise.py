@@ -64,9 +64,8 @@ class PrivateDigits(Digits):
         poison: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:
         if who.start >= self.contributors:
-            return super().train(
-                model, schedule, who, generator, poison
-            )  # the coordinator's own rows are public
+            # the coordinator's own rows are public
+            return super().train(model, schedule, who, generator, poison)
         private, network, seeds, number = self.private, self.network, len(self.seeds), len(who)
         start = model[:, None].expand(seeds, number, network.dimension).reshape(-1, network.dimension)
         weights, velocity = start.clone(), torch.zeros_like(start)

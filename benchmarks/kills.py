@@ -30,7 +30,6 @@ from _crowd.updates import Updates
 from _report import Report, load, options
 from crowd import POOL, config_for, crowd_members
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.support.postgres import PostgresServer, why_not
 
 MINUTES, QUICK_MINUTES, MEMBERS = 10.0, 0.7, 24

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import grpc
 
 from _crowd.calls import Calls
-from _crowd.messages import chunks, update_records
+from _crowd.messages import chunks
 from _crowd.updates import SPOILS, Updates
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.core.errors import ErrorCode, GymError
@@ -35,6 +35,7 @@ from gym_fed.trust.wire.limits import (
 )
 from gym_fed.trust.wire.service import HubStub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
+from tests.support.contributor import update_records
 
 T = TypeVar("T")
 

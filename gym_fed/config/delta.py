@@ -52,9 +52,9 @@ class CodecPolicy(StrictModel):
     codec: MatrixCodec = "bitdelta"
     """Codec of matrices, built-in or of an installed package: sign bits, the values themselves, factors of a truncated
     SVD, 8 to 1 bits per weight on a grid, or, for soups, ``lattice``: multiples of a power of two that add up as
-    integers, for every tensor. ``as-merged`` is only for soups: stacked LoRA factors where the merge yields factors
-    that are smaller than the values (exact except for ``factors``), and the values themselves elsewhere. ``auto`` is
-    sign bits, or, with ``max_bits_per_weight``, the codec that preserves the most, per tensor."""
+    integers, for every tensor. ``as-merged`` is only for soups. It stores stacked LoRA factors where the merge yields
+    some and they take fewer bytes than the values; the only loss is their dtype (``factors``). Other tensors are
+    values. ``auto`` is sign bits, or, with ``max_bits_per_weight``, the codec that preserves the most, per tensor."""
 
     embeddings: PartCodec = SAME_ROW
     """Codec of embedding tables (found by their names: ``embed_tokens``, ``wte``, ...; a tied head is one of them).

@@ -1,4 +1,4 @@
-"""Settle the pay of contributors who could not yet be told apart from others.
+"""Settle the first pay of contributors, given before the hub could see which of them share their data.
 
 The cosines of one round cannot show that several keys train on the same data; a comparison with each contributor's
 previous update can. So what a contributor gets for taking part is provisional until the first comparison, or until the

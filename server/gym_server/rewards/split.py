@@ -98,7 +98,7 @@ def split(
             pays from them; a round without measurements passes them on.
         shares: Admitted weight of each merged update of a continuous round, by contributor: factors of participation.
         settlements: Settlements before the round; None if contributors are never compared.
-        comparable: Contributors whose previous update is known, so that they can be told apart from others.
+        comparable: Contributors whose previous update is known, so that the hub can see whose data they share.
     """
     same_work = duplicates or {}
     others = {who for group in same_work.values() for who in group}
