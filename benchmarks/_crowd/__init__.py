@@ -12,6 +12,5 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # the crowd sends what the tests' contributor sends
+# The crowd sends the records of the tests' contributor.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
