@@ -113,7 +113,7 @@ class MessagePictures:
             if context is not None and length >= context:
                 raise RequestError(
                     f"the prompt has {counted(length, 'token')} or more including its media; prompt and answer "
-                    f"together can have {context:,}",
+                    f"together may have {context:,}",
                     param="messages",
                     name="context_length_exceeded",
                     hint="send fewer pictures, sounds or videos, or smaller ones",
