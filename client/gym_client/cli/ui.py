@@ -9,6 +9,7 @@ import typer
 from gym_client.cli.options import HomeFolder, PassphraseFile, open_home
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJsonLines, err, out, print_event
+from gym_fed.core.errors import GymError
 from gym_fed.core.help import PORT, OpenOption
 from gym_fed.core.progress import spinner
 from gym_fed.trust.identity.login import require_link
@@ -34,12 +35,14 @@ def ui(
     with spinner("loading the page"):
         from gym_client.web.app import open_ui
 
+    link, problem = _link(invite or "", shows_problem=until_closed)
     folder = open_home(home, passphrase_file)
     server, jobs = open_ui(
         folder,
         host_port("127.0.0.1", port),
         passphrase_file,
-        invite=require_link(invite) if invite else "",
+        invite=link,
+        link_problem=problem,
         unused_seconds=_UNUSED_SECONDS if until_closed else None,
     )
     err.print("Ctrl-C ends the page; contributing continues")
@@ -52,3 +55,19 @@ def ui(
     server.run()
     if any(job.status == "running" for job in jobs.list()):
         err.print("still contributing; `gym-client pause` pauses it")
+
+
+def _link(invite: str, shows_problem: bool) -> tuple[str, str]:
+    """Return the invite that the page shows, and the problem of one that is refused.
+
+    A page that a click opened has no terminal, so it must show the problem itself.
+
+    Raises:
+        GymError: ``INVITE_INVALID`` unless ``shows_problem``.
+    """
+    try:
+        return require_link(invite) if invite else "", ""
+    except GymError as error:
+        if not shows_problem:
+            raise
+        return "", f"The link cannot be used: {error.message}. Ask for it again, or paste all of it below."

@@ -33,6 +33,7 @@ def open_ui(
     passphrase_file: Path | None = None,
     *,
     invite: str = "",
+    link_problem: str = "",
     unused_seconds: float | None = None,
 ) -> tuple[WebServer, Jobs]:
     """Create the server of a home's page and bind its address; return it with the jobs of the page.
@@ -42,6 +43,7 @@ def open_ui(
         listen: Loopback address as ``host:port``; port 0 for a free port.
         passphrase_file: A file with the key's passphrase, for the commands that the page starts.
         invite: An invite that the page shows.
+        link_problem: Why a link that opened the page is no invite; the page shows it.
         unused_seconds: Time without an open page after which the server ends; None for never.
 
     Raises:
@@ -61,7 +63,7 @@ def open_ui(
         newest = sorted(files, key=os.path.getmtime, reverse=True)
         return [f"{_DATA}/{file.name}" for file in newest]
 
-    place = Workplace(jobs, home.folder, dropped, home.folder, tuple(options), True, invite)
+    place = Workplace(jobs, home.folder, dropped, home.folder, tuple(options), True, invite, link_problem)
     router = APIRouter()
     router.include_router(routes(place))
     router.include_router(job_routes(jobs))

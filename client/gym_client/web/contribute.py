@@ -53,6 +53,7 @@ class Workplace:
         files: Returns the names of data files in the folder, newest first.
         takes_any_path: True if a data file may be anywhere on this machine.
         invite: An invite that the page shows.
+        link_problem: Why a link that opened the page is no invite; empty without one.
     """
 
     jobs: Jobs
@@ -62,6 +63,7 @@ class Workplace:
     options: tuple[str, ...] = ()
     takes_any_path: bool = False
     invite: str = ""
+    link_problem: str = ""
 
 
 Server = Annotated[str, Field(pattern=r"^[A-Za-z0-9\[\]._:-]{1,255}$")]
@@ -132,6 +134,7 @@ def routes(place: Workplace) -> APIRouter:
             "files": place.files()[:MAX_FILES],
             "takes_any_path": place.takes_any_path,
             "invite": place.invite if visitor.role >= Role.OPERATOR else "",
+            "link_problem": place.link_problem if visitor.role >= Role.OPERATOR else "",
             **_home(home),
         }
 

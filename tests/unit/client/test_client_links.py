@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.login import Invite, format_invite
+from gym_fed.web.server import WebServer
 from tests.support.in_process import run_here
 from tests.support.wait import until
 from tests.unit.client.test_client_service import HOSTILE
@@ -199,6 +200,27 @@ def test_the_page_of_a_link_shows_it_and_starts_nothing(tmp_path: Path) -> None:
     assert page.get("/api/v1/join").json()["invite"] == LINK
     assert jobs.list() == []
     server.stop()
+
+
+def test_a_click_on_a_link_that_is_cut_opens_the_page_with_the_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody sees the terminal of a click; a user of a terminal gets the error there."""
+    pages: list[WebServer] = []
+    monkeypatch.setattr(WebServer, "run", lambda server: pages.append(server))
+    monkeypatch.setattr(WebServer, "open_browser", lambda _: True)
+    words = ["gym-client", "ui", "--home", str(tmp_path / "home"), "--port", "0"]
+    done = run_here([*words, LINK[:-1]])
+    assert done.returncode == ErrorCode.INVITE_INVALID.exit_code
+    assert not pages
+    done = run_here([*words, "--open", "--until-closed", "--", LINK[:-1]])
+    assert done.returncode == 0, done.stderr
+    page = TestClient(pages[0].app, base_url=pages[0].address)
+    page.post("/api/v1/login", json={"key": pages[0].url.partition("token=")[2]})
+    shown = page.get("/api/v1/join").json()
+    assert shown["invite"] == ""
+    assert "is not an invite" in shown["link_problem"]
+    pages[0].stop()
 
 
 @needs_xdg

@@ -4,7 +4,7 @@ import {action, api, count, dropArea, el, leave, message as problem, post, repla
 const TYPING_MS = 150; // without a change, before the server reads the invite
 
 // joinForm(answer of "join", {invite, isLink, begin(given)}) -> element
-export function joinForm({hubs, last, files, takes_any_path: anyPath}, {invite, isLink, begin}) {
+export function joinForm({hubs, last, files, link_problem: refused, takes_any_path: anyPath}, {invite, isLink, begin}) {
   const field = (id, label, node, help) => el("div", {class: "field"}, el("label", {for: id}, label), node, help && el("span", {class: "help"}, help));
   const input = (id, label, more, help) => { const node = el("input", {id, ...more}); return {node, part: field(id, label, node, help)}; };
   const read = el("p", {class: "small", role: "status"});
@@ -46,12 +46,13 @@ export function joinForm({hubs, last, files, takes_any_path: anyPath}, {invite, 
   readInvite();
   const form = el("form", {class: "joining", onsubmit: (event) => event.preventDefault()},
     el("datalist", {id: "hubs"}, hubs.map((hub) => el("option", {value: hub.address}))),
+    refused && el("p", {class: "problem", role: "alert"}, refused),
     step(1, "Invite", field("invite", "Paste the message or link that you were sent", message, isLink ? "A link brought this invite. Nothing is sent before you have accepted the terms." : "It is neither stored nor shown in a command."), read, other, anyPath && byClick()),
     step(2, "Data", dropArea({id: "rows-file", taken: (taken) => { if (!files.includes(taken)) files = [taken, ...files]; offer(files, taken); if (place) place.node.value = ""; }}),
       el("div", {class: "doing-fields"}, field("data", files.length ? `${count(files.length, "file")} here` : "or one that is here", chosen), place && place.part)),
     step(3, "Name", name.part, el("details", {}, el("summary", {}, "More"), el("div", {class: "doing-fields"}, columns.part, rounds.part))),
     action("See the terms", () => begin({server: server.node.value.trim() || null, invite: message.value.trim(), data: place?.node.value.trim() || chosen.value, columns: columns.node.value.trim(), name: name.node.value.trim(), rounds: rounds.node.value ? Number(rounds.node.value) : null}), {primary: true}));
-  return hubs.length ? el("details", {open: isLink}, el("summary", {}, "Join another hub, or use other data"), form) : section("Join a hub", form);
+  return hubs.length ? el("details", {open: isLink || Boolean(refused)}, el("summary", {}, "Join another hub, or use other data"), form) : section("Join a hub", form);
 }
 
 // Whether gym:// links open this page; asked for when it is looked at.
