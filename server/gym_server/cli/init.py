@@ -48,10 +48,9 @@ def init(
             show_default="none",
         ),
     ] = None,
-    root: Annotated[
+    root_data: Annotated[
         str | None,
         typer.Option(
-            "--root-data",
             metavar="ROWS",
             help="A hundred other rows, on which unusually large updates are judged: a file, or task:NAME.",
             show_default="none",
@@ -98,7 +97,7 @@ def init(
         "enrolment": enrolment,
         "address": address,
         "heldout": heldout,
-        "root": root,
+        "root_data": root_data,
         "num_rounds": num_rounds,
         "min_contributors": min_contributors,
         "epsilon": epsilon,

@@ -203,7 +203,7 @@ _QUESTIONS = {
         "Rows to test each version: a file or task:NAME. none: no tests.",
         partial(_rows, "heldout.jsonl"),
     ),
-    "root": _HubQuestion(
+    "root_data": _HubQuestion(
         "Clean rows",
         "100 other rows to judge large updates by (safer and fairer), or none.",
         partial(_rows, "root.jsonl"),

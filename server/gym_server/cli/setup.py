@@ -52,7 +52,7 @@ class HubChoices:
     address: str = f"127.0.0.1:{DEFAULT_PORT}"
     """Address ``host:port`` at which contributors reach the hub."""
     heldout: str | None = None
-    root: str | None = None
+    root_data: str | None = None
     """Clean rows on which long updates are judged."""
     num_rounds: int = 10
     min_contributors: int = 3
@@ -78,7 +78,7 @@ class HubChoices:
         """The rule: with ``epsilon`` the accounted one that keeps the most accuracy under attack."""
         if self.epsilon is None:
             return _AGGREGATOR
-        return ReleasePrivacy().best_rule(has_root=self.root is not None)
+        return ReleasePrivacy().best_rule(has_root=self.root_data is not None)
 
     @property
     def num_malicious_nodes(self) -> int:
@@ -140,7 +140,9 @@ class HubChoices:
             if self.is_local
             else f"advertise: {_quoted(self.address)}",
             "heldout": f"heldout: {_quoted(self.heldout)}" if self.heldout else "# heldout: heldout.jsonl",
-            "root": f"root:\n  data: {_quoted(self.root)}" if self.root else "# root:\n#   data: root.jsonl",
+            "root": f"root:\n  data: {_quoted(self.root_data)}"
+            if self.root_data
+            else "# root:\n#   data: root.jsonl",
             **self._privacy(),
         }
         return TEMPLATE.format(

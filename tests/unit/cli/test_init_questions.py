@@ -229,6 +229,7 @@ def test_a_privacy_budget_freezes_a_factor_of_a_large_bases_lora() -> None:
     ("flag", "value"),
     [
         ("--heldout", "absent.jsonl"),
+        ("--root-data", "absent.jsonl"),
         ("--address", "a b"),
         ("--min-contributors", "0"),
         ("--enrolment", "closed"),
