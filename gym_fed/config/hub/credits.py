@@ -20,10 +20,10 @@ MAX_AMOUNT = 10**9
 MAX_ROYALTIES = 2**52
 """Maximum credits of all usage reports; with those of four million rounds, the sum still fits in 53 bits."""
 
-_MAX_OPTIONS = 32
-
 ScoreMethod = Annotated[str, MemberOf(CONTRIBUTIONS)]
 """Name of a contribution score: a file in ``gym_fed/soup/contributions``, or from an installed package."""
+
+ScoreOptions = Annotated[dict[Annotated[str, Field(max_length=64)], Option], Field(max_length=32)]
 
 _DEFAULT_QUALITY = 0.8
 
@@ -59,9 +59,7 @@ class PayTerms(StrictModel):
 
     pool: int = Field(ge=0, le=MAX_AMOUNT)
     score: str = Field(max_length=120)
-    score_options: dict[str, str | int | float | bool | None] = Field(
-        default_factory=dict, max_length=_MAX_OPTIONS
-    )
+    score_options: ScoreOptions = Field(default_factory=dict)
     quality_weight: float = Field(ge=0, le=1)
     credits_per_nat: float = Field(gt=0, le=MAX_AMOUNT)
     participation_ramp: bool
@@ -109,7 +107,7 @@ class RewardsConfig(StrictModel):
     improvement of the whole soup (docs/contributions.md), or come from installed packages. All but the first need
     ``gate.heldout``, with which `gym-server init` chooses ``estimate``."""
 
-    score_options: dict[str, Option] = Field(default_factory=dict)
+    score_options: ScoreOptions = Field(default_factory=dict)
     """Further settings of the method (its ``Config``); ``budget`` limits the evaluations of sampling methods."""
 
     quality_weight: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -18,7 +18,8 @@ from gym_fed.core.text import counted
 
 _MALICIOUS = "num_malicious_nodes"
 
-Option = bool | int | float | str
+Option = bool | Annotated[int, Field(ge=-(2**63), lt=2**63)] | float | Annotated[str, Field(max_length=256)]
+"""The value of a rule's own setting. Contributors store those that a hub announces, so their size is bounded."""
 
 MERGE_VERSION = 2
 """The current version of how a merge reads updates. 1: sign bits of ``bitdelta``, factors, and everything else

@@ -13,6 +13,7 @@ from gym_client.agent.agent import Agent
 from gym_client.agent.agreement import Agreement, Renewal, Terms
 from gym_client.cli.terminal import TerminalConsent
 from gym_client.identity.home import Home
+from pydantic import ValidationError
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import PayTerms, ReputationConfig, RewardsConfig
@@ -128,6 +129,21 @@ def test_every_key_that_decides_what_is_earned_is_a_term() -> None:
         for key in RewardsConfig().terms().values_by_key()
         if key.startswith("pay.reputation.")
     }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"x": "a" * 257}, {"x" * 65: 1}, {f"x{number}": 1 for number in range(33)}],
+    ids=["a long value", "a long name", "many"],
+)
+def test_options_of_a_score_that_a_hub_announces_are_bounded(options: dict[str, Any]) -> None:
+    announced = RewardsConfig().terms().model_dump() | {"score": "estimate", "score_options": options}
+    for schema, values in (
+        (PayTerms, announced),
+        (RewardsConfig, {"score": "estimate", "score_options": options}),
+    ):
+        with pytest.raises(ValidationError, match="should have at most"):
+            schema.model_validate(values)
 
 
 def test_changed_terms_are_asked_for_once_and_remembered_for_the_next_join(home: Home) -> None:
