@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,10 @@ _IDENTICAL = 1.0 - 1e-6
 _CLOSER_THAN_CHANCE = 0.5
 """A copy is at most this far from the original, in distances (1 - similarity) between honest updates on the same rows.
 At 1 an honest update would be accused whenever it happened to be the closest one."""
+
+_SUSPECTS = 8
+"""Earlier work, most similar first, that one update is examined for. Each takes a comparison with the sender's own
+work; if the sender's work explains the most similar ones, it explains the others, which are nearly the same."""
 
 _AT_ONCE = 16
 """Updates that are compared with a soup at once."""
@@ -95,23 +100,27 @@ def stale_work(
 
     Rejected work, or work of an aborted round, is not evidence: nobody was paid for it.
     """
-    found: dict[str, FreeRiderFinding] = {}
     threshold = config.rewards.stale_threshold
     if threshold is None:
-        return found
+        return {}
     earlier = earlier_work(config, state.database, state.round_store, server_round)
+    alike: dict[str, list[tuple[bool, float, EarlierWork]]] = {row.update_id: [] for row in rows}
     for old, row, similarity in _to_earlier(state, rows, files, earlier):
         own = row.contributor in old.contributors
-        if similarity < (_IDENTICAL if own else threshold) or row.update_id in found:
-            continue
-        chance = 0.0
-        if not own:
-            repeated = _repeated_work(state.base, state.store, row, old, rows, files, earlier)
-            chance = max(repeated, _own_work_before(state, row, old))
-        if 1.0 - similarity < _CLOSER_THAN_CHANCE * (1.0 - chance) or similarity >= _IDENTICAL:
-            reason = f"stale: {old.what} again (similarity {similarity:.3f})"
-            honest = own or _is_independent(row, old)
-            found[row.update_id] = FreeRiderFinding(reason, not honest, blameless=honest)
+        if similarity >= (_IDENTICAL if own else threshold):
+            alike[row.update_id].append((own, similarity, old))
+    found: dict[str, FreeRiderFinding] = {}
+    for row in rows:
+        for own, similarity, old in nlargest(_SUSPECTS, alike[row.update_id], key=lambda one: one[:2]):
+            chance = 0.0
+            if not own and similarity < _IDENTICAL:
+                repeated = _repeated_work(state.base, state.store, row, old, rows, files, earlier)
+                chance = max(repeated, _own_work_before(state, row, old))
+            if 1.0 - similarity < _CLOSER_THAN_CHANCE * (1.0 - chance):
+                reason = f"stale: {old.what} again (similarity {similarity:.3f})"
+                honest = own or _is_independent(row, old)
+                found[row.update_id] = FreeRiderFinding(reason, not honest, blameless=honest)
+                break
     return found
 
 
