@@ -52,7 +52,7 @@ class QueuedMessage(NewMessage):
 
 
 _MOST_GIVEN_BACK = 3
-"""Maximum lost tasks of a node in a round; if it then declines another, it is not asked again in that round."""
+"""Maximum lost tasks of an account in a round; a node that then declines another is not asked again in the round."""
 _MAX_NAME = 40
 _MAX_OWN_NODE = 2**63
 """Limit of the hub's own node ids. A stock SuperLink's use all 64 bits, which SQLite's integers cannot hold."""
@@ -238,9 +238,11 @@ class MessageQueue:
         """Mark a declined task as lost, so that its contributor is asked again, for example after consent.
 
         Returns:
-            False, without any change, if the node has lost ``_MOST_GIVEN_BACK`` tasks of the round already.
+            False, without any change, if its account has lost ``_MOST_GIVEN_BACK`` tasks of the round already.
         """
-        mine = (messages.c.node_id == message.node_id) & (messages.c.group_id == message.group_id)
+        account = select(nodes.c.contributor).where(nodes.c.node_id == message.node_id).scalar_subquery()
+        mine = messages.c.node_id.in_(select(nodes.c.node_id).where(nodes.c.contributor == account))
+        mine &= messages.c.group_id == message.group_id
         lost = select(func.count()).select_from(messages).where(mine, messages.c.state == LOST)
         if int(tx.scalar(lost) or 0) >= _MOST_GIVEN_BACK:
             return False
@@ -250,11 +252,8 @@ class MessageQueue:
     def set_aside(self, tx: Connection, message_id: str, reason: str) -> None:
         """Never read a reply again, but keep its bytes. The sender gets the verdict as its receipt if it resends."""
         receipt = json.dumps({"verdict": SET_ASIDE, "reason": reason})
-        tx.execute(
-            update(messages)
-            .where(messages.c.message_id == message_id)
-            .values(state=SET_ASIDE, receipt=receipt)
-        )
+        this = update(messages).where(messages.c.message_id == message_id)
+        tx.execute(this.values(state=SET_ASIDE, receipt=receipt))
 
     @rerun
     def _close(self, which: ColumnElement[bool]) -> int:
@@ -374,10 +373,12 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int, now: flo
 
 
 def _hand_over_tasks(tx: Connection, node_id: int, new: int) -> None:
-    """Move a deleted node's tasks of ended rounds to a new node, so that the account keeps its history.
+    """Move a deleted node's lost tasks, and all of ended rounds, to a new node: the account keeps its history.
 
     Otherwise an account could erase its unanswered tasks by enrolling new installations.
     """
+    lost = (messages.c.node_id == node_id) & (messages.c.state == LOST)
+    tx.execute(update(messages).where(lost).values(node_id=new))
     ended = select(rounds.c.server_round).where(rounds.c.state.in_(("committed", "aborted")))
     taken = select(round_tasks.c.server_round).where(round_tasks.c.node_id == new)
     mine = (round_tasks.c.node_id == node_id) & round_tasks.c.server_round.in_(ended)
@@ -387,13 +388,10 @@ def _hand_over_tasks(tx: Connection, node_id: int, new: int) -> None:
 def _idle(tx: Connection, contributor: str, most: int, now: float) -> list[int]:
     """Return up to ``most`` nodes without connection or open message, those idle for longest first."""
     at_work = select(messages.c.node_id).where(_OPEN)
+    away = (nodes.c.contributor == contributor) & (nodes.c.connected_until <= now)
     rows = tx.scalars(
         select(nodes.c.node_id)
-        .where(
-            nodes.c.contributor == contributor,
-            nodes.c.connected_until <= now,
-            nodes.c.node_id.not_in(at_work),
-        )
+        .where(away, nodes.c.node_id.not_in(at_work))
         .order_by(nodes.c.connected_until, nodes.c.node_id)
         .limit(most)
     )

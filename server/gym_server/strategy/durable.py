@@ -106,8 +106,9 @@ class DurableDeltaSoup(Strategy):
         resting = self._pace.resting(server_round) if lost else set()
         content: RecordDict | None = None
         for node_id in there:
-            is_free = node_id not in tasks or node_id in lost - resting
-            if is_free and accounts.get(node_id) not in served:
+            is_free = node_id not in tasks or node_id in lost
+            who = accounts.get(node_id)
+            if is_free and who not in served and (who or str(node_id)) not in resting:
                 content = content or task_content(current, self._payloads)
                 yield Message(
                     content=content,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Column, Connection, Select, and_, func, or_, select
+from sqlalchemy import Column, Connection, Select, String, and_, cast, func, or_, select
 
 from gym_fed.core.errors import ErrorCode
 from gym_fed.core.text import whole_number
@@ -151,11 +151,12 @@ def open_tasks(tx: Connection, server_round: int, lease_seconds: float) -> list[
     ]
 
 
-def resting_nodes(tx: Connection, server_round: int, lease_seconds: float, now: float) -> set[int]:
-    """Return the nodes that do not get the task of a round again yet, because they lost it several times.
+def resting_contributors(tx: Connection, server_round: int, lease_seconds: float, now: float) -> set[str]:
+    """Return the contributors that do not get the task of a round again yet, because they lost it several times.
 
-    After the second loss a node waits for one lease, and then about twice as long each time. So a hub that answers
-    heartbeats too late does not add to its load by handing out the same tasks again and again.
+    After the second loss an account waits for one lease, and then about twice as long each time, whichever of its
+    nodes lost the task. So a hub that answers heartbeats too late does not add to its load by handing out the same
+    tasks again and again. On a stock Flower grid each node counts alone, under its id.
 
     Args:
         tx: A transaction.
@@ -164,12 +165,13 @@ def resting_nodes(tx: Connection, server_round: int, lease_seconds: float, now: 
         now: The hub's time, Unix seconds.
     """
     lost = (messages.c.state == LOST) & (messages.c.group_id == str(server_round))
+    who = func.coalesce(nodes.c.contributor, cast(messages.c.node_id, String)).label("who")
     last = func.max(messages.c.lease_until).label("last")
-    query = select(messages.c.node_id, last, func.count().label("times"))
-    rows = tx.execute(query.where(lost, messages.c.lease_until <= now).group_by(messages.c.node_id))
-    return {
-        row.node_id for row in rows if now < row.last + lease_seconds * (2 ** (min(row.times, 30) - 1) - 1)
-    }
+    query = select(who, last, func.count().label("times")).select_from(
+        messages.outerjoin(nodes, nodes.c.node_id == messages.c.node_id)
+    )
+    rows = tx.execute(query.where(lost, messages.c.lease_until <= now).group_by(who))
+    return {row.who for row in rows if now < row.last + lease_seconds * (2 ** (min(row.times, 30) - 1) - 1)}
 
 
 def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> LeaseHistory:

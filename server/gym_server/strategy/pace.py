@@ -30,7 +30,7 @@ from gym_server.strategy.lease_history import (
     OpenTask,
     expected_seconds,
     open_tasks,
-    resting_nodes,
+    resting_contributors,
 )
 from gym_server.strategy.tasks import task_of
 
@@ -89,11 +89,11 @@ class Pace:
         """Return how long a task that is handed out now may be worked on."""
         return max(60.0, task_of(current).deadline_seconds - self._state.clock.now())
 
-    def resting(self, server_round: int) -> set[int]:
-        """Return the nodes that lost the round's task several times, and wait before they get it again."""
+    def resting(self, server_round: int) -> set[str]:
+        """Return the contributors that lost the round's task several times, and wait before they get it again."""
         lease_seconds = self._live_config.current.rounds.lease_seconds
         with self._state.database.reading() as tx:
-            return resting_nodes(tx, server_round, lease_seconds, self._state.clock.now())
+            return resting_contributors(tx, server_round, lease_seconds, self._state.clock.now())
 
     def is_complete(self, current: Round) -> bool:
         """Return True if a collecting round need not wait any longer.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gym_server.cli.show import rewards_shown
+from gym_server.rewards import earlier_work
+from gym_server.rewards.earlier_work import EarlierWork, stale_work
 from gym_server.rewards.free_riders import _zeros
 from gym_server.rewards.running_scores import RUN, running_scores_on
 from gym_server.rounds.replay import rescore
@@ -18,6 +21,7 @@ from gym_server.rounds.round_store import MERGING
 from gym_server.store.tables import contributions, rounds, updates
 
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
@@ -417,6 +421,37 @@ def test_a_copier_cannot_get_the_author_rejected_by_coming_first(
     later = here.round({"author": here.trained("ann", seed=9, steps=12), "bob": honest["cat"]})
     assert later["author"]["verdict"] == "merged", "the copy that was merged is no evidence"
     assert later["author"]["reputation"] > found["author"]["reputation"]
+
+
+def test_an_update_is_examined_for_the_most_similar_earlier_work_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Members who repeat their own work are like all earlier work of all others, round after round."""
+    row = SimpleNamespace(update_id="u", contributor="ann", committed_at=9.0, received_at=9.0, manifest="")
+    works = [
+        EarlierWork(f"update {number}", frozenset({f"member {number}"}), False, "", "", 1.0)
+        for number in range(600)
+    ]
+    similar = [(old, row, 0.9991 + 1e-6 * number) for number, old in enumerate(works)]
+    examined: list[str] = []
+
+    def explained_by_own_work(_state: Any, _row: Any, old: EarlierWork) -> float:
+        examined.append(old.what)
+        return 0.9999
+
+    for name, value in (
+        ("earlier_work", lambda *_: {}),
+        ("_to_earlier", lambda *_: similar),
+        ("_repeated_work", lambda *_: 0.0),
+        ("_own_work_before", explained_by_own_work),
+    ):
+        monkeypatch.setattr(earlier_work, name, value)
+    state: Any = SimpleNamespace(database=None, round_store=None, base=None, store=None)
+    assert stale_work(state, ServerConfig(), [row], {}, 4) == {}
+    assert examined == [f"update {number}" for number in range(599, 591, -1)]
+    similar.append((works[0], row, 1.0))
+    monkeypatch.setattr(earlier_work, "_is_independent", lambda *_: False)
+    assert stale_work(state, ServerConfig(), [row], {}, 4)["u"].cheating, "an identical one comes first"
 
 
 def near(delta: Delta, share: float, seed: int) -> Delta:

@@ -7,7 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from gym_server.store.tables import messages
+from gym_server.rounds.queue import node_of
+from gym_server.store.tables import messages, nodes
 from sqlalchemy import select
 
 from tests.support.paced_room import STEP_SECONDS, Member, PacedRoom
@@ -68,3 +69,29 @@ def test_a_task_whose_lease_is_lost_again_and_again_is_handed_out_at_doubling_in
     assert pauses[0] <= LEASE + 2 * STEP_SECONDS, "after one loss it is handed out at once"
     assert pauses == sorted(pauses)
     assert pauses[-1] >= 4 * pauses[0]
+
+
+@pytest.mark.parametrize("most", [8, 1], ids=["several installations", "each replaces the last"])
+def test_an_account_waits_before_it_gets_a_lost_task_again_whichever_of_its_nodes_lost_it(
+    room: PacedRoom, most: int
+) -> None:
+    """Each new installation has a node id of its own, and loses the task that it is handed."""
+    queue, accounts = room.fed.queue, room.fed.accounts
+    account = accounts.meet(room.members["ann"].key.public_key)
+    accounts.connected(room.members["ann"].node, 0.0)
+    room.members["ben"].seconds = DEADLINE + 100
+    room.strategy._collecting(room.fed.round_store.open_next().server_round)
+    handed_out = 0
+    for number in range(8):
+        with room.fed.database.transaction() as tx:
+            node = node_of(tx, account, f"installation{number}", most, room.fed.clock.now())
+        accounts.connected(node, room.fed.clock.now() + LEASE)
+        room.strategy._push(1, room.grid)
+        handed_out += queue.lease(node) is not None
+        accounts.connected(node, 0.0)
+        room.seconds += LEASE + 1
+        room.strategy._pull(1, room.grid)
+    with room.fed.database.reading() as tx:
+        mine = tx.scalars(select(nodes.c.node_id).where(nodes.c.contributor == account)).all()
+    assert len(mine) == most
+    assert handed_out == 4, "at once, and after one, three and seven leases more"
