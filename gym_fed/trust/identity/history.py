@@ -98,7 +98,7 @@ class History:
             return
         try:
             follow(kind, body)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             who = str(body.get("contributor") or body.get("from") or kind)[:24]
             raise _corrupt(who, f"a malformed entry of kind {kind} ({type(error).__name__})") from error
 

@@ -192,13 +192,14 @@ class AuditCheck:
         Raises:
             GymError: ``STATE_CORRUPT`` with the entry and its problem.
         """
-        if entry.kind == "version" and isinstance(body.get("updates"), list):
-            self._merged[body["server_round"]] = body["updates"]
-        if entry.kind not in (DRAW_KIND, *VERDICT_KINDS):
+        if entry.kind not in ("version", DRAW_KIND, *VERDICT_KINDS):
             return
         where = f"entry {entry.sequence} ({entry.kind})"
         try:
-            if entry.kind == DRAW_KIND:
+            if entry.kind == "version":
+                if isinstance(body.get("updates"), list):
+                    self._merged[body["server_round"]] = body["updates"]
+            elif entry.kind == DRAW_KIND:
                 self._check_draw(where, body)
             else:
                 self._check_verdict(where, entry.kind, body)

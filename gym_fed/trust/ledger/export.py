@@ -21,6 +21,7 @@ from gym_fed.trust.identity.keys import server_id
 from gym_fed.trust.ledger.audits import AuditCheck
 from gym_fed.trust.ledger.entries import Chain, Entry, canonical_text, corrupt, parsed
 from gym_fed.trust.ledger.evaluations import EvaluationCheck
+from gym_fed.trust.ledger.fields import check_fields
 from gym_fed.trust.ledger.heads import HEADS_BEFORE, SignedHead
 from gym_fed.trust.ledger.lineage import LineageCheck
 from gym_fed.trust.ledger.merkle import Frontier
@@ -53,8 +54,8 @@ class Checked:
 class LedgerCheck:
     """Verifies entries and heads in order.
 
-    It checks the hash chain, canonical form, Merkle roots, signatures of hub and owners, the lineage of versions,
-    revealed seeds, and audits.
+    It checks the hash chain, canonical form, fields, Merkle roots, signatures of hub and owners, the lineage of
+    versions, revealed seeds, and audits.
 
     Args:
         public_key: The hub's public key.
@@ -80,6 +81,7 @@ class LedgerCheck:
             raise corrupt(
                 f"entry {entry.sequence} counts {str(before)[:80]} signed heads, but {self._heads} are stored"
             )
+        check_fields(entry, body)
         self.frontier.append(entry.hash)
         self.history.add(entry.kind, body)
         self._evaluations.add(entry, body)

@@ -56,6 +56,18 @@ def _is_of(proof: EntryProof, receipt: Mapping[str, Any]) -> bool:
     return same and seal(manifest, verdict, code, reason) == body.get("seal")
 
 
+def _check_version(body: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` unless ``RegionLinks.compare`` can read the body."""
+    for name in ("root", "version", "base"):
+        if not isinstance(body.get(name), str):
+            raise ValueError(f"{name} is not a text")
+    if type(body.get("root_size")) is not int:
+        raise ValueError("root_size is not a whole number")
+    integers = body.get("integers")
+    if integers is not None and not isinstance(integers, str):
+        raise ValueError("integers is not a text")
+
+
 @dataclass(frozen=True)
 class LinkCounts:
     """The links that were verified.
@@ -92,6 +104,7 @@ class RegionLinks:
             if server_id(key) != body["root"]:
                 raise ValueError("root is not the id of root_key")
             if entry.kind == ROOT_VERSION:
+                _check_version(body)
                 self._versions.append((entry.sequence, body))
             else:
                 self._proofs.append((entry.sequence, receipt_proof(body["receipt"], key)))
