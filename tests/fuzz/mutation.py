@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
+from tests.fuzz.structure import Mutator
+
 _WORDS = (
     b"\x00" * 8,
     b"\xff" * 8,
@@ -29,13 +31,22 @@ _WORDS = (
 )
 
 
-def mutations(seeds: Sequence[bytes], count: int, max_bytes: int) -> Iterator[bytes]:
-    """Yield the seeds, then ``count`` mutated copies."""
+def mutations(
+    seeds: Sequence[bytes], count: int, max_bytes: int, mutate: Mutator | None = None
+) -> Iterator[bytes]:
+    """Yield the seeds, then ``count`` mutated copies; every second one by ``mutate``, if given."""
     yield from seeds
     choice = random.Random(20260101)
     for number in range(count):
-        data = bytearray(seeds[number % len(seeds)])
-        for _ in range(choice.choice((1, 1, 1, 2, 4, 8))):
+        seed = seeds[number % len(seeds)]
+        changes = choice.choice((1, 1, 1, 2, 4, 8))
+        if mutate is not None and number // len(seeds) % 2:
+            for _ in range(changes):
+                seed = mutate(seed, choice)
+            yield seed
+            continue
+        data = bytearray(seed)
+        for _ in range(changes):
             _change(data, choice, seeds)
         yield bytes(data[:max_bytes])
 

@@ -1,7 +1,8 @@
 """Coverage-guided fuzzing of one target: ``python -m tests.fuzz.run TARGET [--seconds 60] [--corpus FOLDER]``.
 
 Needs atheris (``make fuzz`` installs it). A failing input is saved in ``build/fuzz/TARGET``, and the exit code is
-not 0. ``--input FILE`` reproduces a saved input without atheris.
+not 0. ``--input FILE`` reproduces a saved input without atheris. Every second mutation is one of the target's own
+``mutate``, if it has one.
 """
 
 from __future__ import annotations
@@ -9,23 +10,30 @@ from __future__ import annotations
 import argparse
 import atexit
 import os
+import random
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RSS_MB = 4096
 SECONDS_AN_INPUT = 10
+MAX_WORDS = 1000
 
 
 def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from tests.fuzz.targets import TARGETS, remove_scratch
+    from tests.fuzz.target import remove_scratch
+    from tests.fuzz.targets import TARGETS
 
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
     parser.add_argument("target", nargs="?", choices=sorted(TARGETS))
     parser.add_argument("--list", action="store_true", help="print the names of the targets")
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--corpus", type=Path, help="inputs of earlier runs; new ones are added")
     parser.add_argument("--input", type=Path, help="read this file once and stop")
     given = parser.parse_args()
@@ -49,10 +57,13 @@ def main() -> None:
             once(given.target, seed)  # imports the parser's modules, so that they are instrumented
     work = ROOT / "build" / "fuzz" / given.target
     corpus = given.corpus or work / "corpus"
-    corpus.mkdir(parents=True, exist_ok=True)
+    for folder in (work, corpus):
+        folder.mkdir(parents=True, exist_ok=True)
+    dictionary = work / "words"
+    dictionary.write_text("".join(f'"{word}"\n' for word in words_of(seeds)))
     for number, seed in enumerate(seeds):
         (corpus / f"seed-{number}").write_bytes(seed)
-    words = [
+    arguments = [
         sys.argv[0],
         str(corpus),
         f"-artifact_prefix={work}/",
@@ -60,11 +71,30 @@ def main() -> None:
         f"-max_len={target.max_bytes}",
         f"-timeout={SECONDS_AN_INPUT}",
         f"-rss_limit_mb={RSS_MB}",
+        f"-dict={dictionary}",
         "-print_final_stats=1",
-        "-seed=1",
+        f"-seed={given.seed}",
     ]
-    atheris.Setup(words, lambda data: once(given.target, data))
+    options: dict[str, Any] = {}
+    if (mutate := target.mutate) is not None:
+
+        def mutated(data: bytes, max_bytes: int, seed: int) -> bytes:
+            if seed % 2:
+                return bytes(atheris.Mutate(data, max_bytes))
+            changed = mutate(data, random.Random(seed))
+            return changed if len(changed) <= max_bytes else data
+
+        options["custom_mutator"] = mutated
+    atheris.Setup(arguments, lambda data: once(given.target, data), **options)
     atheris.Fuzz()
+
+
+def words_of(seeds: Iterable[bytes]) -> list[str]:
+    """Return the names in valid inputs, which the fuzzer puts into others."""
+    found = {
+        word.decode() for seed in seeds for word in re.findall(rb"[A-Za-z_][\w.-]{2,40}", seed, re.ASCII)
+    }
+    return sorted(found)[:MAX_WORDS]
 
 
 def once(name: str, data: bytes) -> None:

@@ -1,57 +1,24 @@
 """Fuzz targets: parsers of untrusted data, each as a function of bytes, with valid inputs as seeds for mutations.
 
-A target may raise ``GymError`` and nothing else. The seeds are golden files and the output of our own writers.
+A target may raise ``GymError`` and nothing else. The seeds are golden files and the output of our own writers. Targets
+import the project when they are called, so that the fuzzer can instrument it.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
+import random
 import struct
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from typing import Any
 
-GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
+import yaml
 
+from tests.fuzz.structure import changed, mutate_json, mutate_json_lines, mutate_safetensors
+from tests.fuzz.target import Target, as_file, scratch
 
-@dataclass(frozen=True)
-class Target:
-    """One parser under test.
-
-    Args:
-        seeds: Valid inputs.
-        read: Parses bytes; raises ``GymError`` for invalid input.
-        modules: Modules in which coverage is measured.
-        max_bytes: Maximum length of an input.
-    """
-
-    seeds: Callable[[], list[bytes]]
-    read: Callable[[bytes], None]
-    modules: tuple[str, ...]
-    max_bytes: int = 1 << 14
-
-
-@cache
-def scratch() -> Path:
-    """Return this process's folder for inputs that are parsed from files; in memory if possible."""
-    memory = Path("/dev/shm")
-    parent = str(memory) if memory.is_dir() else None
-    holder = tempfile.TemporaryDirectory(prefix="gym-fuzz-", dir=parent)
-    _HOLDERS.append(holder)
-    return Path(holder.name)
-
-
-_HOLDERS: list[tempfile.TemporaryDirectory[str]] = []
-
-
-def as_file(name: str, data: bytes) -> Path:
-    path = scratch() / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return path
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "unit" / "golden"
 
 
 def read_delta(data: bytes) -> None:
@@ -193,6 +160,13 @@ def read_packed(data: bytes) -> None:
             assert value.numel() < 1 << 24
 
 
+def mutate_packed(data: bytes, choice: random.Random) -> bytes:
+    config, _, weights = data.partition(b"\0")
+    if choice.randrange(2):
+        return mutate_json(config, choice) + b"\0" + weights
+    return config + b"\0" + mutate_safetensors(weights, choice)
+
+
 def packed_seeds() -> list[bytes]:
     import torch
     from safetensors.torch import save
@@ -244,6 +218,12 @@ def read_rows(data: bytes) -> None:
     load_rows(as_file(f"rows.{suffix}", data[1:]))
 
 
+def mutate_rows(data: bytes, choice: random.Random) -> bytes:
+    suffix = _SUFFIXES[data[0] % len(_SUFFIXES)] if data else "jsonl"
+    mutate = {"jsonl": mutate_json_lines, "json": mutate_json}.get(suffix)
+    return data if mutate is None else data[:1] + mutate(data[1:], choice)
+
+
 _SUFFIXES = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "jsonl.gz")
 
 
@@ -278,7 +258,12 @@ def read_hub_yaml(data: bytes) -> None:
 
 
 def hub_yaml_seeds() -> list[bytes]:
-    return [b"name: hub\nlisten: 127.0.0.1:9443\nenrolment: {policy: open}\nrounds:\n  min_contributors: 3\n"]
+    """A short config, and one with every option."""
+    from gym_fed.config.hub.server import ServerConfig
+
+    short = b"name: hub\nlisten: 127.0.0.1:9443\nenrolment: {policy: open}\nrounds:\n  min_contributors: 3\n"
+    whole = ServerConfig().model_dump(mode="json", exclude_none=True)
+    return [short, yaml.safe_dump(whole).encode()]
 
 
 def read_run_yaml(data: bytes) -> None:
@@ -293,33 +278,59 @@ def run_yaml_seeds() -> list[bytes]:
         b"algorithm: sft\nmodel: gym-nano\ndata:\n  - path: rows.jsonl\nlearning_rate: 1.0e-4\nseed: &a 4\n"
     )
     theirs = b"stage: sft\nmodel_name_or_path: gym-nano\ndataset: rows.jsonl\nfinetuning_type: lora\nlora_rank: 8\n"
-    return [ours, theirs]
+    return [ours, theirs, *(file.read_bytes() for file in sorted((ROOT / "configs").glob("nano-*.yaml")))]
+
+
+def mutate_yaml(data: bytes, choice: random.Random) -> bytes:
+    try:
+        document = yaml.safe_load(data)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return data
+    return yaml.safe_dump(changed(document, choice), allow_unicode=True).encode(
+        "utf-8", errors="surrogatepass"
+    )
 
 
 def read_ledger(data: bytes) -> None:
-    from gym_fed.trust.ledger.export import verify_file
+    """Verify an export, and give its entries to the readers of verified ledgers."""
+    from gym_client.agent.region import _SummedVersions
+    from gym_client.audits.draws import Draws
+    from gym_client.ledger.rewards import Tally
+    from gym_client.mirror.follower import _PublicFacts
 
-    verify_file(as_file("ledger.jsonl", data))
+    from gym_fed.trust.identity.keys import server_id
+    from gym_fed.trust.ledger.entries import Entry
+    from gym_fed.trust.ledger.export import verify_file
+    from gym_fed.trust.regions.links import RegionLinks
+    from tests.fuzz import ledgers
+
+    tally, links, facts = Tally(ledgers.key(1).contributor), RegionLinks(), _PublicFacts()
+    visitors = (tally, links.add, facts, Draws(), _SummedVersions())
+    entries: list[Entry] = []
+
+    def visit(entry: Entry, body: dict[str, Any]) -> None:
+        entries.append(entry)
+        for visitor in visitors:
+            visitor(entry, body)
+
+    public_key, _ = verify_file(as_file("ledger.jsonl", data), None, visit)
+    assert isinstance(tally.balance, int)
+    links.compare(server_id(public_key), entries)
+    for entry in entries:
+        if entry.kind == "version":
+            facts.objects(entry.body["digest"])
 
 
 def ledger_seeds() -> list[bytes]:
-    from gym_fed.trust.identity.keys import SigningKey, server_id
-    from gym_fed.trust.ledger.entries import Entry
-    from gym_fed.trust.ledger.export import first_line, lines
-    from gym_fed.trust.ledger.heads import Head, SignedHead
-    from gym_fed.trust.ledger.merkle import Tree
+    from tests.fuzz import ledgers
 
-    key = SigningKey.generate()
-    one = Entry.following(None, "note", {"contributor": "c" + "a" * 32, "name": "\u00c4nn \n"})
-    two = Entry.following(
-        (1, one.hash), "credit", {"server_round": 1, "contributor": "c" + "b" * 32, "amount": 5}
-    )
-    root = Tree([one.hash, two.hash]).root(2)
-    head = SignedHead.sign(
-        key, Head("gym-head-1", server_id(key.public_key), 2, two.hash, root, 1, 1_700_000_000)
-    )
-    text = "".join(f"{line}\n" for line in [first_line(key.public_key), *lines([one, two], [head])])
-    return [text.encode()]
+    return [ledgers.export()]
+
+
+def mutate_ledger(data: bytes, choice: random.Random) -> bytes:
+    from tests.fuzz import ledgers
+
+    return ledgers.mutate_ledger(data, choice)
 
 
 def read_backup(data: bytes) -> None:
@@ -359,33 +370,44 @@ def invite_seeds() -> list[bytes]:
     return [f"gym://{host}:9443/{'a' * 64}/{'b' * 32}".encode() for host in ("hub.example", "[::1]")]
 
 
-def remove_scratch() -> None:
-    """Delete this process's input files; needed because the fuzzer exits with ``os._exit``."""
-    for holder in _HOLDERS:
-        shutil.rmtree(holder.name, ignore_errors=True)
-
-
 def _text(data: bytes) -> str:
     """Decode an input as the wire or the shell would: both reject invalid UTF-8."""
     return data.decode("utf-8", errors="replace")
 
 
 TARGETS: dict[str, Target] = {
-    "delta": Target(delta_seeds, read_delta, ("gym_fed.delta", "gym_quant")),
-    "delta_manifest": Target(delta_manifest_seeds, read_delta_manifest, ("gym_fed.delta",)),
-    "update_manifest": Target(update_manifest_seeds, read_update_manifest, ("gym_fed.trust.identity",)),
+    "delta": Target(delta_seeds, read_delta, ("gym_fed.delta", "gym_quant"), mutate=mutate_safetensors),
+    "delta_manifest": Target(
+        delta_manifest_seeds, read_delta_manifest, ("gym_fed.delta",), mutate=mutate_json
+    ),
+    "update_manifest": Target(
+        update_manifest_seeds, read_update_manifest, ("gym_fed.trust.identity",), mutate=mutate_json
+    ),
     "safetensors": Target(
         safetensors_seeds,
         read_safetensors,
         ("gym_fed.base.imports.stored", "gym_fed.base.modeling.tensor_files"),
+        mutate=mutate_safetensors,
     ),
     "gguf": Target(gguf_seeds, read_gguf, ("gym_fed.base.imports",)),
-    "awq_gptq": Target(packed_seeds, read_packed, ("gym_fed.base.imports", "gym_fed.core.json_files")),
-    "tokenizer": Target(tokenizer_seeds, read_tokenizer, ("gym_fed.base.models", "gym_fed.base.modeling")),
-    "rows": Target(rows_seeds, read_rows, ("gym_fed.data",)),
-    "hub_yaml": Target(hub_yaml_seeds, read_hub_yaml, ("gym_fed.config", "yaml")),
-    "run_yaml": Target(run_yaml_seeds, read_run_yaml, ("gym_fed.config", "yaml")),
-    "ledger": Target(ledger_seeds, read_ledger, ("gym_fed.trust.ledger", "gym_fed.trust.identity")),
-    "backup": Target(backup_seeds, read_backup, ("gym_server.backup", "gym_fed.trust.ledger")),
+    "awq_gptq": Target(
+        packed_seeds, read_packed, ("gym_fed.base.imports", "gym_fed.core.json_files"), mutate=mutate_packed
+    ),
+    "tokenizer": Target(
+        tokenizer_seeds, read_tokenizer, ("gym_fed.base.models", "gym_fed.base.modeling"), mutate=mutate_json
+    ),
+    "rows": Target(rows_seeds, read_rows, ("gym_fed.data",), mutate=mutate_rows),
+    "hub_yaml": Target(hub_yaml_seeds, read_hub_yaml, ("gym_fed.config", "yaml"), mutate=mutate_yaml),
+    "run_yaml": Target(run_yaml_seeds, read_run_yaml, ("gym_fed.config", "yaml"), mutate=mutate_yaml),
+    "ledger": Target(
+        ledger_seeds,
+        read_ledger,
+        ("gym_fed.trust", "gym_client.ledger", "gym_client.audits"),
+        max_bytes=1 << 16,
+        mutate=mutate_ledger,
+    ),
+    "backup": Target(
+        backup_seeds, read_backup, ("gym_server.backup", "gym_fed.trust.ledger"), mutate=mutate_json
+    ),
     "invite": Target(invite_seeds, read_invite, ("gym_fed.trust.identity",)),
 }

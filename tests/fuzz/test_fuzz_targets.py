@@ -19,7 +19,15 @@ from tests.fuzz.mutation import mutations
 from tests.fuzz.run import ROOT, once
 from tests.fuzz.targets import TARGETS
 
-COUNT = {"tokenizer": 40, "gguf": 100, "backup": 150, "hub_yaml": 60, "run_yaml": 60, "delta": 200}
+COUNT = {
+    "tokenizer": 40,
+    "gguf": 100,
+    "backup": 150,
+    "hub_yaml": 40,
+    "run_yaml": 60,
+    "delta": 200,
+    "ledger": 60,
+}
 MOST_SECONDS = 10.0
 MOST_GROWTH_KB = 1 << 20
 
@@ -37,7 +45,7 @@ def test_mutated_inputs_end_in_a_value_or_a_refusal_within_time_and_memory(name:
     once(name, seeds[0])  # libraries are imported before memory is measured
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused = 0
-    for data in mutations(seeds, COUNT.get(name, 300), target.max_bytes):
+    for data in mutations(seeds, COUNT.get(name, 300), target.max_bytes, target.mutate):
         began = time.process_time()
         try:
             target.read(data)
