@@ -16,6 +16,9 @@ from gym_fed.core.text import readable_bytes
 SILENT_SECONDS = 1.0
 """Seconds without output before the current activity is shown; on a terminal it is erased when it ends."""
 
+_MAX_SILENT_SECONDS = 30.0
+"""Longest interval between the lines of a spinner without a terminal."""
+
 _TICK_SECONDS = 0.25
 
 
@@ -45,7 +48,8 @@ class Activity:
 
 @contextmanager
 def spinner(name: str, hint: str = "") -> Iterator[Activity]:
-    """Show ``name`` while the block runs; without a terminal, print lines after 1 s, 2 s, 4 s and so on.
+    """Show ``name`` while the block runs; without a terminal, print lines after 1, 2, 4, 8, 16 and 32 s, then every
+    30 s.
 
     With ``--json`` no lines are printed, since standard error then contains only JSON errors.
 
@@ -81,11 +85,20 @@ def _clock(activity: Activity, over: threading.Event, hint: str) -> None:
 
 
 def _lines(activity: Activity, over: threading.Event, hint: str) -> None:
-    begun, seconds = time.monotonic(), SILENT_SECONDS
-    while not over.wait(begun + seconds - time.monotonic()):
+    begun = time.monotonic()
+    for seconds in line_times():
+        if over.wait(begun + seconds - time.monotonic()):
+            return
         err.print(f"{activity.describe(time.monotonic() - begun)}{hint}", style="dim")
         hint = ""
-        seconds *= 2
+
+
+def line_times() -> Iterator[float]:
+    """Yield the seconds after which a spinner without a terminal prints its lines."""
+    seconds = SILENT_SECONDS
+    while True:
+        yield seconds
+        seconds = min(2 * seconds, seconds + _MAX_SILENT_SECONDS)
 
 
 LINE_SECONDS = 5.0

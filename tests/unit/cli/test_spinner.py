@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import sys
 import time
+from itertools import islice
 
 import pytest
 from rich.console import Console
 
 from gym_fed.core import progress as module
-from gym_fed.core.progress import spinner
+from gym_fed.core.progress import line_times, spinner
 from tests.support.wait import SECONDS
 
 
@@ -49,6 +50,10 @@ def test_counted_work_shows_its_count_and_how_to_skip_it_on_the_first_line_alone
         "measuring: 1,100 of 1,200 (0 s); --no-check skips it",
         "measuring: 1,100 of 1,200 (0 s)",
     ]
+
+
+def test_in_a_pipe_long_work_is_never_silent_for_more_than_thirty_seconds() -> None:
+    assert list(islice(line_times(), 8)) == [1, 2, 4, 8, 16, 32, 62, 92]
 
 
 @pytest.mark.usefixtures("quickly")
