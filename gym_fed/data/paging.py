@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -29,6 +30,9 @@ from gym_fed.data.page_layouts import (
     ParquetRows,
     TextRows,
 )
+
+_COUNTED_BYTES = 2**20
+"""Size up to which the rows of a file are counted instead of estimated, some milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,15 @@ class PagedFile:
         self.num_rows = number
 
     def about_rows(self) -> int | None:
-        """Estimated number of rows from the bytes read so far; None if unknown."""
+        """Number of rows, estimated from the bytes read so far unless the file is small; None if unknown."""
+        is_compressed = self.path.suffix.lower() == ".gz"
+        if self.num_rows is None and self.stamp[1] <= _COUNTED_BYTES and not is_compressed:
+            with suppress(GymError):  # an unreadable end is reported by the page that reaches it
+                for _ in self.rows(self.rows_seen):
+                    pass
         if self.num_rows is not None:
             return self.num_rows
-        if not self._bytes_seen or self.path.suffix.lower() == ".gz":
+        if not self._bytes_seen or is_compressed:
             return None
         return max(self.rows_seen, round(self.stamp[1] * self.rows_seen / self._bytes_seen))
 

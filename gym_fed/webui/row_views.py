@@ -148,8 +148,8 @@ class RowViews:
             "rows": shown,
             "next": walk.next,
             "rows_seen": opened.file.rows_seen,
-            "num_rows": opened.file.num_rows,
             "about_rows": opened.file.about_rows(),
+            "num_rows": opened.file.num_rows,  # after the line above, which counts the rows of a small file
             "format": opened.format,
             "kind": None if opened.format == "auto" else FORMATS.type_of(opened.format).kind,
             "columns": opened.columns,

@@ -63,7 +63,26 @@ def test_a_late_page_of_a_known_file_begins_near_it(tmp_path: Path, name: str) -
     assert next(file.rows(600)).number == 512
 
 
-def test_the_number_of_rows_is_estimated_until_the_end_was_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.json"])
+def test_the_rows_of_a_small_file_are_counted(tmp_path: Path, name: str) -> None:
+    file = PagedFile(written(tmp_path / name), name)
+    next(file.rows())
+    assert file.about_rows() == file.num_rows == len(ROWS)
+
+
+def test_a_small_file_whose_end_is_broken_has_an_estimate(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[{"text": "one"}, {"text": "two"}, {"text": ')
+    file = PagedFile(path, "a.json")
+    next(file.rows())
+    assert (file.about_rows() or 0) >= 2
+    assert file.num_rows is None
+
+
+def test_the_number_of_rows_of_a_large_file_is_estimated_until_the_end_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_fed.data.paging._COUNTED_BYTES", 0)
     file = PagedFile(written(tmp_path / "a.jsonl"), "a.jsonl")
     assert file.about_rows() is None
     list(islice(file.rows(), 100))
