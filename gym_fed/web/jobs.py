@@ -40,6 +40,7 @@ PROGRAMS = {
 """Modules by the first word of a job's command; jobs never use a shell."""
 MAX_OUTPUT_BYTES = 64 * 2**10
 """Maximum bytes of output per response; pages request the next part by its offset."""
+_LAST_LINE_BYTES = 2000
 MAX_LISTED = 500
 _START_TOLERANCE_SECONDS = 2.0
 """Tolerance of process start times in seconds; process ids are reused only much later."""
@@ -298,6 +299,11 @@ class Jobs:
             "next": start + len(complete),
             "size": size,
         }
+
+    def last_line(self, id: str) -> str:
+        """Return the last line that a job has printed; empty if there is none."""
+        lines = self.output(id, -_LAST_LINE_BYTES)["text"].rstrip().splitlines()
+        return lines[-1].strip() if lines else ""
 
     def _place(self, id: str) -> Path:
         if not _ID.fullmatch(id):

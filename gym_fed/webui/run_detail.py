@@ -131,6 +131,11 @@ def status_of(line: dict[str, Any], job: WebJob | None) -> str:
     return "starting" if line["status"] == "unfinished" else "running"
 
 
+def phase_of(job: WebJob | None, jobs: Jobs) -> str:
+    """Return what a run's job is doing, its last line of output; empty without a running job."""
+    return "" if job is None or job.status != "running" else text(jobs.last_line(job.id))
+
+
 def _read(file: Path) -> Any:
     """Read a file of a run; None if that fails, which the summary reports."""
     try:

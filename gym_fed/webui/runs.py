@@ -37,6 +37,7 @@ from gym_fed.webui.run_detail import (
     is_at_work,
     job_of,
     marks_of,
+    phase_of,
     series_of,
     status_of,
 )
@@ -157,7 +158,8 @@ class RunWatch:
         curves = self._curves.of(folder)
         line = self._runs.line(folder)
         status = status_of(line, job)
-        now = (curves.version, curves.restarts, status)
+        phase = phase_of(job, self._jobs)
+        now = (curves.version, curves.restarts, status, phase)
         before = self._seen.get(path)
         self._seen[path] = (now, curves.last_step)
         if before is None or before[0] == now:
@@ -167,6 +169,7 @@ class RunWatch:
             "path": text(path),
             "since": since,
             "status": status,
+            "phase": phase,
             "steps": line["steps"],
             "figures": {**line["figures"], **last_values(curves.series)},
             "marks": marks_of(folder),
@@ -241,6 +244,7 @@ def routes(workbench: Workbench) -> APIRouter:
             about = detail(folder, path, every.line(folder), curves)
             about["job"] = None if job is None else job.facts()
             about["status"] = status_of(about, job)
+            about["phase"] = phase_of(job, jobs)
             about["base"] = workbench.named(folder)  # name on the play screen
             about["is_saved"] &= any(root in folder.parents for root in (workbench.folder, workbench.runs))
             about["command"] = shlex.join(resume_command(workbench, folder)) if not about["why"] else ""

@@ -28,6 +28,7 @@ export async function show(root, {path}, query) {
   let run = null, charts = [], waitingFor = null;
   const state = el("div", {class: "row", role: "status"}), buttons = el("div", {class: "row"}), top = el("div"), controls = el("div", {class: "controls", role: "group", "aria-label": "Curves"});
   const plots = el("div", {class: "plots"}), rest = el("details", {ontoggle: () => { view.more = rest.open; drawRest(); }}), below = el("div", {class: "below"}), jobs = el("div");
+  const changed = el("span");
   document.title = `${path} · Runs`;
   replace(root, loading());
 
@@ -105,8 +106,14 @@ export async function show(root, {path}, query) {
       figures.num_tokens > 0 && figure("Tokens", number(figures.num_tokens), "trained on"),
       speed && figure("Tokens per second", number(Math.round(speed))),
       memory > 0 && figure("Peak memory", bytes(memory)),
-      figure("Changed", ago(run.changed))), rowsLine(run.rows), total && isRunning ? progress(run.steps, total, "Steps") : null);
+      figure("Changed", changed)), rowsLine(run.rows), total && isRunning ? progress(run.steps, total, "Steps") : null, phaseLine(isRunning));
+    showAge();
   }
+
+  function showAge() { if (run?.changed) changed.textContent = ago(run.changed); }
+
+  // What the run is doing before its first step and after its last one; between them the figures say it.
+  const phaseLine = (isRunning) => isRunning && run.phase && !run.phase.startsWith("step ") && el("p", {class: "small quiet wrap", "data-phase": ""}, run.phase);
 
   // What became of the rows, since a run that learns half of them looks like any other.
   function rowsLine(rows) {
@@ -272,7 +279,7 @@ export async function show(root, {path}, query) {
     if (!one) return;
     if (news.since === null) { load(); return; }
     const before = one.status;
-    Object.assign(one, {status: news.status, steps: news.steps, figures: news.figures, marks: news.marks, changed: Date.now() / 1000});
+    Object.assign(one, {status: news.status, phase: news.phase, steps: news.steps, figures: news.figures, marks: news.marks, changed: Date.now() / 1000});
     let isNew = false, size = 0;
     for (const [key, points] of Object.entries(news.series)) {
       if (!one.series[key]) isNew = true;
@@ -286,7 +293,8 @@ export async function show(root, {path}, query) {
   on("resumed", load);
   on("job", (job) => { if (run && job.folder === (run.folder || run.job?.folder)) load().catch(() => {}); });
   const reread = setInterval(() => { if (run?.series && !document.hidden && run.status !== "waiting") api(url({since: run.steps || 0})).catch(() => {}); }, 300000);
-  leave(() => clearInterval(reread));
+  const aging = setInterval(showAge, 5000);
+  leave(() => { clearInterval(reread); clearInterval(aging); });
   await load();
 }
 

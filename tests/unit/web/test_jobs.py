@@ -150,6 +150,19 @@ def test_output_is_read_in_parts_that_break_no_character(jobs: Jobs) -> None:
     assert jobs.output(job.id, -4)["text"] == "éé"
 
 
+def test_the_last_line_of_a_job_is_the_last_one_with_words(jobs: Jobs) -> None:
+    job = jobs.start(["gym", "--version"], title="t")
+    wait(jobs, job, lambda found: found.status == "ended")
+    output = jobs.folder / job.id / "output.txt"
+    for printed, last in (
+        ("", ""),
+        ("one\ntwo \n\n", "two"),
+        ("x" * 9000 + "\nmeasuring: 3 of 9", "measuring: 3 of 9"),
+    ):
+        output.write_text(printed)
+        assert jobs.last_line(job.id) == last
+
+
 def test_a_workbench_that_is_killed_before_it_wrote_the_job_starts_nothing(
     jobs: Jobs, tmp_path: Path
 ) -> None:

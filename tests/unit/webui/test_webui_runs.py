@@ -226,6 +226,26 @@ def test_new_points_alone_are_published_and_nothing_where_nothing_changed(runs: 
     assert feed.events[-1].data["since"] is None  # the page reads it anew
 
 
+def test_what_a_run_does_before_its_first_step_is_given_and_published(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, runs: Path
+) -> None:
+    id = "20260101-000000-0123abcd"
+    (runs / ".jobs" / id).mkdir(parents=True)
+    output = runs / ".jobs" / id / "output.txt"
+    output.write_text(f"loading\nmeasuring the model before its first step: 3 of 9 {HOSTILE}\n")
+    job = WebJob(id, "train new", ["gym", "train"], str(make_run(runs / "new", steps=0)), 1, 0.0, 0.0)
+    monkeypatch.setattr(Jobs, "list", lambda self: [job])
+    assert get(client, "runs/new")["phase"] == f"measuring the model before its first step: 3 of 9 {HOSTILE}"
+    assert get(client, "runs/a")["phase"] == "", "nobody is at work on it"
+    feed, curves = Published(), CurvesOfRuns()
+    places = RunPlaces(open_workbench(runs.parent, runs))
+    watch = RunWatch(places, feed, curves, RunList(places, curves), Jobs(runs / ".jobs"))
+    watch.publish(["new"])
+    output.write_text("measuring the model before its first step: 9 of 9\n")
+    watch.publish(["new"])
+    assert feed.events[-1].data["phase"] == "measuring the model before its first step: 9 of 9"
+
+
 def test_a_run_is_trained_again_from_the_text_that_it_was_started_with(
     client: TestClient, runs: Path
 ) -> None:
