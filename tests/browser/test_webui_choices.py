@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from tests.support import chromium
 from tests.support.wait import SECONDS, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 Open = Callable[..., tuple["Page", chromium.Watch]]
 NAME = f"<img src=x onerror=alert(1)> {'long-' * 12}tickets.csv"
@@ -92,7 +93,7 @@ def test_from_a_dropped_file_to_what_was_gained(bench: Served, open_page: Open) 
     page.get_by_role("heading", name="What was gained and what was lost").wait_for(timeout=1000 * SECONDS)
     page.get_by_text("Held-out loss").first.wait_for()
     assert page.locator(".prompted").count() == 3
-    for name in ("Chat", "Share", "Export"):
+    for name in ("Chat", "Compare with its base", "Share", "Export"):
         assert page.get_by_role("link", name=name, exact=True).is_visible()
     page.get_by_role("button", name="Continue").click()
     page.get_by_role("tab", name="Choices").wait_for()
@@ -118,6 +119,51 @@ def test_the_yaml_and_the_choices_say_the_same(bench: Served, open_page: Open) -
     assert page.get_by_role("radio", name="./other").is_checked()
     page.get_by_role("radio", name="gym-nano").check()
     until(lambda: "model: gym-nano\n" in text(page), "the model in the text")
+
+
+def test_a_long_run_is_cut_to_a_time_and_made_whole_again(bench: Served, open_page: Open) -> None:
+    (bench.folder / "rows.csv").write_text(ROWS)
+    page, _ = open_page()
+
+    def planned(route: Route) -> None:
+        given = re.search(r"^max_steps: (\d+)$", route.request.post_data_json["text"], re.MULTILINE)
+        route.fulfill(json={**PLAN, "steps": int(given[1]) if given else 150, "seconds_per_step": 70.0})
+
+    page.route("**/api/v1/train/plan", planned)
+    page.route("**/api/v1/train/memory", lambda route: route.fulfill(json={"gym-nano": PLAN}))
+    page.goto(bench.url)
+    page.locator("#rows-here").select_option("rows.csv")
+    page.locator(".estimate").get_by_text("about 2 h 55 min").wait_for()
+    length = page.get_by_label("Length")
+    assert length.locator("option").all_inner_texts() == [
+        "all rows: 2 h 55 min",
+        "at most 10 minutes: 8 steps",
+        "at most 30 minutes: 25 steps",
+        "at most 2 hours: 102 steps",
+    ]
+    length.select_option("at most 10 minutes: 8 steps")
+    page.locator(".estimate").get_by_text("about 9 min 20 s").wait_for()
+    assert "max_steps: 8\n" in text(page)
+    length.select_option("all rows")
+    page.locator(".estimate").get_by_text("about 2 h 55 min").wait_for()
+    assert "max_steps" not in text(page)
+
+
+def test_the_file_is_chosen_by_the_keyboard_and_its_place_is_said(bench: Served, open_page: Open) -> None:
+    (bench.folder / "mine.csv").write_text(ROWS)
+    page, _ = open_page()
+    page.route("**/api/v1/train/plan", lambda route: route.fulfill(json=PLAN))
+    page.route("**/api/v1/train/memory", lambda route: route.fulfill(json={"gym-nano": PLAN}))
+    page.goto(bench.url)
+    page.locator("#find-model").focus()
+    for _ in range(9):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "rows-file":
+            break
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press("Enter")
+    chooser.value.set_files(bench.folder / "mine.csv")
+    page.locator(".drop").get_by_text("mine.csv is stored as data/mine.csv.").wait_for()
 
 
 @pytest.mark.parametrize(

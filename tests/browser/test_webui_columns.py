@@ -43,13 +43,13 @@ def test_question_and_answer_are_chosen_above_the_rows_and_trained_on(bench: Ser
     assert question.input_value() == "Customer question"
     assert answer.input_value() == "Answer, ours"
     answer.select_option("Customer question")
-    page.get_by_role("form", name="Columns").get_by_role("button", name="Read them so").click()
+    page.get_by_role("form", name="Columns").get_by_role("button", name="Use these columns").click()
     assert not answer.evaluate("control => control.validity.valid"), "one column is not both"
     answer.select_option("Note")
-    page.get_by_role("form", name="Columns").get_by_role("button", name="Read them so").click()
+    page.get_by_role("form", name="Columns").get_by_role("button", name="Use these columns").click()
     page.locator(".datarow .lit", has_text="a longer remark of lamp 0").first.wait_for()
     answer.select_option("Answer, ours")
-    page.get_by_role("form", name="Columns").get_by_role("button", name="Read them so").click()
+    page.get_by_role("form", name="Columns").get_by_role("button", name="Use these columns").click()
     page.locator(".datarow .lit", has_text="Hold the button of lamp 0").first.wait_for()
     assert page.locator(".datarow p.problem").count() == 0
     page.get_by_role("link", name="Train on these rows").click()

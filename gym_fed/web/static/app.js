@@ -356,17 +356,17 @@ const ROW_FILES = ".jsonl,.json,.ndjson,.csv,.tsv,.parquet,.txt,.gz";
 // A place to drop a file of rows on, or to choose one: dropArea({id, taken}). taken(name) is called with its name on the server.
 export function dropArea({id, taken}) {
   const bar = el("div");
-  const input = el("input", {type: "file", id, accept: ROW_FILES, disabled: !mayChange(), onchange: () => input.files.length && take(input.files[0])});
+  const input = el("input", {type: "file", id, class: "visually-hidden", accept: ROW_FILES, disabled: !mayChange(), onchange: () => input.files.length && take(input.files[0])});
   const node = el("div", {class: "drop", ondragover: (event) => { event.preventDefault(); node.dataset.over = "1"; }, ondragleave: () => { delete node.dataset.over; }, ondrop: (event) => {
     event.preventDefault();
     delete node.dataset.over;
     if (mayChange() && event.dataTransfer.files.length) take(event.dataTransfer.files[0]);
-  }}, el("label", {for: id}, "Drop a file of rows here, or choose one: JSONL, JSON, CSV, TSV, Parquet or text"), input, bar);
+  }}, input, el("label", {for: id}, el("span", {class: "button"}, "Choose a file"), " or drop it here: JSONL, JSON, CSV, TSV, Parquet or text"), bar);
 
   async function take(file) {
     try {
       const name = await upload(file, (done) => replace(bar, progress(done, file.size, `Uploading ${file.name}`)));
-      replace(bar);
+      replace(bar, el("p", {class: "small quiet wrap", role: "status"}, `${file.name} is stored as ${name}.`));
       await taken(name);
     } catch (error) { replace(bar, el("p", {class: "problem", role: "alert"}, error instanceof ApiError ? message(error) : `${file.name} could not be read.`)); } finally { input.value = ""; }
   }

@@ -86,7 +86,7 @@ function readingForm(values, formats, change) {
   return el("form", {class: "fields", "aria-label": "How rows are read", onsubmit: (event) => {
     event.preventDefault();
     change({model: model.value.trim(), format: format.value === "auto" ? "" : format.value, columns: columns.value.trim(), max_length: length.value, start: ""});
-  }}, field("Tokens of model", model), field("Format", format), field("Columns, ours=theirs", columns), field("Cut at tokens", length), el("button", {}, "Read so"));
+  }}, field("Tokens of model", model), field("Format", format), field("Columns, ours=theirs", columns), field("Cut at tokens", length), el("button", {}, "Apply"));
 }
 
 function filterForm(values, change) {
@@ -134,7 +134,7 @@ export function columnChooser({names, guess}, columns, change) {
     change({columns: Object.keys(chosen).length ? columnsText(chosen) : "", start: ""});
   }, onchange: () => answer.setCustomValidity("")},
   el("p", {}, columns ? "These columns are read:" : "No known layout has these columns. Which of them are the question and the answer?"),
-  el("div", {class: "fields"}, questionField, answerField, el("button", {class: "primary"}, "Read them so")));
+  el("div", {class: "fields"}, questionField, answerField, el("button", {class: columns ? "" : "primary"}, "Use these columns")));
 }
 
 // ---- one row ----

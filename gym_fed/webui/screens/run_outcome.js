@@ -8,6 +8,7 @@ export function outcome(run) {
     check ? measured(check) : el("p", {class: "quiet"}, "It was not measured: the run was started with --no-check, or written by another program."),
     el("div", {class: "row"},
       run.is_saved && el("a", {class: "button primary", href: `/play?${new URLSearchParams({a: run.base})}`}, "Chat"),
+      run.is_saved && run.settings.model && el("a", {class: "button", href: `/play?${new URLSearchParams({a: run.settings.model, b: run.base})}`}, "Compare with its base"),
       run.is_saved && el("a", {class: "button", href: `/models?${model}#share`}, "Share"),
       run.is_saved && el("a", {class: "button", href: `/models?${model}`}, "Export"),
       run.is_saved && mayChange() && run.config && action("Continue", () => goOn(run))));

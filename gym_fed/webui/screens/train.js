@@ -1,5 +1,5 @@
 // Training: three choices, all keys, or the YAML, which is the truth; the reader of `gym train` checks it as one types.
-import {action, api, bytes, copyable, duration, el, facts, leave, loading, mayChange, message, namedColumns, navigate, number, pathUrl, post, remember, replace, say, state} from "../static/app.js";
+import {action, api, bytes, copyable, count, duration, el, facts, leave, loading, mayChange, message, namedColumns, navigate, number, pathUrl, post, remember, replace, say, state} from "../static/app.js";
 import {choicesPanel} from "./train_choices.js";
 import {editor} from "./yaml_editor.js";
 
@@ -7,6 +7,7 @@ export const title = "Train";
 
 const DRAFT = "gym.train.draft";
 const TABS = [["choices", "Choices"], ["more", "More"], ["yaml", "YAML"]];
+const LONG_SECONDS = 900, CAPS = [[600, "10 minutes"], [1800, "30 minutes"], [7200, "2 hours"]];
 const first = (free) => `# The run, as gym train reads it. The other tabs change it in place.\nmodel: gym-nano\noutput_dir: ${free}\n`;
 
 export async function show(root, parameters, query) {
@@ -166,11 +167,26 @@ export async function show(root, parameters, query) {
   function showPlan(found) {
     const time = found.steps && found.seconds_per_step ? `about ${duration(found.steps * found.seconds_per_step)}` : "time not known";
     replace(estimate, el("div", {class: "stack"}, el("p", {}, time, ", ", bytes(found.peak_bytes), found.available_bytes && ` of ${bytes(found.available_bytes)}`), el("p", {}, fit(found) || state("hollow", `this machine has no ${found.device}`)),
+      lengthChoice(found), found.seconds_per_step && el("p", {class: "small quiet"}, "Loading, and measuring before and after the training, come on top."),
       el("details", {}, el("summary", {class: "small"}, "How it is made up"), facts([
         ["Steps", found.steps ? number(found.steps) : "as many as the rows give"],
         ["Time per step", found.seconds_per_step ? `${found.seconds_per_step.toFixed(2)} s` : "not known"],
+        ...checked.chosen.map((one) => [one.key, el("span", {title: one.reason}, String(one.value))]),
         ["Weights", `${number(found.weights)}, of which ${number(found.trained)} are trained`], ["Device", found.device],
         ...Object.entries(found.memory || {}).filter(([, value]) => value).map(([key, value]) => [key.replaceAll("_", " "), bytes(value)])]))));
+  }
+
+  // A long run can be cut to a time; the choice stays when the shorter run is planned.
+  let wasLong = false;
+  function lengthChoice({steps, seconds_per_step: each}) {
+    const given = checked.given.max_steps ?? null, total = steps && each ? steps * each : 0;
+    wasLong ||= total >= LONG_SECONDS;
+    if (!wasLong || !total || !mayChange()) return null;
+    const caps = CAPS.map(([seconds, words]) => [Math.floor(seconds / each), words]).filter(([most]) => most > 0 && (given !== null || most < steps));
+    const control = el("select", {id: "run-length", onchange: () => set({max_steps: control.value ? Number(control.value) : null}).catch((error) => say(message(error)))},
+      el("option", {value: ""}, given === null ? `all rows: ${duration(total)}` : "all rows"), given !== null && !caps.some(([most]) => most === given) && el("option", {value: given, selected: true}, `${count(given, "step")}: ${duration(total)}`),
+      caps.map(([most, words]) => el("option", {value: most, selected: most === given}, `at most ${words}: ${count(most, "step")}`)));
+    return el("div", {class: "field"}, el("label", {for: "run-length"}, "Length"), control);
   }
 
   if (!mayChange()) { replace(yaml.problems, el("p", {class: "quiet"}, "You may look; an operator trains.")); choices.draw({given: {}, problems: [], chosen: []}); }
