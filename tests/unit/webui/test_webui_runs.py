@@ -233,7 +233,9 @@ def test_what_a_run_does_before_its_first_step_is_given_and_published(
     (runs / ".jobs" / id).mkdir(parents=True)
     output = runs / ".jobs" / id / "output.txt"
     output.write_text(f"loading\nmeasuring the model before its first step: 3 of 9 {HOSTILE}\n")
-    job = WebJob(id, "train new", ["gym", "train"], str(make_run(runs / "new", steps=0)), 1, 0.0, 0.0)
+    job = WebJob(
+        id, "train new", ["gym", "train", "x.yaml"], str(make_run(runs / "new", steps=0)), 1, 0.0, 0.0
+    )
     monkeypatch.setattr(Jobs, "list", lambda self: [job])
     assert get(client, "runs/new")["phase"] == f"measuring the model before its first step: 3 of 9 {HOSTILE}"
     assert get(client, "runs/a")["phase"] == "", "nobody is at work on it"
