@@ -72,7 +72,7 @@ class ModulePlan:
 
 
 class ActiveVariants:
-    """The distinct variants of a step, numbered from 0; a module's plan is made on first use."""
+    """The distinct variants of a step, numbered from 0; a module's plan is created on first use."""
 
     def __init__(self, variants: Sequence[LoadedVariant], layout: ModelLayout, bulk_rows: int) -> None:
         self.variants = tuple(variants)

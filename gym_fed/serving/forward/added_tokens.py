@@ -1,4 +1,4 @@
-"""Tokens that a variant adds to its base's vocabulary: their embeddings and logits in a step with other variants."""
+"""Embeddings and logits of the tokens that variants add to their base's vocabulary, in a step with other variants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gym_fed.serving.forward.chunk import Chunk, EmbeddedRows, HiddenMean, reser
 from gym_fed.serving.forward.kv_cache import KVCache
 
 _TOLERANCE, _TOLERANCE_BFLOAT16 = 1e-4, 0.02
-"""Above the rounding of float32 and of bfloat16, far below the effect of a scale."""
+"""Above rounding errors in float32 and bfloat16, and far below the effect of a scale."""
 
 _PLACEHOLDER = 0
 """The base's token whose embedding is replaced."""
@@ -59,7 +59,7 @@ def require_plain_head(model: Any, logits: Tensor, states: Sequence[Tensor | Non
 
 
 def with_added_embeddings(chunk: Chunk) -> Chunk:
-    """Return a chunk whose added tokens are placeholders with given embeddings, which the base can compute."""
+    """Replace the added tokens of a chunk with placeholders whose embeddings are given, for the base to compute."""
     rows = None if chunk.variant is None else chunk.variant.vocabulary
     if rows is None or max(chunk.token_ids) < rows.first:
         return chunk
@@ -102,7 +102,7 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 def widened(logits: Tensor, size: int) -> Tensor:
-    """Return a copy with -inf for additional tokens; the logits themselves if there are none."""
+    """Return logits for ``size`` tokens, with -inf for additional ones."""
     return (
         logits
         if logits.shape[1] == size

@@ -1,9 +1,9 @@
-"""Attention of a packed step, in which every request's tokens attend to that request's own blocks only.
+"""Attention of a packed step, in which every request's tokens attend only to that request's own blocks.
 
-``attend`` is the entry point: native code on the CPU, and torch for cases that it lacks (capped scores, sinks, a GPU).
-``packed_attention`` registers it with transformers' ``AttentionInterface``. transformers makes no mask for a name
-without a mask function (``masking_utils``), so this module applies causality and sliding windows itself, one request at
-a time.
+``attend`` is the entry point. It uses native code on the CPU, and torch in other cases (capped scores, sinks, a GPU).
+``packed_attention`` adapts it to transformers' ``AttentionInterface``. transformers creates no mask for a name without
+a mask function (``masking_utils``), so this module applies causality and sliding windows itself, one request at a
+time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gym_fed.serving.forward.kv_cache import KVCache, LayerShape
 
 NAME = "gym_fed_packed"
 _KNOWN = frozenset(
-    # Ignored: masks are built below; the others concern training, other backends, or recording outputs.
+    # Ignored: masks are built below; the others are for training, other backends, or recording outputs.
     (
         "is_causal",
         "output_attentions",
@@ -47,7 +47,7 @@ _current: ContextVar[PackedTokens | None] = ContextVar("gym_fed_packed_tokens", 
 
 @contextmanager
 def packed(tokens: PackedTokens) -> Iterator[None]:
-    """Make attention within the block attend over these tokens."""
+    """Use these tokens in the attention within the block."""
     token = _current.set(tokens)
     try:
         yield
@@ -75,14 +75,14 @@ def attend(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Append the tokens' keys and values to their requests' caches, and attend to the contents.
+    """Append the tokens' keys and values to the caches of their requests, and attend to the caches.
 
-    Appended tokens count only after ``KVCache.advance``, so that a failed step can be repeated.
+    Appended tokens count only after ``KVCache.advance``, so a failed step can be repeated.
 
     Args:
         tokens: The tokens of the step.
         layer: The layer's number.
-        query: ``[tokens, heads, dim]``; neighbouring heads share a key head. All three may be strided views.
+        query: ``[tokens, heads, dim]``; adjacent heads share a key head. Query, key and value may be strided views.
         key: ``[tokens, kv_heads, dim]``.
         value: ``[tokens, kv_heads, value_dim]``.
         scale: The scale of the scores.
@@ -130,7 +130,7 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over ``packed`` tokens, with transformers' signature.
+    """Compute attention over ``packed`` tokens, with transformers' signature.
 
     Query is ``[1, heads, tokens, dim]``, key and value are ``[1, kv_heads, tokens, dim]``.
 
@@ -197,11 +197,10 @@ def attend_by_torch(
     """Attend for one request like ``attend``; ``masks`` are reused by all layers of a step."""
     count, length = len(query), cache.length + len(query)
     layer.append(cache.blocks, cache.length, key, value)
-    start = (
-        0 if window is None else max(0, length - window - count + 1)
-    )  # no query attends to anything earlier
+    # No query attends to earlier keys.
+    start = 0 if window is None else max(0, length - window - count + 1)
     keys, values = layer.read(cache.blocks, start, length, query.dtype)
-    # Query heads that share a key head are stacked along the positions, so that no key is repeated.
+    # Query heads that share a key head are stacked along the positions, so that keys need not be repeated.
     grouped = query.transpose(0, 1).reshape(len(keys), -1, query.shape[-1])
     mask = None
     if count > 1:

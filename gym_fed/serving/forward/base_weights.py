@@ -1,7 +1,7 @@
-"""The decoder's linear layers: the model's own weights, multiplied by torch, or packed weights.
+"""The decoder's linear layers, with the model's own weights (multiplied by torch) or packed weights.
 
-Modules that share their input form one ``Projection``. A packed format joins them in one matrix; the model's own
-weights stay where they are and are multiplied one by one, so that nothing is copied.
+Modules that share their input form one ``Projection``. A packed format joins them in one matrix. The model's own
+weights are multiplied one by one, since joining them would copy them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gym_fed.serving.forward.segments import Segments, StepRows
 from gym_fed.serving.forward.target_modules import TargetModule
 
 _DECODED_ROWS = 1024
-"""Rows of a packed matrix that are decoded at a time."""
+"""Number of rows of a packed matrix that are decoded at a time."""
 
 
 class BaseLinear(Protocol):
@@ -37,7 +37,7 @@ class BaseLinear(Protocol):
         """Compute ``y[n, out] = x[n, in] @ W.T``, both float32 on the CPU."""
 
     def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
-        """Add the product to a program; returns False if it cannot be recorded."""
+        """Add the product to a program; return False if it cannot be recorded."""
 
 
 class NotRecordable(Exception):
@@ -114,7 +114,7 @@ class Projection:
             self._bias = torch.cat(wide)
 
     def compare(self, begin: bool) -> None:
-        """Turn comparison mode on or off: float32 activations with bfloat16 weights, and packed weights decoded."""
+        """Turn comparison mode on or off, in which activations are float32 and packed weights are decoded."""
         for number, (linear, part) in enumerate(self._linears):
             if isinstance(linear, TorchLinear):
                 linear.wide = begin
@@ -149,7 +149,7 @@ class Projection:
     def record(
         self, program: Program, x: Tensor, y: Tensor, step: StepRows | None
     ) -> Counter[tuple[str, str]]:
-        """Add ``project`` to a program, for rows that are not bulk.
+        """Record ``project`` in a program, for rows that are not bulk.
 
         Returns:
             The number of multiplications of its terms, by form and kernel.
@@ -192,7 +192,7 @@ class Projection:
                 segments.add_linear(target, plan, step, x, y[:, part], done)
 
     def layers(self, *formats: str, name: str) -> Layers:
-        """Return the matrices that ``pack`` creates from the modules: neighbours with the same format are joined.
+        """Return the matrices that ``pack`` creates; adjacent modules with the same format are joined.
 
         Args:
             formats: The format of every module.
@@ -230,7 +230,7 @@ class Projection:
 
 
 def _runs(formats: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the begin and end of each run of neighbours with the same format."""
+    """Return the start and end of each run of adjacent modules with the same format."""
     starts = [n for n, format in enumerate(formats) if n == 0 or formats[n - 1] != format]
     return list(zip(starts, [*starts[1:], len(formats)], strict=True))
 
@@ -238,7 +238,7 @@ def _runs(formats: Sequence[str]) -> list[tuple[int, int]]:
 Targets = Sequence[tuple[TargetModule, slice]]
 """Modules, and the columns of each in the common output."""
 Add = Callable[[int, int, int, int, int], None]
-"""Terms by the addresses of ``x`` and of the rows' variants, with their number, and of ``y`` with its row stride."""
+"""Adds terms; takes the addresses of ``x`` (and its rows), the rows' variants, and ``y`` (and its row stride)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +262,7 @@ class Bound:
     _low_rank: FactorTerms | None
 
     def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
-        """Add ``add`` to a program, for rows that are not bulk; returns False if it cannot be recorded."""
+        """Record ``add`` in a program, for rows that are not bulk; return False if it cannot be recorded."""
         if self._terms is not None and not self._terms.record(program, x, y):
             return False
         if self._low_rank is not None:
@@ -276,7 +276,7 @@ class Bound:
             x: ``[n, in]`` float32, contiguous.
             y: ``[n, out]`` float32, contiguous.
             rows: The variants of the rows.
-            products: Counter of the products.
+            products: The counter of products, which is updated.
         """
         if self._add_signs is not None and len(rows.few_index):
             self._add_signs(x.data_ptr(), len(x), rows.few_owners_at, y.data_ptr(), y.shape[1])
@@ -287,7 +287,7 @@ class Bound:
 
 
 def bound_terms(active: ActiveVariants, targets: Targets, path: str) -> Bound | None:
-    """Bind terms to native calls; None without native code, and for deltas that it cannot read."""
+    """Bind terms to native calls; return None without native code, or for deltas that it cannot read."""
     key = targets[0][0].module, path
     if key not in active.bound:
         active.bound[key] = _bound(active, targets, path)
@@ -343,13 +343,13 @@ def _bound(active: ActiveVariants, targets: Targets, path: str) -> Bound | None:
 
 
 _WIDE_CHUNK = 1 << 20
-"""The number of weights that ``wide_product`` converts at a time."""
+"""Number of weights that ``wide_product`` converts at a time."""
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
     """Compute ``x[..., in] @ weight.T`` in float32, a block of rows at a time, without a copy of the whole weight.
 
-    The pages of a mapped weight are released, since comparisons read all layers before these are packed one by one.
+    The pages of a memory-mapped weight are released, since comparisons read all layers before any is packed.
     """
     rows, cols = weight.shape
     wide, step = x.to(torch.float32).reshape(-1, cols), max(1, _WIDE_CHUNK // cols)

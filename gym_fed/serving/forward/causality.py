@@ -1,4 +1,4 @@
-"""Check that no token of a model attends to later ones; in bfloat16, comparing logits would not reveal it."""
+"""Check that no token of a model attends to later ones, which comparing logits in bfloat16 would not reveal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The tokens of a step: the chunk of each request, their packing, and the pictures among them.
+"""The tokens of a step: the chunk of each request, the packed sequence, and the pictures among the tokens.
 
 A picture is a run of a prompt's tokens. At each of the model's picture tokens in it, a feature replaces the embedding.
-Two prompts with the same tokens and different pictures are different, so the key of a KV block includes the pictures.
+Prompts with the same tokens may have different pictures, so the key of a KV block includes the pictures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 Position = tuple[int, int, int]
-"""Time, height and width (M-RoPE); the same number three times for a token of text."""
+"""Time, height and width (M-RoPE); three equal numbers for a token of text."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Chunk:
     Attributes:
         token_ids: A part of its prompt (prefill), or its newest token (decode); at least one.
         cache: The request's own cache, to which the tokens are appended.
-        variant: The variant; None: the base.
+        variant: The variant; None for the base.
         wants_logits: Whether to compute the logits after the last token.
         num_logits: The number of last tokens that get logits; scoring a text needs more than one.
-        hidden: The mean of the last hidden states, for an embedding; None: not needed.
+        hidden: The mean of the last hidden states, for an embedding; None if not needed.
         pictures: The picture features that replace the embeddings of its tokens.
-        positions: The position of each token, for a model with positions in three dimensions; None: those in the text.
+        positions: The position of each token, for a model with three-dimensional positions; None: those in the text.
     """
 
     token_ids: list[int]
@@ -69,10 +69,10 @@ Masks = dict[tuple[int, int, int, int | None], Tensor]
 
 @dataclass
 class PackedTokens:
-    """The position of each request's tokens in the packed sequence, and its cache; all caches belong to one pool."""
+    """The place of each request's tokens in the packed sequence, and its cache; all caches belong to one pool."""
 
     spans: Sequence[tuple[int, int, KVCache]]
-    """First token, token after the last, and cache; in order, without gaps. Space in the caches is already reserved."""
+    """First token, token after the last, and cache, in order and without gaps. The caches have room for the tokens."""
 
     windows: dict[int, int | None] = field(default_factory=dict)
     """Sliding window that the model passed, by layer."""
@@ -80,7 +80,7 @@ class PackedTokens:
     masks: Masks = field(default_factory=dict)
 
     batch: BatchAttention | None = None
-    """Attention that replaces ``spans`` in evaluation, in which no request waits."""
+    """Attention that replaces ``spans`` in evaluation."""
 
     pictures: EmbeddedRows | None = None
     """The picture features that replace the embeddings of tokens."""
@@ -103,7 +103,7 @@ def reserve_room(chunks: Sequence[Chunk]) -> None:
     """Check the chunks of a step, and reserve room for their tokens in the caches.
 
     Raises:
-        GymError: ``USAGE`` as ``MultiVariantModel.step``.
+        GymError: ``USAGE``, as in ``MultiVariantModel.step``.
     """
     if not chunks or not all(chunk.token_ids for chunk in chunks):
         raise GymError(ErrorCode.USAGE, "a step needs chunks of at least one token each")
@@ -119,7 +119,7 @@ def reserve_room(chunks: Sequence[Chunk]) -> None:
 
 
 def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
-    """Return the token after each chunk's last, and all tokens; room in the caches is already reserved."""
+    """Return the token after each chunk's last, and the packed tokens; the caches must have room."""
     ends, spans, at = [], [], 0
     for chunk in chunks:
         spans.append((at, at + len(chunk.token_ids), chunk.cache))
@@ -131,7 +131,7 @@ def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
 
 
 class HiddenMean:
-    """The mean of the last hidden states of a text whose prefill comes in chunks."""
+    """The mean of the last hidden states of a text that is computed in chunks."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
@@ -153,11 +153,10 @@ class Embedded:
     """The features that replace the embeddings of a medium's tokens.
 
     Attributes:
-        places: The tokens of its run whose embeddings are replaced, in order; the others separate its parts.
+        places: The tokens of the run whose embeddings are replaced, in order; the others separate its parts.
         features: ``[places, hidden]``, or ``[places, hidden * (1 + n)]`` with features that are added after each of the
             first ``n`` layers (Qwen3-VL).
-        positions: The positions of its tokens and of the one behind them, relative to its first, if they have three
-            dimensions.
+        positions: Three-dimensional positions of its tokens and of the next one, relative to the first.
     """
 
     places: list[int]
@@ -172,9 +171,8 @@ class PlacedPicture:
     Attributes:
         start: The first token of its run.
         length: The number of tokens of its run.
-        embedded: What replaces the embeddings of its run. The object is kept: by it the encoder counts the features
-            that requests hold.
-        digest: The digest of the picture and of the way it was read.
+        embedded: The features that replace the embeddings of its run. The encoder counts the references to this object.
+        digest: The digest of the picture and of how it was read.
     """
 
     start: int
@@ -203,7 +201,7 @@ class PlacedPicture:
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedRows:
-    """Tokens of a chunk or step whose embeddings are given.
+    """Tokens of a chunk or step whose embeddings are replaced.
 
     Attributes:
         rows: The rows of the tokens.
@@ -244,7 +242,7 @@ def rows_between(pictures: Sequence[PlacedPicture], start: int, stop: int) -> Em
 
 
 def positions_between(pictures: Sequence[PlacedPicture], start: int, stop: int) -> list[Position] | None:
-    """Return the positions of the tokens ``[start, stop)`` of a text; None if they are their numbers.
+    """Return the positions of the tokens ``[start, stop)`` of a text; None if they are one-dimensional.
 
     A picture begins at the position after the text before it.
     """

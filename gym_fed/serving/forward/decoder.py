@@ -98,24 +98,24 @@ class Decoder:
                 projection.compare(False)
 
     def layers_in(self, format: str) -> Layers:
-        """Return the matrices that ``pack`` makes."""
+        """Return the matrices that ``pack`` creates."""
         layers: Layers = {}
         for projection, formats, name in self._packing(format):
             layers |= projection.layers(*formats, name=name)
         return layers
 
     def pack(self, format: str, pack: Pack = pack_in_memory) -> int:
-        """Pack the weights of all linear layers. The model's own weights are freed, so it can no longer be run.
+        """Pack the weights of all linear layers, and free the model's own, so that it can no longer be run.
 
-        The head, and in formats of 8 and 4 bits the value projections, are in bfloat16: they are a small part of the
-        weights but account for much of the loss.
+        The head, and in 8- and 4-bit formats the value projections, are in bfloat16, since they are a small part of the
+        weights but account for much of the error.
 
         Args:
             format: A format of ``gym_quant.linear``.
             pack: Function that packs a matrix, or reads it from the base's packed file.
 
         Returns:
-            Bytes that a step of one token reads.
+            The number of bytes that a step of one token reads.
         """
         self._buffers.clear()
         packing = self._packing(format)
@@ -142,7 +142,7 @@ class Decoder:
 
         Returns:
             Logits ``[wanted, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]``, which are valid
-            until the next forward.
+            until the next forward pass.
         """
         ids = torch.tensor(token_ids)
         at = self._buffers.of(len(token_ids))

@@ -1,9 +1,9 @@
 """The general path: transformers' own forward pass and cache, for models that packed steps cannot compute.
 
-It serves models with state besides keys and values (Qwen3-Next, LFM2, Jamba, Mamba), with other attention (Falcon,
-Bloom, MPT), or without a cache at all. Requests that decode one token share a forward pass, with their states joined
-along the batch dimension. Every other chunk has its own forward pass. ``general_trial`` decides at opening which of
-this a model supports.
+It serves models with state in addition to keys and values (Qwen3-Next, LFM2, Jamba, Mamba), with other kinds of
+attention (Falcon, Bloom, MPT), or without a cache. Requests that decode one token share a forward pass, with their
+states joined along the batch dimension. Every other chunk has its own forward pass. ``general_trial`` tests which of
+this a model supports when it is opened.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gym_fed.serving.forward.target_modules import ModelLayout
 from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 RowsOf = Callable[[Sequence[tuple[LoadedVariant | None, int, int]]], StepRows | None]
-"""Builds the rows of a forward from each chunk's variant, token count and logit count."""
+"""Builds the rows of a forward pass from each chunk's variant, token count and logit count."""
 
 
 @dataclass(frozen=True)
 class _ForwardTokens:
-    """The tokens of one forward: ``[requests, tokens]``."""
+    """The tokens of one forward pass: ``[requests, tokens]``."""
 
     ids: list[list[int]]
     start: int
@@ -51,13 +51,12 @@ class GeneralForward:
     Args:
         model: A transformers causal LM.
         layout: Its layout.
-        cached: Whether to use the model's cache; otherwise every step computes its texts from their first token.
+        cached: Whether to use the model's cache; without it, every step computes whole texts.
 
     Attributes:
-        batches: Whether requests in decode share a forward.
-        continues: Whether a state can be continued by several tokens in one forward; otherwise such a chunk is computed
-            from the beginning of its text.
-        forwards: Number of forwards so far; a step has one or more.
+        batches: Whether requests in decode share a forward pass.
+        continues: Whether several tokens can extend a state in one forward pass; otherwise the whole text is computed.
+        forwards: Number of forward passes so far; a step has one or more.
     """
 
     def __init__(self, model: Any, layout: ModelLayout, *, cached: bool) -> None:
@@ -65,7 +64,7 @@ class GeneralForward:
         self.forwards = 0
         self._model, self._body, self._device = model, body_of(model), torch.device(layout.device)
         self._turn = longrope_turn(model)
-        """Tokens of a text after which its frequencies change, so that it is recomputed, as in ``generate``."""
+        """The length at which a text's rotary frequencies change, so that it is recomputed, as in ``generate``."""
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._accepted, self._cache = accepted(model), CacheArgument(model, used=cached)
         self._carried = CarriedState(model)
@@ -86,7 +85,7 @@ class GeneralForward:
         self._carried.put(None)
 
     def step(self, chunks: Sequence[Chunk], rows_of: RowsOf) -> tuple[Tensor, list[Tensor | None]]:
-        """Compute chunks whose caches have room for them.
+        """Compute chunks; their caches must have room for them.
 
         Returns:
             Logits ``[rows, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]`` of every chunk that
@@ -222,17 +221,17 @@ class GeneralForward:
 
 
 _SHORT_TOKENS = 64
-"""Length below which padding is too small to be worth another forward pass."""
+"""Length below which padding costs less than another forward pass."""
 
 
 def _similar_lengths(caches: Sequence[StateCache], decode: Sequence[int]) -> list[list[int]]:
-    """Group requests in decode so that padding at most doubles a forward's keys, which the pool counts unpadded.
+    """Group requests in decode so that padding at most doubles the keys of a forward pass.
 
-    A state without keys has no padding, so its requests are one group.
+    The pool counts keys without padding. A state without keys has no padding, so its requests are one group.
 
     Args:
         caches: The state of every chunk of the step.
-        decode: The numbers of those in decode, which have a state.
+        decode: The numbers of the chunks in decode, which have a state.
     """
     if not any(row.batch.attends for at in decode if (row := caches[at].row) is not None):
         return [list(decode)]

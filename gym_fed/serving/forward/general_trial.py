@@ -1,7 +1,7 @@
-"""Check a model before it is served on the general path: whether its state is complete, and what requests may share.
+"""Check, before a model is served on the general path, that its state is complete, and what requests may share.
 
-The logits of one forward over five tokens are the reference. Steps that keep the state must give the same; requests in
-decode share a forward, and prompts are computed in chunks, only if this changes nothing.
+The logits of one forward pass over five tokens are the reference. Steps that keep the state must give the same logits.
+Requests in decode share a forward pass, and prompts are computed in chunks, only if this does not change them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _agrees(
     expected: Tensor,
     texts: Sequence[list[int]],
 ) -> bool:
-    """Compare logits with expected ones, and states with those of texts that are each computed in one forward pass.
+    """Compare logits with the expected ones, and states with those of texts computed in one forward pass each.
 
     The logits alone do not suffice, since the tolerance in bfloat16 is wide. NaN never agrees.
     """

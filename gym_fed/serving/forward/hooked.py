@@ -1,13 +1,13 @@
-"""transformers' own forward pass over packed tokens, with hooks that add the variants' terms; works for every model.
+"""transformers' own forward pass over packed tokens, with hooks that add the terms of variants.
 
-transformers' own continuous batching is not used: it masks every token of a step against all keys of all requests.
-(8 requests of 64 + 32 tokens took it 1.1 to 1.7 times as long as these steps, for the same tokens; one core.) It does
-not give logits for guided decoding or a seed per request, and rows cannot have different variants.
+transformers' continuous batching is not used, since it masks every token of a step against all keys of all requests.
+(8 requests of 64 + 32 tokens took it 1.1 to 1.7 times as long as these steps, for the same tokens; one core.) It also
+lacks logits for guided decoding, a seed per request, and rows with different variants.
 
-On CUDA the sign terms run through a Triton kernel, tested in Triton's interpreter and not on a GPU yet.
+On CUDA, sign terms use a Triton kernel, which is tested in Triton's interpreter and not on a GPU yet.
 
-When a model is opened, its decoder is checked against this forward. If ``decoder`` computes the steps of serving, this
-forward computes the evaluation steps that multiply base and delta at once (``MergedWeights``).
+When a model is opened, its decoder is checked against this forward pass. If ``decoder`` computes the steps of serving,
+this computes the evaluation steps that multiply base and delta together (``MergedWeights``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class HookedForward:
         self._attend_by(self._old_attention)
 
     def _attend_by(self, name: str) -> None:
-        """Set the attention of the language model; a vision tower keeps its own."""
+        """Set the attention implementation of the language model; a vision tower keeps its own."""
         config = self._model.config
         text = config.get_text_config()
         key = next((key for key in config.sub_configs if getattr(config, key, None) is text), None)
@@ -134,14 +134,13 @@ class HookedForward:
 
 
 class VariantLayers:
-    """The hooks of one model, and the parameters that a variant replaces. Outside ``computing`` the model is
-    unchanged."""
+    """The hooks of one model, and the parameters that a variant replaces, only within ``computing``."""
 
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self.rows: StepRows | None = None
         names = {id(parameter): name for name, parameter in layout.replaceable.items()}
         self._locations: dict[str, list[tuple[nn.Module, str]]] = {}
-        """The modules that have each replaceable parameter, under their own name for it."""
+        """The modules that have each replaceable parameter, and its name in them."""
         for module in model.modules():
             for own, parameter in module._parameters.items():
                 if (name := names.get(id(parameter))) is not None:
@@ -188,7 +187,7 @@ class VariantLayers:
         self._handles.clear()
 
     def _before_linear(self, target: TargetModule) -> Any:
-        """Return a hook that skips the module if base and delta are multiplied together."""
+        """Return a hook that skips the module if base and delta have been multiplied together."""
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
             rows = self.rows

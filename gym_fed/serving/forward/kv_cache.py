@@ -1,7 +1,7 @@
 """The paged KV cache: keys and values of all requests in blocks of 16 tokens, and a table of blocks per request.
 
-A request takes a block when its tokens need one, and returns all blocks when it ends. So its maximum is not reserved in
-advance, requests with the same prefix can share blocks (``branch``, ``prefix_cache``), and no block is ever moved. A
+A request takes a block when its tokens need one, and returns all blocks when it ends. Memory is not reserved in
+advance, requests with the same prefix can share blocks (``branch``, ``prefix_cache``), and blocks are never moved. A
 shared block is copied before it is written to.
 """
 
@@ -51,17 +51,17 @@ class KVPool:
     """The KV blocks of one model; all layers share the block ids. Not thread-safe, except ``return_later``.
 
     Args:
-        bytes_limit: Maximum bytes of all layers; None: it grows as needed.
+        bytes_limit: Maximum bytes of all layers; None: the pool grows as needed.
         dtype: ``float32``, ``bfloat16`` or ``int8`` (with a scale per token and head).
         shapes: The shape of every layer by number; required for a limited pool. Other layers are added on first use.
         device: The device of the blocks.
 
     Raises:
-        GymError: ``USAGE`` for another dtype, ``CONFIG_INVALID`` for a limit below one block.
+        GymError: ``USAGE`` for any other dtype; ``CONFIG_INVALID`` for a limit below one block.
 
     Attributes:
         paged: Whether the blocks hold the tokens, so that requests can share a prefix and drop their last tokens.
-        fixed_blocks: Blocks that a request takes besides those of its tokens.
+        fixed_blocks: Blocks that a request takes in addition to those of its tokens.
     """
 
     paged = True
@@ -84,7 +84,7 @@ class KVPool:
         self._limited = bytes_limit is not None
         self._free: list[int] = []
         self._users: list[int] = []
-        """Users of each block that was ever used; a large pool's unused blocks are not listed."""
+        """The number of users of each block; blocks that were never used are not listed."""
         self._num_blocks = 0
         self._returned: deque[array[int]] = deque()
         """Blocks of caches that were dropped without ``release``, from any thread."""
@@ -114,7 +114,7 @@ class KVPool:
 
     @property
     def free_blocks(self) -> int:
-        """The number of blocks that nobody uses, including those that a prefix cache keeps."""
+        """The number of unused blocks, including those that a prefix cache keeps."""
         self._take_back()
         evictable = 0 if self.keeper is None else self.keeper.evictable
         return len(self._free) + self._num_blocks - len(self._users) + evictable
@@ -135,7 +135,7 @@ class KVPool:
         return (self.num_blocks - self.free_blocks) * self.block_bytes
 
     def layer(self, number: int, shape: LayerShape) -> PagedLayer:
-        """Return the blocks of a layer; those of a new layer are allocated.
+        """Return the blocks of a layer; allocate those of a new layer.
 
         Raises:
             GymError: ``MODEL_INVALID`` if the layer had a different shape before.
@@ -190,14 +190,14 @@ class KVPool:
         return blocks
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """Count one user fewer of each block; the last block is the first that a prefix cache would evict."""
+        """Count one user fewer of each block; a prefix cache evicts the last block first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block] and (self.keeper is None or not self.keeper.keep(block)):
                 self._free.append(block)
 
     def free(self, block: int) -> None:
-        """Add a block that is no longer kept to the free blocks."""
+        """Add a block that the prefix cache no longer keeps to the free blocks."""
         self._free.append(block)
 
     def copy(self, source: int, target: int) -> None:
@@ -212,7 +212,7 @@ class KVPool:
         return KVCache(self, array("i", prefix), BLOCK_TOKENS * len(prefix))
 
     def return_later(self, blocks: array[int]) -> None:
-        """Give back blocks from any thread; they become free at the next use of the pool."""
+        """Return blocks from any thread; they become free at the next use of the pool."""
         self._returned.append(blocks)
 
     def _take_back(self) -> None:
@@ -241,20 +241,20 @@ class KVCache:
         self.pool = pool
         self.blocks = blocks
         self.length = length
-        """Tokens in the cache: the position of the next one."""
+        """The number of tokens in the cache, which is the position of the next one."""
 
     @property
     def capacity(self) -> int:
-        """The number of tokens for which it holds blocks."""
+        """The number of tokens for which the cache has blocks."""
         return BLOCK_TOKENS * len(self.blocks)
 
     @property
     def bytes(self) -> int:
-        """Bytes of its blocks, including shared ones."""
+        """Bytes of the blocks, including shared ones."""
         return len(self.blocks) * self.pool.block_bytes
 
     def reserve(self, tokens: int) -> bool:
-        """Take the blocks for ``tokens`` more tokens; if too few are free, change nothing and return False."""
+        """Take the blocks for ``tokens`` more tokens; if too few are free, take none and return False."""
         if tokens <= 0:
             return True
         more = -(-(self.length + tokens) // BLOCK_TOKENS) - len(self.blocks)
@@ -276,11 +276,11 @@ class KVCache:
         return True
 
     def advance(self, tokens: int) -> None:
-        """Count the tokens of a step that has succeeded; only then do they belong to the cache."""
+        """Count the tokens of a step after it has succeeded."""
         self.length += tokens
 
     def truncate(self, length: int) -> None:
-        """Drop all tokens from this position on, and the blocks that only they needed.
+        """Drop all tokens from a position on, and the blocks that only they use.
 
         Raises:
             ValueError: For a position beyond the last.

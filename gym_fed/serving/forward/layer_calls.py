@@ -1,8 +1,8 @@
 """A decoder layer's operations, computed immediately (``DirectCalls``) or recorded as a program (``RecordedCalls``).
 
-A program computes all layers of a step in one native call, with the same calls in the same order, so the results are
-bit-identical. It is valid for one number of rows, one set of variants and the blocks of one pool, and is recorded when
-such a step occurs for the second time, so steps that always differ are never recorded.
+A program computes all layers of a step in one native call, with the same operations in the same order, so results are
+bit-identical. It is valid for one number of rows, one set of variants and the blocks of one pool. It is recorded when
+such a step occurs for the second time, so that steps that always differ are not recorded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HeadSizes:
     scale: float
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, each ``[rows, heads, dim]``, and the view of both that are rotated."""
+        """Return queries, keys and values, each ``[rows, heads, dim]``, and the view of queries and keys."""
         heads, ends = qkv.view(len(qkv), -1, self.dim), (self.queries, self.queries + self.keys)
         return heads[:, : ends[0]], heads[:, ends[0] : ends[1]], heads[:, ends[1] :], heads[:, : ends[1]]
 
@@ -207,11 +207,11 @@ class RecordedCalls(LayerCalls):
 
 
 MAX_RECORDED_ROWS = 16
-"""Maximum rows of a recorded step: with more, products take far longer than Python, and some use other calls."""
+"""Maximum rows of a recorded step: with more, products take far longer than Python's overhead, and use other calls."""
 
 
 class RecordedLayers:
-    """One program; it holds references neither to the variants nor to the pool."""
+    """A recorded program, without references to the variants or the pool."""
 
     def __init__(self, program: Program, calls: RecordedCalls) -> None:
         self._program, self._products, self._windows = program, calls.products, calls.windows
@@ -231,7 +231,7 @@ class RecordedLayers:
 
 
 class Recording:
-    """The last kind of step on some buffers, and its program after the kind has occurred twice."""
+    """The kind of the last step on some buffers, and its program once the kind has occurred twice."""
 
     def __init__(self) -> None:
         self._kind: tuple[object, ...] | None = None
@@ -273,7 +273,7 @@ class Recording:
             try:
                 layers(calls)
             except NotRecordable:
-                return None  # so are all steps of this kind: do not try them again
+                return None  # no step of this kind is recordable, so do not try again
             self._layers = RecordedLayers(program, calls)
         return self._layers
 
@@ -289,13 +289,13 @@ class StepBuffers:
         self._views: dict[int, SimpleNamespace] = {}
 
     def clear(self) -> None:
-        """Drop everything, including recordings, which contain addresses of weights."""
+        """Free all buffers and recordings, which contain addresses of weights."""
         self._rows = 0
         self._held.clear()
         self._views.clear()
 
     def of(self, rows: int) -> SimpleNamespace:
-        """Return tensors of ``rows`` rows by name, with the previous step's contents, and their ``recording``."""
+        """Return tensors of ``rows`` rows by name, with undefined contents, and their ``recording``."""
         if rows > self._rows:
             self._rows = max(8, 1 << (rows - 1).bit_length())
             self._held = {name: torch.empty(self._rows, width) for name, width in self._widths.items()}

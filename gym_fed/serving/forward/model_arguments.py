@@ -1,4 +1,4 @@
-"""The arguments of transformers' models: whether they take positions, and their name for the cache."""
+"""Differences between transformers' models: arguments, rope types, their cache, and RWKV's weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def accepted(model: Any) -> frozenset[str]:
 
 
 def first_ids(model: Any, tokens: int) -> Tensor:
-    """Return the ids of a short text, which are valid for every vocabulary."""
+    """Return the ids of a short text that are valid in every vocabulary."""
     device = next(model.parameters()).device
     ids: Tensor = (torch.arange(tokens, device=device) + 1) % model.get_input_embeddings().weight.shape[0]
     return ids
@@ -58,21 +58,21 @@ def _ropes(model: Any) -> list[dict[str, Any]]:
 
 
 def text_arguments(model: Any, ids: Tensor, start: int = 0) -> dict[str, Any]:
-    """Return the arguments of a forward of tokens without a cache, before which a text has ``start`` tokens."""
+    """Return the arguments of a forward pass without a cache, for tokens that follow ``start`` others."""
     places = torch.arange(start, start + len(ids), device=ids.device)
     arguments = {"input_ids": ids[None], "position_ids": places[None], "use_cache": False}
     return {name: value for name, value in arguments.items() if name in accepted(model)}
 
 
 class CacheArgument:
-    """How a model accepts and returns its cache.
+    """The argument and output through which a model accepts and returns its cache.
 
     Args:
         model: The model.
-        used: False to have no cache.
+        used: Whether to use the cache.
 
     Attributes:
-        name: The name of the argument; None: the model has no cache.
+        name: The name of the argument; None without a cache.
     """
 
     @torch.inference_mode()
@@ -84,7 +84,7 @@ class CacheArgument:
             self._makes_none = getattr(output, self.name, None) is None  # RecurrentGemma
 
     def arguments(self, cache: Any) -> dict[str, Any]:
-        """Return the arguments for a cache; None means that of an empty text."""
+        """Return the arguments for a cache; None is the cache of an empty text."""
         if self.name is None:
             return {"use_cache": False} if "use_cache" in accepted(self._model) else {}
         if cache is None and self._makes_none:
@@ -94,8 +94,25 @@ class CacheArgument:
         return {"use_cache": True, self.name: cache}
 
     def of(self, output: Any, arguments: dict[str, Any]) -> Any:
-        """Return the cache after a forward with these arguments; None if the model has none."""
+        """Return the cache after a forward pass with these arguments; None if the model has no cache."""
         if self.name is None:
             return None
         cache = getattr(output, self.name, None)
         return arguments.get(self.name) if cache is None else cache
+
+
+def keep_weights(model: Any) -> int:
+    """Keep RWKV from dividing its own weights in inference, which only float16 needs; undo it if it already has.
+
+    Returns:
+        The setting to restore; 0: none.
+    """
+    every = (
+        getattr(model.config, "rescale_every", 0) if getattr(model.config, "model_type", "") == "rwkv" else 0
+    )
+    if every:
+        body = model.base_model.train()
+        body._rescale_layers()
+        body.eval()
+        model.config.rescale_every = 0
+    return int(every)

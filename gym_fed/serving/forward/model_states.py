@@ -1,7 +1,7 @@
-"""The state of requests on the general path: transformers' cache for one request or several, one per batch row.
+"""The state of requests on the general path: transformers' cache, with one batch row per request.
 
-Requests that are computed in one forward share a ``StateBatch``, whose keys are padded on the left to the longest. A
-request that is next computed with others is copied into a new batch (``join``); the old one is not changed.
+Requests that are computed in one forward pass share a ``StateBatch``, whose keys are padded on the left to the longest.
+A request that is then computed with others is copied into a new batch (``join``); the old one is not changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEQUENCES = ("keys", "values", "indexer_keys")
 _CARRIED = ("recurrent_states", "conv1d_state")
 """State that RecurrentGemma keeps in its modules instead of the cache."""
 _PADDING = 100.0
-"""Keys and values of padding. Far from 0, so that a model that attends to them fails its trial in bfloat16 too."""
+"""Keys and values of padding, far from 0 so that a model that attends to them fails its trial in bfloat16, too."""
 _NODES = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)
 
 
@@ -38,7 +38,7 @@ class StateBatch:
         cache: The model's own cache, or its list of tensors (RWKV).
         carried: The state of ``CarriedState``.
         size: The number of requests.
-        length: Tokens of the longest.
+        length: The number of tokens of the longest request.
     """
 
     cache: Any
@@ -54,12 +54,12 @@ class StateBatch:
 
     @property
     def known(self) -> bool:
-        """True if the cache is of transformers' own layers, or a list of tensors; not MiniMax's."""
+        """True if the cache is made of transformers' own layers, or is a list of tensors; not MiniMax's."""
         return type(self.cache) in (DynamicCache, list)
 
     @property
     def recurrent(self) -> bool:
-        """True if it has state besides keys and values."""
+        """True if it has state in addition to keys and values."""
         layers = getattr(self.cache, "layers", ())
         mixed = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
         return mixed or type(self.cache) is not DynamicCache or bool(self.carried)
@@ -86,7 +86,7 @@ class StateRow:
     row: int
 
     def alone(self, length: int) -> StateBatch:
-        """Return a batch of this request only, which has ``length`` tokens."""
+        """Return a batch of only this request, which has ``length`` tokens."""
         return self.batch if self.batch.size == 1 else join([self], [length])
 
 
@@ -110,7 +110,7 @@ def copied(row: StateRow, length: int) -> StateRow:
 
 
 def first_states(row: StateRow, length: int) -> list[Tensor]:
-    """Return one request's state of the first layer of each kind, where rounding errors have not accumulated."""
+    """Return one request's state in the first layer of each kind, where rounding errors have not accumulated."""
     batch = copied(row, length).batch
     layers = {type(layer): layer for layer in reversed(getattr(batch.cache, "layers", ()))}
     others = (
@@ -127,7 +127,7 @@ def _joined_batch(rows: Sequence[StateRow], lengths: Sequence[int]) -> StateBatc
 
 
 def _joined(name: str, values: list[Any], rows: Sequence[StateRow], lengths: Sequence[int]) -> Any:
-    """Join one attribute of the caches, of which ``values`` has one per request."""
+    """Join one attribute of the caches, given its value for each request."""
     first = values[0]
     if isinstance(first, Tensor):
         if first.ndim == 0 or first.shape[0] != rows[0].batch.size:
@@ -179,7 +179,7 @@ class CarriedState:
         self._locations = [(m, name) for m in model.modules() for name in _CARRIED if name in vars(m)]
 
     def put(self, carried: Sequence[Tensor | None] | None) -> None:
-        """Set the state; None means that of an empty text."""
+        """Set the state; None is the state of an empty text."""
         for at, (module, name) in enumerate(self._locations):
             setattr(module, name, None if carried is None else carried[at])
 

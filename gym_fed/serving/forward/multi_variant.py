@@ -1,7 +1,7 @@
 """A causal LM that serves requests of different variants in one forward pass, in any mix of prefill and decode.
 
-All tokens of a step are one packed sequence: ``attention`` keeps the requests apart, and rows get their own variants.
-Other models run on the general path, with transformers' own cache (``general``).
+All tokens of a step are one packed sequence, in which ``attention`` separates the requests. Models that do not support
+this run on the general path, with transformers' own cache (``general``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens, po
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.hooked import HookedForward
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
+from gym_fed.serving.forward.model_arguments import keep_weights
 from gym_fed.serving.forward.packed_base import PackedBase
 from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.plain_model import PlainModel, plain_layout
-from gym_fed.serving.forward.rescaling import keep_weights
 from gym_fed.serving.forward.segments import StepVariants
 from gym_fed.serving.forward.target_modules import ModelLayout
 from gym_fed.serving.forward.trial import base_format_for, kernel_for, prepare
@@ -42,11 +42,10 @@ _FORWARDS = {"decoder": 0, "transformers": 0, "general": 0}
 
 
 class MultiVariantModel:
-    """A model that is served until ``close``; one thread at a time. Its weights are never written to.
+    """A model that is served until ``close``. Not thread-safe. The weights are never modified.
 
     Steps are computed by ``Decoder`` if it supports the model's class, otherwise by transformers' forward pass, which
-    also computes everything that is merged or batched together. If that cannot compute packed steps either, they run on
-    the general path.
+    also computes merged and batched forward passes. If that cannot compute packed steps either, the general path does.
 
     Args:
         model: A transformers causal LM in float32 or bfloat16.
@@ -60,12 +59,12 @@ class MultiVariantModel:
     Attributes:
         base_format: The format of the linear layers in memory.
         packed: Whether the layers are packed, so that the model's own weights are gone.
-        forwards: Number of forwards by implementation; a step on the general path has one or more.
+        forwards: Number of forward passes by implementation; a step on the general path has one or more.
         products: Multiplications of a layer's packed deltas by form (``gym_quant.resident.Resident.form``) and kernel.
             ``decoded`` counts forms that the kernel does not multiply, and long prompts under ``exact``, for which
             deltas are decoded for a dense product.
-        described: The implementation of the steps, why it was chosen, and what requests share, for people.
-        attends_plainly: Whether no layer caps its scores, has sinks or a sliding window, as of the last step.
+        described: A description of the steps' implementation, why it was chosen, and what requests share.
+        attends_plainly: Whether no layer caps its scores, has sinks or a sliding window, according to the last step.
         pool: The blocks of ``new_cache``; it grows as needed.
 
     Raises:
@@ -135,7 +134,7 @@ class MultiVariantModel:
             prepare(self, self._decoder, stock, packed or None, packed_base)
             self.packed, self.base_format = bool(packed), packed or self.base_format
         self.pool = self._pool_of(kv_dtype)
-        self.forwards = Counter(_FORWARDS)  # without those of the trial
+        self.forwards = Counter(_FORWARDS)  # do not count the trial's
         self.described = f"{name}: steps by {self.forward}" + (why_not and f", as {why_not}")
         if self._general is not None:
             self.described += f"; {self._general.described}"
@@ -153,9 +152,8 @@ class MultiVariantModel:
                 forward.close()
         if self._rescale_every:
             self.model.config.rescale_every = self._rescale_every
-            self.model.base_model.layers_are_rescaled = (
-                False  # set by its forward pass, which divided nothing
-            )
+            # Its forward pass set this, although it divided nothing.
+            self.model.base_model.layers_are_rescaled = False
 
     def __enter__(self) -> MultiVariantModel:
         return self
@@ -187,7 +185,7 @@ class MultiVariantModel:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a token in the KV cache."""
+        """Bytes per token in the KV cache."""
         return self.pool.bytes_per_token
 
     def _try_packed(self, stock: Tensor, in_float32: bool) -> str:
@@ -248,8 +246,8 @@ class MultiVariantModel:
 
         Args:
             chunks: The chunks, each with its own cache.
-            merge: Whether to multiply base and delta at once (``MergedWeights``) if all chunks have one variant. Not
-                for serving: the last bits of an answer would depend on the other requests.
+            merge: Whether to multiply base and delta together (``MergedWeights``) if all chunks have one variant. Not
+                for serving, where the last bits of an answer would depend on other requests.
 
         Returns:
             Logits ``[rows, vocabulary]`` float32: the ``Chunk.rows`` of every chunk, in order. A broken variant
@@ -287,8 +285,7 @@ class MultiVariantModel:
         return added_tokens.stacked([logits[at] for at in places]), [states[at] for at in places]
 
     def _compute(self, chunks: Sequence[Chunk], merge: bool) -> tuple[Tensor, list[Tensor | None]]:
-        """Return the logits of chunks, and the hidden states of each that needs them, in one forward pass if
-        possible."""
+        """Return the logits of chunks, and the hidden states of those that need them."""
         if not any(chunk.variant is not None and chunk.variant.vocabulary for chunk in chunks):
             return self._forward(chunks, merge)
         if self._decoder is None and not self._head_is_plain:
@@ -339,12 +336,12 @@ class MultiVariantModel:
         batch: BatchAttention,
         merge: bool = False,
     ) -> Tensor:
-        """Run one forward pass of tokens that ``batch`` attends; only if ``attends_plainly``.
+        """Run one forward pass with the attention of ``batch``, for a model that ``attends_plainly``.
 
         Args:
             token_ids: The token ids of all texts, concatenated.
             positions: The position of each token in its text.
-            parts: Variant, tokens and wanted logits of each run of texts of one variant, in order.
+            parts: The variant, tokens and rows of logits of each run of texts of one variant, in order.
             wanted: The tokens after which logits ``[wanted, vocabulary]`` are computed, in order.
             batch: The attention, which separates the texts.
             merge: As in ``step``.
@@ -365,8 +362,7 @@ class MultiVariantModel:
 
     @property
     def whole_prompts(self) -> bool:
-        """True if a prompt must be computed in one forward pass, since its state cannot be extended by several
-        tokens."""
+        """True if a prompt must be computed in one forward pass, since its state cannot be extended by many tokens."""
         return self._general is not None and not self._general.continues
 
     @property
@@ -392,7 +388,7 @@ class MultiVariantModel:
 
 
 def _groups(chunks: Sequence[Chunk]) -> list[list[int]]:
-    """Group chunks by forward: those of a variant that replaces parameters get their own."""
+    """Group chunks by forward pass; a variant that replaces parameters gets its own."""
     groups: dict[LoadedVariant | None, list[int]] = {}
     for at, chunk in enumerate(chunks):
         alone = chunk.variant is not None and chunk.variant.replaced

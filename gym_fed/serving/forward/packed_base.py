@@ -1,7 +1,7 @@
 """The packed linear layers of a base, stored in a file that later runs memory-map.
 
-The file name has the digest of the base's float32 weights, the type that they were packed from, the format, and the
-version of the layout. The file holds the digest of every tensor, and the logits of the trial that preceded its writing.
+The file name has the digest of the base's float32 weights, the dtype that they were packed from, the format, and the
+version of the layout. The file holds the digest of every tensor, and the logits of the trial before it was written.
 It is written atomically, and only the most recently used files are kept. A file that does not match its name, or that
 others may write to, is logged and replaced.
 """
@@ -28,7 +28,7 @@ from gym_fed.core.portable import own_user
 from gym_fed.core.text import counted
 
 Pack = Callable[[str, str, Sequence[Tensor]], PackedLinear]
-"""A layer's name in the file, its format, and the weights ``[out, in]`` that are stacked in it."""
+"""Packs a layer; takes its name in the file, its format, and the weights ``[out, in]`` that are stacked in it."""
 Layers = dict[str, tuple[str, int, int]]
 """The format, ``out`` and ``in`` of each layer, by its name in the file."""
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Packer:
-    """Packs layer after layer without a file.
+    """Packs layers one after the other, without a file.
 
     Weights that are joined into one matrix share one buffer, since separate buffers would fragment memory.
     """
@@ -85,7 +85,7 @@ class PackedBase:
 
     Attributes:
         path: The path of the file.
-        logits: ``[3, vocabulary]`` float32, from the trial that preceded the file's writing; None if it is not mapped.
+        logits: ``[3, vocabulary]`` float32, from the trial before the file was written; None if it is not mapped.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class PackedBase:
         return self.logits is not None
 
     def open(self, layers: Layers) -> bool:
-        """Map the file if it holds exactly these layers and is safe. Otherwise log why; ``save`` replaces it."""
+        """Memory-map the file if it is safe and has these layers; otherwise log why, for ``save`` to replace it."""
         try:
             _require_safe(os.stat(self.path.parent))
             file = open_packed(self.path, _require_safe)
@@ -125,19 +125,19 @@ class PackedBase:
         except (CodecError, OSError) as error:
             _log.warning("%s: packing again: %s", self.path, error)
             return False
-        with suppress(OSError):  # the folder cannot be written to, but the file can be read
+        with suppress(OSError):  # the folder may be read-only
             os.utime(self.path)
         self._layers, self.logits = linears, logits
         return True
 
     def pack(self, name: str, format: str, weights: Sequence[Tensor]) -> PackedLinear:
-        """Return a layer from the file; if the file is not mapped, pack the layer for ``save`` to write."""
+        """Return a layer from the file, or pack it for ``save`` to write if the file is not mapped."""
         if name not in self._layers:
             self._layers[name] = self._packer(name, format, weights)
         return self._layers[name]
 
     def save(self, logits: Tensor) -> None:
-        """Write the file unless it is mapped. A full disk is only logged, since the layers are in memory.
+        """Write the file unless it is mapped; a full disk is only logged, since the layers are in memory.
 
         Args:
             logits: The logits of the trial with these layers.
@@ -154,7 +154,7 @@ class PackedBase:
             _require_safe(os.stat(folder))
             remove_left_parts(folder)
             if why := self._reason_without_room(num_bytes):
-                _log.warning("%s: the packed base is not saved: %s", self.path, why)
+                _log.warning("%s: the packed base was not saved: %s", self.path, why)
                 return
             _log.warning("writing the packed base to %s: %s bytes", self.path, f"{num_bytes:,}")
             with whole_file_in_place(self.path) as part:
@@ -162,15 +162,15 @@ class PackedBase:
                 part.chmod(0o600)
         except (CodecError, GymError, OSError) as error:
             _log.warning(
-                "%s: the packed base is not saved, so the next run packs it again: %s", self.path, error
+                "%s: the packed base was not saved, so the next run packs it again: %s", self.path, error
             )
             return
-        _log.info("the packed base is saved in %s; later runs memory-map it", self.path)
+        _log.info("the packed base was saved in %s; later runs memory-map it", self.path)
         self._remove_oldest()
 
     def _reason_without_room(self, num_bytes: int) -> str:
         if num_bytes > self._limit:
-            return f"it has {counted(num_bytes, 'byte')}, over packed_size, {self._limit:,}"
+            return f"it has {counted(num_bytes, 'byte')}, more than packed_size ({self._limit:,})"
         free = shutil.disk_usage(self.path.parent).free
         return (
             ""
@@ -182,7 +182,7 @@ class PackedBase:
         """Remove the least recently used files beyond the limits, except this one."""
         used: list[tuple[float, int, Path]] = []
         for file in self.path.parent.glob("*.safetensors"):
-            with suppress(FileNotFoundError):  # another server has just removed it
+            with suppress(FileNotFoundError):  # another server may have just removed it
                 status = file.stat()
                 used.append((status.st_mtime if file != self.path else float("inf"), status.st_size, file))
         room, count = self._limit, 0

@@ -1,12 +1,12 @@
-"""Attention for evaluation, in which no request waits: over texts as rows of a padded batch, and over trees of tokens.
+"""Attention for evaluation, over texts as rows of a padded batch, and over trees of tokens.
 
-A packed step attends to one cache after the other, since requests come and go. Scored texts and answers generated in
-lockstep start and advance together, so one batched attention serves them all. Only attention is padded; linear layers
-see real tokens only.
+A packed step attends to one cache after the other, since requests come and go. In evaluation, scored texts and answers
+generated in lockstep advance together, so one batched product serves them all. Only attention is padded; linear layers
+see only real tokens.
 
-In a tree, each token sees itself and its ancestors, and most pairs do not see each other: sibling branches, and later
-tokens. So a tree is cut into runs of tokens, each attended with only the keys that one of its tokens sees; runs of
-similar sizes are one product.
+In a tree, a token attends to itself and its ancestors, so most pairs are masked: sibling branches, and later tokens. A
+tree is therefore cut into runs of tokens, each with only the keys that one of its tokens attends to. Runs of similar
+sizes form one product.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class BatchCache:
         return _Prefill(self, first, last)
 
     def next_token(self) -> BatchAttention:
-        """Return the attention of a forward pass over one more token per text, which is counted in ``lengths``."""
+        """Return the attention of a forward pass over one more token per text, and count it in ``lengths``."""
         self.lengths = self.lengths + 1
         return _NextToken(self)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Continue with these texts only."""
+        """Drop all texts but these."""
         index = torch.tensor(rows, device=self._device)
         self.lengths = self.lengths[list(rows)]
         for layer, (keys, values) in self._layers.items():
@@ -136,7 +136,7 @@ class _NextToken:
 
 
 def _grouped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attend for ``[batch, heads, tokens, dim]``; heads that share a key head are stacked along the tokens."""
+    """Attend for ``[batch, heads, tokens, dim]``, with heads that share a key head stacked along the tokens."""
     batch, heads, tokens, dim = query.shape
     groups = heads // keys.shape[1]
     stacked = query.reshape(batch, keys.shape[1], groups * tokens, dim)
@@ -154,11 +154,11 @@ def mask_of(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 _MAX_RUN = 64
-"""Tokens of a run. In a text without branches, about half of a run's pairs with itself are masked."""
+"""Maximum tokens of a run. In a text without branches, about half of a run's pairs with itself are masked."""
 _MIN_RUN = 16
-"""Branches up to this length are attended with the next ones."""
+"""Branches up to this length are merged into one run with the next ones."""
 _PRODUCT_PAIRS = 4096
-"""The number of token pairs whose attention takes as long as one more product."""
+"""The number of token pairs whose attention takes as long as one additional product."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Product:
-    """Runs padded to one product: numbers of tokens ``[runs, queries]`` and ``[runs, keys]``, and their mask."""
+    """Runs padded to one product: token indices ``[runs, queries]`` and ``[runs, keys]``, and their mask."""
 
     queries: Tensor
     keys: Tensor
@@ -192,10 +192,10 @@ class _Product:
 
 
 class TreeAttention:
-    """The attention of several trees in one forward.
+    """The attention of several trees in one forward pass.
 
     Args:
-        visible: For each tree, ``[tokens, tokens] bool``: which tokens (columns) a token (row) sees.
+        visible: For each tree, ``[tokens, tokens] bool``: the tokens (columns) that a token (row) attends to.
         dtype: The model's dtype.
         device: The model's device.
     """
@@ -245,7 +245,7 @@ class TreeAttention:
 
 
 def _cuts(visible: np.ndarray) -> list[tuple[int, int]]:
-    """Cut a tree's tokens into runs: before a token that does not follow the previous one, and if a run is too long."""
+    """Cut a tree's tokens into runs, at tokens that do not follow the previous one, and where a run is too long."""
     follows = np.diagonal(visible, -1)
     starts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(visible)]
     cuts: list[tuple[int, int]] = []
@@ -260,18 +260,18 @@ def _cuts(visible: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _run(visible: np.ndarray, start: int, stop: int, first: int) -> _Run:
-    """Return a run of a tree whose first token is ``first`` of all."""
+    """Return a run of a tree that begins at the token ``first`` of all trees."""
     keys = np.flatnonzero(visible[start:stop].any(axis=0))
     return _Run(first + start, first + stop, first + keys, visible[start:stop, keys])
 
 
 def _groups(runs: Sequence[_Run]) -> list[list[_Run]]:
-    """Group runs into products: the parts of the sorted runs with the fewest pairs, padding included."""
+    """Group runs into products, so that all products together have the fewest pairs, padding included."""
     order = sorted(runs, key=lambda run: run.size)
     sizes = np.array([run.size for run in order])
     least, begin = [0.0], [0]
     for stop in range(1, len(order) + 1):
-        # For each first run of the last part.
+        # For each possible first run of the last product.
         most = np.maximum.accumulate(sizes[:stop][::-1], axis=0)[::-1]
         pairs = most.prod(axis=1) * np.arange(stop, 0, -1) + _PRODUCT_PAIRS + np.array(least)
         begin.append(int(pairs.argmin()))

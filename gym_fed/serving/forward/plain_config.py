@@ -1,4 +1,4 @@
-"""Read the ``config.json`` of a Llama, Qwen2, Qwen3 or Mistral that ``PlainModel`` supports."""
+"""Read the ``config.json`` of a Llama, Qwen2, Qwen3 or Mistral model that ``PlainModel`` supports."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _ROPE_KEYS = {"rope_type", "rope_theta"}
 
 @dataclass(frozen=True)
 class PlainConfig:
-    """The numbers of a config, under the names that transformers gives them.
+    """The values of a config that ``PlainModel`` needs, with transformers' names.
 
     Attributes:
         architecture: The name of the class in transformers.
-        rope_theta: The base of the rotation's frequencies; models with other kinds of rope are left to transformers.
+        rope_theta: The base of the rotary frequencies; models with other kinds of rope are left to transformers.
         qkv_bias: Whether queries, keys and values have biases.
         output_bias: Whether the attention's output has a bias.
         mlp_bias: Whether the feed-forward layers have biases.
@@ -60,7 +60,7 @@ class PlainConfig:
 def plain_config(folder: Path) -> PlainConfig | None:
     """Read the config of a model folder; None if transformers must load the model.
 
-    A missing key is never guessed: transformers has defaults for each class, and they change.
+    Missing keys are not filled in, since transformers' defaults depend on the class and change.
     """
     if (folder / "adapter_config.json").exists():
         return None
@@ -116,7 +116,7 @@ def _rope_theta(values: dict[str, Any]) -> float | None:
 
 
 def _attends_to_all(kind: str, values: dict[str, Any]) -> bool:
-    """Return whether no layer has a window."""
+    """Return True if no layer has a sliding window."""
     if any(layer != "full_attention" for layer in values.get("layer_types") or ()):
         return False
     if kind == "llama":

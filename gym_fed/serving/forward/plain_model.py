@@ -1,8 +1,8 @@
 """Llama, Qwen2, Qwen3 and Mistral as plain torch modules, with the parameter names of transformers.
 
-With these a server starts without importing transformers' models, which takes longer than importing torch. ``Decoder``
-computes the steps. The forward pass of this module follows the papers; the decoder is checked against it when a model
-is opened. Tests compare it with transformers' own.
+They let a server start without importing transformers' models, which takes longer than importing torch. ``Decoder``
+computes the steps. The forward pass here follows the papers; the decoder is checked against it when a model is opened,
+and tests compare it with transformers' own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gym_fed.serving.forward.target_modules import Kind, ModelLayout, TargetModu
 
 
 class PlainLinear(nn.Linear):
-    """A linear layer whose weight is given: torch's initialisation would import its compiler."""
+    """A linear layer without initialisation, since torch's would import its compiler."""
 
     def reset_parameters(self) -> None:
         """Do nothing: the weight is given."""
 
 
 class PlainEmbedding(nn.Embedding):
-    """An embedding whose weight is given."""
+    """An embedding without initialisation."""
 
     def reset_parameters(self) -> None:
         """Do nothing: the weight is given."""
@@ -146,11 +146,11 @@ class PlainBody(nn.Module):
 
 
 class PlainModel(nn.Module):
-    """A causal LM of given weights, for serving on a CPU.
+    """A causal LM with given weights, for serving on a CPU.
 
     Attributes:
         config: Its config.
-        digest: The digest of its weights in float32, as ``tensors_digest``; set by the loader.
+        digest: The digest of its weights in float32, as in ``tensors_digest``; set by the loader.
         name_or_path: Its folder; set by the loader.
         generation_config: An object with the ``eos_token_id`` of ``generation_config.json``.
     """
@@ -196,7 +196,7 @@ class PlainModel(nn.Module):
 
 
 def plain_layout(model: PlainModel, kernel: str) -> ModelLayout:
-    """Return what ``ModelLayout.of`` finds by running the model, without running it."""
+    """Return the same layout as ``ModelLayout.of``, without running the model."""
     parameters = dict(model.named_parameters())
     names = {id(parameter): name for name, parameter in parameters.items()}
     target_modules: list[TargetModule] = []

@@ -1,6 +1,6 @@
-"""The rows of a step by variant, and the terms that the variants add to them at each module.
+"""The rows of a step by variant, and the terms that variants add to them at each module.
 
-Input and output are in the base's dtype, or in float32 with deltas in the base's dtype.
+Inputs and outputs are in the base's dtype, or in float32 with deltas in the base's dtype.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Segments:
     """The rows of each variant at a module: of all tokens of a step, or of those with logits.
 
     Attributes:
-        spans: The variant's number, first row, and row after the last, for each span; rows of the base are in none.
+        spans: The variant's number, first row, and row after the last, of each span; rows of the base are not included.
         total: The number of rows.
         bulk_rows: Minimum rows of a bulk span, which is multiplied as one matrix instead of row by row.
     """
@@ -97,7 +97,7 @@ class Segments:
         return int(self.few_owners.ctypes.data)
 
     def few_in(self, packed: Packed) -> IndexArray:
-        """Return ``few_index`` in the numbers of a layer's own batch."""
+        """Return ``few_index`` with variants numbered as in a layer's own batch."""
         if packed.place is None:
             return self.few_index
         key = packed.place.tobytes()
@@ -106,12 +106,12 @@ class Segments:
         return self._places[key]
 
     def all_in(self, packed: Packed) -> IndexArray:
-        """Return ``owners`` in the numbers of a layer's own batch."""
+        """Return ``owners`` with variants numbered as in a layer's own batch."""
         owners: IndexArray = self.owners.numpy()
         return owners if packed.place is None else packed.place[owners]
 
     def foreign(self, owners: tuple[int, ...]) -> Tensor:
-        """Return ``[owned rows, ranks] bool``: true if a rank belongs to a different variant from the row's."""
+        """Return ``[owned rows, ranks] bool``: True where a rank belongs to a different variant than the row."""
         mask = self._masks.get(owners)
         if mask is None:
             ranks = torch.tensor(owners, device=self.device)
@@ -140,7 +140,7 @@ class StepRows:
     products: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Multiplications of packed deltas by form and kernel; ``decoded`` for a bulk span."""
     merged: MergedWeights | None = None
-    """The sums of base and delta, if all rows belong to one variant whose products may be merged with the base's."""
+    """The sums of base and delta, if all rows belong to one variant and merging is allowed."""
     product: Tensor | None = None
     """The merged product of the linear layer being computed."""
     _given: Tensor | None = None
@@ -148,7 +148,7 @@ class StepRows:
     _tables: dict[str, object | None] = field(default_factory=dict)
 
     def few(self, x: Tensor, flat: Tensor, rows: Segments) -> Tensor:
-        """Return the rows that are multiplied one by one, float32. Query, key and value share them with their input."""
+        """Return the rows that are multiplied one by one, as float32. Query, key and value share them."""
         if self._given is not x or self._few is None:
             some = flat if rows.few is None else flat.index_select(0, rows.few)
             self._given, self._few = x, some.to(torch.float32).contiguous()
@@ -156,18 +156,18 @@ class StepRows:
         return self._few
 
     def tables(self, batch: ResidentBatch, some: Tensor) -> object | None:
-        """Return the look-up tables that batches with one kernel share for the rows of ``few``, if it needs any."""
+        """Return look-up tables for the rows of ``few``, shared by batches with the same kernel; None if not needed."""
         if batch.kernel not in self._tables:
             self._tables[batch.kernel] = batch.tables(some, None, self.path)
         return self._tables[batch.kernel]
 
     def forget_input(self) -> None:
-        """Forget the shared rows, before a module whose input reuses another's tensor."""
+        """Drop the shared rows, before a module whose input is in a reused buffer."""
         self._given = None
 
 
 _BULK_ROWS = {"cpu": 512}
-"""Rows of one variant from which the kernel ``exact`` decodes its bits for a dense product. On a CPU both are about
+"""Minimum rows of one variant for which the kernel ``exact`` decodes bits for a dense product. On a CPU both are about
 equally fast up to 256 rows (4096 x 4096, bfloat16, one core: 64 rows 37 ms against 59, 256 rows 112 against 122); by
 look-up, 512 rows take 21 ms, and a bfloat16 product of the base 82."""
 _BULK_ROWS_ELSEWHERE = 32
@@ -187,7 +187,7 @@ class StepVariants:
     def __init__(self, layout: ModelLayout) -> None:
         self._layout, self._device = layout, torch.device(layout.device)
         self._actives: dict[tuple[LoadedVariant, ...], ActiveVariants] = {}
-        """The sets of variants of the last step's forwards."""
+        """The sets of variants in the forward passes of the last step."""
         exact = _BULK_ROWS.get(self._device.type, _BULK_ROWS_ELSEWHERE)
         self.bulk_rows = exact if layout.kernel == "exact" else sys.maxsize
         self.products: Counter[tuple[str, str]] = Counter()
@@ -197,7 +197,7 @@ class StepVariants:
         self._actives.clear()
 
     def keep(self, variants: Iterable[LoadedVariant | None]) -> None:
-        """Drop the references to variants that are not among those of the next step."""
+        """Drop the references to variants that the next step does not use."""
         kept = set(variants)
         self._actives = {key: active for key, active in self._actives.items() if kept.issuperset(key)}
 
@@ -207,8 +207,8 @@ class StepVariants:
         """Return the rows of a step; None if all belong to the base.
 
         Args:
-            parts: For each run of rows in order: its variant, tokens, and rows of logits.
-            merge: Whether base and delta may be multiplied at once if all rows belong to one variant.
+            parts: The variant, number of tokens, and rows of logits of each run of rows, in order.
+            merge: Whether base and delta may be multiplied together if all rows belong to one variant.
         """
         variants = tuple(sorted({variant for variant, _, _ in parts if variant is not None}, key=id))
         if not variants:
@@ -265,7 +265,7 @@ def add_linear(
         step.products[Factors.form, "torch"] += 1
         a, b, owners = plan.factors.stacked
         some = flat if rows.owned is None else flat.index_select(0, rows.owned)
-        # Filled, not multiplied by 0: another variant's factors may be so large that they give infinities here.
+        # Filled, not multiplied by 0, since another variant's factors may be so large that they give infinities here.
         inner = (some.to(a.dtype) @ a.T).masked_fill_(rows.foreign(owners), 0.0)
         _add_to(y, rows.owned, inner @ b)
     if plan.dense:

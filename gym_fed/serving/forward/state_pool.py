@@ -1,8 +1,8 @@
-"""The memory of requests on the general path, counted in blocks as for the paged KV cache.
+"""The memory of requests on the general path, counted in blocks like the paged KV cache.
 
-The tensors are transformers' own and are not in the blocks. The pool only limits how many requests run, with the same
+The tensors are transformers' own, outside the blocks. The pool only limits how many requests run, with the same
 interface as ``KVPool``: a request takes blocks for its fixed state, and one for every 16 tokens. Padding of requests
-that share a forward is not counted: it is at most as much again (``GeneralForward``).
+that share a forward pass is not counted; it at most doubles the memory (``GeneralForward``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StatePool(KVPool):
     """The blocks of one model's requests.
 
     Args:
-        bytes_limit: As for ``KVPool``.
+        bytes_limit: See ``KVPool``.
         token_bytes: Bytes that a token adds to the state.
         fixed_bytes: Bytes of a request's state that do not depend on its length.
         dtype: The dtype of the model.
@@ -91,9 +91,9 @@ class StateCache(KVCache):
     """The state of one request's tokens; ``GeneralForward`` computes it.
 
     Attributes:
-        row: The state; None: it must be computed from the tokens.
-        ids: Its tokens so far.
-        pictures: The picture features among them, each with the token that they count from.
+        row: The state; None if it must be recomputed from the tokens.
+        ids: The tokens so far.
+        pictures: The picture features of these tokens, each with the token from which its rows count.
     """
 
     pool: StatePool
@@ -105,7 +105,7 @@ class StateCache(KVCache):
         self.pictures: list[tuple[int, EmbeddedRows]] = []
 
     def drop_unfinished(self) -> None:
-        """Drop the tokens of a step whose later forward failed, so that they are not computed twice."""
+        """Drop the tokens of a step in which a later forward pass failed, so that they are not computed twice."""
         if len(self.ids) != self.length:
             del self.ids[self.length :]
             self.pictures = [(start, rows) for start, rows in self.pictures if start < self.length]

@@ -1,8 +1,8 @@
 """The target modules of a base, which a variant may change, and how each of them uses its parameters.
 
-Class names are not trusted: two small forwards show which modules see every token once, and along which axis, and a
+Class names are not trusted. Two small forward passes show which modules see every token once, and along which axis; a
 norm's formula is checked on the norm itself. A parameter for which this fails (experts, convolutions, SSM parameters)
-is replaced as a whole, in forwards of one variant. A variant of parameters outside the language model is refused.
+is replaced as a whole, in forward passes of one variant. Variants cannot change parameters outside the language model.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class TargetParameter:
     Attributes:
         shape: The shape of the parameter.
         kind: ``matrix`` of a linear layer, an embedding or both; ``transposed`` (GPT-2's Conv1D), ``norm``, ``bias``;
-            ``replaced`` for every other (experts, convolutions, state).
-        refusal: Why no variant may change it; empty if one may.
+            ``replaced`` for all others (experts, convolutions, state).
+        refusal: Why variants may not change it; empty if they may.
     """
 
     shape: tuple[int, ...]
@@ -53,13 +53,13 @@ class TargetModule:
     Attributes:
         module: The name of the module.
         kind: The kind of computation.
-        weight: The name of its weight among the base's parameters (a tied head has the embedding's).
+        weight: The name of its weight among the base's parameters; that of the embedding for a tied head.
         bias: The name of its bias.
-        token_axis: The axis of a norm's input along which the tokens lie.
-        normalised: The normal form that a norm multiplies with its weight.
+        token_axis: The token axis of a norm's input.
+        normalised: The normalisation whose result a norm multiplies by its weight.
         eps: The norm's epsilon.
-        multiplier: The factor of an embedding's rows.
-        head: Whether it sees only the tokens whose logits are needed.
+        multiplier: The factor that an embedding applies to its rows.
+        head: Whether it receives only the tokens whose logits are needed.
     """
 
     module: str
@@ -75,7 +75,7 @@ class TargetModule:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """The layout of a base, as ``load_variant_weights`` and the multi-variant step need it; read-only, for any thread.
+    """The layout of a base, for ``load_variant_weights`` and the multi-variant step; immutable.
 
     Attributes:
         parameters: Every parameter, under its name in ``model_tensors``.
@@ -96,13 +96,13 @@ class ModelLayout:
     @classmethod
     @torch.inference_mode()
     def of(cls, model: Any, kernel: str = "exact", *, cached: bool = False) -> ModelLayout:
-        """Inspect a transformers causal LM, running it on a few tokens.
+        """Inspect a transformers causal LM by running it on a few tokens.
 
         Args:
             model: The model.
             kernel: The kernel for sign deltas.
-            cached: Whether to use the model's cache, too: some modules then see earlier tokens again (Kimi-Linear), or
-                are not called for a single token.
+            cached: Whether to use the model's cache as well; some modules then see earlier tokens again (Kimi-Linear),
+                or are not called for a single token.
         """
         parameters = dict(model.named_parameters())
         first = next(iter(parameters.values()))
@@ -166,17 +166,17 @@ _Calls = dict[str, list[tuple[Tensor, Tensor]]]
 
 
 def _watched(model: Any, tokens: int, **arguments: Any) -> _Calls:
-    """Record the calls of modules in a forward of one text without a cache."""
+    """Record the calls of modules in a forward pass of one text without a cache."""
     with _recorded(model) as calls:
         model(**text_arguments(model, first_ids(model, tokens)), **arguments)
     return calls
 
 
 def _watched_decode(model: Any) -> _Calls | None:
-    """Record the calls of modules in a forward of one token after others; None if the model has no cache."""
+    """Record the calls of modules in a forward pass of one more token; None if the model has no cache."""
     cache, ids = CacheArgument(model), first_ids(model, _LONG + 1)
     if cache.name is None:
-        return None  # every forward is one of a whole text
+        return None  # every forward pass computes a whole text
     arguments = text_arguments(model, ids[:_LONG]) | cache.arguments(None)
     after = cache.of(model(**arguments), arguments)
     with _recorded(model) as calls:
@@ -186,7 +186,7 @@ def _watched_decode(model: Any) -> _Calls | None:
 
 @contextmanager
 def _recorded(model: nn.Module) -> Iterator[_Calls]:
-    """Record input and output of every call of a module with parameters of its own, in order of the first call."""
+    """Record input and output of every call of a module that has parameters, in order of the first call."""
     calls: _Calls = {}
     handles = []
     for name, module in model.named_modules():
@@ -204,7 +204,7 @@ def _recorded(model: nn.Module) -> Iterator[_Calls]:
                     args and isinstance(args[0], Tensor) and not any(isinstance(o, Tensor) for o in others)
                 )
                 if alone and isinstance(output, Tensor):
-                    # Copied, since CTRL multiplies its embedding's output in place.
+                    # Cloned, since CTRL multiplies its embedding's output in place.
                     calls.setdefault(name, []).append((args[0].clone(), output.clone()))
 
             handles.append(module.register_forward_hook(note, with_kwargs=True))
@@ -249,7 +249,7 @@ def _target_module(
 def _embedding(
     name: str, module: nn.Embedding, weight: str | None, given: Tensor, output: Tensor
 ) -> tuple[TargetModule | None, str]:
-    """Recognise an embedding: rows of the weight, perhaps times one number (Gemma)."""
+    """Recognise an embedding: rows of the weight, possibly multiplied by one number (Gemma)."""
     shown = f"{type(module).__name__} {name!r}"
     if given.numel() != _LONG or given.dtype.is_floating_point or module.max_norm is not None:
         return None, f"{shown} does not look up one row per token"
@@ -285,7 +285,7 @@ def _norm(
 
 
 def normal_form(x: Tensor, kind: Literal["rms", "layer"], eps: float) -> Tensor:
-    """Return the value that a norm multiplies with its weight, in float32."""
+    """Return the value that a norm multiplies by its weight, in float32."""
     wide, size = x.to(torch.float32), (x.shape[-1],)
     if kind == "rms":
         return functional.rms_norm(wide, size, eps=eps)

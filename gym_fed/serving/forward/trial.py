@@ -1,8 +1,8 @@
 """Check, before a model is served, that packed steps can compute it and give the same logits as transformers.
 
-Properties that can be checked without running the model come first. Then logits are compared: those of a model that
-``Decoder`` computes in float32 whatever the dtype of its weights, so that rounding is not part of the difference;
-others in the model's own dtype on both sides. The ``auto`` formats are resolved here, too.
+Properties that can be checked without running the model come first. Then logits are compared. If ``Decoder`` computes
+the model, they are in float32 for any dtype of the weights, to exclude rounding; otherwise they are in the model's own
+dtype on both sides. The ``auto`` formats are also resolved here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WINDOWED = ("full_attention", "sliding_attention")
 
 
 def require_servable(model: nn.Module, kernel: str) -> None:
-    """Refuse a model that cannot be served, as far as is known without running it."""
+    """Refuse a model that cannot be served, as far as can be determined without running it."""
     name = type(model).__name__
 
     def refuse(why: str, hint: str) -> GymError:
@@ -92,7 +92,7 @@ def unservable(model: Any, error: Exception) -> GymError:
 
 
 def unpacked(model: Any) -> str:
-    """Return why packed steps cannot compute a model, as far as is known without running it; empty if they may."""
+    """Return why packed steps cannot compute a model, judged without running it; empty if there is no known reason."""
     if isinstance(model, PlainModel):
         return ""
     if not (model._supports_attention_backend or _decoder_supports_it(model)):
@@ -106,7 +106,7 @@ def unpacked(model: Any) -> str:
 
 
 def _decoder_supports_it(model: Any) -> bool:
-    """Return True if the attention of the language model within a model of sound (Qwen2-Audio) can be replaced."""
+    """Return True if the attention of the language model inside an audio model (Qwen2-Audio) can be replaced."""
     decoder = model.get_decoder()
     return decoder is not model and bool(getattr(decoder, "_supports_attention_backend", False))
 
@@ -204,19 +204,19 @@ class PackedSteps(Protocol):
 
 
 def tokens(vocabulary: int) -> list[int]:
-    """Return five tokens, none of the first of the vocabulary, which are often special and handled arbitrarily."""
+    """Return five tokens, avoiding the first of the vocabulary, which are often special tokens."""
     return [(2 * at + 3) * vocabulary // 14 for at in range(5)]
 
 
 def parts(vocabulary: int) -> list[list[int]]:
-    """Split these tokens into chunks of a prompt, so that the last three have logits."""
+    """Split ``tokens`` into chunks of a prompt, so that the last three have logits."""
     ids = tokens(vocabulary)
     return [ids[:3], ids[3:4], ids[4:]]
 
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Compute activations in float32 within the block, with the same weights, which are widened block by block.
+    """Compute activations in float32 within the block; weights are converted block by block.
 
     Args:
         model: A model with only linear layers and embeddings from ``torch.nn``, and norms that follow their input's
@@ -243,7 +243,7 @@ def _linear(module: nn.Linear, x: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def transformers_logits(model: Any) -> Tensor:
-    """Return the logits of transformers' own forward for ``tokens``: ``[5, vocabulary]`` float32."""
+    """Return the logits of transformers' own forward pass for ``tokens``: ``[5, vocabulary]`` float32."""
     embedding = model.get_input_embeddings().weight
     ids = torch.tensor(tokens(embedding.shape[0]), device=embedding.device)
     out = model(**text_arguments(model, ids))
@@ -251,7 +251,7 @@ def transformers_logits(model: Any) -> Tensor:
 
 
 def step_logits(served: PackedSteps) -> Tensor:
-    """Return packed steps' logits for the last three ``tokens``, as a prompt in chunks next to another request."""
+    """Return the logits of packed steps for the last three ``tokens``, computed in chunks alongside another request."""
     cache, other = served.new_cache(), served.new_cache()
     logits = []
     for part in parts(served.vocabulary):
@@ -270,9 +270,9 @@ def tolerance(served: PackedSteps) -> float:
 
 
 def require_same(served: PackedSteps, stock: Tensor) -> None:
-    """Compare the logits of packed steps with those of the stock forward.
+    """Compare the logits of packed steps with those of the stock forward pass.
 
-    Mapped weights are released afterwards: both sides have read all of them, and packing reads them one by one.
+    The pages of memory-mapped weights are released afterwards, since packing reads the weights one by one.
 
     Args:
         served: The model; its pool is in float32 if activations are.
@@ -296,7 +296,7 @@ def require_same(served: PackedSteps, stock: Tensor) -> None:
 
 
 def require_windows(model: Any, windows: dict[int, int | None]) -> None:
-    """Check that every layer passed the sliding window of its config, which a trial is too short to show."""
+    """Check that every layer passed the sliding window of its config, since a trial's text is too short to show it."""
     config: Any = model.config.get_text_config()
     size = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -315,17 +315,17 @@ def require_windows(model: Any, windows: dict[int, int | None]) -> None:
 
 
 LOSS = {"bfloat16": 5e-2, "int8": 0.4}
-"""Maximum loss of the logits' norm by format; measured on SmolLM2, gym-nano and random models: 4.7e-3 and 8e-2."""
+"""Maximum relative error of the logits by format; measured on SmolLM2, gym-nano and random models: 4.7e-3 and 8e-2."""
 MAX_LOSS = 0.7
-"""Maximum loss for int4, which loses up to 0.16 on these models, and for formats from other packages."""
+"""Maximum error for int4, which has up to 0.16 on these models, and for formats from other packages."""
 SAME = 5e-3
-"""The tolerance for the same weights by other kernels, or by torch. Measured in all formats: at most 3.3e-4."""
+"""Tolerance between kernels, or a kernel and torch, with the same weights. Measured in all formats: at most 3.3e-4."""
 
 
 def prepare(
     served: PackedSteps, decoder: Decoder, stock: Tensor | None, format: str | None, kept: PackedBase | None
 ) -> None:
-    """Compare, pack, and compare again.
+    """Compare logits, pack the weights, and compare again.
 
     Args:
         served: The model, computed by the decoder.
@@ -360,7 +360,7 @@ def prepare(
         limit = LOSS.get(format, MAX_LOSS)
         _require(logits, stock[2:], limit, f"packed {format}", "choose another base_format")
     for weight in served.model.parameters():
-        release_pages(weight)  # of the embedding, which the comparisons read
+        release_pages(weight)  # the comparisons have read the embedding
     if kept is not None:
         kept.save(logits)
 
@@ -369,7 +369,7 @@ _REPORT = "set GYM_KERNELS=torch, which avoids the native code, and report it wi
 
 
 def _decoded(served: PackedSteps, decoder: Decoder) -> Tensor:
-    """Compute the same logits from one chunk, so that every weight is decoded once."""
+    """Compute the logits of ``step_logits`` from one chunk, so that every weight is decoded once."""
     with decoder.compared():
         return served.step([Chunk(tokens(served.vocabulary), served.new_cache(), num_logits=3)])
 

@@ -1,7 +1,7 @@
-"""The in-memory form of a variant: the delta of each parameter, its loading, and the source that supplies variants.
+"""The in-memory form of variants: the delta of each parameter, loading, and the source that supplies variants.
 
-The delta's codec decides (``Codec.resident``): a form that stays packed, or factors. Deltas of other codecs are decoded
-once, to the base's dtype.
+The delta's codec determines the form (``Codec.resident``): packed, or factors. Deltas of other codecs are decoded when
+they are loaded, to the base's dtype.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class VariantWeight(ABC):
     @property
     @abstractmethod
     def resident_bytes(self) -> int:
-        """Bytes of memory that it takes."""
+        """Bytes in memory."""
 
     def rows(self, rows: Tensor) -> Tensor:
         """Return rows ``[n] int64`` of a matrix's delta as ``[n, cols]``, for embeddings."""
@@ -47,9 +47,9 @@ class VocabularyRows:
 
     Attributes:
         first: The token of the first row.
-        embeddings: What the embedding returns for each token, ``[rows, hidden]``.
+        embeddings: The embedding module's output for each token, ``[rows, hidden]``.
         head: The rows of the head, ``[rows, hidden]``.
-        bias: Their biases ``[rows]``; None without.
+        bias: The biases of the head's rows, ``[rows]``; None if the head has no bias.
     """
 
     first: int
@@ -64,7 +64,7 @@ class VocabularyRows:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of memory that they take."""
+        """Bytes in memory."""
         tensors = (self.embeddings, self.head, *(() if self.bias is None else (self.bias,)))
         return sum(tensor.nbytes for tensor in tensors)
 
@@ -76,7 +76,7 @@ class VariantTokens:
     Attributes:
         delta_sha256: The SHA-256 of the variant's file.
         tokens: The tokens.
-        size: The number of token ids; None: the base's.
+        size: The number of token ids; None if it is the base's.
     """
 
     delta_sha256: str
@@ -89,11 +89,11 @@ class LoadedVariant:
     """The deltas that a variant adds to the base.
 
     Attributes:
-        name: The name of the variant that it was first loaded for; other variants with the same file share it.
-        delta_sha256: The SHA-256 of its file.
+        name: The variant for which the file was loaded; other variants with the same file share this object.
+        delta_sha256: The SHA-256 of the file.
         weights: The deltas by name of the base's parameter; absent parameters are unchanged.
-        resident_bytes: Bytes of memory that it takes.
-        vocabulary: The rows of its added tokens; None: it has the base's vocabulary.
+        resident_bytes: Bytes in memory.
+        vocabulary: The rows of its added tokens; None if it has the base's vocabulary.
     """
 
     name: str
@@ -104,7 +104,7 @@ class LoadedVariant:
 
     @cached_property
     def replaced(self) -> dict[str, Tensor]:
-        """The parameters that replace the base's; a variant with any has its forwards to itself."""
+        """The parameters that replace the base's; a variant that has any does not share forward passes."""
         return {name: o.parameter for name, o in self.weights.items() if isinstance(o, ReplacedWeight)}
 
 
@@ -126,16 +126,16 @@ class VariantSource(Protocol):
         """
 
     def added_tokens(self, name: str) -> VariantTokens | None:
-        """Return the tokens that a variant adds to the base's tokenizer; None without any. May block briefly."""
+        """Return the tokens that a variant adds to the base's tokenizer, or None. May block briefly."""
 
     def lacks_room(self, name: str) -> bool:
-        """Return whether a variant for which ``poll`` returned None waits for the release of others in use."""
+        """Return True if a variant for which ``poll`` returned None is waiting for memory that other variants use."""
 
     def acquire(self, name: str) -> LoadedVariant:
-        """Wait for the variant and return it, pinned until ``release``. Raises like ``poll``."""
+        """Wait for the variant, and return it, pinned until ``release``; raises like ``poll``."""
 
     def release(self, variant: LoadedVariant) -> None:
-        """End one use of it."""
+        """Unpin one use of a variant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,7 @@ class PackedWeight(VariantWeight):
 
 @dataclass(frozen=True, eq=False)
 class FactorWeight(VariantWeight):
-    """A low-rank delta as its factors; ``transposed`` if the parameter lies ``[in, out]``."""
+    """The factors of a low-rank delta; ``transposed`` if the parameter is stored as ``[in, out]``."""
 
     held: ResidentFactors
     transposed: bool = False
@@ -209,11 +209,11 @@ class ReplacedWeight(VariantWeight):
 
 
 def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, VariantWeight]:
-    """Load a delta into memory. No tensor views the file afterwards, and the file's pages are released.
+    """Load a delta into memory. The tensors do not reference the file, whose pages are released.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` for a tensor that the base lacks or has in another shape; ``MODEL_INVALID`` for one
-            that the multi-variant step cannot add to; ``DELTA_INVALID`` if its codec fails. All name the tensor.
+        GymError: ``BASE_MISMATCH`` for a tensor that the base lacks or has in a different shape; ``MODEL_INVALID`` for
+            one that the multi-variant step cannot add to; ``DELTA_INVALID`` if its codec fails. All name the tensor.
     """
     require_servable_delta(delta, layout)
     weights: dict[str, VariantWeight] = {}
@@ -231,10 +231,10 @@ def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, Var
 
 
 def require_servable_delta(delta: DeltaFile, layout: ModelLayout) -> None:
-    """Check from its manifest that a delta can be served as a variant of a base.
+    """Check by its manifest that a delta can be served as a variant of a base.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` or ``MODEL_INVALID``, as ``load_variant_weights``.
+        GymError: ``BASE_MISMATCH`` or ``MODEL_INVALID``, as in ``load_variant_weights``.
     """
     _vocabulary_modules(delta, layout)
     for record in delta.manifest.tensors:
@@ -265,7 +265,7 @@ def loaded_variant(name: str, delta: DeltaFile, layout: ModelLayout, sha256: str
 
 
 def _vocabulary_modules(delta: DeltaFile, layout: ModelLayout) -> tuple[TargetModule, TargetModule] | None:
-    """Return the embedding and the head whose rows a delta extends; None if it does not.
+    """Return the embedding and the head to which a delta adds rows; None if it adds none.
 
     Raises:
         GymError: ``MODEL_INVALID`` if other modules of the base also depend on the vocabulary's size.
@@ -334,7 +334,7 @@ def _variant_weight(delta: DeltaFile, record: TensorRecord, layout: ModelLayout)
 
 
 def _require_finite(name: str, values: Tensor) -> None:
-    """Check values in the step's dtype, since one product has the factors of all variants.
+    """Check values in the step's dtype, since the factors of all variants share one product.
 
     Raises:
         CodecError: For infinities and NaN.
@@ -344,14 +344,14 @@ def _require_finite(name: str, values: Tensor) -> None:
 
 
 MAX_KEPT_BYTES = 64 << 20
-"""Maximum bytes of sums that are kept."""
+"""Maximum bytes of cached sums."""
 
 
 class MergedWeights:
-    """Sums of base and delta, for forwards in which all rows belong to one variant.
+    """Sums of base and delta, for forward passes in which all rows belong to one variant.
 
     Args:
-        bulk_rows: A sum that is not kept is computed only for this many rows or more.
+        bulk_rows: Minimum rows for which a sum that is not cached is computed.
     """
 
     def __init__(self, bulk_rows: int) -> None:
@@ -360,9 +360,9 @@ class MergedWeights:
         self._bytes = 0
 
     def product(self, name: str, module: nn.Module, delta: VariantWeight | None, x: Tensor) -> Tensor | None:
-        """Return ``x @ (weight + delta).T + bias``, or None if both products must be computed separately.
+        """Return ``x @ (weight + delta).T + bias``, or None if base and delta must be multiplied separately.
 
-        That is the case in bfloat16, in which a sum would lose a small delta.
+        In bfloat16 they must, since a sum would lose a small delta.
         """
         weight, bias = module.weight, module.bias
         assert isinstance(weight, Tensor)
