@@ -1,11 +1,11 @@
-"""Admission of waiting requests: the least served user's first, if its variant is loaded and KV blocks are free.
+"""Admission of waiting requests, and the prefix cache. The least served user's request is admitted first.
 
-A prompt reuses the KV blocks of an earlier one with the same prefix. Only full blocks are kept. They are looked up by a
-chain: the scope, the tokens of the first block, then those of the next. Keys are the tokens themselves and not their
-hashes, so collisions cannot be constructed; pictures are represented by their digests. A scope is one variant (by its
-digest, or the base) and one user, so that no user learns what another has sent, not even from an answer's timing.
-Unused blocks stay until others need them. Then the least recently used block is evicted; the end of a prompt is evicted
-before its beginning.
+A request is admitted when its variant is loaded and KV blocks are free. A prompt reuses the KV blocks of an earlier one
+with the same prefix. Only full blocks are cached. They are looked up by a chain: the scope, the tokens of the first
+block, then those of the next. Keys are the tokens themselves and not their hashes, so collisions cannot be constructed;
+pictures are represented by their digests. A scope is one variant (by its digest, or the base) and one user, so that no
+user learns what another has sent, not even from an answer's timing. Unused blocks stay until others need them. The
+least recently used block is then evicted; the end of a prompt is evicted before its beginning.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("gym_fed")
 
 _MAX_LOADING = 64
-"""Maximum number of variants that load concurrently; more would evict one another."""
+"""Maximum number of variants that load concurrently; more would evict each other."""
 
 _BYPASS_TIMEOUT_SECONDS = 5.0
-"""Seconds for which others may bypass a request whose variant has no room because their variants are in use. After
-that, no other request with a variant is admitted before it, which prevents starvation. A slow load may always be
-bypassed."""
+"""Seconds for which others may bypass a request whose variant does not fit into memory next to those in use. After
+that, no other request with a variant is admitted before it, which prevents starvation. A request that waits for a slow
+load may always be bypassed."""
 
 
 class KVAllocator(Protocol):
-    """Gives a request the memory that it needs to run."""
+    """Allocates the KV cache of requests."""
 
     def allocate(self, request: ScheduledRequest) -> bool:
-        """Allocate it; returns False if there is no room yet."""
+        """Allocate a request's cache; return False if there is no room yet."""
 
 
 class AdmissionQueue:
@@ -82,7 +82,7 @@ class AdmissionQueue:
         self.waiting.put(request)
 
     def put_back(self, request: ScheduledRequest) -> None:
-        """Put a preempted request at the front of its user's queue. It keeps its variant."""
+        """Put a preempted request at the front of its user's queue; its variant stays pinned."""
         self.waiting.put(request, front=True)
 
     def admit(self, count: int) -> list[ScheduledRequest]:
@@ -97,7 +97,7 @@ class AdmissionQueue:
         return admitted
 
     def release(self, request: ScheduledRequest) -> None:
-        """Unpin a request's variant. The source's errors are logged, since they must not affect the running answers."""
+        """Unpin a request's variant. Errors of the source are logged, since they must not affect running answers."""
         variant, request.variant = request.variant, None
         if variant is None or self._source is None:
             return
@@ -138,7 +138,7 @@ class AdmissionQueue:
             self._tokens.charge(request.user, PROMPT_WEIGHT * len(request.prompt_ids))
 
     def _has_waited(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
-        """Return whether its variant has lacked room for so long that other requests with variants must wait."""
+        """Return True if its variant has lacked room for so long that other requests with variants must wait."""
         if request.variant_name is None or not absent.get(request.variant_name, False):
             request.bypassed_since = 0.0
             return False
@@ -147,9 +147,9 @@ class AdmissionQueue:
         return now - request.bypassed_since > _BYPASS_TIMEOUT_SECONDS
 
     def _pin(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
-        """Pin its variant, and return whether it is in memory.
+        """Pin its variant if it is in memory, and return whether it is.
 
-        ``absent`` collects the variants of this step that are not in memory, and whether they lack room.
+        ``absent`` collects the variants of this step that are not in memory, and whether they wait for room.
         """
         name = request.variant_name
         if name is None:
@@ -189,7 +189,7 @@ class AdmissionQueue:
 
 
 _HEADROOM = 16
-"""Tokens of an answer for which there must be room when it starts: one block."""
+"""Tokens of an answer for which there must be room when a request is admitted: one block."""
 
 
 @dataclass(frozen=True)
@@ -202,13 +202,13 @@ class _KeptBlock:
 
 
 class PrefixCache:
-    """The prefix cache of one pool, which keeps the pool's unused blocks; for one thread at a time.
+    """The prefix cache of one pool, which keeps the pool's unused blocks. Not thread-safe.
 
     Args:
         pool: The pool, which evicts blocks from this cache when it has no free ones.
 
     Attributes:
-        tokens_asked: Tokens of all prompts that were looked up.
+        tokens_asked: Number of tokens of all prompts that were looked up.
         tokens_found: The number of these tokens that were in the cache.
     """
 
@@ -231,8 +231,8 @@ class PrefixCache:
     ) -> KVCache:
         """Create a cache with the longest cached prefix of the prompt.
 
-        Its ``length`` is the number of tokens that need no prefill. At least one token is left for a step, since
-        otherwise there would be no logits.
+        Its ``length`` is the number of tokens that need no prefill. At least one token is left for a step, which must
+        compute logits.
 
         Args:
             scope: The variant's digest (None: the base) and the user; blocks of other scopes are not used.
@@ -258,11 +258,11 @@ class PrefixCache:
         cache: KVCache,
         pictures: Sequence[PlacedPicture] = (),
     ) -> None:
-        """Make the full blocks of a cache available; blocks that are already cached stay.
+        """Add the full blocks of a cache to this one; blocks that are already cached stay.
 
         Args:
-            scope: As in ``new_cache``.
-            token_ids: The ids of the tokens in the cache, from the first on; more are ignored.
+            scope: See ``new_cache``.
+            token_ids: The ids of the tokens in the cache; further ones are ignored.
             cache: The cache that holds the tokens.
             pictures: The pictures among them.
         """
@@ -273,7 +273,7 @@ class PrefixCache:
             block = self._blocks.get(key)
             if block is None:
                 block = cache.blocks[at]
-                self.written(block)  # its chain is broken: a predecessor was evicted
+                self.written(block)  # drop an entry whose predecessor was evicted
                 self._blocks[key] = block
                 self._entries[block] = _KeptBlock(self._next, key, scope)
                 self._next += 1
@@ -291,28 +291,28 @@ class PrefixCache:
 
     @property
     def evictable(self) -> int:
-        """The number of blocks that it could give back."""
+        """The number of unused blocks in the cache."""
         return len(self._unused)
 
     def keep(self, block: int) -> bool:
-        """Keep a block that is no longer used; returns False if the block is not cached."""
+        """Keep a block that is no longer in use; return False if it is not cached."""
         if block not in self._entries:
             return False
         self._unused[block] = None
         return True
 
     def reuse(self, block: int) -> None:
-        """Note that a kept block is in use again."""
+        """Record that an unused block is in use again."""
         self._unused.pop(block, None)
 
     def evict(self) -> int:
-        """Give back the least recently used block."""
+        """Remove the least recently used block from the cache, and return it."""
         block, _ = self._unused.popitem(last=False)
         self._forget(block)
         return block
 
     def written(self, block: int) -> None:
-        """Forget a block whose contents change."""
+        """Remove a block whose contents change from the cache."""
         if block in self._entries:
             self._forget(block)
 
@@ -325,8 +325,8 @@ class KVCacheManager:
 
     Args:
         pool: The pool that all requests share.
-        prefix_cache: Whether a request reuses the blocks of an earlier one with the same prefix; ``shared``: also
-            across users. A pool that is not paged has none.
+        prefix_cache: Whether requests reuse the blocks of earlier ones with the same prefix; ``shared``: also across
+            users. Ignored for a pool that is not paged.
     """
 
     def __init__(self, pool: KVPool, *, prefix_cache: bool | Literal["shared"]) -> None:
@@ -340,7 +340,7 @@ class KVCacheManager:
         return self._pool.bytes_used
 
     def allocate(self, request: ScheduledRequest) -> bool:
-        """Allocate a request's cache, which may begin with cached blocks; returns False if there is no room yet."""
+        """Allocate a request's cache, which may begin with cached blocks; return False if there is no room yet."""
         ids = request.ids
         if self._prefixes is None or request.hidden is not None:  # an embedding needs all its tokens' states
             cache = self._pool.new_cache()
@@ -353,7 +353,7 @@ class KVCacheManager:
         return True
 
     def share(self, request: ScheduledRequest) -> None:
-        """Make the request's computed blocks available to later requests of the same scope."""
+        """Add the request's computed blocks to the prefix cache, for later requests of the same scope."""
         if self._prefixes is not None and request.cache is not None:
             # The newest token was sampled and may not have been computed.
             self._prefixes.insert(self._scope(request), request.ids[:-1], request.cache, request.pictures)
@@ -365,7 +365,7 @@ class KVCacheManager:
             request.cache = None
 
     def _scope(self, request: ScheduledRequest) -> Hashable:
-        """Return the scope of sharing: one variant by name and file, and one user unless users share."""
+        """Return the scope of sharing: one variant, by name and file, and one user unless users share."""
         digest = None if request.variant is None else request.variant.delta_sha256
         user = None if self._shared else (request.user, request.key_digest)
         return digest, request.variant_name, user, request.cache_key

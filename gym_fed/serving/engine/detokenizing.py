@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
+
+if TYPE_CHECKING:
+    from gym_fed.serving.engine.detokenizing import StopTexts
+    from gym_fed.serving.engine.request import TokenLogprob
+
 
 _UNKNOWN = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -66,7 +73,7 @@ class TextDecoder:
         self._anchor_texts = {place: self._decoded(ids) for place, ids in self._anchors.items()}
 
     def is_special(self, token_id: int) -> bool:
-        """Return whether it is a control token, which is not part of a text unless requested."""
+        """Return True if it is a control token, which is part of a text only if requested."""
         return token_id in self._special
 
     def added_text(self, token_id: int) -> str:
@@ -74,11 +81,11 @@ class TextDecoder:
         return self._added.get(token_id, "")
 
     def token(self, token_id: int, place: int = IN_TEXT) -> bytes:
-        """Return the bytes of a token; none for an id that is not in the vocabulary.
+        """Return the bytes of a token; empty for an id that is not in the vocabulary.
 
         Args:
             token_id: The token.
-            place: Its position; some tokenizers write a space before a token unless it is the first.
+            place: Its position; some tokenizers write a space before all tokens but the first.
 
         Raises:
             GymError: ``MODEL_INVALID`` for a token that the library cannot decode.
@@ -89,12 +96,12 @@ class TextDecoder:
         return data
 
     def place_after(self, token_id: int) -> int:
-        """Return the position of the token after this one."""
+        """Return the position of a token that follows this one."""
         inside = self._end_of_word and not (self._piece(token_id) or "").endswith(self._end_of_word)
         return IN_WORD if inside else IN_TEXT
 
     def text(self, token_ids: Sequence[int], *, special: bool = False) -> str:
-        """Decode the tokens of a whole text; ``special``: include special tokens."""
+        """Decode the tokens of a text; ``special`` includes special tokens."""
         place, data = START, bytearray()
         for token_id in token_ids:
             if special or token_id not in self._special:
@@ -110,7 +117,7 @@ class TextDecoder:
         Args:
             prompt_ids: The prompt.
             shown: Special tokens to include in the answer's text.
-            special: Whether to include all of them.
+            special: Whether to include all special tokens.
         """
         return TextStream(self, prompt_ids, shown, special=special)
 
@@ -150,7 +157,7 @@ class TextDecoder:
 
 
 def _end_of_word(backend: Any) -> str:
-    """Return the suffix of the tokens that end a word, such as ``</w>`` of GPT; empty without one."""
+    """Return the suffix of tokens that end a word, such as GPT's ``</w>``; empty if there is none."""
     from tokenizers.decoders import BPEDecoder
 
     decoder = None if backend is None else backend.decoder
@@ -172,7 +179,7 @@ def byte_level_alphabet() -> dict[str, int]:
 class TextStream:
     """Decodes one answer as it grows; an incomplete character is held back.
 
-    A character that the prompt began is completed.
+    An incomplete character at the end of the prompt is completed.
 
     Attributes:
         position: The number of characters so far.
@@ -205,19 +212,19 @@ class TextStream:
         self._continues_prompt = bool(self._utf8.getstate()[0])
 
     def is_special(self, token_id: int) -> bool:
-        """Return whether a token is a control token."""
+        """Return True if a token is a control token."""
         return self._decoder.is_special(token_id)
 
     def hides(self, token_id: int) -> bool:
-        """Return whether a token is not part of the text."""
+        """Return True if a token is not part of the text."""
         return self.is_special(token_id) and not (self._all_shown or token_id in self._shown)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes that a token would add now; a hidden one has those of its own text."""
+        """Return the bytes that a token would add now; for a hidden one, the bytes of its own text."""
         return self._decoder.token(token_id, self._place)
 
     def push(self, token_id: int) -> str:
-        """Add a token, and return the text that is now certain."""
+        """Add a token, and return the text that is now complete."""
         if self.hides(token_id):
             return ""
         data = self.bytes_of(token_id)
@@ -249,14 +256,14 @@ def _continues(begun: bytes, byte: bytes) -> bool:
 
 
 class StopTexts:
-    """Holds back text that may become a stop text, and cuts the answer before the first one.
+    """Holds back text that may become a stop text, and truncates the answer before the first one.
 
-    Special tokens that are not part of the answer's text are compared as well.
+    Special tokens that are not part of the answer's text are also compared.
 
     Attributes:
         matched: True once a stop text was found.
-        taken: The number of characters of the answer that were added.
-        shown: The number of them that may be shown.
+        taken: The number of characters of the answer so far.
+        shown: The number of these that may be shown.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -294,7 +301,7 @@ class StopTexts:
         return self.finish()
 
     def finish(self) -> str:
-        """Return the held-back text, since no further text follows."""
+        """Return the held-back text, at the end of the answer."""
         return self._release(len(self._held))
 
     def _release(self, count: int) -> str:
@@ -304,3 +311,39 @@ class StopTexts:
         self._held, self._hidden = self._held[count:], self._hidden[count:]
         self.shown += len(text)
         return text
+
+
+class PendingLogprobs:
+    """The log-probabilities of an answer's tokens whose text is not shown yet, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, TokenLogprob, int, int]] = deque()
+
+    def put(self, index: int, logprob: TokenLogprob, span: tuple[int, int]) -> None:
+        """Add the log-probability of a token.
+
+        Args:
+            index: The token's index in the answer.
+            logprob: Its log-probability.
+            span: Its characters in the decoded text (``TextStream.span``).
+        """
+        self._waiting.append((index, logprob, *span))
+
+    def take(self, decoded: int, stops: StopTexts, *, last: bool) -> list[tuple[int, TokenLogprob]]:
+        """Return the log-probabilities of tokens whose text is shown, with their indices and places in the answer.
+
+        Args:
+            decoded: The number of decoded characters that were split into thought and answer.
+            stops: The answer's stop texts.
+            last: Whether this is the end, where a partly shown token counts as shown.
+        """
+        before = decoded - stops.taken  # characters of the thought
+        shown = before + stops.shown
+        taken = []
+        while self._waiting:
+            index, logprob, start, end = self._waiting[0]
+            if end > shown and not (last and start < shown):
+                break
+            self._waiting.popleft()
+            taken.append((index, replace(logprob, start=start - before, end=min(end, shown) - before)))
+        return taken

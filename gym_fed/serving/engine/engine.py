@@ -1,4 +1,4 @@
-"""Continuous batching of requests for different variants of one base: submit from any thread, stream the tokens.
+"""Continuous batching of requests for different variants of one base; any thread may submit requests.
 
     with Engine(MultiVariantModel(model), tokenizer, store) as engine:
         for event in engine.submit(GenerationRequest(ids, variant="alice")):
@@ -6,10 +6,10 @@
 
 When a step raises, each of its requests is tried alone. Requests that raise again fail with their ``GymError``, or with
 ``INTERNAL`` and a logged traceback; the engine continues. After three consecutive failures ``healthy`` is False until a
-step succeeds. If the loop itself breaks, all requests fail and new ones are refused.
+step succeeds. If the loop itself fails, all requests fail and new ones are refused.
 
 A request holds the KV blocks of its tokens so far. If a running answer needs a block and none is free, another answer
-is preempted and its tokens are computed again later. Only a request that would not fit alone is refused.
+is preempted, and its tokens are computed again later. Only a request that would not fit alone is refused.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ log = logging.getLogger("gym_fed")
 
 _VARIANT_POLL_SECONDS = 0.001
 _IDLE_SECONDS = 1.0
-"""Idle seconds after which the engine releases the last step's variants, which the source may then evict."""
+"""Idle seconds after which the engine releases the variants of the last step, so that they can be evicted."""
 
 
 class Engine:
-    """Runs requests until it is closed. Its own thread uses the model, which nothing else may use meanwhile.
+    """Runs requests until it is closed. Nothing else may use the model, which the engine's own thread uses.
 
     Args:
         served: The base, ready for multi-variant steps.
@@ -107,7 +107,7 @@ class Engine:
         return sequence.generation
 
     def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
-        """Refuse a request that ``submit`` would refuse for its length or a full queue, before its inputs are computed.
+        """Check a request's length and the room in the queue like ``submit``, before its inputs are computed.
 
         Raises:
             GymError: See ``submit``.
@@ -122,7 +122,7 @@ class Engine:
         of timing.
 
         Raises:
-            GymError: As in ``submit``, with none of them queued.
+            GymError: See ``submit``; none of them is queued then.
         """
         sequences = [self._sequence(request) for request in requests]
         if sequences:
@@ -149,7 +149,7 @@ class Engine:
 
     @property
     def healthy(self) -> bool:
-        """True if the loop is alive and its last three steps did not all fail."""
+        """True if the loop is running and its last three steps did not all fail."""
         queue = self._queue
         return self._thread.is_alive() and queue.broken is None and not queue.closing and self._loop.healthy
 
@@ -203,7 +203,7 @@ class Engine:
         self._loop.end_all(self._queue.shut(error), error)
 
     def _take(self) -> bool:
-        """Take over new requests and cancellations, waiting for them when idle; False if the engine closes."""
+        """Take new requests and cancellations, waiting for them when idle; return False if the engine is closing."""
         if self._loop.idle:
             if not self._queue.wait(_IDLE_SECONDS):
                 self._loop.release_variants()
@@ -216,13 +216,13 @@ class Engine:
 
 
 class InputProcessor:
-    """Validates requests and turns them into sequences.
+    """Validates requests, and creates their sequences.
 
     Args:
         vocabularies: The tokenizers of the base and its variants.
         limits: The limits of the model and its KV cache.
         source: The source of variants; None: only the base is served.
-        queue: The queue; a request is refused for lack of room before its grammar is compiled and its variant loaded.
+        queue: The queue, which may refuse a request before its grammar is compiled and its variant is loaded.
         config: The engine's config, for speculative decoding.
     """
 

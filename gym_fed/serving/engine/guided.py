@@ -1,7 +1,7 @@
 """Guided decoding: before each token, mask out those that cannot continue the answer's grammar.
 
 The masks are llguidance's (https://github.com/guidance-ai/llguidance). A schema with a keyword that it cannot enforce
-is refused, never relaxed. White space between two parts of a JSON value is at most a space, or a line break and an
+is refused, never relaxed. White space between the parts of a JSON value is at most a space, or a line break and an
 indent, so that a weak model cannot fill its answer with white space.
 """
 
@@ -20,18 +20,18 @@ from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.engine.schema_references import reference_cycle
 
 _SENTINEL = "\x02"
-"""A character that joins with no other to a token."""
+"""A character that does not form a token with others."""
 MAX_ITEMS = 200
-"""Maximum items of the Earley parser at one byte, for a grammar in Lark's notation or GBNF. In an ambiguous grammar
-their number grows, and each mask takes longer. Schemas are not ambiguous but may have many optional names, so
-llguidance's own bound applies to them."""
+"""Maximum items of the Earley parser at one byte, for a grammar in Lark's notation or GBNF. With an ambiguous grammar,
+the number grows and each mask takes longer. Schemas are not ambiguous but may have many optional names, so llguidance's
+own limit applies to them."""
 
 
 class GuideFactory:
-    """Compiles grammars for one tokenizer; the first is slower.
+    """Compiles grammars for one tokenizer; the first takes longer.
 
     Args:
-        decoder: The tokens' bytes.
+        decoder: The decoder, which has the tokens' bytes.
         vocab_size: Width of the model's logits.
         end_ids: Tokens that end an answer; allowed after a complete value.
 
@@ -56,7 +56,7 @@ class GuideFactory:
         """Compile the guide of one answer.
 
         Raises:
-            GymError: As in ``compiled``, with the reason.
+            GymError: See ``compiled``.
         """
         from llguidance import LLMatcher, LLParserLimits
 
@@ -85,7 +85,7 @@ class Guide:
         self._first: bytes | None = first
 
     def _require_first_token(self, matcher: Any, first: bytes) -> None:
-        """Refuse at submission a grammar that is too complex or allows no token, which compiling does not detect."""
+        """Refuse a grammar that is too complex or allows no token, which compiling does not detect."""
         if not matcher.is_error():
             trial = matcher.deep_copy()
             trial.consume_token(int(self._unpacked(first).argmin()))
@@ -126,7 +126,7 @@ class Guide:
         self._check()
 
     def rollback(self, count: int) -> None:
-        """Take back the last ``count`` tokens."""
+        """Undo the last ``count`` tokens."""
         self._first = None
         self._matcher.rollback(count)
         self._check()
@@ -149,14 +149,14 @@ class TokenMask(Protocol):
 
 
 def banned_by(guides: Mapping[int, TokenMask]) -> dict[int, Any]:
-    """Return each guide's ``banned`` tokens, or a ``GymError`` if it raised, under the same key."""
+    """Return each guide's ``banned`` tokens, or the ``GymError`` that it raised, under the same key."""
     masks: dict[int, Any] = {}
     for key, guide in guides.items():
         try:
             masks[key] = guide.banned()
         except GymError as error:
             masks[key] = error
-        except Exception as error:  # noqa: BLE001 - the library's own: it fails this answer, not the others'
+        except Exception as error:  # noqa: BLE001 - the library's own; only this answer fails
             masks[key] = _cannot_continue("the grammar of the answer", repr(error))
     return masks
 
@@ -164,9 +164,9 @@ def banned_by(guides: Mapping[int, TokenMask]) -> dict[int, Any]:
 class _GuidedVocabulary:
     """A vocabulary in the form that llguidance's ``TokenizerWrapper`` takes.
 
-    llguidance's own reader of tokenizer.json takes time quadratic in the added tokens, and has other bytes for some of
-    them than ``TextDecoder``. As there, a token that is written ``<...>`` counts as a control token, and so does an id
-    without a token.
+    llguidance's own reader of tokenizer.json takes time quadratic in the number of added tokens, for some of which its
+    bytes differ from ``TextDecoder``'s. As in that reader, tokens written ``<...>`` and ids without a token count as
+    control tokens.
     """
 
     bos_token_id = None
@@ -188,10 +188,10 @@ class _GuidedVocabulary:
         self._sentinel = self._encode(_SENTINEL)
 
     def __call__(self, text: str) -> list[int]:
-        """Encode a text that the grammar forces, which follows other text.
+        """Encode a text that the grammar forces after other text.
 
-        A tokenizer that writes a space before a text, or normalises it, has other bytes; the longest tokens with the
-        right ones are then taken.
+        If the tokenizer changes the bytes, by a leading space or normalisation, the longest tokens with the right bytes
+        are used instead.
         """
         after = len(self._sentinel)
         ids, data = self._encode(_SENTINEL + text)[after:], text.encode()
@@ -215,7 +215,7 @@ def _read(tokens: _GuidedVocabulary, end_ids: list[int]) -> Any:
     """Return llguidance's form of a vocabulary.
 
     Raises:
-        ValueError: If llguidance panics, as it does for a token longer than its tree of tokens is deep.
+        ValueError: If llguidance panics, as it does for a token that is longer than the maximum depth of its trie.
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -276,12 +276,12 @@ def compiled(grammar: Grammar) -> str:
         )
     try:
         return _MAKERS[grammar.kind](grammar.text)
-    except (ValueError, RecursionError) as error:  # also nested too deeply for the library
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply for the library
         raise not_enforced(words, str(error)) from error
 
 
 def not_enforced(words: str, reason: str) -> GymError:
-    """Return the error for a grammar that llguidance refuses; for a pattern it names the position, then the fault."""
+    """Return the error for a grammar that llguidance refuses, with the line of its reason that names the fault."""
     lines = reason.splitlines() or ["no reason given"]
     fault = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
     fault = fault.partition(" Enable '")[0]  # options of the library, which a request cannot set
@@ -324,7 +324,7 @@ def _of_pattern(text: str) -> str:
 
 
 def _of_choices(text: str) -> str:
-    """Translate a JSON list of texts. They become one terminal, since the number of rules is limited."""
+    """Translate a JSON list of texts to one terminal, since the number of rules is limited."""
     from llguidance import LLMatcher
 
     texts = " | ".join(map(json.dumps, json.loads(text)))
@@ -350,7 +350,7 @@ _LARK = re.compile(
     r"^[ \t]*(?:%llguidance\b|[?!]{0,2}start(?:\.-?\d+)?(?:\{[^}\n]*\})?(?:\[[^\]\n]*\])?[ \t]*:(?!:=))",
     re.MULTILINE,
 )
-"""A line of Lark's notation: a rule ``start``, perhaps with a priority or options, or llguidance's own first line."""
+"""A line of Lark's notation: a rule ``start``, possibly with priority or options, or llguidance's own first line."""
 _GBNF_PIECE = re.compile(
     r"""(?P<text>"(?:\\.?|[^"\\])*(?:"|\Z)|\[(?:\\.?|[^\]\\])*(?:\]|\Z)|\#[^\n]*)|(?<![\w-])start(?![\w-])""",
     re.DOTALL,
@@ -358,7 +358,7 @@ _GBNF_PIECE = re.compile(
 
 
 def _renamed_start(piece: re.Match[str]) -> str:
-    """Rename GBNF rules called ``start``, which is the name of the first rule in Lark's notation."""
+    """Rename GBNF rules called ``start``, the name of the first rule in Lark's notation."""
     return piece[0] if piece["text"] else "start-of-gbnf"
 
 

@@ -1,6 +1,6 @@
 """The queue between callers' threads and the engine's thread: new requests and cancellations.
 
-A request beyond ``max_queued`` is refused here, with the seconds after which to try again.
+Requests beyond ``max_queued`` are refused here, with the seconds after which to try again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LONGEST_RETRY = 600
 _PAUSE_SECONDS = 0.001
-"""Seconds that a request to an idle engine waits for others of the same burst."""
+"""Seconds for which a request to an idle engine waits for others of the same burst."""
 _BURST_SECONDS = 0.008
 
 
@@ -45,15 +45,15 @@ class InputQueue:
     """Requests and cancellations that the engine's thread has not taken yet.
 
     Args:
-        config: The engine's config, with the maximum number of waiting requests.
+        config: The engine's config, which has the maximum number of waiting requests.
         loop: The engine's loop, whose waiting and running requests also count.
         counters: Used to estimate when a refused request may be sent again.
-        on_change: Called after something was added, on the caller's thread; for a taker that does not ``wait``.
+        on_change: Called on the caller's thread after something was added, for a consumer that does not ``wait``.
 
     Attributes:
         refused: Requests that were refused because too many waited.
         closing: Whether all new requests are refused.
-        broken: Why the engine's loop ended, if it broke.
+        broken: Why the engine's loop failed; None if it did not.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class InputQueue:
         """Append requests of one user, which the engine's thread takes together.
 
         Raises:
-            GymError: As in ``require_room``, with none of them appended.
+            GymError: See ``require_room``; none of them is appended then.
         """
         with self._changed:
             self._check_room(requests[0].user, len(requests))
@@ -99,7 +99,7 @@ class InputQueue:
         self._on_change()
 
     def cancel(self, request: ScheduledRequest) -> None:
-        """Cancel a request that was put before."""
+        """Cancel a request that is in the queue or in the loop."""
         with self._changed:
             self._cancelled.append(request)
             self._changed.notify_all()
@@ -143,14 +143,14 @@ class InputQueue:
     # For the engine's thread.
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until there is something to take or the engine closes; returns False after ``timeout`` seconds."""
+        """Wait until there is something to take or the engine closes; return False after ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(self._ready, timeout)
 
     def gather(self) -> None:
-        """Wait while requests arrive in quick succession, for a few milliseconds at most.
+        """Wait while requests arrive in quick succession, for at most a few milliseconds.
 
-        An idle engine that took the first of a burst alone would prefill the others in small chunks while it decodes,
+        If an idle engine took the first of a burst alone, it would prefill the others in small chunks while it decodes,
         and every answer would take longer.
         """
         until = time.monotonic() + _BURST_SECONDS
@@ -172,7 +172,7 @@ class InputQueue:
         return cancelled
 
     def shut(self, error: GymError | None) -> list[ScheduledRequest]:
-        """Refuse all new requests, with ``error`` if given; return the requests that never reached the loop."""
+        """Refuse all new requests, with ``error`` if given, and return the requests that never reached the loop."""
         with self._changed:
             self.closing, self.broken = True, error
             arrived, self._arrived = self._arrived, []

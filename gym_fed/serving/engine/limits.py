@@ -1,4 +1,4 @@
-"""The limits of a model and its engine, checked when a request is submitted. No torch."""
+"""The limits of a model and its engine, checked when a request is submitted. Does not import torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that a model and its engine set for a request.
+    """The limits that a model and its engine impose on requests.
 
     Attributes:
         context: Maximum tokens of prompt and answer together.
@@ -48,8 +48,8 @@ class Limits:
         """Validate a prompt.
 
         Raises:
-            GymError: ``USAGE`` for no tokens or unknown ones, and for pictures that do not fit them; ``TOO_LARGE`` if
-                not even one token of an answer would fit.
+            GymError: ``USAGE`` for an empty prompt, unknown tokens, or pictures that do not match the tokens;
+                ``TOO_LARGE`` if not even one token of an answer would fit.
         """
         if not ids:
             raise GymError(ErrorCode.USAGE, "the prompt is empty", "send at least one token")
@@ -163,20 +163,20 @@ def _whole(value: Any) -> bool:
 _CONTEXTS = ("max_position_embeddings", "max_seq_len", "context_length", "seq_length")
 """The names of the context length in configs."""
 DEFAULT_CONTEXT = 32_768
-"""The context of a model whose config states none, such as Mamba and Bloom."""
+"""The context of a model whose config does not state one, such as Mamba and Bloom."""
 
 
 def model_context(config: Any) -> int | None:
-    """Return the context length of a transformers model; None if its config states none."""
+    """Return the context length of a transformers model; None if its config does not state one."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     lengths = [getattr(text, name, None) for name in _CONTEXTS]
     return next((int(length) for length in lengths if isinstance(length, int) and length > 0), None)
 
 
 def context_length(config: Any, configured: int | None) -> int:
-    """Return the context length: the model's own, or a smaller one that was configured.
+    """Return the context length: the model's own, or a smaller one from the config.
 
-    A model that states no length has ``DEFAULT_CONTEXT``, or any that was configured.
+    A model that does not state one has ``DEFAULT_CONTEXT``, or any configured length.
 
     Args:
         config: The config of a transformers model.

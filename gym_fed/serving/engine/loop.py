@@ -1,6 +1,6 @@
-"""The engine's loop: admit requests, run one forward for all running ones, and sample a token for each in decode.
+"""The engine's loop: admit requests, run one forward pass for all running ones, and sample a token for each in decode.
 
-One thread runs it. ``admission`` decides which requests run, and ``scheduler`` what each computes in a step.
+One thread runs it. ``admission`` decides which requests run, and ``scheduler`` what each of them computes in a step.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class EngineLoop:
 
     @property
     def idle(self) -> bool:
-        """True if there is nothing to do until a request is submitted."""
+        """True if no request is running or waiting."""
         return not self.running and not self.waiting
 
     def put(self, request: ScheduledRequest) -> None:
@@ -86,7 +86,7 @@ class EngineLoop:
         self._admission.put(request)
 
     def release_variants(self) -> None:
-        """Drop the references to the last step's variants; called when idle."""
+        """Drop the references to the variants of the last step; called when idle."""
         self._model.release_variants()
 
     def cancel(self, request: ScheduledRequest) -> None:
@@ -100,7 +100,7 @@ class EngineLoop:
             self._report_failure(request, failure)
 
     def step(self) -> bool:
-        """Admit requests and run one forward; returns whether anything ran."""
+        """Admit requests, and run one forward pass; return False if nothing ran."""
         started = time.monotonic()
         for request in self._admission.admit(self._config.max_concurrent - self.running):
             assert request.cache is not None
@@ -113,7 +113,7 @@ class EngineLoop:
         return True
 
     def end_all(self, arrived: list[ScheduledRequest], error: GymError | None) -> None:
-        """Cancel or fail every request, also those in ``arrived``; no step may follow.
+        """Cancel or fail every request, including those in ``arrived``; no step may follow.
 
         Every caller gets an answer even if ending a request fails.
         """
@@ -132,7 +132,7 @@ class EngineLoop:
             for row, chunk in zip(step.rows, step.chunks, strict=True)
             if chunk.wants_logits and isinstance(row, GenerationSequence)
         ]
-        # Computed in parallel with the forward, which releases the GIL
+        # Computed in parallel with the forward pass, which releases the GIL
         masks: Future[dict[int, Any]] | None = None
         guides = {place: row.guide for place, (row, _) in enumerate(sampled_rows) if row.guide is not None}
         if guides:
@@ -240,7 +240,7 @@ class EngineLoop:
 
 
 class ModelRunner:
-    """Runs forwards of one model.
+    """Runs the forward passes of one model.
 
     Args:
         model: The base, ready for multi-variant steps.
@@ -254,7 +254,7 @@ class ModelRunner:
     def forward(self, chunks: list[Chunk]) -> tuple[Any, dict[int, GymError]]:
         """Compute the logits of chunks, and the errors of failed chunks by index (their logits are 0).
 
-        A failed step leaves the caches unchanged. So each chunk is then tried alone, and only chunks that fail again
+        A failed step leaves the caches unchanged, so each chunk is then tried alone, and only chunks that fail again
         are reported.
         """
         counters = self._counters
@@ -292,7 +292,7 @@ class ModelRunner:
 
 
 def internal_error(subject: str, error: Exception) -> GymError:
-    """Return the error for an unexpected exception; the caller has logged it."""
+    """Return the error for an unexpected exception, which the caller must log."""
     return GymError(
         ErrorCode.INTERNAL, f"{subject} failed: {error!r}", "the log has the traceback; try again"
     )
@@ -316,9 +316,9 @@ def sample_step(
 
     Args:
         logits: ``[rows, vocab] float32``: the ``Chunk.rows`` of every chunk, in order.
-        wanted: Sequences and their chunks. The last tokens of a chunk are proposals if ``num_logits`` is more than one.
+        wanted: Sequences and their chunks; the last tokens of a chunk are proposals if ``num_logits`` is more than 1.
         banned: The tokens that guides forbid, by index in ``wanted``.
-        push: Called with a sequence's next token, or the error in its place.
+        push: Called with a sequence's next token, or the error that replaces it.
 
     Returns:
         The number of proposed tokens, and the number of those that were sampled.

@@ -1,6 +1,6 @@
 """Requests to the engine, their events and results, and the handles of answers and embeddings in progress.
 
-No torch: the API and the batch runner use them, too.
+Does not import torch, since the API and the batch runner use it, too.
 """
 
 from __future__ import annotations
@@ -54,22 +54,23 @@ class SamplingParams:
         top_p: Total probability of the most likely tokens to sample from (nucleus sampling).
         top_k: Sample among the N most likely tokens; 0 = all.
         min_p: Sample among tokens at least this fraction as likely as the most likely one.
-        presence_penalty: Subtracted once from the logit of each token that the answer already has.
+        presence_penalty: Subtracted once from the logit of each token that is already in the answer.
         frequency_penalty: Subtracted once for each occurrence of the token in the answer.
         repetition_penalty: Penalty on the logits of tokens in prompt and answer (Keskar et al. 2019); 1 turns it off.
         logit_bias: Added to the logits of these tokens.
-        seed: Seed that makes sampling repeatable, independent of the rest of the batch; None: random. (In bfloat16,
-            rounding with another batch size may still change close decisions.)
-        stop: Texts; the answer ends before the first occurrence of any. They may have control tokens, even hidden ones.
+        seed: Seed that makes sampling reproducible, independent of the rest of the batch; None: random. (In bfloat16,
+            rounding may still change close decisions with a different batch size.)
+        stop: Texts; the answer ends before the first occurrence of any. They may contain control tokens, even hidden
+            ones.
         stop_token_ids: Token ids that end the answer, in addition to the model's own end tokens.
         ignore_eos: Do not end at the model's end tokens (for measurements).
         logprobs: Number of most likely tokens to report log-probabilities for, besides the sampled token's; None: none.
         json_schema: JSON schema of the answer, as JSON text; ``{}`` allows any object.
         grammar: Grammar of the answer; not together with ``json_schema``.
         shown_token_ids: Control tokens whose text is part of the answer's text.
-        skip_special_tokens: Whether the answer's text is without all other control tokens.
-        thinking: How the answer may think; None: all of its text is the answer. ``stop``, ``stop_token_ids`` and
-            grammars apply after the thought.
+        skip_special_tokens: Whether to leave all other control tokens out of the answer's text.
+        thinking: How the answer may think; None: it has no thought. ``stop``, ``stop_token_ids`` and grammars apply
+            after the thought.
     """
 
     max_tokens: int | None = None
@@ -107,10 +108,10 @@ class GenerationRequest:
         prompt_ids: The token ids of the prompt, at least one.
         sampling: The sampling parameters.
         variant: Name of a variant; None: the base.
-        user: The user that its tokens are charged to: the queue is fair between users, not between requests.
+        user: The user to whom its tokens are charged: the queue is fair between users, not between requests.
         cache_key: Key of prompt caching: only requests with the same key share KV blocks.
         pictures: The pictures in the prompt, in order.
-        key_digest: The digest of the user's API key. Requests with another key share no KV blocks with it.
+        key_digest: The digest of the user's API key; requests with different keys do not share KV blocks.
         request_id: The request's name in logs.
     """
 
@@ -130,7 +131,7 @@ class TokenLogprob:
 
     token_id: int
     data: bytes
-    """What it adds to the text in UTF-8; a part of a character has fewer bytes than the character."""
+    """The UTF-8 bytes that it adds to the text, which may be only part of a character."""
 
     logprob: float
     top: tuple[tuple[int, bytes, float], ...] = ()
@@ -145,13 +146,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Event:
-    """A part of an answer: text that is safe to show (no half character, no half stop text), and its tokens.
+    """A part of an answer: text that may be shown (no incomplete character or stop text), and its tokens.
 
-    The last event has ``finish_reason``; its text may be empty. It also has the ``cached_tokens`` of its prompt.
+    The last event has ``finish_reason``, and the ``cached_tokens`` of the prompt; its text may be empty.
 
     ``reasoning`` is text of the thought, and ``reasoning_tokens`` counts the ``token_ids`` that belong to it.
-    ``logprobs`` are those of the tokens of the answer's text alone, so their bytes together are the text. A thought, an
-    end token, a removed stop text, and an incomplete character at the end have none.
+    ``logprobs`` are those of the answer's text, which their bytes form together. A thought, an end token, a removed
+    stop text, and an incomplete character at the end have none.
     """
 
     text: str
@@ -175,9 +176,9 @@ class CompletionOutput:
         prompt_tokens: Length of the prompt.
         seconds_to_first_token: Seconds from submission to the first token.
         seconds: Seconds from submission to the end.
-        cached_tokens: Tokens of the prompt that were in the prefix cache.
+        cached_tokens: Number of tokens of the prompt that were in the prefix cache.
         reasoning: The text of the thought.
-        reasoning_tokens: Tokens of the thought, including its marks.
+        reasoning_tokens: Number of tokens of the thought, including its marks.
         is_unfinished: True if it ended inside the thought.
     """
 
@@ -228,7 +229,7 @@ class Generation:
         return self._completion is not None or self._error is not None
 
     def cancel(self) -> None:
-        """Cancel the answer: it ends with ``cancelled`` within one step. Safe to call at any time."""
+        """Cancel the answer, which then ends with ``cancelled`` within one step. May be called at any time."""
         if self._on_cancel is not None and not self.done:
             self._on_cancel()
 
@@ -289,7 +290,7 @@ class Generation:
         return self._completion
 
     async def _wait(self, is_ready: Callable[[], bool]) -> None:
-        """Wait without blocking the event loop; return immediately if it is ready."""
+        """Wait until ``is_ready``, without blocking the event loop."""
         while True:
             waker = (asyncio.get_running_loop(), asyncio.Event())
             with self._changed:
@@ -334,7 +335,7 @@ def _set(wakers: list[_Waker]) -> None:
     for loop, waker in wakers:
         try:
             loop.call_soon_threadsafe(waker.set)
-        except RuntimeError:  # its event loop was closed, so there is no reader any more
+        except RuntimeError:  # its event loop is closed, so the reader is gone
             continue
 
 
@@ -353,7 +354,7 @@ class PendingEmbedding:
         return self._future.done()
 
     def cancel(self) -> None:
-        """Cancel the embedding: its place is free within one step. Safe to call at any time."""
+        """Cancel the embedding, which then frees its place within one step. May be called at any time."""
         self._future.cancel()
 
     def result(self, timeout: float | None = None) -> Tensor:

@@ -1,14 +1,14 @@
 """Sample the next token of every row of a step; rows with the same settings are sampled together.
 
 Presence and frequency penalties and the bias are OpenAI's: they are added to the logits before the temperature, and the
-penalties count tokens of the answer only.
+penalties count only tokens of the answer.
 
 Sampling is an exponential race (Gumbel 1954; Maddison et al. 2014, "A* sampling", section 2): the token with the
-smallest ``exponential noise / probability`` wins. Blocks of 128 neighbouring tokens race first, then the tokens of the
-block. The noise comes from the row's own generator. Each number belongs to a block, or to a position in a block,
-regardless of which tokens top-k or top-p exclude. So rounding with another batch size changes a draw only if two
-candidates are almost equal: a few draws in a million. A cumulative sum over the vocabulary would move with every
-probability before the token.
+smallest ``exponential noise / probability`` wins. Blocks of 128 adjacent tokens race first, then the tokens of the
+winning block. The noise comes from the row's own generator. Each number belongs to a block, or to a position in a
+block, regardless of which tokens top-k or top-p exclude. Rounding with a different batch size therefore changes a draw
+only if two candidates are almost equal, a few times in a million draws. A cumulative sum over the vocabulary would
+change with every probability before the token.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RowSampler:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of logits: its sampler, and the tokens that its guide forbids (``[vocab] bool``), if any."""
+    """One row of logits: its sampler, and the tokens that its guide bans (``[vocab] bool``), if any."""
 
     sampler: RowSampler
     banned: np.ndarray[Any, np.dtype[np.bool_]] | None = None
@@ -107,7 +107,7 @@ class SampledLogprob(NamedTuple):
 
 @dataclass(frozen=True)
 class SampledToken:
-    """A row's next token, or the error in its place."""
+    """A row's next token, or the error that replaces it."""
 
     token_id: int
     logprob: SampledLogprob | None = None
@@ -119,7 +119,7 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> list[SampledToken]:
 
     Args:
         logits: ``[rows, vocab] float32``; not modified.
-        rows: One per row of logits.
+        rows: The sampler of each row of logits.
     """
     ids, peaks = _best(logits)
     errors: dict[int, GymError] = {
@@ -131,7 +131,7 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> list[SampledToken]:
         if number not in errors and (row.sampler.shaped or row.banned is not None or not row.sampler.greedy)
     ]
     if special:
-        _choose_specially(logits, rows, special, ids, errors)
+        _sample_special_rows(logits, rows, special, ids, errors)
     reported = [
         number for number, row in enumerate(rows) if row.sampler.logprobs is not None and number not in errors
     ]
@@ -142,7 +142,7 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> list[SampledToken]:
     ]
 
 
-def _choose_specially(
+def _sample_special_rows(
     logits: Tensor, rows: Sequence[Row], special: list[int], ids: list[int], errors: dict[int, GymError]
 ) -> None:
     """Fill in the ``ids`` of rows that are shaped, masked or sampled."""
@@ -179,7 +179,7 @@ def _choose_specially(
 
 
 def _best(logits: Tensor) -> tuple[list[int], list[float]]:
-    """Return each row's most likely token (the first of equals) and its logit, which is NaN if any logit is."""
+    """Return each row's most likely token (the first on a tie) and its logit, which is NaN if any logit is."""
     if logits.device.type == "cpu":  # numpy's argmax is ten times faster than torch's
         array = logits.numpy()
         places = array.argmax(axis=-1)
@@ -206,7 +206,7 @@ def _draw(scores: Tensor, noise: Tensor) -> list[int]:
 
     Args:
         scores: ``[rows, vocab] float32``; -inf for excluded tokens.
-        noise: ``[rows, noise_size(vocab)] float64``, exponential: for the blocks, then for the places in a block.
+        noise: ``[rows, noise_size(vocab)] float64``, exponential: for the blocks, then for the positions in a block.
     """
     probabilities = torch.softmax(scores, dim=-1)
     blocks = functional.pad(probabilities, (0, -probabilities.shape[1] % _BLOCK)).view(
@@ -251,7 +251,7 @@ def _no_token_left() -> GymError:
 
 
 _NUCLEUS = 256
-"""Number of most likely tokens that are searched for the nucleus first."""
+"""Number of most likely tokens in which the nucleus is searched first."""
 
 
 Warper = Callable[[Tensor], Tensor]
@@ -275,7 +275,7 @@ def warpers(settings: tuple[float, int, float, float]) -> tuple[Warper, ...]:
 
 
 def repetition_penalty(penalty: float, ids: Tensor, scores: Tensor) -> Tensor:
-    """Apply the penalty of Keskar et al. 2019, section 4.1, to ``scores [vocab]`` for ids ``[seen]``, each once."""
+    """Apply the penalty of Keskar et al. 2019, section 4.1, to ``scores [vocab]``, once for each id in ``[seen]``."""
     ids = ids[ids < len(scores)]  # an embedding may have more rows than the head
     seen = scores[ids]
     return scores.index_copy(0, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
@@ -287,7 +287,7 @@ def _top_k(top_k: int, scores: Tensor) -> Tensor:
 
 
 def _top_p(top_p: float, scores: Tensor) -> Tensor:
-    """Nucleus sampling (Holtzman et al. 2020); the vocabulary is not sorted if the nucleus is small."""
+    """Keep the nucleus (Holtzman et al. 2020), without sorting the vocabulary if the nucleus is small."""
     if scores.shape[1] <= _NUCLEUS:
         return _top_p_of_all(top_p, scores)
     values, places = scores.topk(_NUCLEUS, dim=-1)
@@ -305,7 +305,7 @@ def _top_p(top_p: float, scores: Tensor) -> Tensor:
 
 
 def _top_p_of_all(top_p: float, scores: Tensor) -> Tensor:
-    """Nucleus sampling by sums over the sorted vocabulary; the most likely token always stays."""
+    """Keep the nucleus, by sums over the sorted vocabulary; the most likely token always stays."""
     values, places = scores.sort(dim=-1)
     gone = values.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
     gone[:, -1] = False
@@ -313,5 +313,5 @@ def _top_p_of_all(top_p: float, scores: Tensor) -> Tensor:
 
 
 def _min_p(min_p: float, scores: Tensor) -> Tensor:
-    """Min-p sampling like transformers' ``MinPLogitsWarper``, which sorts the vocabulary for it."""
+    """Keep the same tokens as transformers' ``MinPLogitsWarper``, without sorting the vocabulary."""
     return scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + math.log(min_p), -math.inf)

@@ -1,12 +1,12 @@
-"""Schedule each step: every request in decode, and as much prefill as the step's token budget and time allow.
+"""Schedule each step: all requests in decode, and as much prefill as the step's token budget and time allow.
 
 If a request in decode needs a KV block and none is left, another request is preempted: it returns its blocks, waits at
-the front of its user's queue, and its tokens so far are computed again later. The answer itself does not change.
+the front of its user's queue, and its tokens so far are computed again later. The answer does not change.
 
 Users are served fairly by the virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
-2024, algorithm 2). Each user has a counter of the tokens computed for them; an answer's token counts as two of a
-prompt. The waiting user with the smallest counter is next. A user who returns after a pause starts at the smallest
-counter of the present users, so that absence earns no credit.
+2024, algorithm 2). Each user has a counter of the tokens computed for them; an answer's token counts as much as two of
+a prompt. The waiting user with the smallest counter is next. A user who returns after a pause starts at the smallest
+counter of the users present, so that absence earns no credit.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class FairQueue:
         return len(self._queues.get(user, ()))
 
     def put(self, request: ScheduledRequest, *, front: bool = False) -> None:
-        """Append to its user's queue, or put it at the front."""
+        """Add a request to its user's queue, at the end or at the front."""
         queue = self._queues.setdefault(request.user, deque())
         if front:
             queue.appendleft(request)
@@ -102,8 +102,8 @@ class FairQueue:
         return True
 
     def by_priority(self) -> Iterator[ScheduledRequest]:
-        """Iterate over waiting requests, the least served user's first; ties go to the user with fewest running."""
-        users = list(self._queues)  # by arrival: the sort is stable
+        """Iterate over waiting requests, the least served user's first; on a tie, the user with the fewest running."""
+        users = list(self._queues)  # in order of arrival, which the stable sort preserves
         users.sort(key=lambda user: (self._tokens.served(user), self._tokens.running[user]))
         for user in users:
             yield from list(self._queues.get(user, ()))
@@ -116,9 +116,9 @@ class ScheduledStep:
     Attributes:
         rows: The requests.
         chunks: One chunk for each request.
-        decode_rows: Requests in decode.
-        decode_tokens: The newest tokens of requests in decode, and proposed ones.
-        prefill_tokens: Prefilled tokens of prompts, and of preempted requests.
+        decode_rows: The number of requests in decode.
+        decode_tokens: The number of newest tokens of requests in decode, and of proposed ones.
+        prefill_tokens: The number of prefilled tokens of prompts and of preempted requests.
     """
 
     rows: list[ScheduledRequest] = field(default_factory=list)
@@ -129,13 +129,13 @@ class ScheduledStep:
 
 
 class Scheduler:
-    """Chooses what the running requests compute in each step.
+    """Chooses the tokens that running requests compute in each step.
 
     Args:
         config: Limits of a step.
         tokens: The token counters of all users; the least served user's prompt is prefilled first.
         preempt: Function that removes a request from ``running`` and frees its cache.
-        whole_prompts: Whether a prompt is prefilled in one step, however long.
+        whole_prompts: Whether prompts are prefilled in one step, regardless of their length.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Scheduler:
         decode = [row for row in self.running if _decodes(row)]
         prefill = [row for row in self.running if not _decodes(row)]
         budget = self._config.max_batch_tokens - bool(prefill)  # one token is always left for prefill
-        if len(decode) > budget:  # more than a step takes: round robin
+        if len(decode) > budget:  # too many for a step: round robin
             decode, late = decode[:budget], decode[budget:]
             self.running = [*late, *prefill, *decode]
         budget -= len(decode)
@@ -176,7 +176,7 @@ class Scheduler:
         return step
 
     def _decode(self, step: ScheduledStep, row: GenerationSequence, left: int) -> int:
-        """Add its newest token and proposed ones; returns the number of proposed tokens."""
+        """Add a request's newest token and proposed ones; return the number of proposed tokens."""
         assert row.cache is not None
         proposal = row.propose(left)
         if proposal and not row.cache.reserve(1 + len(proposal)):
@@ -208,15 +208,15 @@ class Scheduler:
             step.prefill_tokens += len(ids)
 
     def _make_room(self, row: ScheduledRequest) -> None:
-        """Reserve a block for its next token, if it needs one, by preempting others or itself."""
+        """Reserve a block for a request's next token, if it needs one, by preempting others or itself."""
         while row.cache is not None and not row.cache.reserve(1):
             victim = self._victim()
             if victim is None:
-                return  # the step refuses it
+                return  # the step will report it
             self._preempt(victim)
 
     def _victim(self) -> ScheduledRequest | None:
-        """Choose whom to preempt: the newest request of the user with the most blocks, never the oldest of all."""
+        """Choose the request to preempt: the newest of the user with the most blocks, but never the oldest of all."""
         held: Counter[str] = Counter()
         for row in self.running:
             assert row.cache is not None
@@ -236,9 +236,9 @@ _OUTLIER = 2.0
 _MIN_PREFILL = 5
 """Minimum prompt tokens of a step with prefill, so that prompts always progress."""
 _FIRST = 16
-"""Prompt tokens of the first step with prefill, before anything was measured."""
+"""Prompt tokens of the first step with prefill, before any measurement."""
 _GROWTH = 2.0
-"""A step has at most this many times the prompt tokens of the one before."""
+"""Maximum ratio of a step's prompt tokens to those of the previous step with prefill."""
 _STALE = 16
 """Remeasure a decode-only step every N steps with prefill."""
 
@@ -247,8 +247,8 @@ class StepCost:
     """Estimates the duration of steps, to limit the delay of running answers by prefill.
 
     A step with prefill may take ``stretch`` times as long as the same step without it. The decode-only time and the
-    cost of a prompt token are measured continuously. If several prompts wait, their answers will soon lengthen the
-    steps anyway, so a step with prefill may also take that long.
+    cost of a prompt token are measured continuously. If several prompts wait, their answers will soon make steps longer
+    anyway, so a step with prefill may also take that long.
 
     Args:
         stretch: Maximum ratio of a step's time with prefill to its time without; None: no limit.

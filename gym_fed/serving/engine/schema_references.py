@@ -1,4 +1,4 @@
-"""References of a JSON schema that lead back to themselves."""
+"""Detection of JSON schema references that lead back to themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def reference_cycle(schema: dict[str, Any]) -> str:
     """Return a ``$ref`` that leads back to itself without a property or an item in between; empty if there is none.
 
     No value satisfies such a schema, and llguidance refuses it without a reason. A recursive type, such as a list node
-    whose property refers to the node, is no such cycle.
+    whose property refers to the node, is not such a cycle.
     """
     done: set[int] = set()
     for start in _subschemas(schema):
@@ -34,7 +34,7 @@ def reference_cycle(schema: dict[str, Any]) -> str:
 
 
 _LEAVE = "\0"
-"""The mark of a part whose references were all followed."""
+"""The mark of a part whose references have all been followed."""
 
 
 def _subschemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -52,7 +52,7 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _same_value(
     part: dict[str, Any], schema: dict[str, Any], reference: str
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the schemas that the same value has to satisfy: the target of ``$ref``, and those of ``allOf``."""
+    """Yield the schemas that the same value must satisfy: the target of ``$ref``, and those in ``allOf``."""
     pointer = part.get("$ref")
     if isinstance(pointer, str) and (target := _target(pointer, schema)) is not None:
         yield target, pointer
@@ -63,7 +63,7 @@ def _same_value(
 
 
 def _target(pointer: str, schema: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the object at a JSON pointer into the schema; None if it is none, or is in another document."""
+    """Return the object at a JSON pointer into the schema; None if there is none, or it is in another document."""
     if pointer != "#" and not pointer.startswith("#/"):
         return None
     value: Any = schema

@@ -1,12 +1,11 @@
-"""The state of a request inside the engine: its prefill and decode progress, and when it is done."""
+"""The state of a request inside the engine: its progress in prefill and decode, and its end."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
-from gym_fed.serving.engine.reported import PendingLogprobs
+from gym_fed.serving.engine.detokenizing import PendingLogprobs, StopTexts, TextDecoder
 from gym_fed.serving.engine.request import CompletionOutput, Event, FinishReason, Generation, TokenLogprob
 from gym_fed.serving.engine.sampling import RowSampler, SampledLogprob, SampledToken
 from gym_fed.serving.forward.chunk import HiddenMean
@@ -29,7 +28,7 @@ NO_TEXT = AnswerSplit()
 
 
 class ScheduledRequest:
-    """The state of an answer or embedding; after submission only the engine's thread accesses it.
+    """The state of an answer or embedding; after submission, only the engine's thread accesses it.
 
     Args:
         user: The user that the fair queue charges its tokens to.
@@ -41,30 +40,30 @@ class ScheduledRequest:
     """Mean of the last hidden states of its tokens, for an embedding."""
 
     cache_key = key_digest = ""
-    """KV blocks are reused only between requests with equal keys; the digest is of the user's API key."""
+    """KV blocks are reused only between requests with the same keys; ``key_digest`` is of the user's API key."""
 
     pictures: tuple[PlacedPicture, ...] = ()
     """The pictures in its prompt."""
 
     vocab_size = 0
-    """The number of its variant's token ids when it was submitted."""
+    """The number of the variant's token ids at submission."""
 
     def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int]) -> None:
         self.user, self.variant_name, self.prompt_ids = user, variant_name, prompt_ids
         self.ids = list(prompt_ids)
         """The prompt, and the answer so far."""
         self.variant: LoadedVariant | None = None
-        """The variant, pinned from admission to the end, also during preemption."""
+        """The variant, which is pinned from admission to the end, even if the request is preempted."""
         self.cache: KVCache | None = None
         """The KV cache while the request is running."""
         self.arrival = 0
-        """Its number in the order of submission."""
+        """The request's number in the order of submission."""
         self.cached_tokens = 0
         """Tokens of the prompt that were in the prefix cache."""
         self.bypassed_since = 0.0
-        """Time at which it first reached the head of the queue without room for its variant; 0 if never."""
+        """The time at which it first was at the head of the queue without room for its variant; 0 if never."""
         self.started = 0.0
-        """Time of its first admission."""
+        """The time of its first admission."""
         self.ended = False
 
     @property
@@ -74,20 +73,20 @@ class ScheduledRequest:
 
     @property
     def remaining(self) -> int:
-        """The number of tokens that are not in its cache yet."""
+        """The number of tokens that are not in the KV cache yet."""
         return len(self.ids) - (0 if self.cache is None else self.cache.length)
 
     def restart(self) -> None:
-        """Reset it after preemption: the tokens in its cache must be computed again."""
+        """Reset the request after preemption, since the tokens in its KV cache must be computed again."""
         if self.hidden is not None:
             self.hidden = HiddenMean()
 
     def fail(self, error: GymError) -> None:
-        """Report the error to the caller, unless an end was already reported."""
+        """Report the error to the caller, unless the end was already reported."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """Report to the caller that it was cancelled."""
+        """Report the cancellation to the caller."""
         raise NotImplementedError
 
 
@@ -149,7 +148,7 @@ class GenerationSequence(ScheduledRequest):
 
     @property
     def decoding(self) -> bool:
-        """True if all but its newest token, which was sampled, are in its cache."""
+        """True if all tokens but the newest, sampled one are in the KV cache."""
         return bool(self.token_ids) and self.remaining == 1
 
     @property
@@ -157,13 +156,13 @@ class GenerationSequence(ScheduledRequest):
         return len(self.prompt_ids) + self.max_tokens
 
     def propose(self, most: int) -> list[int]:
-        """Propose tokens that may come next, for a step to verify."""
+        """Propose the next tokens, for a step to verify."""
         if self._proposer is None:
             return []
         return self._proposer.propose(min(most, self.max_tokens - len(self.token_ids) - 1))
 
     def verified(self, proposed: int, accepted: int) -> None:
-        """Record the number of proposed tokens that were sampled, and drop the others."""
+        """Record how many of the proposed tokens were sampled, and drop the others."""
         if self._proposer is not None:
             self._proposer.observe(proposed, accepted)
         if self.cache is not None:
@@ -177,7 +176,7 @@ class GenerationSequence(ScheduledRequest):
         self.deliver()
 
     def push(self, sampled: SampledToken, now: float) -> FinishReason | None:
-        """Add its next token and report text that is safe to show. Returns the finish reason, if it is done.
+        """Add the next token, and report text that may be shown; return the finish reason, if the answer is done.
 
         Raises:
             GymError: Raised by the guide.
@@ -231,7 +230,7 @@ class GenerationSequence(ScheduledRequest):
         return AnswerSplit(split.reasoning, text)
 
     def _compare_hidden(self, token_id: int) -> str:
-        """Compare the stop texts with a token that is not shown, and return text that may be shown before it."""
+        """Compare a hidden token with the stop texts, and return text before it that may now be shown."""
         return self._stops.push(self._text.bytes_of(token_id).decode(errors="replace"), hidden=True)
 
     def _described(self, token_id: int, sampled: SampledLogprob) -> TokenLogprob:
@@ -243,7 +242,7 @@ class GenerationSequence(ScheduledRequest):
         return self._thought is None or self._thought.in_answer(index)
 
     def finish(self, reason: FinishReason, split: AnswerSplit = NO_TEXT) -> FinishReason:
-        """Create the last event and return its reason; a stop text in held-back text turns ``length`` into ``stop``."""
+        """Create the last event, and return its reason: ``stop``, not ``length``, for a stop text in held-back text."""
         reasoning, text = split
         if not self._stops.matched:
             if self._thought is not None:
@@ -273,7 +272,7 @@ class GenerationSequence(ScheduledRequest):
         return reason
 
     def deliver(self) -> None:
-        """Report the end to the reader; called after its place and its variant are free."""
+        """Report the end to the reader, after its place and its variant have been freed."""
         if self._last is not None:
             self.generation._put(*self._last)
 
@@ -314,7 +313,7 @@ class EmbeddingSequence(ScheduledRequest):
         self.hidden = HiddenMean()
 
     def deliver(self) -> None:
-        """Report the vector; the prefill is done."""
+        """Report the vector, at the end of the prefill."""
         assert self.hidden is not None
         if self.future.set_running_or_notify_cancel():
             self.future.set_result(self.hidden.unit())
@@ -360,10 +359,10 @@ class NgramProposer:
         for size in range(min(_LONGEST, len(ids)), _SHORTEST - 1, -1):
             place = after.get(tuple(ids[-size:]))
             if place is not None:
-                period = len(ids) - place  # beyond the end it is expected to repeat
+                period = len(ids) - place  # assume that the text repeats
                 return [ids[place + number % period] for number in range(count)]
         return []
 
     def observe(self, proposed: int, accepted: int) -> None:
-        """Adapt the length of the next proposals: longer if all tokens were accepted, otherwise shorter."""
+        """Adapt the length of the next proposals: longer if all tokens were accepted, and shorter otherwise."""
         self._width = min(self._most, 2 * self._width) if accepted == proposed else max(1, accepted)

@@ -1,4 +1,4 @@
-"""Counters and histograms of the engine, in the form that Prometheus exports. No torch."""
+"""Counters and histograms of the engine, in Prometheus's form. Does not import torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Histogram:
 
     Attributes:
         bounds: Upper bounds of the buckets, in seconds.
-        counts: Observations of each bucket alone (not cumulative), and of those above the last bound.
+        counts: Observations in each bucket (not cumulative), and above the last bound.
         sum: The sum of all observations.
     """
 
@@ -37,33 +37,33 @@ class EngineStats:
     """A snapshot of the engine; counters are since its start.
 
     Attributes:
-        healthy: Whether its loop is alive and its last steps did not all fail.
+        healthy: Whether its loop is running and its last steps did not all fail.
         running: Running requests.
         queued: Waiting requests.
-        finished: Requests by how they ended: stop, length, cancelled, error.
+        finished: Requests by their end: stop, length, cancelled or error.
         refused: Requests that were refused because too many waited.
         prompt_tokens: Prefilled tokens, including those computed again after a preemption.
         generated_tokens: Sampled tokens.
         embeddings: Finished embeddings.
-        steps: Forwards of the model.
-        failed_steps: Forwards that raised.
-        forwards: Forwards by implementation (``MultiVariantModel.forwards``): ``decoder``, ``transformers``,
+        steps: Forward passes of the model.
+        failed_steps: Forward passes that raised.
+        forwards: Forward passes by implementation (``MultiVariantModel.forwards``): ``decoder``, ``transformers``,
             ``general``.
-        rows: Chunks of all steps together; a step has one for each of its requests.
+        rows: Chunks in all steps; a step has one for each of its requests.
         rows_with_variants: Chunks for a variant.
         sign_products: Multiplications of a layer's sign deltas, by kernel (``MultiVariantModel.sign_products``).
         packed_products: Multiplications of a layer's other packed deltas, by form
             (``MultiVariantModel.packed_products``).
         busy_seconds: Seconds in steps, admission included.
-        model_seconds: Seconds in the forwards alone.
-        preemptions: Number of times that a running request was preempted, to be computed again.
+        model_seconds: Seconds in forward passes.
+        preemptions: Number of times that a running request was preempted and later computed again.
         cached_tokens: Tokens of prompts that were in the prefix cache.
         proposed_tokens: Tokens that speculative decoding proposed.
         accepted_tokens: Proposed tokens that were also sampled.
         kv_bytes_used: Bytes of the KV blocks that running requests hold.
         kv_bytes_limit: The configured ``kv_cache_size`` in bytes.
         first_token: Seconds from submission to the first token.
-        per_token: Seconds from one token of an answer to its next.
+        per_token: Seconds from one token of an answer to the next.
     """
 
     healthy: bool
@@ -108,7 +108,7 @@ class _Buckets:
 
 @dataclass
 class Counters:
-    """Counters of the loop; one thread writes them."""
+    """Counters of the loop, written by one thread."""
 
     finished: Counter[str] = field(
         default_factory=lambda: Counter({"stop": 0, "length": 0, "cancelled": 0, "error": 0})
@@ -133,11 +133,11 @@ class Counters:
     _services: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def served(self, started: float) -> None:
-        """Count the end of a request that began to run at ``started`` (``time.monotonic``)."""
+        """Record the end of a request that began to run at ``started`` (``time.monotonic``)."""
         self._services.append(time.monotonic() - started)
 
     def snapshot(self, **gauges: Any) -> EngineStats:
-        """Return the counters with the other fields of ``EngineStats``, which an engine knows."""
+        """Return the counters with the other fields of ``EngineStats``, the gauges."""
         return EngineStats(
             **{name: getattr(self, name) for name in _SHARED_COUNTS},
             finished=dict(self.finished),
@@ -147,7 +147,7 @@ class Counters:
         )
 
     def seconds_a_request(self) -> float | None:
-        """Mean time from a request's first step to its end, over the last 32; None before the first."""
+        """Return the mean seconds from a request's first step to its end, over the last 32; None before the first."""
         services = tuple(self._services)
         return sum(services) / len(services) if services else None
 

@@ -1,4 +1,4 @@
-"""The thought of one answer inside the engine: where it ends, its token budget, and the grammar that follows it."""
+"""The thought of one answer inside the engine: its end, its token budget, and the grammar that follows it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Thought:
     """Tracks the thought of one answer; a ``TokenMask`` while ``masks``.
 
-    A grammar holds for the answer after the thought. Until then no end token may be sampled, and an answer that may
-    begin with a thought has the choice between the first token of a thought and those of the grammar.
+    A grammar applies to the answer after the thought. Until then, end tokens are banned. An answer that may begin with
+    a thought may choose between the first token of a thought and those of the grammar.
 
     Args:
         parser: The model's parser.
@@ -25,7 +25,7 @@ class Thought:
         budget: Maximum tokens of the thought; None: no limit.
         guide: The guide of the answer's grammar, if it has one.
         end_ids: Tokens that end the answer.
-        stop_ids: Those of them that the caller chose, which do not end the thought.
+        stop_ids: The end tokens that the caller chose, which do not end the thought.
         vocab_size: Width of the logits.
     """
 
@@ -44,13 +44,13 @@ class Thought:
         self._guide, self._end_ids, self._vocab_size = guide, sorted(end_ids), vocab_size
         self._stop_ids = stop_ids
         self._forced: deque[int] = deque()
-        self._opening_token: int | None = None  # opens a thought though the grammar forbids it
-        self._guided: list[int] = []  # tokens of the guide while it was open whether they begin a thought
+        self._opening_token: int | None = None  # opens a thought although the grammar bans it
+        self._guided: list[int] = []  # tokens of the guide that may turn out to begin a thought
         self.num_tokens = 0
-        """Tokens of the thought so far, including its marks."""
+        """Number of tokens of the thought so far, including its marks."""
         self._pushed = 0
         self._in_answer: list[bool] = []
-        """Whether each token belongs to the answer, up to the last token for which this is known."""
+        """Whether each token belongs to the answer, as far as this is known."""
         self._close_if_over()
 
     @property
@@ -64,13 +64,13 @@ class Thought:
         return self._splitter.unfinished
 
     def in_answer(self, index: int) -> bool:
-        """Return whether a token belongs to the answer; marks and line breaks next to a thought do not."""
+        """Return True if a token belongs to the answer; marks and line breaks next to a thought do not."""
         if index < len(self._in_answer):
             return self._in_answer[index]
-        return self._splitter.answering or self._splitter.waiting  # white space so far, or the end token
+        return self._splitter.answering or self._splitter.waiting  # only white space so far, or the end token
 
     def may_end_at(self, token_id: int) -> bool:
-        """Return whether an end token ends the answer at this point."""
+        """Return True if an end token ends the answer at this point."""
         return not self._splitter.thinking or token_id not in self._stop_ids
 
     @property
@@ -118,7 +118,7 @@ class Thought:
         was_thinking, may_answer = splitter.thinking, splitter.answering or splitter.waiting
         split = splitter.push(token_id, stream)
         if self._guide is not None and self._guided and splitter.thinking:
-            # What the grammar would also have allowed was the beginning of a thought
+            # The tokens, which the grammar also allowed, were the beginning of a thought
             self._guide.rollback(len(self._guided))
             self._guided.clear()
         self.num_tokens += was_thinking or splitter.thinking
@@ -130,7 +130,7 @@ class Thought:
         return split
 
     def end(self) -> AnswerSplit:
-        """End the answer, and return the text that was held back."""
+        """End the answer, and return the held-back text."""
         return self._splitter.end()
 
     @property

@@ -1,4 +1,4 @@
-"""The tokenizers of a base and of its variants with added tokens, with what is derived from them."""
+"""The tokenizers of a base and of its variants with added tokens, with their decoders and grammar compilers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.variant_weights import VariantSource, VariantTokens
 
 _MAX_KEPT = 16
-"""Maximum vocabularies of variants in memory; each has two copies of the tokenizer, and its grammars' tables."""
+"""Maximum vocabularies of variants in memory; each has two copies of the tokenizer, and tables for grammars."""
 
 
 class Vocabulary:
     """One tokenizer.
 
     Args:
-        tokenizer: The tokenizer, which is not changed.
+        tokenizer: The tokenizer, which is not modified.
         size: The number of token ids that the model has.
         end_ids: Tokens that end an answer.
     """
@@ -35,7 +35,7 @@ class Vocabulary:
 
     @cached_property
     def decoder(self) -> TextDecoder:
-        """The bytes of its tokens."""
+        """The decoder, which has the bytes of its tokens."""
         return TextDecoder(self.tokenizer)
 
     def guides(self) -> GuideFactory:
@@ -58,8 +58,8 @@ class Vocabularies:
     """The vocabularies of one server. Thread-safe.
 
     Args:
-        base: That of the base.
-        source: The source of variants; None: there are none.
+        base: The vocabulary of the base.
+        source: The source of variants; None without variants.
     """
 
     def __init__(self, base: Vocabulary, source: VariantSource | None) -> None:
@@ -72,7 +72,7 @@ class Vocabularies:
 
         Raises:
             GymError: ``BASE_MISMATCH`` for tokens that cannot be added to the base's tokenizer; ``MODEL_INVALID`` for
-                too much text in them; as ``VariantSource.added_tokens``.
+                too much text in them; errors from ``VariantSource.added_tokens``.
         """
         if variant is None or self._source is None:
             return self.base
@@ -84,7 +84,7 @@ class Vocabularies:
             self._of_files.move_to_end(added.delta_sha256)
             if len(self._of_files) > _MAX_KEPT:
                 self._of_files.popitem(last=False)
-        with extension.lock:  # other variants do not wait for it
+        with extension.lock:  # so that other variants do not wait for this one
             if extension.vocabulary is None:
                 extension.vocabulary = self._extended(variant, added)
             return extension.vocabulary
