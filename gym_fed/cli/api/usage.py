@@ -30,7 +30,7 @@ def usage(
     import re
 
     from gym_fed.core.console import TextTable
-    from gym_fed.serving.http.usage_report import sum_usage
+    from gym_fed.serving.http.usage_log import sum_usage
 
     if month is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
         raise GymError(ErrorCode.USAGE, f"--month {month!r} is not a month", "write it like 2026-11")

@@ -177,7 +177,7 @@ def _serving_config(file: Path) -> ServingConfig:
 def _forget_traces(config: ServingConfig | None, name: str) -> dict[str, Any]:
     """Remove a variant from the usage log and the keys of a server; return the fields of the receipt."""
     from gym_fed.serving.http.keys import KeyFile
-    from gym_fed.serving.http.usage_report import forget_variant
+    from gym_fed.serving.http.usage_log import forget_variant
     from gym_fed.trust.identity.variant import NOT_COVERED, SERVERS_NOT_COVERED
 
     if config is None:

@@ -1,8 +1,8 @@
 """Filter the content of requests and answers: by rules, and by a classifier on the served model.
 
-Neither the log nor the counts ever contain a text. The classifier's verdict is ``p(yes) / (p(yes) + p(no))`` of the
-first token of the answer: two requests of one token, each with that token forced, whose log-probability the engine
-reports before forcing. They are batched with all other requests, so no second model is in memory.
+Texts are never logged or counted. The classifier's verdict is ``p(yes) / (p(yes) + p(no))`` of the answer's first
+token. It takes two requests of one token, each with one of these tokens forced, whose log-probability before forcing
+the engine reports. They are batched with all other requests, so that no second model is in memory.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Direction = Literal["input", "output"]
 
 @dataclass(frozen=True)
 class _Filtered:
-    """The rules of one direction, and whether a classifier judges it."""
+    """The rules of one direction, and whether the classifier judges it."""
 
     rules: Rules
     classified: bool
 
 
 class ContentFilter:
-    """Refuses requests and answers by rules; from any thread.
+    """Refuses requests and answers by rules. Thread-safe.
 
     Args:
         config: A config with ``input`` or ``output`` on.
@@ -50,7 +50,7 @@ class ContentFilter:
         config: The given config.
 
     Raises:
-        GymError: As in ``read_rules``; ``CONFIG_INVALID`` for a category without rule or classifier.
+        GymError: Errors from ``read_rules``; ``CONFIG_INVALID`` for a category without a rule or classifier.
     """
 
     def __init__(self, config: FilterConfig) -> None:
@@ -62,7 +62,7 @@ class ContentFilter:
         self._refused: Counter[tuple[Direction, str]] = Counter()
 
     def classifies(self, direction: Direction) -> bool:
-        """Return whether a classifier judges this direction, after the rules."""
+        """Return True if the classifier judges this direction, after the rules."""
         return direction in self._on and self._on[direction].classified
 
     def category_of(self, direction: Direction, texts: Iterable[str]) -> str | None:
@@ -83,7 +83,7 @@ class ContentFilter:
             self._refused[direction, category] += 1
 
     def refused(self) -> dict[tuple[Direction, str], int]:
-        """Return refusals so far by direction and category, zeros included."""
+        """Return the number of refusals by direction and category, including zeros."""
         counts = {(key, name): 0 for key, side in self._on.items() for name in self._categories(side)}
         with self._lock:
             return {**counts, **self._refused}
@@ -108,7 +108,7 @@ class ContentFilter:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield every string in a JSON value, keys included."""
+    """Yield every string in a JSON value, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -121,7 +121,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 class HeldText:
-    """Holds back the end of a growing answer until no rule can match it, however it is split into chunks.
+    """Holds back the end of a growing answer until no rule can match it, regardless of its split into chunks.
 
     A match has at most ``width`` folded characters, so text further from the end cannot be part of a later match. A
     match that touches the end waits for the next character, which may continue the word.
@@ -131,7 +131,7 @@ class HeldText:
         before: The text that the answer continues: a match may begin in it, but not end in it.
 
     Attributes:
-        category: The category of the rule that matched; after that nothing is released.
+        category: The category of the rule that matched; nothing is released afterwards.
     """
 
     def __init__(self, rules: Rules, before: str = "") -> None:
@@ -140,13 +140,13 @@ class HeldText:
         self._width = rules.width
         context = fold(before)[-self._width - 1 :]
         self._folded = context
-        self._starts = [0] * len(context)  # position in ``_text`` from which each folded character comes
+        self._starts = [0] * len(context)  # the position in ``_text`` of each folded character's source
         self._context = len(context)  # number of folded characters already released
-        self._begins = 0  # first position at which a match may begin: earlier ones were already searched
+        self._begins = 0  # first position at which a match may begin; earlier ones have been searched
         self._text = ""
 
     def push(self, text: str, *, last: bool = False) -> str:
-        """Add text, and return the text that may be shown: with ``last``, all of it unless a rule matches."""
+        """Add text, and return the text that may be shown; with ``last``, this is all of it unless a rule matches."""
         if self.category is not None:
             return ""
         if not self._width:
@@ -176,9 +176,9 @@ class HeldText:
         self._folded = "".join(folded)
 
     def _release(self, count: int) -> str:
-        """Release the first ``count`` folded characters, and their text; the last of them stays as context."""
+        """Release the text of the first ``count`` folded characters, the last of which stays as context."""
         while 0 < count < len(self._starts) and self._starts[count] == self._starts[count - 1]:
-            count -= 1  # one character was folded to several
+            count -= 1  # do not split a character that was folded to several
         if count <= self._context:
             return ""
         cut = self._starts[count]
@@ -190,7 +190,7 @@ class HeldText:
 
 
 _FORCED = 1000.0
-"""Logit bias that forces a token: the highest that the engine accepts."""
+"""A logit bias that forces a token, the highest that the engine accepts."""
 _SECONDS = 60.0
 
 
@@ -198,7 +198,7 @@ class Classifier:
     """Judges complete texts. Thread-safe.
 
     Args:
-        config: The question, the variant that answers it, and the probability from which a text is refused.
+        config: The question, the variant that answers it, and the threshold of refusal.
         engine: The engine that generates the answer.
         render: Function that returns the token ids of the question as a user's message, up to the answer's beginning.
         yes: The first token of the answer ``yes``.
@@ -239,8 +239,8 @@ class Classifier:
         """Ask about a text, without waiting for the answer.
 
         Args:
-            text: The whole text.
-            user: The user whose place in the queue it takes.
+            text: The complete text.
+            user: The user in whose queue it waits.
 
         Raises:
             GymError: ``TOO_LARGE`` for a text that leaves no room for the question; ``BUSY``; ``UNAVAILABLE`` if the
@@ -288,7 +288,7 @@ class Verdict:
         return _share(yes, no)
 
     def refuses(self) -> bool:
-        """Return whether the text must be refused; raises like ``probability``."""
+        """Return True if the text must be refused; raises like ``probability``."""
         return self.probability() >= self._threshold
 
     async def refuses_async(self) -> bool:
@@ -334,12 +334,12 @@ class RefusedEvent(Event):
 
 
 class JudgedGeneration:
-    """An answer whose events all wait until the classifier has judged its text.
+    """An answer whose events are held back until the classifier has judged its text.
 
     Args:
         generation: The answer.
         classifier: The classifier, which is asked after the answer has ended.
-        user: The user whose place in the queue the question takes.
+        user: The user in whose queue the question waits.
     """
 
     def __init__(self, generation: Generation, classifier: Classifier, user: str) -> None:
@@ -381,7 +381,7 @@ class JudgedGeneration:
 
 
 def _has_text(events: list[Event]) -> bool:
-    """Return whether there is text to judge: an answer that failed or was cancelled is not shown."""
+    """Return True if there is text to judge; answers that failed or were cancelled are not shown."""
     return events[-1].finish_reason in ("stop", "length") and any(
         event.text or event.reasoning for event in events
     )

@@ -10,8 +10,8 @@ Korean, Thai).
 
 Rules and texts are compared in a folded form, so that a slightly different spelling does not hide a word: compatibility
 forms become plain (NFKD), accents of U+0300 to U+036F and invisible characters are removed, and case is folded. White
-space of any length is one space. Similar letters from other alphabets, digits in place of letters and s p a c e d words
-are not recognised.
+space of any length becomes one space. Similar letters of other alphabets, digits instead of letters, and s p a c e d
+words are not recognised.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _folded(character: str) -> str:
 
 
 FOLDS = _Folds()
-"""Folded text by code point; white space is a space, and invisible characters are empty."""
+"""The folded text by code point; white space is a space, and invisible characters are empty."""
 
 
 def fold(text: str) -> str:
@@ -72,12 +72,12 @@ _BOUNDARIES = {sre.AT_BOUNDARY, sre.AT_NON_BOUNDARY}
 def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
     """Compile a pattern whose search takes bounded time, and return it with the maximum length of its match.
 
-    A text chosen by a stranger can make Python's ``re`` take exponential time (``(a+)+b``), and a search cannot be
-    stopped. So the ways in which a pattern can match are counted; a backtracking search visits each at most once per
+    An attacker's text can make Python's ``re`` take exponential time (``(a+)+b``), and a search cannot be stopped.
+    Therefore the ways in which a pattern can match are counted: a backtracking search visits each at most once per
     position. Only constructs that can be counted are allowed.
 
     Args:
-        text: The pattern, which is searched in folded text and ignores case.
+        text: The pattern, which is searched in folded text, ignoring case.
 
     Raises:
         ValueError: If the pattern is refused, with the reason.
@@ -107,7 +107,7 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
 
 
 def _ways(tree: Iterable[tuple[Any, Any]]) -> int:
-    """Return an upper bound of a backtracking search's paths from one position; stops counting beyond ``MAX_WAYS``."""
+    """Return an upper bound of a backtracking search's paths from one position, counting to ``MAX_WAYS``."""
     total = 1
     for kind, value in tree:
         total *= _ways_of(kind, value)
@@ -139,7 +139,7 @@ def _ways_of(kind: Any, value: Any) -> int:
 
 
 def _ways_of_branches(branches: Iterable[Any]) -> int:
-    """Sum over branches; only one of the branches that begin with different characters can match."""
+    """Return the sum over branches, of which only one can match if they begin with different characters."""
     total: dict[str | None, int] = {}
     for branch in branches:
         begins = chr(branch[0][1]).casefold() if len(branch) and branch[0][0] is sre.LITERAL else None
@@ -151,7 +151,7 @@ def _ways_of_branches(branches: Iterable[Any]) -> int:
 PACKAGE_RULES = Path(__file__).resolve().parents[2] / "assets" / "filter" / "rules.txt"
 MAX_BYTES = 1 << 20
 MAX_PATTERNS = 200
-"""Maximum patterns in all files; each is searched after every token."""
+"""Maximum number of patterns in all files, since each is searched after every token."""
 MAX_CATEGORIES = 32
 MAX_PHRASE = 100
 _CATEGORY = re.compile(CATEGORY, re.ASCII)
@@ -160,7 +160,7 @@ _SPACED = "\\x00-\\u0dff"  # Latin to Sinhala; Thai is the first script without 
 
 @dataclass(frozen=True)
 class _ContentRule:
-    """All phrases of one category, or one of its patterns."""
+    """All phrases of a category, or one of its patterns."""
 
     category: str
     pattern: re.Pattern[str]
@@ -295,7 +295,7 @@ def _phrase(line: str, where: str) -> str:
 
 
 def _any_of(phrases: list[str]) -> re.Pattern[str]:
-    """Compile one pattern of all phrases: a prefix tree, so that a search stays fast with thousands of them."""
+    """Compile all phrases to one pattern, a prefix tree, so that a search stays fast with thousands of phrases."""
     begins = f"(?:(?=[{_SPACED}])(?<!\\w)|(?=[^{_SPACED}]))"
     ends = f"(?:(?<=[{_SPACED}])(?!\\w)|(?<=[^{_SPACED}]))"
     return re.compile(f"{begins}(?:{_tree(sorted(phrases))}){ends}")

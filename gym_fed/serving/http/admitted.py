@@ -1,6 +1,6 @@
-"""An admitted HTTP request: its caller, its body read within the caller's limits, and the wait for its answer.
+"""An admitted HTTP request: its caller, its body, and the wait for its answer.
 
-A wait ends when the answer is done, times out, or the client or the server stops.
+A wait ends when the answer is complete, at the timeout, or when the client disconnects or the server stops.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.openai.answers import StreamChunk
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.serving.pictures.wanted import is_wanted
+from gym_fed.serving.pictures.clips import is_wanted
 
 T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client closed its connection."""
+    """Raised if the client closes its connection."""
 
 
 class Admitted:
-    """A request whose caller is known and within its limits.
+    """A request whose caller is authenticated and within its limits.
 
     Args:
         gateway: The gateway that admits it.
         request: The HTTP request.
 
     Attributes:
-        caller: The caller that sent it.
+        caller: The caller.
         serving: The loaded parts of the server.
         shares: Response headers with the caller's remaining limits.
 
@@ -77,9 +77,9 @@ class Admitted:
         *,
         given_up: Callable[[T], None] = lambda result: None,
     ) -> T:
-        """Parse the body and run ``work`` on it in one of few threads, without blocking the event loop.
+        """Parse the body, and run ``work`` on it in a thread of a small pool.
 
-        Pictures are read by few requests at once, and reading stops when the client disconnects.
+        Few requests at a time read pictures, and reading stops when the client disconnects.
 
         Args:
             data: The bytes of the body.
@@ -134,19 +134,19 @@ class Admitted:
 
 MAX_BODY_BYTES = 8 * 2**20
 MAX_VALUES = 2**18
-"""Maximum JSON values of a body, more than the tokens of a long context. The time for which parsing holds the GIL grows
-with values, not bytes."""
+"""Maximum number of JSON values of a body, which is more than the tokens of a long context. The time for which parsing
+holds the GIL grows with the number of values, not bytes."""
 
 _MAX_QUOTES = 4 * MAX_VALUES
-"""Maximum quotes of a body: two around each name and each value."""
+"""Maximum number of quotes of a body: two around each name and each value."""
 
 
 class RequestTimeout:
-    """Waits for one request's work until its timeout, its client's disconnection or the server's stop.
+    """Waits for the work of one request, until its timeout, or until the client disconnects or the server stops.
 
     Args:
         receive: ASGI's ``receive``, after the request's body was read.
-        seconds: The timeout of all waits together, which starts now.
+        seconds: The timeout of all waits together, counted from now.
         stopped: An event that is set when the server stops.
     """
 
@@ -157,7 +157,7 @@ class RequestTimeout:
         self._stopped = stopped
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the work's result. If anything else ends the wait, the work is cancelled first.
+        """Wait for the work, and return its result; if the wait ends otherwise, cancel the work first.
 
         Raises:
             ClientGone: If the client closed its connection.
@@ -195,10 +195,10 @@ class RequestTimeout:
 
 
 class EventStream(Response):
-    """A stream of server-sent events whose first chunk is known, so that earlier errors have their own HTTP status.
+    """A stream of server-sent events that starts with a given chunk, so that earlier errors have their own HTTP status.
 
-    A later failure is sent as the last chunk, without ``[DONE]``. Chunks with a ``type``, those of the Responses API,
-    are events of that name.
+    A later failure is sent as the last chunk, without ``[DONE]``. Chunks with a ``type`` (Responses API) are sent as
+    events with that name.
 
     Args:
         first: The first chunk.
@@ -260,11 +260,11 @@ async def read_body(request: Request, came: Callable[[int], None] = lambda size:
 
     Args:
         request: The request.
-        came: Called with the size of each part; may raise to refuse it.
+        came: Called with the size of each part; may raise to refuse the body.
 
     Raises:
-        GymError: ``TOO_LARGE``; ``USAGE`` for any content type but JSON in UTF-8, and for a content encoding.
-        ClientGone: The client disconnected before the end of the body.
+        GymError: ``TOO_LARGE``; ``USAGE`` for any content type except JSON in UTF-8, or a content encoding.
+        ClientGone: If the client disconnects before the end of the body.
     """
     kind, _, more = request.headers.get("content-type", "").partition(";")
     kind = kind.strip().lower()
@@ -306,7 +306,7 @@ def parse_body(data: bytearray) -> Any:
 
 
 def _has_many_values(data: bytearray) -> bool:
-    """Count separators between values, ignoring those inside strings."""
+    """Return True if there are more separators of values, outside strings, than ``MAX_VALUES``."""
     if _marks(data) <= MAX_VALUES:
         return False
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")

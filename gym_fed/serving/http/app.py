@@ -1,4 +1,4 @@
-"""The Starlette application: routes, authorization, body limits, and every error in OpenAI's form.
+"""The Starlette application: routes, permissions, and errors in OpenAI's form.
 
 ``/health`` and ``/ready`` are open to all, for process monitors. Everything else needs a key if keys are configured;
 ``/metrics`` needs one with that permission.
@@ -29,12 +29,11 @@ from gym_fed.serving.http.proxies import route_path
 from gym_fed.serving.http.rate_limits import LIMIT_HEADERS, RateLimited
 from gym_fed.serving.openai.answers import StreamChunk
 from gym_fed.serving.openai.fields import unsupported
-from gym_fed.serving.openai.input_tokens import INPUT_TOKENS
 from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.responses import RESPONSES, input_items, page_of
 from gym_fed.serving.openai.service import EMBEDDINGS, STORED, URLS
-from gym_fed.serving.openai.tokenizing import DETOKENIZE, LOAD, TOKENIZE, UNLOAD, Adapters
+from gym_fed.serving.openai.tokenizing import DETOKENIZE, INPUT_TOKENS, LOAD, TOKENIZE, UNLOAD, Adapters
 
 GONE_STATUS = 499
 """The status in metrics of a request whose client disconnected; it is never sent."""
@@ -101,9 +100,9 @@ def create_app(gateway: Gateway) -> Starlette:
 
 
 def with_cors(app: ASGIApp, origins: Iterable[str]) -> ASGIApp:
-    """Let web pages of these origins call the application from a browser, with keys that they send themselves.
+    """Allow web pages of these origins to call the application from a browser, with their own keys.
 
-    It surrounds the whole application, so that pages can also read errors.
+    The middleware surrounds the whole application, so that pages can also read errors.
     """
     allowed = list(origins)
     if not allowed:
@@ -230,14 +229,14 @@ async def _stream(
     """Start a stream with its first chunk, so that an earlier failure has its own HTTP status."""
     chunks = pending.achunks()
 
-    async def next_one() -> dict[str, Any]:
+    async def next_chunk() -> dict[str, Any]:
         return await anext(chunks)
 
     def failure(error: GymError) -> StreamChunk:
         return pending.failure(gateway.errors.body(error))
 
     try:
-        first = await timeout.wait(next_one())
+        first = await timeout.wait(next_chunk())
     except BaseException:
         end()
         raise
@@ -271,7 +270,7 @@ def _handle_errors(app: Starlette, gateway: Gateway) -> None:
             for route in routes
             for method in sorted((route.methods or set()) - {"HEAD"})
         ]
-        return ", ".join(sorted(described, key=lambda one: one.split()[::-1]))
+        return ", ".join(sorted(described, key=lambda route: route.split()[::-1]))
 
     async def no_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {str(error.detail).lower()}"

@@ -1,7 +1,7 @@
 """A uvicorn server that limits the number of connections, in total and per address, and their idle times.
 
 The server closes connections that send no request, send one too slowly, or do not read the response. If there are too
-many, one without a request is closed for a new one, so that idle connections never block others.
+many, it closes one without a request for a new one, so that idle connections never block others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gym_fed.trust.identity.tls import private_pem, server_context
 _log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 << 10
-"""Maximum bytes of a request's headers, first line included."""
+"""Maximum bytes of a request's headers, including the first line."""
 NO_PROXIES = Proxies()
 _LOOK_SECONDS = 0.5
 _MINUTE_SECONDS = 60.0
@@ -59,7 +59,7 @@ class Tls:
 
 
 class LimitedServer(uvicorn.Server):
-    """A uvicorn server with limited connections, which leaves signals to its caller.
+    """A uvicorn server with limited connections, which leaves signal handling to its caller.
 
     Args:
         app: The application.
@@ -83,7 +83,7 @@ class LimitedServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 BehindProxy(app, proxies),
-                proxy_headers=False,  # uvicorn would trust every program of this machine
+                proxy_headers=False,  # uvicorn would trust every program on this machine
                 http=self.connections.protocol(),
                 ws="none",
                 access_log=False,
@@ -103,15 +103,17 @@ class LimitedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen like uvicorn, but with a limit on the TLS handshake, for which asyncio waits a minute."""
+        """Listen like uvicorn, but limit the TLS handshake, for which asyncio would wait a minute."""
         config, loop = self.config, asyncio.get_running_loop()
         if config.ssl is None or not sockets:
             await super().startup(sockets)
             return
 
         def protocol() -> asyncio.Protocol:
-            made: Any = config.http_protocol_class
-            return made(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
+            protocol_class: Any = config.http_protocol_class
+            return protocol_class(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )  # type: ignore[no-any-return]
 
         self.servers = [
             await loop.create_server(
@@ -127,11 +129,11 @@ class LimitedServer(uvicorn.Server):
 
 
 class Connections:
-    """All connections of one server; not thread-safe, for use in the event loop only.
+    """The connections of one server, for use only in the event loop.
 
     Args:
         config: Limits and timeouts.
-        proxies: Reverse proxies; trusted ones have no limit per address, since all their clients share it.
+        proxies: Reverse proxies; trusted ones have no limit per address, since all their clients share the address.
     """
 
     def __init__(self, config: ConnectionsConfig, proxies: Proxies = NO_PROXIES) -> None:
@@ -146,7 +148,7 @@ class Connections:
         return len(self._open)
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """Return uvicorn's protocol class, with connections counted here."""
+        """Return a subclass of uvicorn's protocol whose connections are counted here."""
 
         class Counted(_Counted):
             connections_of_server = self
@@ -180,7 +182,7 @@ class Connections:
             self._make_room(list(self._open), "too many")
 
     def remove(self, connection: Any) -> None:
-        """Forget a closed connection."""
+        """Stop counting a closed connection."""
         if connection in self._open:
             del self._open[connection]
             self._by_address[connection.address] -= 1
@@ -243,7 +245,7 @@ class _Counted(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return "that did not read the answer" if now - self._moved > config.stalled_seconds else ""
 
     def end(self) -> None:
-        """Close at once and drop pending writes."""
+        """Close the connection immediately, and drop pending writes."""
         if not self.transport.is_closing():
             self.transport.abort()
 

@@ -32,11 +32,11 @@ _PARSERS_PER_CALLER = 4
 
 
 class Gateway:
-    """The state that all requests share; all methods but ``__init__`` are for the event loop's thread.
+    """The state that all requests share; methods must be called on the event loop's thread.
 
     Args:
         authenticator: The authenticator of callers.
-        request_timeout_seconds: Timeout of one request, queueing and streaming included.
+        request_timeout_seconds: Timeout of one request, including queueing and streaming.
 
     Attributes:
         serving: The loaded parts; None until the model is loaded.
@@ -96,15 +96,14 @@ class Gateway:
         if self.draining:
             raise GymError(ErrorCode.UNAVAILABLE, "the server is shutting down", "try again in a moment")
         if self.serving is None:
-            # No URL in the hint: ``PublicErrors`` would remove it like a path, and log each such answer to a probe.
+            # No URL in the hint: ``PublicErrors`` would remove it like a path, and log every answer to a probe.
             raise GymError(ErrorCode.UNAVAILABLE, "the model is being loaded", "try again in a moment")
         return self.serving
 
     def require_ready(self) -> None:
         """Raise like ``open``, or if the engine's steps fail or the keys cannot be read; for load balancers.
 
-        Requests are still sent to an engine whose last steps failed, because a step that succeeds makes it healthy
-        again.
+        An engine whose last steps failed still gets requests, since a step that succeeds makes it healthy again.
 
         Raises:
             GymError: ``UNAVAILABLE``.
@@ -144,18 +143,18 @@ class _Waiter:
 
 
 class PictureSlots:
-    """Slots for requests that read pictures, given to the least served caller first; for the event loop's thread."""
+    """Slots for requests that read pictures, least served caller first; for the event loop's thread."""
 
     def __init__(self) -> None:
         self._waiting: list[_Waiter] = []
         self._running: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
         self._least = 0.0
-        """The seconds used by the caller served last; a new caller starts there."""
+        """The seconds used by the caller that was served last, with which new callers start."""
         self._per_picture = _FIRST_GUESS
 
     async def take(self, caller: str, pictures: int) -> None:
-        """Wait for a slot, which ``give_back`` frees.
+        """Wait for a slot; ``give_back`` frees it.
 
         Args:
             caller: The caller's name.
@@ -184,7 +183,7 @@ class PictureSlots:
             raise
 
     def give_back(self, caller: str, pictures: int, seconds: float) -> None:
-        """Free a slot, which was held for ``seconds`` to read ``pictures``."""
+        """Free a slot that was held for ``seconds`` to read ``pictures``."""
         self._running[caller] -= 1
         if pictures:
             self._per_picture += _WEIGHT * (seconds / pictures - self._per_picture)
@@ -215,17 +214,17 @@ class PictureSlots:
 
 
 MAX_HELD_BYTES = 1 << 30
-"""Maximum bytes of all callers, shared evenly among those that hold some."""
-MAX_OF_CALLER = 128 << 20
-MIN_OF_CALLER = 16 << 20
+"""Maximum bytes of all callers, shared evenly by those that hold bodies."""
+MAX_BYTES_PER_CALLER = 128 << 20
+MIN_BYTES_PER_CALLER = 16 << 20
 """Bytes that every caller may hold: two bodies of the largest size."""
 
 
 class HeldBodies:
-    """Bytes of bodies that are held until they are parsed, limited per caller.
+    """Bytes of request bodies that are held until they are parsed, limited per caller.
 
-    A body may arrive slowly, and each of hundreds of connections may send one. Without a limit, one key could fill the
-    memory. For the event loop's thread.
+    Bodies may arrive slowly, on hundreds of connections at once. Without a limit, one key could fill the memory. For
+    the event loop's thread.
     """
 
     def __init__(self) -> None:
@@ -235,7 +234,7 @@ class HeldBodies:
         return self._bytes.total()
 
     def hold(self, caller: str) -> HeldBody:
-        """Start to count a body."""
+        """Start counting a body."""
         return HeldBody(self._bytes, caller)
 
 
@@ -258,7 +257,7 @@ class HeldBody:
         """
         self._own += size
         self._held[self._caller] += size
-        share = min(MAX_OF_CALLER, max(MIN_OF_CALLER, MAX_HELD_BYTES // len(self._held)))
+        share = min(MAX_BYTES_PER_CALLER, max(MIN_BYTES_PER_CALLER, MAX_HELD_BYTES // len(self._held)))
         if self._held[self._caller] > share:
             raise GymError(
                 ErrorCode.BUSY,
@@ -267,7 +266,7 @@ class HeldBody:
             )
 
     def end(self) -> None:
-        """Stop counting, since the body is parsed or abandoned."""
+        """Stop counting a body that is parsed or abandoned."""
         self._held[self._caller] -= self._own
         self._own = 0
         if not self._held[self._caller]:

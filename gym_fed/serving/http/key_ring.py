@@ -1,4 +1,4 @@
-"""A file of named keys, which commands change and running servers reload after each change."""
+"""A file of named keys, which commands change, and running servers reload after each change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_FILE_BYTES = 16 * 2**20
 
 
 class NamedKey(StrictModel):
-    """The entry of one key, without the key itself."""
+    """The entry of a key, without the key itself."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}$")
     """The user's name."""
@@ -59,7 +59,7 @@ class KeyRing(Generic[KeyT]):
         self._keys: tuple[KeyT, ...] = ()
 
     def all(self) -> tuple[KeyT, ...]:
-        """Read all keys from the file; none if there is no file.
+        """Read all keys from the file; empty if there is no file.
 
         Raises:
             GymError: ``STATE_CORRUPT``, also for more than ``MAX_KEYS`` keys or ``MAX_FILE_BYTES`` bytes;
@@ -87,7 +87,7 @@ class KeyRing(Generic[KeyT]):
         """Remove a key; running servers refuse it from the next request on.
 
         Raises:
-            GymError: ``NOT_FOUND``; as ``all``.
+            GymError: ``NOT_FOUND``; errors from ``all``.
         """
         with self._changing() as known:
             remaining = tuple(key for key in known if key.name != name)
@@ -104,7 +104,7 @@ class KeyRing(Generic[KeyT]):
 
         Raises:
             GymError: ``FILE_EXISTS`` for a name that already has a key; ``TOO_LARGE`` for a file that could not be read
-                again; as ``all``.
+                again; errors from ``all``.
         """
         with self._changing() as known:
             if any(other.name == key.name for other in known):
@@ -119,7 +119,7 @@ class KeyRing(Generic[KeyT]):
 
     @contextmanager
     def _changing(self) -> Iterator[tuple[KeyT, ...]]:
-        """Yield the current keys, while no other process changes them."""
+        """Yield the current keys, with the file locked against changes by other processes."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with lockable_folder(self.path.parent, follow=True) as folder:
             with suppress(OSError):  # a disk without locks

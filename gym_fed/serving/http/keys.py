@@ -1,13 +1,13 @@
 """Authentication by API keys or, without keys, protection against requests from web pages of other sites.
 
 A key is ``gym-`` and 32 random bytes. The key file has each key's permissions and its SHA-256, which is sufficient for
-random bytes; the key itself is shown once. The file is reloaded when it changes, so that keys can be added and revoked
-while a server runs.
+random bytes; the key itself is shown only once. The file is reloaded when it changes, so that keys can be added and
+revoked while a server runs.
 
-Without keys the server listens on loopback, and any program on this machine may use it. A browser would let pages of
-other sites do so, too. Such a page can post a form or script to 127.0.0.1, which ``Origin`` reveals, or let its own
-name resolve to 127.0.0.1 (DNS rebinding), which ``Host`` reveals. Both are refused. With keys neither does harm,
-because the page has no key.
+Without keys the server listens on loopback, and any program on this machine may use it. In a browser, pages of other
+sites could do so, too. Such a page can post a form or run a script against 127.0.0.1, which ``Origin`` reveals, or let
+its own name resolve to 127.0.0.1 (DNS rebinding), which ``Host`` reveals. Both are refused. With keys, neither does
+harm, because the page has no key.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Authenticator:
     """Authenticates callers.
 
     Args:
-        keys: The key file; None accepts everyone on this machine.
-        origins: Origins of other hosts whose web pages may call the API without keys.
+        keys: The key file; None accepts all programs on this machine.
+        origins: Origins on other hosts whose web pages may call the API without keys.
     """
 
     def __init__(self, keys: KeyFile | None, origins: Iterable[str] = ()) -> None:
@@ -51,7 +51,7 @@ class Authenticator:
         """Authenticate a request.
 
         Args:
-            headers: The headers of the request, names in lower case.
+            headers: The headers of the request, with names in lower case.
 
         Raises:
             GymError: ``UNAUTHENTICATED`` for a missing or wrong key; ``PERMISSION_DENIED`` for a page of another site;
@@ -99,7 +99,7 @@ class Authenticator:
 
 
 def require_local(headers: Mapping[str, str], origins: frozenset[str]) -> None:
-    """Refuse a request for a host other than this machine, or from a page whose origin is not in ``origins``.
+    """Refuse a request to a host other than this machine, or from a page whose origin is not in ``origins``.
 
     Raises:
         GymError: ``PERMISSION_DENIED``.
@@ -135,10 +135,10 @@ class ApiKey(NamedKey):
     """True if all variants may be used."""
 
     variants: tuple[VariantName, ...] = ()
-    """Names of variants that may be used."""
+    """The names of variants that may be used."""
 
     owners: tuple[Annotated[str, Field(pattern=_OWNER)], ...] = ()
-    """Owners (accounts or user ids) whose variants may be used, later ones included."""
+    """Owners (accounts or user ids) whose variants may be used, including future ones."""
 
     metrics: bool = False
     """True if the server's metrics may be read."""
@@ -151,11 +151,11 @@ class ApiKey(NamedKey):
     """Tokens of prompts and answers together."""
 
     expires_at: int | None = Field(default=None, ge=0)
-    """Unix seconds; None: never."""
+    """Unix seconds; None if it never expires."""
 
     @property
     def allows_anything(self) -> bool:
-        """Return True if the key has a permission."""
+        """True if the key has any permission."""
         return bool(
             self.base
             or self.everything
@@ -201,7 +201,7 @@ class KeyFile(KeyRing[ApiKey]):
         super().__init__(path, _ApiKeysDocument)
 
     def caller(self, key: str) -> Caller | None:
-        """Return the caller with this key; None for an unknown or expired one. Compares every key.
+        """Return the caller with this key; None for an unknown or expired one. Every key is compared.
 
         Raises:
             GymError: See ``all``.
@@ -219,7 +219,7 @@ class KeyFile(KeyRing[ApiKey]):
         """Read all keys from the file.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``; as ``KeyRing.all``.
+            GymError: ``FILE_NOT_FOUND``; errors from ``KeyRing.all``.
         """
         keys = super().all()
         if not keys and not self.path.exists():
@@ -247,10 +247,10 @@ class KeyFile(KeyRing[ApiKey]):
         """Create a key, and the file if there is none.
 
         Returns:
-            The key, which is stored nowhere.
+            The key, which is not stored anywhere.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a name that has a key; ``USAGE`` for invalid values, or without permissions.
+            GymError: ``FILE_EXISTS`` for a name that has a key; ``USAGE`` for invalid values or no permissions.
         """
         if not (base or everything or variants or owners or metrics or manage_variants):
             raise GymError(
@@ -280,7 +280,7 @@ class KeyFile(KeyRing[ApiKey]):
         return key
 
     def forget_variant(self, name: str) -> tuple[list[str], list[str]]:
-        """Remove a variant from all keys, and the keys that allow nothing else.
+        """Remove a variant from all keys, and remove the keys that allow nothing else.
 
         Args:
             name: The variant's name.
@@ -297,7 +297,9 @@ class KeyFile(KeyRing[ApiKey]):
                 if name not in key.variants:
                     remaining.append(key)
                     continue
-                rest = key.model_copy(update={"variants": tuple(one for one in key.variants if one != name)})
+                rest = key.model_copy(
+                    update={"variants": tuple(other for other in key.variants if other != name)}
+                )
                 if rest.allows_anything:
                     changed.append(key.name)
                     remaining.append(rest)

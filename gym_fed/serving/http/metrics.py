@@ -1,6 +1,6 @@
-"""Prometheus metrics: requests by route and status, and figures of the engine and the store.
+"""Prometheus metrics: requests by route and status, and statistics of the engine and the store.
 
-No label has values that users choose: routes and statuses are few, and there is none for a variant, key or model.
+Users cannot choose the values of labels: there are few routes and statuses, and no labels for variants, keys or models.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _ROWS = (
     MetricRow("gym_api_active_requests", "Active requests for answers"),
     MetricRow(
         "gym_api_malformed_tool_calls",
-        "Texts of answers that looked like tool calls and are none",
+        "Texts in answers that looked like tool calls but were malformed",
         (),
         "counter",
     ),
     MetricRow(
         "gym_api_usage_lost",
-        "Lines that the usage log did not take; the process's log has them",
+        "Lines that could not be written to the usage log; the process's log has them",
         (),
         "counter",
     ),
@@ -72,38 +72,38 @@ _ROWS = (
         ("direction", "category"),
         "counter",
     ),
-    MetricRow("gym_engine_healthy", "1 while the engine's loop is alive"),
+    MetricRow("gym_engine_healthy", "1 while the engine's loop is running and its steps succeed"),
 )
 _ENGINE = (
     MetricRow("gym_engine_refused", "Requests refused because too many waited", (), "counter"),
     MetricRow("gym_engine_prompt_tokens", "Tokens of prefill", (), "counter"),
     MetricRow("gym_engine_generated_tokens", "Tokens of decode", (), "counter"),
-    MetricRow("gym_engine_embeddings", "Embeddings made", (), "counter"),
-    MetricRow("gym_engine_steps", "Forwards of the model", (), "counter"),
-    MetricRow("gym_engine_failed_steps", "Forwards that raised", (), "counter"),
-    MetricRow("gym_engine_rows", "Chunks of all steps, one for each request in a step", (), "counter"),
-    MetricRow("gym_engine_rows_with_variants", "Those of requests for a variant", (), "counter"),
+    MetricRow("gym_engine_embeddings", "Finished embeddings", (), "counter"),
+    MetricRow("gym_engine_steps", "Forward passes of the model", (), "counter"),
+    MetricRow("gym_engine_failed_steps", "Forward passes that raised", (), "counter"),
+    MetricRow("gym_engine_rows", "Chunks in all steps, one per request in a step", (), "counter"),
+    MetricRow("gym_engine_rows_with_variants", "Chunks of requests for a variant", (), "counter"),
     MetricRow(
         "gym_engine_preemptions",
-        "Times a running request gave its KV blocks to others, to be computed again",
+        "Running requests that were preempted, to be computed again later",
         (),
         "counter",
     ),
     MetricRow("gym_engine_cached_tokens", "Tokens of prompts that were in the prefix cache", (), "counter"),
     MetricRow("gym_engine_proposed_tokens", "Tokens that speculative decoding proposed", (), "counter"),
-    MetricRow("gym_engine_accepted_tokens", "Those of them that were sampled", (), "counter"),
-    MetricRow("gym_engine_busy_seconds", "Seconds in steps, admission included", (), "counter"),
-    MetricRow("gym_engine_model_seconds", "Seconds in forwards", (), "counter"),
+    MetricRow("gym_engine_accepted_tokens", "Proposed tokens that were sampled", (), "counter"),
+    MetricRow("gym_engine_busy_seconds", "Seconds in steps, including admission", (), "counter"),
+    MetricRow("gym_engine_model_seconds", "Seconds in forward passes", (), "counter"),
     MetricRow("gym_engine_running", "Running requests"),
     MetricRow("gym_engine_queued", "Waiting requests"),
     MetricRow("gym_engine_kv_bytes_used", "Bytes of the KV blocks that running requests hold"),
-    MetricRow("gym_engine_kv_bytes_limit", "Most bytes of KV caches"),
+    MetricRow("gym_engine_kv_bytes_limit", "Maximum bytes of KV caches"),
 )
 _ENGINE_BY = (
-    MetricRow("gym_engine_finished", "Requests by how they ended", ("reason",), "counter"),
+    MetricRow("gym_engine_finished", "Requests by their end", ("reason",), "counter"),
     MetricRow(
         "gym_engine_forwards",
-        "Forwards: our own decoder, transformers in packed steps, or the general path",
+        "Forward passes: our own decoder, transformers in packed steps, or the general path",
         ("forward",),
         "counter",
     ),
@@ -122,20 +122,20 @@ _ENGINE_TIMES = (
         "gym_engine_first_token_seconds", "Seconds from submission to the first token", (), "histogram"
     ),
     MetricRow(
-        "gym_engine_per_token_seconds", "Seconds from one token of an answer to its next", (), "histogram"
+        "gym_engine_per_token_seconds", "Seconds from one token of an answer to the next", (), "histogram"
     ),
 )
 _STORE = (
     MetricRow("gym_variants_hits", "Uses of a variant that was in memory", (), "counter"),
     MetricRow("gym_variants_misses", "Uses of a variant that had to be loaded", (), "counter"),
     MetricRow("gym_variants_loads", "Variants loaded", (), "counter"),
-    MetricRow("gym_variants_evictions", "Variants that made room for others", (), "counter"),
+    MetricRow("gym_variants_evictions", "Evicted variants", (), "counter"),
     MetricRow("gym_variants_errors", "Loads that failed", (), "counter"),
-    MetricRow("gym_variants_load_seconds", "Seconds of all loads together", (), "counter"),
-    MetricRow("gym_variants_cache_bytes", "Most bytes of variants in memory"),
+    MetricRow("gym_variants_load_seconds", "Total seconds of loads", (), "counter"),
+    MetricRow("gym_variants_cache_bytes", "Maximum bytes of variants in memory"),
     MetricRow("gym_variants_resident", "Variants in memory"),
-    MetricRow("gym_variants_resident_bytes", "What they take"),
-    MetricRow("gym_variants_pinned", "Those of them in use"),
+    MetricRow("gym_variants_resident_bytes", "Bytes of variants in memory"),
+    MetricRow("gym_variants_pinned", "Variants in use"),
     MetricRow("gym_variants_loading", "Variants that are loading"),
 )
 ROWS = (*_ROWS, *_ENGINE, *_ENGINE_BY, *_ENGINE_TIMES, *_STORE)
@@ -159,7 +159,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def observe(self, path: str, status: int, seconds: float) -> None:
-        """Count a request that has ended; 499 if its client disconnected."""
+        """Count a request that has ended; its status is 499 if the client disconnected."""
         route = path if path in ROUTES else _route_of_id(path)
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
@@ -206,7 +206,7 @@ class _Served(Collector):
 
 
 def _read(prefix: str, stats: Any, rows: Iterable[MetricRow]) -> dict[str, Value | None]:
-    """Return the figures whose names are those of rows without the prefix."""
+    """Return the value of each row, which the attribute with the row's name without the prefix has."""
     return {row.name: getattr(stats, row.name.removeprefix(f"{prefix}_")) for row in rows}
 
 

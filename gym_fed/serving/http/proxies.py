@@ -1,8 +1,8 @@
 """Reverse proxies in front of a server: a path prefix, and headers that are read only from trusted proxies.
 
-A proxy may serve this server below a prefix, such as ``https://example.org/gym/``. The owner names the prefix
-(``root_path``), or the proxies whose ``X-Forwarded-Prefix`` is trusted. Anyone else can send these headers too, so they
-are ignored.
+A proxy may serve this server below a prefix, such as ``https://example.org/gym/``. The owner configures the prefix
+(``root_path``), or the proxies whose ``X-Forwarded-Prefix`` is trusted. The headers of all others are ignored, since
+anyone can send them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Proxies:
 
     @classmethod
     def parse(cls, root_path: str = "", trusted: Iterable[str] = ()) -> Proxies:
-        """Check the values of options.
+        """Validate the values of the command line's options.
 
         Raises:
             GymError: ``USAGE``.
@@ -57,8 +57,8 @@ class Proxies:
 class BehindProxy:
     """ASGI middleware that sets ``root_path``, and for trusted proxies also client and scheme.
 
-    The proxy may remove the prefix of ``root_path`` from the path or leave it. A proxy that sends
-    ``X-Forwarded-Prefix`` has removed it, as is usual for this header.
+    A proxy may leave the prefix of ``root_path`` in the path, or remove it. A proxy that sends ``X-Forwarded-Prefix``
+    has removed it, as is usual with this header.
 
     Args:
         app: The application.
@@ -98,7 +98,7 @@ def _only(values: list[bytes]) -> str:
 
 
 def _below(prefix: str, scope: Scope, *, is_removed: bool) -> dict[str, str | bytes]:
-    """Return ``path`` and ``raw_path`` with the prefix, as ASGI requires beside ``root_path``."""
+    """Return ``path`` and ``raw_path`` with the prefix, as ASGI requires with ``root_path``."""
     path, raw = scope["path"], scope.get("raw_path") or scope["path"].encode()
     if not is_removed and path == prefix:
         return {"path": f"{path}/", "raw_path": raw + b"/"}
@@ -108,7 +108,7 @@ def _below(prefix: str, scope: Scope, *, is_removed: bool) -> dict[str, str | by
 
 
 def _unmapped(host: str) -> str:
-    """Return an IPv4-mapped IPv6 address as IPv4, as sockets that accept both report it."""
+    """Convert an IPv4-mapped IPv6 address, which sockets for both versions report, to IPv4."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,9 +1,9 @@
 """Rate limits per key: requests and tokens per minute, as token buckets.
 
 A key begins with a minute's share of both. A request takes one from the request bucket on arrival. Its tokens are
-taken when it has ended, since their number is not known before. So the token bucket may become negative, and the key
-must wait until it is refilled. A full bucket is dropped, so the state is limited to the keys in use. A key created
-again under an earlier one's name has its own buckets.
+taken when it ends, since their number is not known before. The token bucket may therefore become negative; the key must
+then wait until it is refilled. Full buckets are dropped, so only the keys in use have state. A key that is created
+again under the name of an earlier one has its own buckets.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Headers = dict[str, str]
 
 
 class RateLimited(RequestError):
-    """A key has used up its share.
+    """Raised if a key has used up its share.
 
     Attributes:
-        retry_after: Seconds until there is a share again.
+        retry_after: Seconds until the next request may be sent.
         headers: OpenAI's headers with the remaining shares.
     """
 
@@ -66,7 +66,7 @@ class _Bucket:
 
 
 class RateLimits:
-    """The buckets of all keys; for one thread.
+    """The buckets of all keys. Not thread-safe.
 
     Args:
         now: A monotonic clock in seconds.
@@ -100,12 +100,12 @@ class RateLimits:
         return _headers(buckets)
 
     def spend(self, caller: Caller, tokens: int) -> None:
-        """Take the tokens of a request that has ended, successfully or not."""
+        """Take the tokens of a request that has ended, whether successfully or not."""
         if "tokens" in (buckets := self._of(caller)):
             buckets["tokens"][1].left -= tokens
 
     def _of(self, caller: Caller) -> dict[str, tuple[int, _Bucket]]:
-        """Return the caller's limits and buckets, refilled to now."""
+        """Return the caller's limits and buckets, after refilling them."""
         now = self._now()
         buckets = {}
         limits = {"requests": caller.requests_per_minute, "tokens": caller.tokens_per_minute}
@@ -121,7 +121,7 @@ class RateLimits:
         return buckets
 
     def _tidy(self, now: float) -> None:
-        """Forget full buckets: unused for a minute, with no tokens owed."""
+        """Drop full buckets, which were unused for a minute and owe no tokens."""
         in_use = {
             key: bucket
             for key, bucket in self._buckets.items()
@@ -140,7 +140,7 @@ def _headers(buckets: dict[str, tuple[int, _Bucket]]) -> Headers:
 
 
 def _duration(seconds: float) -> str:
-    """Format seconds as OpenAI does: ``120ms``, ``6.5s``, ``1m30s``."""
+    """Format seconds as in OpenAI's headers: ``120ms``, ``6.5s``, ``1m30s``."""
     if seconds < 1:
         return f"{round(seconds * 1000)}ms"
     minutes, rest = divmod(seconds, _MINUTE)

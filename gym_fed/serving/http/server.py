@@ -1,8 +1,8 @@
 """Run the HTTP server: listen immediately, load the model in the background, and drain on a signal.
 
-After the first Ctrl-C or SIGTERM new requests get 503, and active ones have 20 seconds by default to finish. After
-that, or at a second signal, the remaining requests are cancelled. A process that still does not end is killed, by
-default 25 seconds after the signal, since supervisors usually kill after 30.
+After the first Ctrl-C or SIGTERM, new requests get 503, and active ones have 20 seconds by default to finish. After
+that, or at a second signal, the remaining requests are cancelled. If the process still does not end, it exits
+forcibly, by default 25 seconds after the signal, since supervisors usually kill it after 30.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from gym_fed.serving.setup import Serving, open_serving
 DRAIN_SECONDS = 20.0
 _GRACE_SECONDS = 2
 LEAVE_SECONDS = 5.0
-"""Maximum seconds from the end of draining to the end of the process, even if a model step or a thread hangs."""
+"""Maximum seconds from the end of draining to the exit of the process, even if a step or a thread hangs."""
 
 _log = logging.getLogger(__name__)
 
 OnListening = Callable[[str], None]
 """Called with the server's address, ``http://host:port`` (``https`` with TLS), when it accepts connections.
 
-Most requests then get 503."""
+Most requests get 503 until the server is ready."""
 
 OnReady = Callable[[str, Serving], None]
 """Called with the address and the loaded parts, when the server is ready."""
@@ -58,7 +58,7 @@ def run_server(
     on_ready: OnReady = lambda address, serving: None,
     on_draining: OnDraining = lambda active: None,
 ) -> bool:
-    """Serve until a signal arrives. For the main thread.
+    """Serve until a signal arrives. Must be called on the main thread.
 
     Args:
         config: The serving config.
@@ -68,15 +68,15 @@ def run_server(
         on_draining: See ``OnDraining``.
 
     Returns:
-        True if every active answer was finished.
+        True if all active answers were finished.
 
     Raises:
-        GymError: If the model cannot be loaded; as ``require_folder`` for ``adapters_folder`` and ``require_usable``
-            for TLS; ``ADDRESS_IN_USE``; ``USAGE`` for an address that cannot be bound.
+        GymError: If the model cannot be loaded; errors from ``require_folder`` and ``require_usable``;
+            ``ADDRESS_IN_USE``; ``USAGE`` for an address that cannot be bound.
     """
     keys = None if config.api_keys is None else KeyFile(config.api_keys)
     if keys is not None:
-        keys.all()  # raises now for an unreadable file, not at the first request
+        keys.all()  # raise for an unreadable file now, not at the first request
     if config.adapters_folder is not None:
         require_folder(config.adapters_folder)
     if config.tls is not None:
@@ -122,7 +122,7 @@ class _Life:
         self._last_moment.daemon = True
 
     def end(self) -> None:
-        """Called when the process ends by itself."""
+        """Cancel the forced exit, since the process ends by itself."""
         self._last_moment.cancel()
 
     async def run(self) -> bool:
@@ -157,9 +157,9 @@ class _Life:
                 if loading.done() and not loading.cancelled() and loading.exception() is None:
                     await asyncio.to_thread(loading.result().close)
             finally:
-                give_back()  # last: a signal during closing does not end it
+                give_back()  # last, so that a signal does not interrupt closing
         if loading.done() and not loading.cancelled():
-            loading.result()  # raises why it could not be loaded
+            loading.result()  # raise the error of a failed load
         return self._finished
 
     def _load(self) -> asyncio.Future[Serving]:
@@ -237,18 +237,18 @@ def require_folder(adapters_folder: Path) -> None:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"adapters_folder: {folder} {problem}",
-            f"make it (mkdir {shlex.quote(str(folder))}), name another, or leave adapters_folder out",
+            f"create it (mkdir {shlex.quote(str(folder))}), set another, or omit adapters_folder",
         )
     if not os.access(folder, os.R_OK | os.X_OK):
         raise _unreadable(folder)
 
 
 def require_usable(tls: TlsConfig) -> None:
-    """Refuse TLS files with which no connection would work.
+    """Refuse TLS files that cannot be used for connections.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``CONFIG_INVALID`` naming the file that is not a certificate or key, has expired,
-            or does not belong to the other; ``KEY_LOCKED`` for an encrypted key.
+            or does not match the other; ``KEY_LOCKED`` for an encrypted key.
     """
     from gym_fed.trust.identity.tls import validity
 

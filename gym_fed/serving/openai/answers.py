@@ -18,7 +18,7 @@ StreamChunk = dict[str, Any]
 
 
 class Shown(NamedTuple):
-    """The parts of a choice that may be sent now, in order after its ``reasoning``; calls may come in fragments."""
+    """The parts of a choice that may be sent now, in order, after its ``reasoning``; calls may be in fragments."""
 
     parts: Sequence[AnswerPart]
     logprobs: Sequence[TokenLogprob]
@@ -30,13 +30,13 @@ class Shown(NamedTuple):
 
     @property
     def calls(self) -> list[Call | MoreArguments]:
-        """The calls; in fragments, the beginning of a call or further arguments of the last one."""
+        """The calls, beginnings of calls, and further arguments of the last call."""
         return [part for part in self.parts if isinstance(part, Call | MoreArguments)]
 
 
 @dataclass
 class AnswerChoice:
-    """One choice of an answer so far; ``with_reasoning`` is False if its thought is not returned."""
+    """One choice of an answer so far; its thought is returned only if ``with_reasoning``."""
 
     parser: CallParser | None = None
     text: str = ""
@@ -44,7 +44,7 @@ class AnswerChoice:
     with_reasoning: bool = True
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Those of the tokens of ``text``."""
+    """The log-probabilities of the tokens of ``text``."""
 
     num_tokens: int = 0
     reasoning_tokens: int = 0
@@ -62,7 +62,7 @@ class AnswerChoice:
         return shown
 
     def _shown(self, read: Shown) -> Shown:
-        """Leave out the thought if the caller did not want it."""
+        """Leave out the thought if the caller did not request it."""
         return read if self.with_reasoning else read._replace(reasoning="")
 
     def _end_of(self, event: Event) -> str | None:
@@ -84,7 +84,7 @@ class AnswerChoice:
         return Shown(parts, self._logprobs_of_text(self.parser), event.reasoning)
 
     def _logprobs_of_text(self, parser: CallParser) -> list[TokenLogprob]:
-        """Return those that wait and belong to text, with their places in the text without calls."""
+        """Return pending log-probabilities of tokens that belong to text, with offsets in the text without calls."""
         out = []
         while self._waiting and self._waiting[0].end <= parser.settled:
             token = self._waiting.popleft()
@@ -126,7 +126,7 @@ class Answer(ABC):
 
     ends_with_done = True
     keeps = False
-    """True if ``closing`` stores the answer and may therefore block briefly."""
+    """True if ``closing`` stores the answer, and may therefore block briefly."""
 
     _prefix: str
     _object: str
@@ -180,12 +180,12 @@ class Answer(ABC):
         }
 
     def ended(self, index: int) -> bool:
-        """Return whether a choice accepts no further events."""
+        """Return True if a choice accepts no further events."""
         return self.choices[index].finish_reason is not None
 
     def body(self) -> dict[str, Any]:
         """Return the complete answer, after the last event."""
-        choices = [self._whole(index, choice) for index, choice in enumerate(self.choices)]
+        choices = [self._choice_body(index, choice) for index, choice in enumerate(self.choices)]
         return {**self._head(self._object), "choices": choices, "usage": self.usage()}
 
     @abstractmethod
@@ -207,7 +207,7 @@ class Answer(ABC):
         return error
 
     @abstractmethod
-    def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]: ...
+    def _choice_body(self, index: int, choice: AnswerChoice) -> dict[str, Any]: ...
 
     def _chunk(self, choice: dict[str, Any]) -> StreamChunk:
         chunk = {**self._head(self._chunk_object), "choices": [choice]}
@@ -227,9 +227,9 @@ class ChatAnswer(Answer):
     """An answer of ``/v1/chat/completions``.
 
     Args:
-        model: See ``Answer``, like all arguments except:
+        model: See ``Answer``, also for arguments that are not listed here.
         metadata: The metadata of the request; returned with the answer.
-        keep: Function that stores the id and the complete answer, and returns whether it did; None: do not store.
+        keep: Function that stores the complete answer under its id, and returns whether it did; None: do not store.
     """
 
     _prefix = "chatcmpl"
@@ -250,10 +250,10 @@ class ChatAnswer(Answer):
         self._metadata = metadata
         self._keep = keep
         self.keeps = keep is not None
-        self._lost: dict[str, Any] = {}
+        self._not_stored: dict[str, Any] = {}
 
     def body(self) -> dict[str, Any]:
-        body = {**super().body(), **self._lost}
+        body = {**super().body(), **self._not_stored}
         return body if self._metadata is None else {**body, "metadata": self._metadata}
 
     def closing(self) -> list[StreamChunk]:
@@ -261,8 +261,8 @@ class ChatAnswer(Answer):
         last = super().closing()
         if self._keep is None or self._keep(self.id, self.body()):
             return last
-        self._lost = {"store": False}
-        return [{**chunk, **self._lost} for chunk in last or [self._delta(0, {})]]
+        self._not_stored = {"store": False}
+        return [{**chunk, **self._not_stored} for chunk in last or [self._delta(0, {})]]
 
     def opening(self) -> list[StreamChunk]:
         delta = {"role": "assistant", "content": ""}
@@ -307,7 +307,7 @@ class ChatAnswer(Answer):
             }
         )
 
-    def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
+    def _choice_body(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.reasoning:
             message |= _thought(choice.reasoning)
@@ -325,7 +325,7 @@ class ChatAnswer(Answer):
 
 
 def _thought(text: str) -> dict[str, str]:
-    """Return the fields of a thought: DeepSeek's name, and vLLM's newer one."""
+    """Return a thought under both of its field names: DeepSeek's, and vLLM's newer one."""
     return {"reasoning_content": text, "reasoning": text}
 
 
@@ -333,8 +333,8 @@ class CompletionAnswer(Answer):
     """An answer of ``/v1/completions``.
 
     Args:
-        model: See ``Answer``, like all arguments except:
-        echoes: For each choice the text of its prompt to repeat, or an empty text.
+        model: See ``Answer``, also for arguments that are not listed here.
+        echoes: For each choice, the prompt's text to repeat before it; empty for none.
     """
 
     _prefix = "cmpl"
@@ -371,7 +371,7 @@ class CompletionAnswer(Answer):
             {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
         )
 
-    def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
+    def _choice_body(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         return {
             "index": index,
             "text": self._echoes[index] + choice.text,

@@ -82,7 +82,7 @@ class Catalogue:
     Args:
         served_name: The base's name in the API; has no colon.
         registry: The variants; None: only the base is served.
-        base_digest: The digest of the base; variants of another one are not listed.
+        base_digest: The digest of the base; variants of other bases are not listed.
         reads: The kinds of media that the base and its variants read.
     """
 
@@ -155,7 +155,7 @@ class Catalogue:
         try:
             return self._registry.get(variant)
         except GymError as error:
-            # Also for a name that no variant can have
+            # USAGE: a name that no variant can have
             if error.code in (ErrorCode.NOT_FOUND, ErrorCode.USAGE):
                 return None
             raise

@@ -7,7 +7,7 @@ without effect on this server is only accepted with its neutral value.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -15,8 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.serving.engine.request import SamplingParams
-from gym_fed.serving.openai.field_hints import hint_for
-from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.refusals import RequestError, unsupported_parameter
 
 
 class RequestModel(StrictModel):
@@ -63,19 +62,17 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
                 f"required field {param!r} is missing", param=param, name="missing_required_parameter"
             ) from error
         if first["type"] == "unsupported":
-            raise RequestError(
-                f"field {param!r}: {first['msg']}", param=param, name="unsupported_parameter"
-            ) from error
+            raise unsupported_parameter(param, f"field {param!r}: {first['msg']}") from error
         raise RequestError(f"field {param!r}: {first['msg']}", param=param) from error
 
 
 def off(field: str, message: str) -> PydanticCustomError:
-    """Return an error of a whole-request validator, with the field to blame, which pydantic does not know."""
+    """Return an error for a validator of the whole request, naming the field, which pydantic does not know."""
     return PydanticCustomError("off", "{said}", {"said": message, "field": field})
 
 
 def only(*neutral: Any) -> BeforeValidator:
-    """Accept null or these neutral values only, for a nested field that is known but not supported."""
+    """Accept only null and these neutral values, for a nested field that is known but not supported."""
 
     def check(value: Any) -> Any:
         if value is not None and not any(_same(value, known) for known in neutral):
@@ -89,7 +86,7 @@ _PICTURES = ("image_url", "input_image")
 
 
 def not_supported(name: str, kind: str, *supported: str) -> PydanticCustomError:
-    """Return an error that refuses an unsupported ``type`` by its name."""
+    """Return an error that names an unsupported ``type``."""
     remedy = (
         ". A picture belongs in a message of role user: as image_url in chat, as input_image in responses"
     )
@@ -106,10 +103,7 @@ def not_supported(name: str, kind: str, *supported: str) -> PydanticCustomError:
 
 
 def known_type(name: str, *supported: str) -> BeforeValidator:
-    """Refuse unsupported values of ``type`` by name, for a nested object or a string.
-
-    A value without a type, or one that is not an object, is left to the schema.
-    """
+    """Refuse unsupported values of ``type``, and name them; a value without a type is left to the schema."""
 
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -123,16 +117,11 @@ def known_type(name: str, *supported: str) -> BeforeValidator:
 def unsupported(field: str, neutral: tuple[Any, ...] = ()) -> RequestError:
     """Return the error for a field of OpenAI's API that this server does not support."""
     allowed = f"omit it, or send {' or '.join(map(repr, neutral))}" if neutral else "omit it"
-    return RequestError(
-        f"field {field!r} is known, but not supported here",
-        param=field,
-        name="unsupported_parameter",
-        hint=allowed,
-    )
+    return unsupported_parameter(field, f"field {field!r} is known, but not supported here", allowed)
 
 
 def _require_text(key: str, value: Any) -> None:
-    """Refuse lone surrogates, which JSON can write as ``\\ud800`` and no tokenizer can encode."""
+    """Refuse lone surrogates, which JSON can write as ``\\ud800`` but no tokenizer can encode."""
     try:
         json.dumps([key, value], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -143,7 +132,7 @@ def _require_text(key: str, value: Any) -> None:
 
 
 def _same(value: Any, known: Any) -> bool:
-    """Compare value and type: 1 is not True."""
+    """Return True if value and type are equal: 1 is not True."""
     return type(value) is type(known) and bool(value == known)
 
 
@@ -161,7 +150,7 @@ def _param(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
 def _path(loc: tuple[int | str, ...], value: Any, *, missing: bool) -> str | None:
     """Return the path to the last part of ``loc``; None if it does not lead into ``value``.
 
-    A union member may have the name of a key: it is taken for the key if the rest lies below that.
+    A part of ``loc`` may be a union member's name instead of a key. It is a key if the rest of the path is below it.
     """
     if not loc:
         return ""
@@ -176,7 +165,6 @@ def _path(loc: tuple[int | str, ...], value: Any, *, missing: bool) -> str | Non
     return _path(rest, value, missing=missing) if rest else None
 
 
-MAX_CHOICES = 16
 MAX_LOGIT_BIASES = 1024
 _MAX_DIGITS = 12
 
@@ -223,11 +211,6 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class StreamOptions(RequestModel):
-    include_usage: bool | None = None
-    include_obfuscation: Annotated[Any, only(False)] = None
-
-
 class SamplingFields(RequestModel):
     """The sampling fields; null means not given, as in OpenAI's API."""
 
@@ -241,7 +224,7 @@ class SamplingFields(RequestModel):
     stop: Annotated[list[StopText], Field(max_length=4), BeforeValidator(_as_list)] | None = None
     stream: bool | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
-    """Written to the usage log, like the two below; the queue is fair by API key."""
+    """Written to the usage log, as are the next two; the queue schedules fairly between API keys."""
 
     safety_identifier: Identifier | None = None
     metadata: Metadata | None = None
@@ -254,7 +237,7 @@ class SamplingFields(RequestModel):
     """vLLM's name for ``prompt_cache_key``."""
 
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    """A field of vLLM, like all below; 0 and -1 mean all tokens."""
+    """A field of vLLM, as are all below; 0 and -1 mean all tokens."""
 
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
@@ -355,18 +338,41 @@ class PromptEndFields(RequestModel):
         return {"add_generation_prompt": begins, "continue_final_message": continues}
 
 
-class ChoiceFields(SamplingFields):
-    """Further fields that chat and completions share."""
+_LENGTH = ("max_tokens", "max_output_tokens")
+_FORM = ("response_format", "text", "guided_json")
+_EQUIVALENTS = {
+    "repeat_penalty": ("repetition_penalty",),
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), _LENGTH),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _LENGTH),
+    "grammar": ("guided_grammar",),
+    "regex": ("guided_regex",),
+    **dict.fromkeys(("json_schema", "format"), _FORM),
+    "think": ("reasoning_effort", "reasoning"),
+    "n_probs": ("top_logprobs", "logprobs"),
+    "reasoning_effort": ("reasoning",),
+}
+"""Our names for other servers' fields; the first one that the request's schema has is suggested."""
+_ALTERNATIVES = {
+    "cache_prompt": "omit it: the server caches prefixes (engine.prefix_cache)",
+    "keep_alive": "omit it: the model stays in memory as long as the server runs",
+    "options": "its keys are top-level fields of the request: temperature, top_p, seed, stop, max_tokens",
+    "num_ctx": "omit it: the server sets the context (engine.max_context)",
+    **dict.fromkeys(
+        (
+            "thinking_token_budget",
+            "thinking_budget",
+            "include_reasoning",
+            "reasoning_effort",
+            "chat_template_kwargs",
+            "add_generation_prompt",
+            "continue_final_message",
+        ),
+        "it needs the chat template: send messages to /v1/chat/completions",
+    ),
+}
 
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stream_options: StreamOptions | None = None
 
-    @model_validator(mode="after")
-    def _validate_stream_options(self) -> ChoiceFields:
-        if self.stream_options is not None and not self.stream:
-            raise off("stream_options", "stream_options needs stream: true")
-        return self
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+def hint_for(field: str, known: Container[str]) -> str:
+    """Return what to write instead of an unknown field, given the known ones; empty if there is no equivalent."""
+    name = next((name for name in _EQUIVALENTS.get(field, ()) if name in known), "")
+    return f"here it is called {name}" if name else _ALTERNATIVES.get(field, "")

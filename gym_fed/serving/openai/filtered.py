@@ -39,7 +39,7 @@ class Screening:
         self._classifier = classifier
 
     def refuses(self, texts: Iterable[str], user: str) -> bool:
-        """Return whether a request is refused for its texts; waits for the classifier. Refusals are counted and logged.
+        """Return True if a request is refused for its texts. Wait for the classifier; count and log refusals.
 
         Raises:
             GymError: Errors from ``Classifier.ask`` and ``Verdict.refuses``.
@@ -88,7 +88,7 @@ class FilteredChoice(AnswerChoice):
         self._held, self._held_thought = held, content_filter.held_text("")
         self._calls: list[Call] = []
         self._logprobs: deque[TokenLogprob] = deque()
-        self._num_shown = 0  # characters that were sent
+        self._num_shown = 0  # characters sent
 
     def take(self, event: Event) -> Shown:
         read = self._read(event)
@@ -117,7 +117,7 @@ class FilteredChoice(AnswerChoice):
         return shown
 
     def _thought(self, read: Shown, *, last: bool) -> str:
-        """Return the text of the thought that may be shown: all of it once the answer begins."""
+        """Return the part of the thought that may be shown: all of it once the answer begins."""
         held = self._held_thought
         if held is None:
             return read.reasoning

@@ -24,7 +24,7 @@ from gym_fed.serving.engine.guided import (
 )
 from gym_fed.serving.engine.request import Grammar, GrammarKind
 from gym_fed.serving.openai.catalogue import Model
-from gym_fed.serving.openai.fields import ChoiceFields, RequestModel, known_type, off, only
+from gym_fed.serving.openai.fields import RequestModel, SamplingFields, known_type, off, only
 from gym_fed.serving.openai.refusals import RequestError, model_not_found
 
 Schema = dict[str, Any] | Annotated[str, Field(max_length=MAX_SCHEMA_CHARACTERS)]
@@ -33,10 +33,12 @@ Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=
 Notation = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
 _SCHEMA_FIELDS = ("response_format", "tools", "guided_json", "structured_outputs.json")
 Nothing = Annotated[Any, only(False)]
+MAX_ANSWERS = 16
+"""Maximum answers of one prompt."""
 
 
 def refusal_name(field: str) -> str:
-    """Return the error code for a grammar given in this field."""
+    """Return the error code of a refused grammar, by the field that has it."""
     return "invalid_json_schema" if field in _SCHEMA_FIELDS else "invalid_value"
 
 
@@ -55,9 +57,16 @@ class StructuredOutputs(RequestModel):
     whitespace_pattern: Nothing = None
 
 
-class GuidedFields(ChoiceFields):
-    """Fields of guided decoding, of which at most one may be given."""
+class StreamOptions(RequestModel):
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[Any, only(False)] = None
 
+
+class GuidedFields(SamplingFields):
+    """Further fields that chat and completions share; at most one of guided decoding may be given."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    stream_options: StreamOptions | None = None
     guided_json: Schema | None = None
     guided_regex: Pattern | None = None
     guided_choice: Choices | None = None
@@ -65,6 +74,16 @@ class GuidedFields(ChoiceFields):
     guided_decoding_backend: Annotated[Any, only("auto", "guidance")] = None
     guided_whitespace_pattern: Nothing = None
     structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @model_validator(mode="after")
+    def _validate_stream_options(self) -> GuidedFields:
+        if self.stream_options is not None and not self.stream:
+            raise off("stream_options", "stream_options needs stream: true")
+        return self
 
     @model_validator(mode="after")
     def _validate_guides(self) -> GuidedFields:
@@ -132,7 +151,7 @@ class GuidedFields(ChoiceFields):
 
 
 class EngineErrors:
-    """Translates the engine's errors to OpenAI's form; as a context manager, those of ``submit`` and ``embed``.
+    """Translates the engine's errors to OpenAI's form; as a context manager, errors of ``submit`` and ``embed``.
 
     Args:
         model: The requested model.
@@ -151,7 +170,7 @@ class EngineErrors:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, GymError):
             return
-        # After submission the variant is too large, not the text
+        # Only here: after submission, TOO_LARGE is about the variant, not the text
         if error.code is ErrorCode.TOO_LARGE:
             raise RequestError(
                 error.message, param=self._param, name="context_length_exceeded", hint=error.hint
@@ -160,7 +179,7 @@ class EngineErrors:
             raise translated from error
 
     def translate(self, error: GymError) -> GymError:
-        """Translate an error raised at any time, also after submission."""
+        """Translate an error that may be raised at any time, also after submission."""
         if error.code is ErrorCode.NOT_FOUND:  # removed since it was looked up
             return model_not_found(self._model.name)
         if error.code is ErrorCode.DATA_INVALID:
@@ -174,7 +193,7 @@ class EngineErrors:
 
 
 MAX_MULTIPLE = 50_000
-"""Maximum multiple without trailing zeros: a thousandth and a million are as simple as one."""
+"""Maximum multiple, without trailing zeros, since a thousandth and a million are as simple as one."""
 
 _NAME, _INLINE = "multipleOf", "%json"
 
@@ -182,8 +201,8 @@ _NAME, _INLINE = "multipleOf", "%json"
 def require_small_multiples(held_to: Grammar | None, field: str, name: str) -> None:
     """Refuse ``multipleOf`` values that would take long to compile.
 
-    The automaton of the multiples of n has n states. Compiling one of a million takes a minute and gigabytes, from a
-    request of fifty characters. If several apply at once, their least common multiple counts.
+    The automaton of the multiples of n has n states. A request of fifty characters could ask for a million, whose
+    compilation takes a minute and gigabytes. If several apply at once, their least common multiple counts.
 
     Args:
         held_to: The request's grammar, if it has one.

@@ -1,6 +1,6 @@
 """Log-probabilities in the forms of OpenAI's APIs.
 
-A token that is a part of a character is written as OpenAI does: ``\\xf0\\x9f`` in chat and responses, and
+A token that is only part of a character is written as in OpenAI's APIs: ``\\xf0\\x9f`` in chat and responses, and
 ``bytes:\\xf0\\x9f`` in completions.
 """
 
@@ -27,7 +27,7 @@ def logprobs_of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def logprobs_of_completion(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Format them as ``{"tokens", "token_logprobs", "top_logprobs", "text_offset"}``, with offsets in characters."""
+    """Format log-probabilities as ``{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`` (in characters)."""
     return {
         "tokens": [_text(token.data, "bytes:") for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],
@@ -39,7 +39,7 @@ def logprobs_of_completion(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 def _by_text(token: TokenLogprob) -> dict[str, float]:
     """Return the most likely tokens and the sampled one by text, as OpenAI and vLLM do.
 
-    One whose text is the sampled token's, or that of a likelier one, is ``token_id:ID``, as vLLM writes ids.
+    A token with the same text as the sampled one, or as a likelier one, is named ``token_id:ID``, as in vLLM.
     """
     entries = list(token.top)
     if all(token_id != token.token_id for token_id, *_ in entries):

@@ -1,4 +1,4 @@
-"""Accepted requests: run with threads or asyncio, as one body or as a stream, and always cleaned up."""
+"""Accepted requests, which run with threads or asyncio, as one body or as a stream, and always clean up."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Pending:
         return self._answer.opening()
 
     def end(self) -> None:
-        """Cancel what is still running. May be called again, and without having been run."""
+        """Cancel unfinished answers. May be called repeatedly, and before the request has run."""
         if self._ended:
             return
         self._ended = True
@@ -152,10 +152,10 @@ async def _next(reader: AsyncIterator[Event]) -> Event | None:
 
 
 class PendingRefusal(Pending):
-    """A request that the content filter refused. Its answer is known, and nothing is computed.
+    """A request that the content filter refused, whose answer needs no computation.
 
     Args:
-        answer: The answer, whose choices answer any event with the refusal.
+        answer: The answer, whose choices return the refusal for any event.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -247,18 +247,16 @@ class PendingVectors:
         return await asyncio.to_thread(self._body, vectors)
 
     def end(self) -> None:
-        """Cancel what is still waiting. May be called again, and without having been run."""
+        """Cancel unfinished texts. May be called repeatedly, and before the request has run."""
         if self._ended:
             return
         self._ended = True
-        read = 0
         for index, (embedding, length) in enumerate(zip(self._embeddings, self._lengths, strict=True)):
             if index == self._failed or not embedding.done:
                 embedding.cancel()  # no effect on one that has ended
             else:
-                read += length
-        self.used_tokens = read
-        self._on_end(read)
+                self.used_tokens += length
+        self._on_end(self.used_tokens)
 
     def _body(self, vectors: list[Any]) -> dict[str, Any]:
         data = [

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from queue import LifoQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from gym_fed.core.text import counted
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.encoding import without_second_bos
 from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.filter.content_filter import texts_in
-from gym_fed.serving.openai.content_parts import ContentParts
-from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.chat_template import ContentParts, TemplateNames
+from gym_fed.serving.openai.refusals import RequestError, unsupported_parameter
 from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessage, UserMessage, text_of
-from gym_fed.serving.openai.template_variables import TemplateNames
 from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
 from gym_fed.serving.pictures.reader import ExpandedPrompt, MessagePictures, NoPictures, PictureReader
 from gym_fed.serving.reasoning.base import TAIL_TOKENS, ReasoningParser, Thinking
 from gym_fed.serving.reasoning.detection import NONE, name_of, reasoning_parser
 
 if TYPE_CHECKING:
+    from gym_fed.serving.engine.vocabularies import Vocabularies, Vocabulary
     from gym_fed.serving.forward.chunk import PlacedPicture
 
 
@@ -38,8 +40,7 @@ _CHARACTERS_A_TOKEN = 8
 class Prompts:
     """Renders prompts with one tokenizer. Thread-safe.
 
-    A text that is too long is refused after only a part of it is tokenized, so that no request occupies a tokenizer for
-    long.
+    Only a prefix of a text that is too long is tokenized, so that no request occupies a tokenizer for long.
 
     Only the template writes control tokens. ``<|im_end|>`` in a message is tokenized as plain characters, so that no
     text, such as a tool's result or a quoted page, can end its message and begin another.
@@ -71,7 +72,7 @@ class Prompts:
         self._has_template = bool(tokenizer.chat_template)
         # transformers' fast tokenizers must not be used from two threads at once.
         self._free: LifoQueue[Any] = LifoQueue()
-        # Never changed; with thousands of added tokens it takes most of a copy's time.
+        # Shared because it never changes; with thousands of added tokens, copying it takes most of the time.
         shared = getattr(tokenizer, "init_kwargs", None)
         for _ in range(_COPIES):  # copies of a plain tokenizer share its large parts
             self._free.put(copy.deepcopy(tokenizer, {id(shared): shared}))
@@ -103,11 +104,10 @@ class Prompts:
         """
         if self.reasoning is None:
             if budget is not None:
-                raise RequestError(
+                raise unsupported_parameter(
+                    "thinking_token_budget",
                     "field 'thinking_token_budget' is not supported: this model's thoughts are not parsed",
-                    param="thinking_token_budget",
-                    name="unsupported_parameter",
-                    hint="omit it, or set the server's reasoning_parser",
+                    "omit it, or set the server's reasoning_parser",
                 )
             return None
         with self._borrowed_tokenizer() as tokenizer:
@@ -123,7 +123,7 @@ class Prompts:
         return MessagePictures(messages, self.pictures)
 
     def expanded(self, messages: list[Message], seen: MessagePictures, **how: Any) -> ExpandedPrompt:
-        """Render messages of the request like ``of_messages``, and insert the tokens of their media."""
+        """Render messages as in ``of_messages``, and insert the tokens of their media."""
         return seen.expand(self.of_messages(messages, **how), messages, self._context)
 
     def placed(self, prompt: ExpandedPrompt, owner: str) -> tuple[PlacedPicture, ...]:
@@ -144,7 +144,7 @@ class Prompts:
 
         Args:
             messages: The validated messages.
-            tools: OpenAI's ``tools``; rendered by the template.
+            tools: OpenAI's ``tools``, for the template.
             open_call: Whether the answer begins inside a tool call; a thought that the template opened is closed.
             variables: Further variables that the template uses (``TemplateNames``).
             add_generation_prompt: Whether to add the text that begins an answer.
@@ -154,11 +154,8 @@ class Prompts:
             RequestError: If the model has no chat template, or the template refuses the conversation.
         """
         if not self._has_template:
-            raise RequestError(
-                "this model has no chat template",
-                param="messages",
-                name="unsupported_parameter",
-                hint="POST the text to /v1/completions",
+            raise unsupported_parameter(
+                "messages", "this model has no chat template", "POST the text to /v1/completions"
             )
         rows, tools = self.tools.prepare([self._row(message) for message in messages], tools)
         if self._may_be_long(json.dumps([rows, tools])):
@@ -222,7 +219,7 @@ class Prompts:
             return list(tokenizer.convert_ids_to_tokens(token_ids))
 
     def _row(self, message: Message) -> dict[str, Any]:
-        """Convert a message to a row for the template, with a placeholder per picture if the model reads pictures."""
+        """Convert a message to a row for the template, with placeholders for media if the model reads any."""
         text = text_of(message.content) if self._parts is None else self._parts.marked(message.content)
         row = _row(message, text)
         if isinstance(message, AssistantMessage) and message.thoughts is not None:
@@ -243,7 +240,7 @@ class Prompts:
         return self._applied(rows if self._parts is None else self._parts.shaped(rows), tools, **how)
 
     def _plain(self, rows: list[dict[str, Any]]) -> str:
-        """Render rows that already have the form that the template takes."""
+        """Render rows that are already in the template's form."""
         return str(self._applied(rows, None, tokenize=False, add_generation_prompt=False))
 
     def _applied(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **how: Any) -> Any:
@@ -271,7 +268,7 @@ class Prompts:
     def _require_fits(self, text: str, param: str) -> None:
         """Refuse a text that is too long for the context, after tokenizing only a prefix of it.
 
-        The limit is 25% above the context, since the prefix may be cut within a token. The prefix doubles until it
+        The limit is 25% above the context, since a prefix may end within a token. The prefix is doubled until it
         exceeds the limit or the text ends, since some texts, such as runs of spaces, have few tokens.
         """
         if self._context is None:
@@ -306,7 +303,7 @@ class Prompts:
 
 
 def texts_of(messages: list[Message], tools: list[dict[str, Any]] | None) -> Iterator[str]:
-    """Yield every text of a conversation that goes into its prompt, including system messages and tools."""
+    """Yield every text in the prompt of a conversation, including system messages and tools."""
     for message in messages:
         yield text_of(message.content)
         if isinstance(message, AssistantMessage):
@@ -343,3 +340,35 @@ def _arguments(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError("arguments of a tool call are not a JSON object", param="messages")
     return value
+
+
+class VariantPrompts:
+    """The prompts of the base and of variants with added tokens. Thread-safe.
+
+    Args:
+        base: The prompts of the base.
+        vocabularies: The tokenizers of the variants; None: all use the base's.
+        more: Further arguments of ``Prompts``.
+    """
+
+    def __init__(self, base: Prompts, vocabularies: Vocabularies | None, *more: Any) -> None:
+        self._base, self._vocabularies, self._more = base, vocabularies, more
+        self._of: WeakKeyDictionary[Vocabulary, Prompts] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def __call__(self, variant: str | None) -> Prompts:
+        """Return the prompts of a variant; raises like ``Vocabularies.of``."""
+        vocabulary = None if self._vocabularies is None else self._vocabularies.of(variant)
+        if self._vocabularies is None or vocabulary is None or vocabulary is self._vocabularies.base:
+            return self._base
+        with self._lock:
+            prompts = self._of.get(vocabulary)
+            if prompts is None:
+                prompts = self._of[vocabulary] = Prompts(vocabulary.tokenizer, vocabulary.size, *self._more)
+            return prompts
+
+    @property
+    def malformed_tool_calls(self) -> int:
+        """The number of texts that looked like tool calls but were malformed."""
+        with self._lock:
+            return sum(prompts.tools.malformed for prompts in (self._base, *self._of.values()))

@@ -39,6 +39,11 @@ class RequestError(GymError):
         self.name = name
 
 
+def unsupported_parameter(param: str, message: str, hint: str = "") -> RequestError:
+    """Return the error for a field that OpenAI's API has, but this server or model does not support."""
+    return RequestError(message, param=param, name="unsupported_parameter", hint=hint)
+
+
 def error_body(error: GymError) -> dict[str, Any]:
     """Return ``{"error": {"message", "type", "param", "code"}}``; the HTTP status is ``error.code.http_status``."""
     name = getattr(error, "name", None) or _NAMES.get(error.code, error.code.value.replace("-", "_"))

@@ -15,7 +15,7 @@ from gym_fed.serving.openai.answers import Answer
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 from gym_fed.serving.openai.fields import SamplingFields, parse, unsupported
 from gym_fed.serving.openai.pending import Pending
-from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.refusals import RequestError, unsupported_parameter
 from gym_fed.serving.openai.responses_answer import Keep, ResponsesAnswer
 from gym_fed.serving.openai.responses_request import (
     RESPONSES_NEUTRAL,
@@ -101,11 +101,10 @@ def store_of(requested: bool | None, stored: StoredAnswers | None, *, default: b
         RequestError: If the answer must be stored, and the server stores no answers.
     """
     if requested and stored is None:
-        raise RequestError(
+        raise unsupported_parameter(
+            "store",
             "field 'store': this server does not store answers",
-            param="store",
-            name="unsupported_parameter",
-            hint="leave it out; a server stores answers unless stored_answers.bytes_per_key is 0",
+            "omit it, or set stored_answers.bytes_per_key above 0 on the server",
         )
     return stored if (default if requested is None else requested) else None
 
@@ -115,11 +114,10 @@ def earlier_turns(previous: str | None, caller: Caller, stored: StoredAnswers | 
     if previous is None:
         return []
     if stored is None:
-        raise RequestError(
+        raise unsupported_parameter(
+            "previous_response_id",
             "field 'previous_response_id': this server does not store answers",
-            param="previous_response_id",
-            name="unsupported_parameter",
-            hint="send the conversation as input",
+            "send the conversation as input",
         )
     return stored.get(caller, previous, "resp_", "previous_response_id").conversation()
 

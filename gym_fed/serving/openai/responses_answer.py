@@ -67,11 +67,11 @@ class ResponsesAnswer(Answer):
         self._blank = ""
         self._logprobs: deque[TokenLogprob] = deque()
         self._num_characters = 0  # of the text parts so far
-        self._whole_body: dict[str, Any] | None = None
+        self._body: dict[str, Any] | None = None
 
     def body(self) -> dict[str, Any]:
-        assert self._whole_body is not None, "it is created by the last chunk"
-        return self._whole_body
+        assert self._body is not None, "it is created by the last chunk"
+        return self._body
 
     def opening(self) -> list[StreamChunk]:
         response = self._response("in_progress")
@@ -97,7 +97,7 @@ class ResponsesAnswer(Answer):
         full = {**response, "output": self._refused(choice) if reason == "content_filter" else self._items}
         if self._keep_response is not None and not self._keep_response(self.id, full, _messages(full)):
             streamed["store"] = full["store"] = self._stored = False
-        self._whole_body = full
+        self._body = full
         return [self._event(f"response.{status}", response=streamed)]
 
     def failure(self, error: dict[str, Any]) -> StreamChunk:
@@ -126,7 +126,7 @@ class ResponsesAnswer(Answer):
             "total_tokens": counts["total_tokens"],
         }
 
-    def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
+    def _choice_body(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         raise NotImplementedError("a response has items, not choices")
 
     def _response(
@@ -225,19 +225,17 @@ class ResponsesAnswer(Answer):
             self._event("response.output_item.done", output_index=place["output_index"], item=item),
         ]
 
-    def _place(self) -> dict[str, Any]:
-        assert self._message is not None
-        return self._place_of(self._message)
-
     def _place_of(self, item: Item) -> dict[str, Any]:
-        """Return the place of the last item's content."""
+        """Return the fields that locate the content of the last item."""
         return {"item_id": item["id"], "output_index": len(self._items) - 1, "content_index": 0}
 
     def _delta(self, text: str) -> StreamChunk:
+        assert self._message is not None
+        place = self._place_of(self._message)
         logprobs = logprobs_of_chat(self._take_logprobs())["content"]
         self._texts.append(text)
         self._text_logprobs += logprobs
-        return self._event("response.output_text.delta", **self._place(), delta=text, logprobs=logprobs)
+        return self._event("response.output_text.delta", **place, delta=text, logprobs=logprobs)
 
     def _take_logprobs(self) -> list[TokenLogprob]:
         """Return the log-probabilities of the text so far that were not returned before."""
@@ -249,10 +247,10 @@ class ResponsesAnswer(Answer):
     def _end_message(self, status: str) -> list[StreamChunk]:
         if self._message is None:
             if self._blank:
-                self._take_logprobs()  # those of the dropped text
+                self._take_logprobs()  # drop those of the blank text
             self._blank = ""
             return []
-        place = self._place()
+        place = self._place_of(self._message)
         part = _text_part("".join(self._texts), self._text_logprobs)
         self._message |= {"status": status, "content": [part]}
         message, self._message = self._message, None
@@ -315,7 +313,7 @@ class ResponsesAnswer(Answer):
         return [*chunks, *self._end_message(status), *self._end_call(status)]
 
     def _refused(self, choice: AnswerChoice) -> list[Item]:
-        """Return the items of a refused answer: only the refusal, even if a stream had sent other text before."""
+        """Return the items of a refused answer: only the refusal, even if other text was already streamed."""
         head = next(item for item in reversed(self._items) if item["type"] == "message")
         return [{**head, "content": [_text_part(choice.text, [])]}]
 
@@ -365,7 +363,7 @@ def _is_json(text: str) -> bool:
 
 
 def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the chat messages that the answer adds to its conversation, without a call that was cut off."""
+    """Return the chat messages that the answer adds to the conversation, without a call that was cut off."""
     message: dict[str, Any] = {"role": "assistant", "content": None}
     calls = []
     for item in body["output"]:

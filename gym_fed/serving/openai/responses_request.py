@@ -17,8 +17,8 @@ from gym_fed.serving.openai.fields import (
     off,
     only,
 )
-from gym_fed.serving.openai.guided_fields import PlainFormat
-from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Budget, Effort, Verbosity
+from gym_fed.serving.openai.guided_fields import NamedSchema, PlainFormat
+from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Budget, Effort, Function, Verbosity
 
 LOGPROBS = "message.output_text.logprobs"
 _IGNORED_INCLUDE = "reasoning.encrypted_content"
@@ -80,7 +80,7 @@ def _kind(value: Any) -> str:
     return "list" if isinstance(value, list) else "text"
 
 
-_TEXT_OR_LIST = Discriminator(_kind)  # so that an error is reported for the intended form
+_TEXT_OR_LIST = Discriminator(_kind)  # so that errors refer to the form that was sent
 
 Output = Annotated[Annotated[str, Tag("text")] | Annotated[list[_Texts], Tag("list")], _TEXT_OR_LIST]
 """The result of a call, which may be empty."""
@@ -158,14 +158,10 @@ Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
 Input = Annotated[Annotated[str, Tag("text")] | Annotated[Items, Tag("list")], _TEXT_OR_LIST]
 
 
-class FunctionTool(RequestModel):
+class FunctionTool(Function):
     """A function; unlike in OpenAI's API, its schema is enforced only if ``strict`` is true."""
 
     type: Literal["function"]
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 _Tool = Annotated[FunctionTool, known_type("tools", "function")]
@@ -176,12 +172,8 @@ class NamedFunctionTool(RequestModel):
     name: str
 
 
-class JsonSchemaFormat(RequestModel):
+class JsonSchemaFormat(NamedSchema):
     type: Literal["json_schema"]
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-    description: str | None = None
 
 
 _Format = Annotated[
@@ -210,7 +202,7 @@ def _includable(value: Any) -> Any:
         for name in value:
             if isinstance(name, str) and name not in (LOGPROBS, _IGNORED_INCLUDE):
                 raise PydanticCustomError(
-                    "unsupported", "{one} is not supported here", {"one": repr(name[:80])}
+                    "unsupported", "{value} is not supported here", {"value": repr(name[:80])}
                 )
     return value
 

@@ -42,7 +42,7 @@ def _parts_only(*kinds: str) -> BeforeValidator:
 
 
 _FORM = Discriminator(lambda value: "parts" if isinstance(value, list) else "string")
-"""A discriminator, so that an error is reported for the intended form."""
+"""A discriminator, so that errors refer to the form that was sent."""
 
 Parts = Annotated[list[TextPart], Field(min_length=1)]
 Content = Annotated[
@@ -58,7 +58,7 @@ Nothing = Annotated[Any, only([])]
 
 
 def _refusals_as_text(value: Any) -> Any:
-    """Convert a refusal in an earlier answer's content to text that the model wrote."""
+    """Convert a refusal in an earlier answer's content to text of the model."""
     if not isinstance(value, list):
         return value
     return [
@@ -95,7 +95,7 @@ class ToolCall(RequestModel):
     type: Literal["function"]
     function: FunctionCall
     index: Annotated[int, Field(ge=0)] | None = None
-    """A stream's index of the call, which clients such as Open WebUI send back; the order has the same information."""
+    """The call's index in a stream, which clients such as Open WebUI send back; it is redundant with the order."""
 
 
 class _Message(RequestModel):
@@ -155,7 +155,7 @@ Message = Annotated[
 
 
 def text_of(content: str | Sequence[Part] | None, marks: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Join the text parts of a message, with the mark of its type in place of each other part."""
+    """Join the parts of a message, with the mark of its type for each part that is not text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -226,7 +226,7 @@ class ChatRequest(PromptEndFields, GuidedFields):
     """Store the answer for a while, so that it can be read again by its id."""
 
     reasoning_effort: Effort | None = None
-    """A template variable, like the two below; refused if the template does not have it."""
+    """A template variable, as are the next two; refused if the template does not have it."""
 
     verbosity: Verbosity | None = None
     chat_template_kwargs: TemplateVariables | None = None
@@ -385,4 +385,4 @@ def as_list(inputs: Inputs) -> list[str] | list[list[int]]:
         return [inputs]
     if isinstance(inputs[0], int):
         return [[int(token) for token in inputs if isinstance(token, int)]]
-    return inputs  # all of one kind, which the schema has checked
+    return inputs  # the schema has checked that all are of one kind

@@ -17,12 +17,16 @@ from gym_fed.serving.filter.content_filter import Classifier, JudgedGeneration, 
 from gym_fed.serving.http.usage_log import OnUse, Use
 from gym_fed.serving.openai.answers import Answer, AnswerChoice, ChatAnswer, CompletionAnswer, StreamChunk
 from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
-from gym_fed.serving.openai.fields import ChoiceFields, SamplingFields, parse
+from gym_fed.serving.openai.fields import SamplingFields, parse
 from gym_fed.serving.openai.filtered import Screening
-from gym_fed.serving.openai.guided_fields import EngineErrors, refusal_name, require_small_multiples
-from gym_fed.serving.openai.input_tokens import chat_prompt, count_input_tokens
+from gym_fed.serving.openai.guided_fields import (
+    EngineErrors,
+    GuidedFields,
+    refusal_name,
+    require_small_multiples,
+)
 from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
-from gym_fed.serving.openai.prompts import TEXT_ONLY, Prompts, texts_of
+from gym_fed.serving.openai.prompts import TEXT_ONLY, Prompts, VariantPrompts, texts_of
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES, ChatForm, begin_response, store_of
 from gym_fed.serving.openai.schemas import (
@@ -35,10 +39,9 @@ from gym_fed.serving.openai.schemas import (
     as_list,
 )
 from gym_fed.serving.openai.stored_answers import StoredAnswer, StoredAnswers
-from gym_fed.serving.openai.tokenizing import Tokenizing
+from gym_fed.serving.openai.tokenizing import Tokenizing, chat_prompt, count_input_tokens
 from gym_fed.serving.openai.tool_formats.base import CallParser
 from gym_fed.serving.openai.tool_template import AUTO
-from gym_fed.serving.openai.variant_prompts import VariantPrompts
 from gym_fed.serving.pictures.reader import NoPictures, PictureReader, count_pictures
 from gym_fed.serving.reasoning.detection import NONE, name_of
 
@@ -64,9 +67,9 @@ class OpenAIService:
         tokenizer: The tokenizer of the base.
         vocab_size: The number of token ids that the model has.
         fingerprint: The name of the base's weights (``system_fingerprint``).
-        max_at_once: Maximum answers of one request; more could never be queued at once.
+        max_at_once: Maximum answers of one request, limited by the size of the queue.
         context: Maximum tokens of prompt and answer together; far longer prompts are refused early.
-        on_use: Called with the usage of each request after its end.
+        on_use: Called with the usage of each request after it ends.
         content_filter: The filter of requests and answers by their text; None: no filter.
         stored: The store of answers for later requests; None: answers are not stored.
         embedding_size: The size of an embedding; None: unknown.
@@ -74,7 +77,7 @@ class OpenAIService:
         reasoning_parser: The parser of the model's thoughts; ``auto`` detects it from the chat template.
         pictures: The reader of pictures in messages, or a ``NoPictures`` that refuses them.
         sampling_defaults: Defaults of sampling fields; missing ones have OpenAI's defaults.
-        vocabularies: The tokenizers of variants with added tokens; None: all have the base's.
+        vocabularies: The tokenizers of variants with added tokens; None: all use the base's.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class OpenAIService:
         return count_pictures(body) if isinstance(self._prompts.pictures, PictureReader) else 0
 
     def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
-        """Answer a request and wait for the complete answer, which is not stored.
+        """Answer a request, and return the complete answer, which is not stored.
 
         Args:
             url: One of ``URLS``.
@@ -140,9 +143,8 @@ class OpenAIService:
         if url == EMBEDDINGS:
             return self.begin_vectors(body, caller).run()
         if isinstance(body, dict) and body.get("stream"):
-            raise RequestError(
-                "field 'stream' is not possible here: the answer is sent as a whole", param="stream"
-            )
+            message = "field 'stream' is not supported here: the answer is returned as a whole"
+            raise RequestError(message, param="stream")
         return self._begin(url, body, caller, None).run()
 
     def stream(self, url: str, body: Any, caller: Caller) -> Generator[StreamChunk]:
@@ -197,12 +199,11 @@ class OpenAIService:
             request = parse(ChatRequest, body, CHAT_NEUTRAL).filled(self.sampling_defaults)
             keeping = store_of(request.store, stored, default=False)
             keep = None if keeping is None else partial(keeping.put, caller)
-            return self._chat(
-                request, caller, ChatForm(CHAT, partial(ChatAnswer, metadata=request.metadata, keep=keep))
-            )
+            form = ChatForm(CHAT, partial(ChatAnswer, metadata=request.metadata, keep=keep))
+            return self._chat(request, caller, form)
         if url == COMPLETIONS:
-            asked = parse(CompletionRequest, body, COMPLETION_NEUTRAL).filled(self.sampling_defaults)
-            return self._completion(asked, caller)
+            completion = parse(CompletionRequest, body, COMPLETION_NEUTRAL).filled(self.sampling_defaults)
+            return self._completion(completion, caller)
         raise RequestError(f"no such URL: {url}", code=ErrorCode.NOT_FOUND, hint=f"use {', '.join(URLS)}")
 
     def begin_vectors(self, body: Any, caller: Caller) -> PendingVectors:
@@ -214,7 +215,13 @@ class OpenAIService:
         model = self.catalogue.resolve(request.model, caller)
         inputs = as_list(request.input)
         self._require_room_for(len(inputs), "texts in one request:", "input")
-        self._require_dimensions(request.dimensions)
+        size, requested = self._embedding_size, request.dimensions
+        if requested is not None and size is not None and requested > size:
+            raise RequestError(
+                f"field 'dimensions': {requested} is more than the model's {size}",
+                param="dimensions",
+                hint="use fewer, or omit it",
+            )
         own = self._prompts_of(model.variant)
         prompts = [own.of_input(item, "input") for item in inputs]
         refusals = EngineErrors(model, "input")
@@ -231,25 +238,15 @@ class OpenAIService:
         def on_end(tokens: int) -> None:
             self._on_use(Use(EMBEDDINGS, model.name, caller.name, request.user, tokens, 0))
 
-        encoding = request.encoding_format or "float"
-        lengths = [len(ids) for ids in prompts]
+        lengths, encoding = [len(ids) for ids in prompts], request.encoding_format or "float"
         return PendingVectors(
             model.name, started, lengths, encoding, refusals.translate, on_end, request.dimensions
         )
 
-    def _require_dimensions(self, requested: int | None) -> None:
-        if requested is not None and self._embedding_size is not None and requested > self._embedding_size:
-            raise RequestError(
-                f"field 'dimensions': {requested} is more than the model's {self._embedding_size}",
-                param="dimensions",
-                hint="use fewer, or omit it",
-            )
-
     def _chat(self, request: ChatRequest, caller: Caller, form: ChatForm) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
         prompts = self._prompts_of(model.variant)
-        context = self._context if form.truncate else None
-        prompt, tools, variables = chat_prompt(prompts, request, context)
+        prompt, tools, variables = chat_prompt(prompts, request, self._context if form.truncate else None)
         thinking = prompts.thinking(prompt.ids, request.budget, request.continued)
         sampling = request.sampling(
             max_tokens=request.longest,
@@ -290,19 +287,21 @@ class OpenAIService:
 
     def _completion(self, request: CompletionRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
-        given = as_list(request.prompt)
         own = self._prompts_of(model.variant)
-        prompts = [own.of_input(item, "prompt") for item in given]
+        inputs = as_list(request.prompt)
+        prompts = [own.of_input(item, "prompt") for item in inputs]
         sampling = request.sampling(
             max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
             logprobs=request.logprobs,
             **request.guiding(),
         )
         require_small_multiples(sampling.held_to, request.guiding_field, refusal_name(request.guiding_field))
-        needed = request.echo or self._screening is not None
+        decode = request.echo or self._screening is not None
         times = request.n or 1
-        read = [item if isinstance(item, str) else own.text(item) if needed else "" for item in given]
-        texts = [text for text in read for _ in range(times)]
+        prompt_texts = [
+            item if isinstance(item, str) else own.text(item) if decode else "" for item in inputs
+        ]
+        texts = [text for text in prompt_texts for _ in range(times)]
         answer = partial(
             CompletionAnswer,
             model.name,
@@ -317,8 +316,8 @@ class OpenAIService:
         refusals = EngineErrors(model, "prompt", request.guiding_field)
         generations = self._submit(prompts, sampling, request, model, caller, "prompt", refusals)
         choices = [self._choice(before=text) for text in texts]
-        whole = answer(sum(map(len, prompts)), choices)
-        return self._pending(COMPLETIONS, whole, generations, request, caller, refusals)
+        full_answer = answer(sum(map(len, prompts)), choices)
+        return self._pending(COMPLETIONS, full_answer, generations, request, caller, refusals)
 
     def _choice(self, parser: CallParser | None = None, before: str = "") -> AnswerChoice:
         """Create a choice, with the filter if answers are filtered; ``before`` is the text that it continues."""
@@ -335,7 +334,7 @@ class OpenAIService:
         self,
         prompts: list[list[int]],
         sampling: SamplingParams,
-        request: ChoiceFields,
+        request: GuidedFields,
         model: Model,
         caller: Caller,
         param: str,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from gym_fed.core.text import plain
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
-"""The URL of `gym api` without --host and --port."""
+"""The default URL of `gym api`."""
 
 NO_KEY = "none-needed"
-"""The key for clients that require one, for a server without keys."""
+"""The key for a server without keys, since some clients require one."""
 
 YOUR_KEY = "YOUR-KEY"
 

@@ -1,8 +1,8 @@
 """Stored answers, which a later request of the same caller may read, continue or delete.
 
-They are kept in memory, and lost when the process ends. No key can access the answers of another key. Limits are in
-bytes: if a key exceeds its own limit, its oldest answers are deleted. Beyond the limit for all keys, those of the key
-that stores most are deleted, so that it never displaces the answers of others.
+They are in memory, and lost when the process ends. No key can access another key's answers. Limits are in bytes: if a
+key exceeds its own limit, its oldest answers are deleted. Beyond the limit for all keys, the answers of the key that
+stores most are deleted, so that it never displaces the answers of others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gym_fed.serving.openai.catalogue import Caller
 from gym_fed.serving.openai.refusals import RequestError
 
 Owner = tuple[str, str]
-"""A key's name and digest, since a key created again under an earlier name is another key."""
+"""A key's name and digest, since a key that is created again under the same name is a different key."""
 
 _ENTRY_BYTES = 1024
 """Assumed overhead of an answer in bytes, in addition to its text."""
@@ -99,11 +99,11 @@ class StoredAnswers:
             while self._bytes[owner] > self.config.bytes_per_key:
                 self._drop(owner)
             while sum(self._bytes.values()) > self.config.max_bytes:
-                self._drop(max(self._bytes, key=lambda one: (self._bytes[one], one != owner)))
+                self._drop(max(self._bytes, key=lambda other: (self._bytes[other], other != owner)))
         return True
 
     def forget_old(self) -> None:
-        """Delete expired answers; ``put``, ``get`` and ``delete`` do so, too."""
+        """Delete expired answers, as do ``put``, ``get`` and ``delete``."""
         with self._lock:
             self._forget_old()
 
@@ -161,5 +161,5 @@ def _not_stored(answer_id: str, param: str | None) -> RequestError:
         param=param,
         name="not_found" if param is None else f"{param.removesuffix('_id')}_not_found",
         code=ErrorCode.NOT_FOUND if param is None else ErrorCode.USAGE,
-        hint="store: true keeps an answer for a while, in this process only",
+        hint="store: true stores an answer for a while, only in this process",
     )

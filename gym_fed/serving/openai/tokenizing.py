@@ -1,15 +1,14 @@
-"""Endpoints of vLLM that OpenAI's API lacks: ``/tokenize``, ``/detokenize``, and those of LoRA adapters.
+"""Endpoints that tokenize, and count tokens, without running the model; and vLLM's endpoints of LoRA adapters.
 
 A request for an adapter adds or removes a variant. It carries no weights: it names a `.gymdelta` in one folder on the
-server. Next to it is the manifest that its owner signed, as ``NAME.gymdelta.json`` (`gym variant sign` writes it).
+server. Next to it is the manifest that its owner signed, ``NAME.gymdelta.json``, written by `gym variant sign`.
 Without that file the variant is unsigned, and a store that requires signatures refuses it.
-
-``ids_that_fit`` drops the oldest turns of conversations that are too long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -17,18 +16,24 @@ from pydantic import Field, model_validator
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.openai.catalogue import Caller, Catalogue
-from gym_fed.serving.openai.fields import PromptEndFields, RequestModel, off, only, parse
-from gym_fed.serving.openai.prompts import Prompts
+from gym_fed.serving.openai.fields import PromptEndFields, RequestModel, off, only, parse, unsupported
+from gym_fed.serving.openai.prompts import Prompts, VariantPrompts
 from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.responses import RESPONSES, ResponsesAsChat, earlier_turns
+from gym_fed.serving.openai.responses_request import RESPONSES_NEUTRAL, ResponsesRequest
 from gym_fed.serving.openai.schemas import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    ChatRequest,
     InstructionMessage,
     Message,
     TokenId,
     Tool,
     UserMessage,
 )
+from gym_fed.serving.openai.stored_answers import StoredAnswers
+from gym_fed.serving.openai.tool_template import ToolUse
+from gym_fed.serving.pictures.reader import ExpandedPrompt
 from gym_fed.trust.identity.variant import MAX_MANIFEST_BYTES, SignedVariant
 
 if TYPE_CHECKING:
@@ -133,8 +138,8 @@ def ids_that_fit(
 ) -> PromptT:
     """Render a conversation, dropping as many of its oldest turns as needed to fit.
 
-    A turn is a question with everything up to the next one, so a call stays with its result. System
-    messages and the last turn stay.
+    A turn is a question and everything up to the next one, so calls stay with their results. System messages and the
+    last turn are always included.
 
     Args:
         messages: The conversation.
@@ -143,12 +148,12 @@ def ids_that_fit(
         max_tokens: Maximum tokens of the answer; room for them is left, but at most a quarter of the context.
 
     Raises:
-        RequestError: As in ``render`` of the last turn.
+        RequestError: If the last turn alone does not fit.
     """
     if context is None:
         return render(list(messages))
     starts = [index for index, message in enumerate(messages) if isinstance(message, UserMessage)]
-    most = context - min(max_tokens or context, context // _ROOM)
+    max_prompt = context - min(max_tokens or context, context // _ROOM)
 
     def from_turn(turn: int) -> list[Message]:
         if turn == 0:
@@ -167,7 +172,7 @@ def ids_that_fit(
             if error.name != "context_length_exceeded":
                 raise
             return None
-        return ids if len(ids) <= most else None
+        return ids if len(ids) <= max_prompt else None
 
     if (prompt := fitting(0)) is not None:
         return prompt
@@ -218,10 +223,10 @@ class Adapters:
         self._catalogue = catalogue
 
     def answer(self, url: str, body: Any, caller: Caller) -> str:
-        """Add or remove a variant; durable on return, and in effect from the next request of every server.
+        """Add or remove a variant. It is durable on return, and takes effect with the next request to any server.
 
         Raises:
-            GymError: ``PERMISSION_DENIED`` for a key without this permission; as ``VariantStore.add``.
+            GymError: ``PERMISSION_DENIED`` for a key without this permission; errors from ``VariantStore.add``.
         """
         if not caller.manage_variants:
             raise RequestError(
@@ -238,7 +243,7 @@ class Adapters:
     def _load(self, store: VariantStore, request: LoadRequest, caller: Caller) -> str:
         name = self._variant(request.lora_name)
         delta = self._inside(request.lora_path)
-        signed = _manifest_beside(delta)
+        signed = _signed_manifest(delta)
         owner = caller.name if signed is None else signed.manifest.owner
         store.add(delta, signed, name=name, owner=owner, replace=bool(request.load_inplace))
         return f"Success: LoRA adapter '{request.lora_name}' added successfully."
@@ -279,7 +284,7 @@ class Adapters:
         return path
 
 
-def _manifest_beside(delta: Path) -> SignedVariant | None:
+def _signed_manifest(delta: Path) -> SignedVariant | None:
     """Read the signed manifest of a delta, if there is one.
 
     Raises:
@@ -299,3 +304,67 @@ def _manifest_beside(delta: Path) -> SignedVariant | None:
 def manifest_path(delta: Path) -> Path:
     """Return the path of the manifest next to a delta."""
     return delta.with_name(f"{delta.name}.json")
+
+
+INPUT_TOKENS = f"{RESPONSES}/input_tokens"
+_FIELDS = frozenset(
+    {
+        *("conversation", "input", "instructions", "model", "parallel_tool_calls", "previous_response_id"),
+        *("reasoning", "text", "tool_choice", "tools", "truncation", "chat_template_kwargs"),
+    }
+)
+
+
+def count_input_tokens(
+    body: Any,
+    caller: Caller,
+    catalogue: Catalogue,
+    prompts: VariantPrompts,
+    context: int | None,
+    stored: StoredAnswers | None,
+) -> dict[str, Any]:
+    """Count the input tokens of a request to the Responses API, with the prompt that its answer would have.
+
+    Args:
+        body: The parsed JSON.
+        caller: The authenticated user.
+        catalogue: The models that may be named; the base is the default.
+        prompts: The prompts of each variant.
+        context: Maximum tokens of prompt and answer together.
+        stored: The store of earlier responses; None if there is none.
+
+    Raises:
+        GymError: See ``begin_response``; also for fields that do not apply to a count.
+    """
+    if isinstance(body, Mapping):
+        for name in body.keys() - _FIELDS:
+            raise unsupported(str(name)[:80])
+        body = {**body, "model": catalogue.served_name if body.get("model") is None else body["model"]}
+    request = parse(ResponsesRequest, body, RESPONSES_NEUTRAL)
+    as_chat = ResponsesAsChat(request, earlier_turns(request.previous_response_id, caller, stored))
+    with as_chat.errors():
+        chat = as_chat.chat()
+        own = prompts(catalogue.resolve(chat.model, caller).variant)
+        prompt, _, _ = chat_prompt(own, chat, context if request.truncation == "auto" else None)
+    return {"object": "response.input_tokens", "input_tokens": len(prompt)}
+
+
+def chat_prompt(
+    prompts: Prompts, request: ChatRequest, context: int | None
+) -> tuple[ExpandedPrompt, ToolUse, dict[str, Any]]:
+    """Render a chat request.
+
+    Args:
+        prompts: The prompts of the model.
+        request: The request.
+        context: The context in tokens, to fit into by dropping the oldest turns; None: keep all turns.
+
+    Returns:
+        The prompt, its tools, and the variables of the chat template.
+    """
+    tools, variables = ToolUse(request, prompts.tools), prompts.names.of(request)
+    seen = prompts.pictures_of(request.messages)
+    how: dict[str, Any] = {"tools": tools.shown, "open_call": tools.required, "variables": variables}
+    how |= request.prompt_end
+    render = partial(prompts.expanded, seen=seen, **how)
+    return ids_that_fit(request.messages, render, context, request.longest), tools, variables

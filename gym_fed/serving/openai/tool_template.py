@@ -13,7 +13,7 @@ from gym_fed.core.registries import TOOL_FORMATS
 from gym_fed.core.text import counted
 from gym_fed.serving.engine.guided import MAX_SCHEMA_CHARACTERS
 from gym_fed.serving.engine.request import Grammar
-from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.refusals import RequestError, unsupported_parameter
 from gym_fed.serving.openai.schemas import ChatRequest, Function, NamedTool
 from gym_fed.serving.openai.tool_formats.base import (
     Call,
@@ -58,7 +58,7 @@ class ToolTemplate:
         render: Function that renders the template.
         control: Ids of the tokenizer's control tokens, by their texts.
         name: The name of the format; ``auto`` detects it.
-        parser: Returns the name of the model's reasoning parser; None: a format that needs one is not checked.
+        parser: Function that returns the name of the model's reasoning parser; None: it is not checked.
 
     Attributes:
         malformed: Number of texts in answers that looked like calls but were malformed.
@@ -81,7 +81,7 @@ class ToolTemplate:
 
         Raises:
             RequestError: For a template that shows tools but writes calls in an unknown format, or in one that needs
-                another reasoning parser.
+                a different reasoning parser.
         """
         form = self._found
         if isinstance(form, RequestError):
@@ -116,18 +116,17 @@ class ToolTemplate:
         for _, form in forms:
             if form.hinted(self._shown):
                 return form
-        raise RequestError(
+        raise unsupported_parameter(
+            "tools",
             "field 'tools' is not supported: this model's chat template writes calls in an unknown format",
-            param="tools",
-            name="unsupported_parameter",
-            hint=f"set the server's tool_format to {_FALLBACK} to describe tools in a system message instead",
+            f"set the server's tool_format to {_FALLBACK} to describe tools in a system message instead",
         )
 
     def prepare(self, rows: list[Row], tools: list[Row] | None) -> tuple[list[Row], list[Row] | None]:
         """Prepare messages and tools for the template.
 
         Raises:
-            RequestError: As in ``format``; also if calls among the messages would not be shown.
+            RequestError: See ``format``; also if the template would not show calls among the messages.
         """
         if not tools and not any("tool_calls" in row or row["role"] == "tool" for row in rows):
             return rows, tools
@@ -140,7 +139,7 @@ class ToolTemplate:
         return prepared, tools
 
     def shown_ids(self) -> tuple[int, ...]:
-        """Return the control tokens that must be in an answer's text for calls to be recognised."""
+        """Return the ids of control tokens that must appear in an answer's text for calls to be recognised."""
         form = self.format
         return tuple(self._control[text] for text in (*form.marks, *form.controls) if text in self._control)
 
@@ -170,13 +169,13 @@ class ToolTemplate:
         return text
 
     def count_malformed(self) -> None:
-        """Count a text that looked like a call but is malformed; the first one is logged."""
+        """Count a text that looked like a call but is malformed; log the first one."""
         with self._lock:
             self.malformed += 1
             first = self.malformed == 1
         if first:
             log.warning(
-                "a text in an answer looked like a tool call in the format %s but is malformed: it is returned as text "
+                "a text in an answer looked like a tool call in the format %s but was malformed; it was sent as text "
                 "(gym_api_malformed_tool_calls of /metrics counts them)",
                 type(self.format).__name__.lower(),
             )
@@ -212,21 +211,19 @@ class ToolTemplate:
     def _usable(self, form: ToolFormat) -> ToolFormat:
         if form.describes or self._shows_tools:
             return form
-        raise RequestError(
+        raise unsupported_parameter(
+            "tools",
             "field 'tools' is not supported: this model's chat template does not show tools",
-            param="tools",
-            name="unsupported_parameter",
-            hint=f"set the server's tool_format to {AUTO} to describe them in a system message instead",
+            f"set the server's tool_format to {AUTO} to describe them in a system message instead",
         )
 
     def _require_parser(self, form: ToolFormat) -> None:
         if form.reasoning_parser and self._parser is not None and self._parser() != form.reasoning_parser:
-            raise RequestError(
+            raise unsupported_parameter(
+                "tools",
                 f"field 'tools' is not supported: calls of this model are parsed by the reasoning parser "
                 f"{form.reasoning_parser}, but the server has {self._parser()}",
-                param="tools",
-                name="unsupported_parameter",
-                hint=f"set the server's reasoning_parser to {form.reasoning_parser}",
+                f"set the server's reasoning_parser to {form.reasoning_parser}",
             )
 
     def _require_calls_shown(self, rows: list[Row], tools: list[Row] | None) -> None:
@@ -237,10 +234,9 @@ class ToolTemplate:
         except RequestError:  # a template that refuses results without their calls shows calls
             return
         if shown == without_calls:
-            raise RequestError(
+            raise unsupported_parameter(
+                "messages",
                 "tool_calls in messages are not supported: this model's chat template does not show them",
-                param="messages",
-                name="unsupported_parameter",
             )
 
 
@@ -333,7 +329,7 @@ class ToolUse:
 
 
 def _parameters(function: Function) -> dict[str, Any]:
-    """Return the parameters of a function; as in OpenAI's API, one without any takes no arguments."""
+    """Return the parameters of a function; as in OpenAI's API, a function without them takes no arguments."""
     return _NO_PARAMETERS if function.parameters is None else function.parameters
 
 

@@ -1,4 +1,4 @@
-"""The sounds and videos of a request: data URLs and base64 within limits; nothing is fetched.
+"""Read the audio clips and videos of a request from data URLs and base64, within limits; nothing is fetched.
 
 A child process decodes them (``gym_fed.core.media``).
 """
@@ -9,13 +9,14 @@ import base64
 import binascii
 import hashlib
 import re
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gym_fed.base.modeling.media_inputs import frames_to_read, sound_rate, video_metadata
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.media.reading import VideoFacts, read_sound, read_video
-from gym_fed.serving.pictures.wanted import require_wanted
 
 MAX_CLIP_BYTES = 6 * 2**20
 MAX_SOUND_SECONDS = 120.0
@@ -30,10 +31,10 @@ _VIDEO = "send an MP4 or WebM file as data:video/mp4;base64,..."
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """A sound or video that is not decoded yet.
+    """An audio clip or video that is not decoded yet.
 
     Attributes:
-        kind: The type of its place.
+        kind: The kind of medium.
         data: The bytes of its file.
         digest: The digest of the file.
     """
@@ -44,7 +45,7 @@ class Clip:
 
     @property
     def pixels(self) -> int:
-        """Zero: the size of its frames is limited when it is decoded."""
+        """Zero, since the size of its frames is limited when it is decoded."""
         return 0
 
     def inputs(self, processor: Any, max_pixels: int) -> dict[str, Any]:
@@ -55,7 +56,7 @@ class Clip:
             max_pixels: Maximum pixels of all frames together, checked before they are decoded.
 
         Raises:
-            GymError: ``USAGE`` for a broken file, ``TOO_LARGE`` beyond a limit, ``INTERRUPTED`` if nobody waits.
+            GymError: ``USAGE`` for a broken file; ``TOO_LARGE`` above a limit; ``INTERRUPTED`` if the client is gone.
         """
         name = "sound" if self.kind == "audio" else "video"
         try:
@@ -93,7 +94,7 @@ def read_clip_of_sound(data: str, format: str) -> Clip:
     """Read OpenAI's ``input_audio``: base64 and the name of the format.
 
     Raises:
-        GymError: ``USAGE`` for another format or broken base64, ``TOO_LARGE`` beyond a limit.
+        GymError: ``USAGE`` for an unknown format or invalid base64; ``TOO_LARGE`` above a limit.
     """
     if format not in _FORMATS:
         raise GymError(ErrorCode.USAGE, f"the sound is of format {format[:40]!r}", _SOUND)
@@ -124,3 +125,17 @@ def _clip(kind: Literal["audio", "video"], text: str, name: str, remedy: str) ->
     except (binascii.Error, ValueError) as error:
         raise GymError(ErrorCode.USAGE, f"the {name} has broken base64", remedy) from error
     return Clip(kind, data, hashlib.sha256(f"{kind}:".encode() + data).digest())
+
+
+is_wanted: ContextVar[Callable[[], bool]] = ContextVar("is_wanted", default=lambda: True)
+"""A function that returns False if nobody waits for the media any more; set by the caller in its own context."""
+
+
+def require_wanted() -> None:
+    """Stop reading media for which nobody waits any more.
+
+    Raises:
+        GymError: ``INTERRUPTED`` if nobody waits.
+    """
+    if not is_wanted.get()():
+        raise GymError(ErrorCode.INTERRUPTED, "nobody waits for these media any more")

@@ -1,8 +1,8 @@
-"""Decode the pictures of a request, which are untrusted bytes: nothing is fetched, and all sizes are limited first.
+"""Decode the pictures of a request, which are untrusted; nothing is fetched, and sizes are limited first.
 
 Bytes are limited before base64 is decoded, pixels before anything is decompressed, and the aspect ratio before
-resizing, since a strip one pixel wide would grow to gigabytes. Few formats are accepted, recognised by their first
-bytes. Parts of a file that do not contribute to pixels are removed before decoding.
+resizing, since a strip one pixel wide would grow to gigabytes. Only a few formats are accepted, recognised by their
+first bytes. Parts of a file that do not contribute to pixels are removed before decoding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAX_PICTURES = 16
-"""Maximum pictures of a request."""
+"""Maximum number of pictures of a request."""
 MAX_PICTURE_BYTES = 6 * 2**20
 MAX_PIXELS = 2**24
 MAX_REQUEST_PIXELS = 2**26
@@ -84,7 +84,7 @@ class Picture:
         return self.width * self.height
 
     def decoded(self) -> Image:
-        """Decode to upright RGB; the first of several frames.
+        """Decode the first frame to upright RGB.
 
         Raises:
             GymError: ``USAGE`` for a broken file.
@@ -102,10 +102,10 @@ class Picture:
 
 
 def read_picture(url: str, detail: Detail = "auto") -> Picture:
-    """Read the header of a picture in a data URL; nothing is decompressed.
+    """Read the header of a picture in a data URL, without decompressing anything.
 
     Raises:
-        GymError: ``USAGE`` for another URL or format, ``TOO_LARGE`` beyond a limit.
+        GymError: ``USAGE`` for any other URL or format; ``TOO_LARGE`` above a limit.
     """
     file = _bytes_of(url)
     try:
@@ -133,7 +133,7 @@ def require_limits(count: int, pixels: int) -> None:
 
     Args:
         count: The number of pictures so far.
-        pixels: Pixels of all of them together.
+        pixels: The total pixels of these pictures.
 
     Raises:
         GymError: ``TOO_LARGE``.
@@ -182,7 +182,7 @@ def _size_of(data: bytes) -> tuple[int, int]:
     from PIL import Image
 
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        width, height = _size_of_webp(data)  # PIL allocates its pixels when it is opened
+        width, height = _size_of_webp(data)  # PIL allocates the pixels of a WebP when it opens it
         if width * height > MAX_PIXELS:
             return width, height
     try:
@@ -195,7 +195,7 @@ def _size_of(data: bytes) -> tuple[int, int]:
 
 
 def _size_of_webp(data: bytes) -> tuple[int, int]:
-    """Return the size of the canvas; (0, 0) for an unknown kind of WebP."""
+    """Return the size of a WebP's canvas; (0, 0) for an unknown kind."""
     kind, body = data[12:16], data[20:30]
     if len(body) < 10:
         return 0, 0
@@ -218,11 +218,11 @@ def _too_large(why: str) -> GymError:
 
 
 MAX_PARTS = 16_384
-"""Maximum segments or chunks of a file."""
+"""Maximum number of segments or chunks of a file."""
 MAX_BLOCKS = 65_536
-"""Maximum blocks of at most 255 bytes of a GIF."""
+"""Maximum number of blocks of a GIF, of at most 255 bytes each."""
 MAX_SCANS = 100
-"""Maximum scans of a JPEG: each may have only a few bytes but processes all pixels."""
+"""Maximum number of scans of a JPEG, since a scan of a few bytes may take as long as all pixels."""
 
 _ORIENTATION, _SHORT = 0x0112, 3
 _MAX_ENTRIES = 512
@@ -235,16 +235,16 @@ _PNG_KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 
 
 class TooManyParts(ValueError):
-    """A file has too many parts to be read."""
+    """Raised if a file has too many parts."""
 
 
 def pixels_alone(data: bytes) -> tuple[bytes, int]:
-    """Return the file with only the parts for the pixels of its first frame, and its EXIF orientation (1 to 8).
+    """Remove all parts but those for the pixels of the first frame; also return the EXIF orientation (1 to 8).
 
-    A broken file is left unchanged, for the decoder to refuse.
+    A broken file is returned unchanged, for the decoder to refuse.
 
     Raises:
-        TooManyParts: Names the parts.
+        TooManyParts: Naming the kind of parts.
     """
     for start, strip in _STRIPPERS.items():
         if data.startswith(start):
@@ -321,7 +321,7 @@ def _table(flags: int) -> int:
 
 
 def _end_of_blocks(data: bytes, at: int, left: Iterator[int]) -> int:
-    """Return the end of blocks that begin with their lengths, the last of which is zero."""
+    """Return the end of a list of blocks, which begin with their lengths, the last of which is 0."""
     for _ in left:
         length = data[at] if at < len(data) else 0
         at += 1 + length

@@ -1,22 +1,27 @@
-"""Compute the inputs of the language model for a medium by running the model's own forward pass up to that point.
+"""Compute the features of media with the model's own forward pass, up to its language model, and cache them.
 
-The forward of a model that reads media embeds the prompt, replaces the embeddings of a medium's tokens, computes their
-positions, and calls its language model. A hook keeps the arguments of this call and ends the forward. So no class needs
-code of its own: embeddings, positions in three dimensions (M-RoPE) and features that are added after the first layers
-(Qwen3-VL) are those of transformers. What goes into the language model in another way is refused.
+The forward pass of a multimodal model embeds the prompt, replaces the embeddings of a medium's tokens, computes their
+positions, and calls its language model. A hook records the arguments of this call, and ends the forward pass. Model
+classes therefore need no code here: embeddings, three-dimensional positions (M-RoPE) and features that are added after
+the first layers (Qwen3-VL) are computed by transformers. Models that pass anything else to their language model are
+refused.
 """
 
 from __future__ import annotations
 
 import copy
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.pictures.processor import ProcessedPicture
+from gym_fed.serving.pictures.processor import Medium, ProcessedPicture
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.chunk import Embedded, Position
+
 
 _PER_TOKEN = ("attention_mask", "token_type_ids", "mm_token_type_ids")
 _KNOWN = frozenset(
@@ -25,11 +30,11 @@ _KNOWN = frozenset(
         *("visual_pos_masks", "deepstack_visual_embeds"),
     )
 )
-"""Tensors that a language model is given, and that steps know of."""
+"""The tensor arguments of a language model that steps support."""
 
 
 class _Reached(Exception):
-    """The forward has reached the language model."""
+    """Raised when the forward pass reaches the language model."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__()
@@ -39,12 +44,12 @@ class _Reached(Exception):
 class MediumEmbedder:
     """Embeds media with one model, one at a time, in parallel with the engine's steps.
 
-    It has modules of its own, which share the model's tensors. The engine's steps put hooks on the served modules and
-    replace their parameters, which must not reach the features of another request.
+    It has its own modules, which share the model's tensors: the engine's steps put hooks on the served modules and
+    replace their parameters, which must not affect the features of other requests.
 
     Args:
-        model: The loaded model on its device, before it is served. The modules that are only needed behind the
-            embeddings are left out, so that their tensors are freed when the served model packs them.
+        model: The loaded model on its device, before it is served. Modules after the embeddings are left out, so that
+            their tensors are freed when the served model packs them.
     """
 
     def __init__(self, model: Any) -> None:
@@ -63,8 +68,8 @@ class MediumEmbedder:
         """Compute the embeddings of a medium.
 
         Raises:
-            GymError: ``USAGE`` if the model does not take this medium, ``INTERNAL`` if its files do not fit each other;
-                ``MODEL_INVALID`` if media go into its language model in a way that steps do not know.
+            GymError: ``USAGE`` if the model rejects this medium; ``INTERNAL`` if its files do not match each other;
+                ``MODEL_INVALID`` if media reach its language model in a way that steps do not support.
         """
         import torch
 
@@ -116,7 +121,7 @@ def _stop(_module: Any, _args: Any, given: dict[str, Any]) -> None:
 def whole_inputs(
     model: Any, processed: ProcessedPicture, before: Sequence[int], behind: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the arguments of the model's forward for a prompt with one medium between texts."""
+    """Return the arguments of the model's forward pass for a prompt with one medium between texts."""
     import torch
 
     weights = model.get_input_embeddings().weight
@@ -135,7 +140,7 @@ def whole_inputs(
 
 
 def _require_known(given: dict[str, Any], start: int, length: int) -> None:
-    """Refuse media that reach the language model by more than embeddings, positions and known features."""
+    """Refuse a model that passes more than embeddings, positions and known features to its language model."""
     import torch
 
     other = [k for k, v in given.items() if k not in _KNOWN and isinstance(v, torch.Tensor | list | tuple)]
@@ -152,7 +157,7 @@ def _require_known(given: dict[str, Any], start: int, length: int) -> None:
 
 
 def _looks_ahead(mask: Any, start: int, length: int) -> bool:
-    """Return True if one of ``length`` tokens from ``start`` attends to a later one of them."""
+    """Return True if any of ``length`` tokens from ``start`` attends to a later one of these."""
     import torch
 
     allowed = mask if mask.dtype == torch.bool else mask == 0
@@ -161,8 +166,75 @@ def _looks_ahead(mask: Any, start: int, length: int) -> bool:
 
 
 def _positions(ids: Any, start: int, stop: int) -> list[Position] | None:
-    """Return the positions of tokens in three dimensions, relative to the first; None for others."""
+    """Return the three-dimensional positions of tokens, relative to the first; None for other positions."""
     if ids is None or ids.ndim != 3:
         return None
     triples = ids[-3:, 0, start:stop].T
     return [(int(t), int(h), int(w)) for t, h, w in (triples - triples[0].min()).tolist()]
+
+
+CACHE_BYTES = 256 * 2**20
+OWNER_BYTES = 2 * 2**30
+"""Maximum bytes of features in one owner's requests, including waiting ones; 16 pictures may need 750 MB in an 8B
+model."""
+
+
+class PictureEncoder:
+    """Computes and caches features, one medium at a time, in parallel with the engine's steps. Thread-safe.
+
+    Cached features are reused only for their owner.
+
+    Args:
+        embedder: The embedder that computes the features.
+        cache_bytes: Maximum bytes of cached features.
+        owner_bytes: Maximum bytes of features in one owner's requests that are not cached.
+    """
+
+    def __init__(
+        self, embedder: MediumEmbedder, cache_bytes: int = CACHE_BYTES, owner_bytes: int = OWNER_BYTES
+    ) -> None:
+        self._embedder, self._limit, self._owner_limit = embedder, cache_bytes, owner_bytes
+        self._used: WeakValueDictionary[tuple[str, bytes], Embedded] = WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, bytes], Embedded] = OrderedDict()
+        self._bytes = 0
+        self.computed = 0
+
+    def features(self, picture: Medium, processed: ProcessedPicture, owner: str) -> Embedded:
+        """Return the features that replace the embeddings of its tokens, on the model's device.
+
+        Args:
+            picture: The picture.
+            processed: Its tokens and input.
+            owner: The owner of cached features; others could see from the timing that a picture was sent before.
+
+        Raises:
+            GymError: ``BUSY`` if the owner's requests have too many features; errors from ``MediumEmbedder.embed``.
+        """
+        key = owner, picture.digest
+        with self._lock:
+            if (features := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                return features
+            if (features := self._used.get(key)) is None:
+                self._require_room(owner)
+                features = self._used[key] = self._embedder.embed(processed)
+                self.computed += 1
+            self._keep(key, features)
+            return features
+
+    def _require_room(self, owner: str) -> None:
+        used = [(key[0], each.features.nbytes) for key, each in self._used.items() if key not in self._kept]
+        if sum(size for whose, size in used if whose == owner) >= self._owner_limit:
+            raise GymError(
+                ErrorCode.BUSY,
+                "this user's requests already fill the memory for pictures",
+                "try again when some are answered",
+            )
+
+    def _keep(self, key: tuple[str, bytes], features: Embedded) -> None:
+        self._kept[key] = features
+        self._bytes += features.features.nbytes
+        while self._bytes > self._limit and self._kept:
+            _, dropped = self._kept.popitem(last=False)
+            self._bytes -= dropped.features.nbytes

@@ -1,4 +1,4 @@
-"""Prepare pictures, sounds and videos with a model's own processor, one at a time."""
+"""Prepare pictures, audio and videos with a model's own processor, one at a time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ProcessedPicture:
     """A medium in the form that the model takes.
 
     Attributes:
-        run: Token ids that represent it in a prompt.
-        inputs: The arguments of the model's forward besides the ids.
-        before: The special token that the chat template writes directly before its place; some models look for it.
-        behind: The one directly behind it.
+        run: The token ids that represent it in a prompt.
+        inputs: The arguments of the model's forward pass in addition to the ids.
+        before: The special token that the chat template writes directly before it, for which some models look.
+        behind: The special token directly after it.
         pixels: The pixels of a video's decoded frames; 0 for others.
     """
 
@@ -41,13 +41,13 @@ class ProcessedPicture:
 
 
 class PictureProcessor:
-    """Prepares media, from any thread, one at a time.
+    """Prepares media, one at a time. Thread-safe.
 
     Args:
-        processor: The processor of the model (``load_processor``); nothing else may use it.
+        processor: The processor of the model (``load_processor``), for exclusive use.
 
     Attributes:
-        places: The kind of each token that a chat template writes in the place of a medium.
+        places: The kind of medium of each placeholder token of the chat template.
         is_numbered: Whether a picture's tokens depend on the pictures before it.
     """
 
@@ -72,11 +72,11 @@ class PictureProcessor:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of media that have a place in a prompt."""
+        """The kinds of media that have a placeholder in prompts."""
         return frozenset(self._tokens)
 
     def drop(self, kind: str) -> None:
-        """Prepare no media of this kind any more."""
+        """Stop supporting a kind of media."""
         del self._tokens[kind]
         self.places = {token: name for token, name in self.places.items() if name != kind}
 
@@ -88,8 +88,8 @@ class PictureProcessor:
             max_pixels: Maximum pixels of the frames of a video.
 
         Raises:
-            GymError: ``USAGE`` for a broken one, one that the processor does not take, and for a ``detail`` that the
-                model does not have; ``TOO_LARGE`` beyond a limit.
+            GymError: ``USAGE`` for a broken medium, one that the processor rejects, or a ``detail`` that the model does
+                not support; ``TOO_LARGE`` above a limit.
         """
         kind = "image" if isinstance(medium, Picture) else medium.kind
         processed, pixels = self._processed(medium, self._tokens[kind], max_pixels=max_pixels)
@@ -98,7 +98,7 @@ class PictureProcessor:
         return ProcessedPicture(run, inputs, *self._frames[kind], pixels)
 
     def check_numbers(self, picture: Picture) -> None:
-        """Set ``is_numbered``: whether a picture's tokens depend on those before it (MiniCPM-V writes its number)."""
+        """Set ``is_numbered`` if a picture's tokens depend on earlier pictures (MiniCPM-V writes their numbers)."""
         token = self._tokens["image"]
         one, two = (
             self._processed(picture, token * count, count)[0]["input_ids"][0].tolist() for count in (1, 2)
@@ -112,7 +112,7 @@ class PictureProcessor:
         if isinstance(medium, Picture):
             pictures = [medium.decoded()] * count
             arguments: dict[str, Any] = {"images": pictures, "images_kwargs": self._settings(medium)}
-        else:  # decoded outside the lock, since this may take long
+        else:  # decode outside the lock, since this may take long
             arguments = medium.inputs(self._processor, max_pixels)
         pixels = sum(frames.size // 3 for frames in arguments.get("videos", ()))
         try:
@@ -133,7 +133,7 @@ class PictureProcessor:
         return processed, pixels
 
     def _frame(self, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the special tokens that the chat template writes directly before and behind a place."""
+        """Return the special tokens that the chat template writes directly before and after a placeholder."""
         tokenizer = self._processor.tokenizer
         content = [{"type": "text", "text": "x"}, {"type": self.places[place]}, {"type": "text", "text": "x"}]
         try:
@@ -154,7 +154,7 @@ class PictureProcessor:
         return before, behind
 
     def require_detail(self, picture: Picture) -> None:
-        """Check that the model has the picture's ``detail``.
+        """Check that the model supports the picture's ``detail``.
 
         Raises:
             GymError: ``USAGE``.

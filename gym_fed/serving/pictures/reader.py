@@ -1,4 +1,4 @@
-"""Read a request's pictures, sounds and videos, expand them to tokens, and compute their features."""
+"""Read a request's pictures, audio clips and videos, expand them to tokens, and compute their features."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from gym_fed.core.text import counted
 from gym_fed.serving.openai.content_types import AudioPart, ImagePart, TextPart, VideoPart
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import Message, UserMessage
-from gym_fed.serving.pictures.clips import read_clip_of_sound, read_clip_of_video
+from gym_fed.serving.pictures.clips import read_clip_of_sound, read_clip_of_video, require_wanted
 from gym_fed.serving.pictures.decoding import MAX_REQUEST_PIXELS, Picture, read_picture, require_limits
-from gym_fed.serving.pictures.embedding import MediumEmbedder
-from gym_fed.serving.pictures.encoder import PictureEncoder
+from gym_fed.serving.pictures.embedding import MediumEmbedder, PictureEncoder
 from gym_fed.serving.pictures.processor import (
     NOUNS,
     Medium,
@@ -29,7 +28,6 @@ from gym_fed.serving.pictures.processor import (
     ProcessedPicture,
 )
 from gym_fed.serving.pictures.trial import Probe
-from gym_fed.serving.pictures.wanted import require_wanted
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.chunk import PlacedPicture
@@ -81,7 +79,7 @@ class MessagePictures:
                     reader.processor.require_detail(medium)
             self._read[id(part)] = medium, place, kind
             self._pixels += medium.pixels
-            with _refusals("messages", kind):  # before the next one is read
+            with _refusals("messages", kind):  # check before reading the next one
                 require_limits(len(self._read), self._pixels)
 
     def __len__(self) -> int:
@@ -93,13 +91,13 @@ class MessagePictures:
         """Expand the rendered prompt of some of the messages to the tokens of their media.
 
         Args:
-            ids: The rendered prompt, with one placeholder for each.
+            ids: The rendered prompt, with one placeholder for each medium.
             messages: The messages.
-            context: Maximum tokens of prompt and answer. No further medium is read when the prompt exceeds it.
+            context: Maximum tokens of prompt and answer; if the prompt exceeds it, no further medium is read.
 
         Raises:
-            RequestError: For a broken medium, for a template that does not write a placeholder for each, and for a
-                prompt that is too long.
+            RequestError: For a broken medium, a template that does not write a placeholder for each medium, or a prompt
+                that is too long.
         """
         if isinstance(self._reader, NoPictures) or not self._read:
             return ExpandedPrompt(ids)
@@ -145,7 +143,7 @@ class MessagePictures:
 
 
 def count_pictures(body: Any) -> int:
-    """Count the pictures of an unvalidated body; an earlier response counts as one, since it may contain some."""
+    """Count the pictures of an unvalidated body; a ``previous_response_id`` counts as one, since it may have some."""
     if not isinstance(body, dict):
         return 0
     items = [item for name in ("messages", "input") for item in _listed(body.get(name))]
@@ -172,10 +170,10 @@ def _kind(part: MediumPart) -> str:
 
 
 def _read(part: MediumPart) -> Medium:
-    """Read the header of a medium; it is not decoded.
+    """Read the header of a medium, without decoding it.
 
     Raises:
-        GymError: ``USAGE`` for another form, ``TOO_LARGE`` beyond a limit.
+        GymError: ``USAGE`` for an invalid medium; ``TOO_LARGE`` above a limit.
     """
     if isinstance(part, AudioPart):
         return read_clip_of_sound(part.input_audio.data, part.input_audio.format)
@@ -186,7 +184,7 @@ def _read(part: MediumPart) -> Medium:
 
 @contextmanager
 def _refusals(place: str, kind: str) -> Iterator[None]:
-    """Name the position, and the kind of medium, in errors raised within, all of which the request has caused."""
+    """Add the position and the kind of medium to errors raised within, which the request has caused."""
     try:
         yield
     except GymError as error:
@@ -233,7 +231,7 @@ class ExpandedPrompt:
 
 @dataclass(frozen=True)
 class NoPictures:
-    """The replacement of a ``PictureReader`` if all media are refused.
+    """The replacement of a ``PictureReader`` for models that do not support media.
 
     Attributes:
         why: The reason, for the refusal.
@@ -248,11 +246,11 @@ class NoPictures:
 
 
 class PictureReader:
-    """Reads the pictures, sounds and videos of one model's prompts. Thread-safe.
+    """Reads the pictures, audio clips and videos of one model's prompts. Thread-safe.
 
     Args:
         processor: The processor of the model.
-        probes: A probe for each kind, with the logits of transformers' own forward; a reason if it has none.
+        probes: A probe for each kind of medium, or the reason why there is none.
         embedder: Embeds media with the model.
 
     Attributes:
@@ -269,7 +267,7 @@ class PictureReader:
 
     @classmethod
     def open(cls, name: str, model: Any) -> PictureReader | NoPictures:
-        """Open the reader of a loaded model; ``NoPictures`` for a model of text.
+        """Open the reader of a loaded model; ``NoPictures`` for a text model.
 
         Args:
             name: The name or folder with its processor.
@@ -290,18 +288,18 @@ class PictureReader:
             if kind != "image" and importlib.util.find_spec("av") is None:
                 probes[kind] = "the package av is missing (pip install 'gym-fed[media]')"
                 continue
-            if kind == "video":  # read like pictures
+            if kind == "video":  # supported like pictures
                 continue
             try:
                 probes[kind] = Probe.of(model, processor, kind)
-            except Exception as error:  # noqa: BLE001 (each model raises its own; its text is served all the same)
-                probes[kind] = f"transformers' own forward of a probe fails: {str(error)[:200]}"
+            except Exception as error:  # noqa: BLE001 (each model raises its own; its text is still served)
+                probes[kind] = f"transformers' own forward pass of a probe fails: {str(error)[:200]}"
         return cls(processor, probes, MediumEmbedder(model))
 
     def attach(self, served: MultiVariantModel) -> PictureReader | NoPictures:
-        """Compare the answers to the probes, and compute features from now on; ``NoPictures`` if none is right.
+        """Compare the answers to the probes, and start computing features; return ``NoPictures`` if no kind is right.
 
-        A video is read if pictures are, since its frames take the same way.
+        Videos are supported if pictures are, since their frames are computed in the same way.
         """
         kind = served.model.config.model_type
         for name, probe in self._probes.items():
@@ -327,16 +325,16 @@ class PictureReader:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of media that are read."""
+        """The supported kinds of media."""
         return self.processor.kinds
 
     @property
     def reads(self) -> str:
-        """The kinds of media that are read, as words for messages."""
+        """The supported kinds of input, for messages."""
         return " and ".join(["text", *(f"{NOUNS[kind]}s" for kind in NOUNS if kind in self.kinds)])
 
     def why_not(self, kind: str) -> str | None:
-        """Return why a kind of media is refused; None if it is read."""
+        """Return why a kind of media is refused; None if it is supported."""
         if kind in self.kinds:
             return None
         return self._reasons.get(kind, f"This model's processor does not support {NOUNS[kind]}s")
@@ -348,13 +346,13 @@ class PictureReader:
         return template if isinstance(template, str) else None
 
     def places(self, ids: Sequence[int], kind: str) -> int:
-        """Count the media of a kind that a prompt has places for."""
+        """Count the placeholders of a kind of media in a prompt."""
         return sum(self.processor.places.get(token) == kind for token in ids)
 
     def expand(
         self, ids: Sequence[int], media: Mapping[str, Sequence[tuple[Medium, ProcessedPicture]]]
     ) -> ExpandedPrompt:
-        """Expand a prompt with one token per medium, as the chat template writes it, to all of their tokens."""
+        """Replace the placeholder of each medium in a prompt with the medium's tokens."""
         expanded: list[int] = []
         runs: list[PictureRun] = []
         remaining = {kind: iter(each) for kind, each in media.items()}
@@ -368,7 +366,7 @@ class PictureReader:
         return ExpandedPrompt(expanded, tuple(runs))
 
     def placed(self, prompt: ExpandedPrompt, owner: str) -> tuple[PlacedPicture, ...]:
-        """Return the media of a prompt for the engine; features are computed unless the owner has cached ones.
+        """Return the media of a prompt for the engine, computing features unless they are cached for the owner.
 
         Raises:
             GymError: See ``PictureEncoder.features`` and ``require_wanted``.

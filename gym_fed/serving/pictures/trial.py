@@ -1,4 +1,4 @@
-"""Compare the answers to a probe with transformers' own, so that media are only read where they are read right."""
+"""Compare the answers to a probe with transformers' own, so that only correctly computed media are supported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CLOSE = {"float32": 1e-3, "bfloat16": 0.3}
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A medium between texts, with the logits of transformers' own forward after each of its last two tokens."""
+    """A medium between texts, with the logits of transformers' own forward pass after its last two tokens."""
 
     kind: str
     processed: ProcessedPicture
@@ -54,7 +54,7 @@ class Probe:
         return cls(kind, processed, before, behind, logits.float())
 
     def why_not(self, served: MultiVariantModel, embedder: MediumEmbedder) -> str:
-        """Return why media of this kind cannot be read by the served model; empty if they can."""
+        """Return why the served model cannot read media of this kind; empty if it can."""
         import torch
 
         from gym_fed.serving.forward.chunk import Chunk, PlacedPicture, positions_between, rows_between

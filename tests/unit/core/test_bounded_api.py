@@ -14,9 +14,9 @@ from gym_fed.core.bounded.patterns import find_all
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.guided import compiled
 from gym_fed.serving.engine.request import Grammar
+from gym_fed.serving.openai.chat_template import TemplateNames
 from gym_fed.serving.openai.prompts import Prompts
 from gym_fed.serving.openai.schemas import UserMessage
-from gym_fed.serving.openai.template_variables import TemplateNames
 from tests.support.evaluation_pool import reach_deadlines
 from tests.support.wait import SECONDS
 

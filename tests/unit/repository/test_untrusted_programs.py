@@ -20,7 +20,7 @@ PATTERNS = {
     "gym_fed/export/process.py": "numbers of errors",
     "gym_fed/registry/manifest.py": "a number of characters",
     "gym_fed/serving/filter/rules.py": "rules: an operator's, after its ways to match were counted, and our own",
-    "gym_fed/serving/openai/content_parts.py": "a mark of random hexadecimal digits",
+    "gym_fed/serving/openai/chat_template.py": "a mark of random hexadecimal digits",
     "gym_fed/serving/openai/tool_formats/_json_calls.py": "the beginnings of this project's tool formats",
     "gym_fed/training/model/peft_models.py": "an adapter, tried in another process before (modeling/patterns.py)",
 }

@@ -221,13 +221,13 @@ def test_gym_variant_sign_writes_what_the_server_reads(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from gym_fed.cli.main import app
-    from gym_fed.serving.openai.tokenizing import _manifest_beside
+    from gym_fed.serving.openai.tokenizing import _signed_manifest
 
     delta, pem = small_delta(tmp_path / "x.gymdelta"), tmp_path / "key.pem"
     KEY.save(pem)
     words = ["variant", "sign", str(delta), "--name", "ada", "--key", str(pem), "--revision", "3"]
     assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
-    found = _manifest_beside(delta)
+    found = _signed_manifest(delta)
     assert found is not None
     found.verify()
     assert (found.manifest.variant, found.manifest.revision, found.manifest.owner) == (

@@ -9,23 +9,29 @@ import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
-from gym_fed.serving.http.gateway import MAX_HELD_BYTES, MAX_OF_CALLER, MIN_OF_CALLER, Gateway, HeldBodies
+from gym_fed.serving.http.gateway import (
+    MAX_BYTES_PER_CALLER,
+    MAX_HELD_BYTES,
+    MIN_BYTES_PER_CALLER,
+    Gateway,
+    HeldBodies,
+)
 from gym_fed.serving.http.keys import Authenticator
 
 
 def test_a_caller_holds_a_bounded_part() -> None:
     bodies = HeldBodies()
     first = bodies.hold("ann")
-    first.add(MAX_OF_CALLER)
+    first.add(MAX_BYTES_PER_CALLER)
     second = bodies.hold("ann")
     with pytest.raises(GymError) as caught:
         second.add(1)
     assert caught.value.code is ErrorCode.BUSY
     assert caught.value.hint
     second.end()
-    bodies.hold("ben").add(MIN_OF_CALLER)
+    bodies.hold("ben").add(MIN_BYTES_PER_CALLER)
     first.end()
-    bodies.hold("ann").add(MAX_OF_CALLER)
+    bodies.hold("ann").add(MAX_BYTES_PER_CALLER)
 
 
 def test_many_callers_share_what_there_is() -> None:

@@ -26,8 +26,8 @@ from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import UserMessage
 from gym_fed.serving.openai.service import CHAT
 from gym_fed.serving.pictures import clips
+from gym_fed.serving.pictures.clips import is_wanted
 from gym_fed.serving.pictures.reader import PictureReader
-from gym_fed.serving.pictures.wanted import is_wanted
 from gym_fed.serving.setup import Serving, open_serving
 from tests.support.media_models import RATE, media_model, sound, video
 from tests.support.siblings import SIBLINGS, make_sibling

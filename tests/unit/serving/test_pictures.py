@@ -28,8 +28,7 @@ from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT
 from gym_fed.serving.openai.tokenizing import TOKENIZE
 from gym_fed.serving.pictures.decoding import Picture, read_picture
-from gym_fed.serving.pictures.embedding import MediumEmbedder, _looks_ahead
-from gym_fed.serving.pictures.encoder import PictureEncoder
+from gym_fed.serving.pictures.embedding import MediumEmbedder, PictureEncoder, _looks_ahead
 from gym_fed.serving.pictures.processor import ProcessedPicture
 from gym_fed.serving.pictures.reader import PictureReader
 from gym_fed.serving.setup import Serving, open_serving

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.keys import KeyFile
-from gym_fed.serving.http.usage_log import UsageLog, Use
-from gym_fed.serving.http.usage_report import forget_variant, sum_usage
+from gym_fed.serving.http.usage_log import UsageLog, Use, forget_variant, sum_usage
 
 OCTOBER, NOVEMBER = 1_791_000_000, 1_794_000_000
 """Unix seconds in these months of 2026."""

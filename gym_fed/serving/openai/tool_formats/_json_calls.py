@@ -1,4 +1,4 @@
-"""Parse JSON calls incrementally: arguments are passed on while they are written."""
+"""Parse JSON calls incrementally, and pass on their arguments while they are written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonSpan:
-    """Finds the end of a JSON value that arrives in pieces. The value may still be invalid."""
+    """Finds the end of a JSON value that arrives in pieces, without validating it."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -60,12 +60,12 @@ class JsonCallReader(CallReader):
     """Reads one call: an object of name and arguments, or one of arguments after a name.
 
     Args:
-        mark: The text that announced it, which is returned as text if there is no call.
+        mark: The text that announced the call; returned as text if no call follows.
         tools: The tools that may be called.
-        fragments: Whether name and arguments are passed on while they are written. Only for calls that a grammar
-            constrains, since they cannot be taken back.
+        fragments: Whether name and arguments are passed on while they are written. This requires calls that a grammar
+            constrains, since fragments cannot be taken back.
         lead: Pattern of the text before the object; its group ``name``, if any, is the call's name.
-        tail: A text after the object that belongs to the call, if present.
+        tail: Text after the object that is part of the call, if present.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The base class of Mistral's two formats: the mark, ids of nine characters, and a reader for both."""
+"""The base class of Mistral's two formats, with their mark, ids of nine characters, and a common reader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MistralFormat(ToolFormat):
         return MistralReader(mark, tools, fragments)
 
     def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
-        """Replace ids with those that the templates accept: nine characters of the digest of any other id."""
+        """Replace ids that the templates reject with nine characters derived from their digests."""
         return [_with_short_ids(row) for row in rows]
 
     def call_id(self) -> str:

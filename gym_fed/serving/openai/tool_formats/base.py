@@ -83,7 +83,7 @@ class ToolFormat(ABC):
 
     marks: ClassVar[tuple[str, ...]] = ()
     """Texts that announce a call anywhere. If one of them is a control token of the tokenizer, only that token
-    counts."""
+    does."""
 
     controls: ClassVar[tuple[str, ...]] = ()
     """Further texts of the format that may be control tokens."""
@@ -98,10 +98,10 @@ class ToolFormat(ABC):
     """The end of a prompt whose answer must be a call."""
 
     reasoning_parser: ClassVar[str] = ""
-    """The reasoning parser that this format reads the output of, if it needs one."""
+    """The reasoning parser whose output this format reads, if it needs one."""
 
     describes: ClassVar[bool] = False
-    """True if ``prepare`` adds the tools to the messages, so that the template need not support any."""
+    """True if ``prepare`` adds the tools to the messages, so that the template need not support tools."""
 
     def learn(self, written: str) -> bool:
         """Return whether a template writes this format.
@@ -120,7 +120,7 @@ class ToolFormat(ABC):
         """Create a reader for the text after a mark.
 
         Args:
-            mark: The mark; for a bare call the text before its first character.
+            mark: The mark; for a bare call, the white space before it.
             tools: The tools that may be called.
             fragments: Whether calls may be passed on while they are written.
         """
@@ -154,14 +154,14 @@ class ToolFormat(ABC):
 
 
 class CannotHold(ValueError):
-    """A format cannot be constrained to these parameters; the message names them and the reason."""
+    """Raised if a format cannot be constrained to parameters; the message names them and the reason."""
 
 
 class CallGrammar:
     """A grammar in Lark's notation for llguidance, with the schemas that it refers to.
 
     Args:
-        lark: Rules, ``start`` first. ``TEXT`` is defined. Texts and marks are written with ``quoted``.
+        lark: Rules, ``start`` first; they may use ``TEXT``. Write texts with ``quoted`` and marks with ``mark``.
         schemas: JSON schemas by their names after ``@`` in ``lark``.
     """
 
@@ -263,7 +263,7 @@ class CallParser:
         on_malformed: Called for each text that looked like a call but is malformed.
 
     Attributes:
-        calls_at: For each call, the number of characters of the answer before it, and up to its end.
+        calls_at: The start and end of each call, in characters of the answer.
     """
 
     def __init__(
@@ -337,7 +337,7 @@ class CallParser:
     @property
     def is_over(self) -> bool:
         """True if the only allowed call is complete, so that any further text is dropped."""
-        # Without fragments a call is passed on when complete, though its reader may still wait for its closing text.
+        # Without fragments, a complete call is passed on although its reader may still wait for its closing text.
         return self._one and self._calls > 0 and (self._reader is None or not self._fragments)
 
     def _end_call(self, end: int) -> None:

@@ -30,7 +30,7 @@ class Described(Hermes):
         return False
 
     def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
-        """Write calls as assistant text and results as user text, since the template supports neither."""
+        """Write calls as assistant text, and results as user text, since the template supports neither."""
         prepared: list[Row] = []
         for row in rows:
             if row["role"] == "tool":

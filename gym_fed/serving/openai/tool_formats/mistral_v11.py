@@ -1,4 +1,4 @@
-"""Mistral's format from its tokenizer v11 on: ``[TOOL_CALLS]name[ARGS]{...}``, once for each call."""
+"""Mistral's format since its tokenizer v11: ``[TOOL_CALLS]name[ARGS]{...}``, once for each call."""
 
 from __future__ import annotations
 

@@ -1,18 +1,22 @@
-"""Chat fields that map to variables of the chat template, and are refused if the template has no such variable.
+"""The inputs of one model's chat template: its variables, and message contents in the form that it takes.
 
-Templates have two conventions for reasoning. gpt-oss's take ``reasoning_effort`` itself. Others have a switch:
+Templates have two conventions for reasoning. gpt-oss's takes ``reasoning_effort`` itself. Others have a switch:
 Qwen3's is ``enable_thinking``, DeepSeek's and Granite's ``thinking``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from gym_fed.core.bounded.chat import attribute_names, template_variables
-from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.serving.openai.schemas import ChatRequest
+from gym_fed.data.chat_templates.parts import takes_parts
+from gym_fed.serving.openai.refusals import RequestError, unsupported_parameter
+from gym_fed.serving.openai.schemas import ChatRequest, Part, text_of
+from gym_fed.serving.pictures.processor import NOUNS
 from gym_fed.serving.reasoning.detection import THOUGHT_KEYS
 
 _SWITCHES = ("enable_thinking", "thinking")
@@ -56,7 +60,7 @@ class TemplateNames:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """The names, parsed on first use to keep the server's start fast."""
+        """The variables that callers may set, parsed on first use to keep the server's start fast."""
         names = {name for text in self._texts for name in _undeclared(text) if not name.endswith(_SPECIAL)}
         return frozenset(names) - _OWN - _ARGUMENTS
 
@@ -107,28 +111,91 @@ class TemplateNames:
 
 
 def _attributes(template: str) -> frozenset[str]:
-    """Return the names that a template may read from messages: attributes, and strings such as keys."""
-    from jinja2 import TemplateError
-
-    try:
-        return attribute_names(template)
-    except TemplateError:  # every chat is refused with the reason
-        return frozenset()
+    """Return the names that a template may read from messages: attributes, and strings used as keys."""
+    return _parsed(attribute_names, template)
 
 
 def _undeclared(template: str) -> frozenset[str]:
+    return _parsed(template_variables, template)
+
+
+def _parsed(parse: Callable[[str], frozenset[str]], template: str) -> frozenset[str]:
     from jinja2 import TemplateError
 
     try:
-        return template_variables(template)
+        return parse(template)
     except TemplateError:  # every chat is refused with the reason
         return frozenset()
 
 
 def _unknown(field: str, why: str) -> RequestError:
-    return RequestError(
-        f"field {field!r} is not supported: this model's chat template {why}",
-        param=field,
-        name="unsupported_parameter",
-        hint="omit it",
-    )
+    message = f"field {field!r} is not supported: this model's chat template {why}"
+    return unsupported_parameter(field, message, "omit it")
+
+
+Row = dict[str, Any]
+
+
+class ContentParts:
+    """Converts message contents to the form that a vision model's chat template takes: lists of parts.
+
+    Until tools have been added to the messages, each message's content is one string. A random placeholder, which no
+    client can guess, marks each medium. Rendering a list shows which roles accept lists.
+
+    Args:
+        render: Function that renders messages to a text; raises ``RequestError``.
+    """
+
+    def __init__(self, render: Callable[[list[Row]], str]) -> None:
+        self._render = render
+        secret = secrets.token_hex(16)
+        self._marks = {
+            "image_url": f"<{secret}image>",
+            "input_audio": f"<{secret}audio>",
+            "video_url": f"<{secret}video>",
+        }
+        self._split = re.compile(f"<{secret}(image|audio|video)>")
+        self._takes: dict[str, bool] = {}
+
+    def marked(self, content: str | Sequence[Part] | None) -> str:
+        """Return a message's content as one string, with placeholders for media."""
+        return text_of(content, self._marks)
+
+    def shaped(self, rows: list[Row]) -> list[Row]:
+        """Convert rows with placeholders to the template's form.
+
+        Raises:
+            RequestError: For a picture in a message whose content must be plain text.
+        """
+        return [{**row, "content": self._shaped(row["role"], row["content"])} for row in rows]
+
+    def _shaped(self, role: str, content: str) -> str | list[Row]:
+        if self._takes_parts(role):
+            return self._parts(content)
+        if (mark := self._split.search(content)) is not None:
+            raise RequestError(
+                f"this model's chat template does not support {NOUNS[mark[1]]}s",
+                param="messages",
+                hint=f"start the server with a chat template that supports {NOUNS[mark[1]]}s (chat_template)",
+            )
+        return content
+
+    def _parts(self, content: str) -> list[Row]:
+        parts: list[Row] = []
+        for number, text in enumerate(self._split.split(content)):  # texts and kinds alternate
+            if number % 2:
+                parts.append({"type": text})
+            elif text:
+                parts.append({"type": "text", "text": text})
+        return parts or [{"type": "text", "text": ""}]
+
+    def _takes_parts(self, role: str) -> bool:
+        if role not in self._takes:
+            self._takes[role] = takes_parts(self._shown, role)
+        return self._takes[role]
+
+    def _shown(self, rows: list[Row]) -> str | None:
+        try:
+            return self._render(rows)
+        except RequestError:
+            return None
