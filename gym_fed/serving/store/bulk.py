@@ -1,6 +1,6 @@
 """Bulk addition of variants: all files are checked first, synced together, and registered in one transaction.
 
-All or nothing: if one is refused, none is added, and the error names every refused file.
+If one is refused, none is added, and the error names every refused file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 MAX_FAULTS_SHOWN = 20
-"""Maximum refused files that the error names."""
+"""Maximum number of refused files that the error names."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the current step, the number of finished items, and their total."""
@@ -52,7 +52,7 @@ class IncomingVariant:
 
 @dataclass(frozen=True)
 class _CheckedFile:
-    """A valid copy, and its future row."""
+    """A valid copy, and the row to insert for it."""
 
     new: IncomingVariant
     staged: Staged
@@ -68,7 +68,7 @@ class BulkAddition:
         registry: The store's rows.
         base: The base that every delta must belong to; None: any.
         layout: The layout of the served model; None: not known here.
-        key: The key that signs each variant; None: they stay unsigned.
+        key: The key that signs each variant; None leaves them unsigned.
         replaces: Whether each may replace the owner's variant of the same name.
         progress: Called with each step and its progress.
     """
@@ -90,8 +90,9 @@ class BulkAddition:
         self._key = key
         self._replaces = replaces
         self._progress: Progress = progress or (lambda what, done, total: None)
-        self._bases: dict[str, tuple[str, str]] = {}  # by sha256, since identical files are checked only once
-        self._copies: dict[str, Staged] = {}  # and copied only once
+        # By SHA-256, since identical files are checked and copied only once.
+        self._bases: dict[str, tuple[str, str]] = {}
+        self._copies: dict[str, Staged] = {}
 
     def add(self, variants: Sequence[IncomingVariant]) -> tuple[list[VariantRecord], set[str]]:
         """Add all variants; return their rows, and the deltas of revisions that are no longer kept.
@@ -163,7 +164,7 @@ class BulkAddition:
         return SignedVariant.sign(manifest, key)
 
     def _admitted(self, transaction: Transaction, checked: Sequence[_CheckedFile]) -> list[VariantRecord]:
-        """Return the future rows, if each may be added in the table's current state."""
+        """Return the rows to insert, if each may be added in the table's current state."""
         faults = _Faults(len(checked))
         rows: list[VariantRecord] = []
         for file in checked:
@@ -178,40 +179,40 @@ class BulkAddition:
 
 
 class _Faults:
-    """The refused files, with the reasons."""
+    """The refused files, and the reasons."""
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._found: list[tuple[IncomingVariant, GymError]] = []
+        self._refused: list[tuple[IncomingVariant, GymError]] = []
 
     @contextmanager
     def collected(self, new: IncomingVariant) -> Iterator[None]:
-        """Collect one variant's refusal, so that the others are also checked; a full disk ends it immediately."""
+        """Collect the refusal of a variant, so that the others are also checked; a full disk is raised immediately."""
         try:
             yield
         except GymError as error:
             if error.code is ErrorCode.DISK_FULL:
                 raise
-            self._found.append((new, error))
+            self._refused.append((new, error))
 
     def raise_any(self) -> None:
-        """Raise one error for all of them."""
-        if not self._found:
+        """Raise one error for all refused files, if there are any."""
+        if not self._refused:
             return
         lines = [
             error.message if str(new.delta) in error.message else f"{new.delta}: {error.message}"
-            for new, error in self._found[:MAX_FAULTS_SHOWN]
+            for new, error in self._refused[:MAX_FAULTS_SHOWN]
         ]
-        if more := len(self._found) - len(lines):
+        if more := len(self._refused) - len(lines):
             lines.append(f"and {counted(more, 'other')}")
-        first = self._found[0][1]
-        refused = f"refused {len(self._found)} of {counted(self._total, 'variant')}; none was added"
+        first = self._refused[0][1]
+        refused = f"refused {len(self._refused)} of {counted(self._total, 'variant')}; none was added"
         raise GymError(first.code, "\n  ".join([f"{refused}:", *lines]), first.hint)
 
 
 @contextmanager
 def _one_step(progress: Progress, step: str, total: int) -> Iterator[None]:
-    """Report the beginning and the end of a step without intermediate progress."""
+    """Report the beginning and end of a step that has no intermediate progress."""
     progress(step, 0, total)
     yield
     progress(step, total, total)

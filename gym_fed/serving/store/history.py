@@ -18,10 +18,10 @@ from gym_fed.serving.store.verification import open_verified
 
 @dataclass(frozen=True)
 class VariantRevision:
-    """A revision that the store keeps.
+    """A kept revision of a variant.
 
     Attributes:
-        record: Its row; ``updated_at`` is when it was added.
+        record: Its row; ``updated_at`` is the time at which it was added.
         figures: Measurements from its creation, such as losses; empty if unknown.
         is_newest: Whether it is the revision that is served.
     """
@@ -42,8 +42,8 @@ class RemovedVariant:
     Attributes:
         name: The name of the variant.
         revisions: The rows, newest first; empty if they were damaged.
-        unlinked: The SHA-256s of deleted files.
-        shared: The SHA-256s of files that stay, since another variant has the same bytes.
+        unlinked: The SHA-256 digests of deleted files.
+        shared: The SHA-256 digests of files that stay, since other variants have the same bytes.
     """
 
     name: str
@@ -75,11 +75,11 @@ class VariantHistory:
         ]
 
     def path(self, revision: VariantRevision) -> Path:
-        """Return the path of its `.gymdelta`; do not write to it."""
+        """Return the path of a revision's `.gymdelta`; do not write to it."""
         return self._objects.path(revision.record.sha256)
 
     def verify(self, revision: VariantRevision) -> None:
-        """Check a revision like ``VariantStore.verify``, from its bytes on; it may be unsigned.
+        """Check a revision like ``VariantStore.verify``, including its bytes; it may be unsigned.
 
         Raises:
             GymError: Naming variant, file and remedy.
@@ -89,7 +89,7 @@ class VariantHistory:
         ).close()
 
     def kept(self) -> int:
-        """Return the number of revisions that the store keeps of each variant."""
+        """Return the number of revisions to keep of each variant."""
         with self._registry.reading() as transaction:
             return transaction.kept()
 
@@ -101,7 +101,7 @@ class VariantHistory:
 
 @contextmanager
 def ignoring_damage() -> Iterator[None]:
-    """Ignore damaged rows, which need not be readable to be removed."""
+    """Ignore damaged rows, since rows need not be readable to be removed."""
     try:
         yield
     except GymError as error:

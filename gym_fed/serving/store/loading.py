@@ -1,4 +1,4 @@
-"""Loading the deltas of a store for the layout of the served model, and their memory before they are loaded."""
+"""Load the deltas of a store for the layout of the served model, and estimate their memory before that."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load_variant(name: str, delta: DeltaFile, layout: ModelLayout | None, sha256
 
 
 def least_bytes(path: Path, base: BaseSpec | None, layout: ModelLayout | None) -> int:
-    """Return the memory of the parameters that a delta replaces, by its manifest; 0 if that cannot be read."""
+    """Return the bytes of the parameters that a delta replaces, by its manifest; 0 if that cannot be read."""
     if layout is None or not layout.replaceable:
         return 0
     from gym_fed.delta.file import DeltaFile
@@ -39,7 +39,7 @@ def least_bytes(path: Path, base: BaseSpec | None, layout: ModelLayout | None) -
         with DeltaFile.open(path, base, added_tokens=True) as delta:
             replaced = [layout.replaceable.get(record.name) for record in delta.manifest.tensors]
     except GymError:
-        return 0  # the load reports it
+        return 0  # loading it will report the error
     return sum(tensor.nbytes for tensor in replaced if tensor is not None)
 
 
@@ -60,7 +60,7 @@ class TokenLists:
         self._lock = threading.Lock()
 
     def of(self, sha256: str) -> VariantTokens | None:
-        """Return the added tokens of a file; None without any, and for a file that cannot be loaded."""
+        """Return the added tokens of a file; None if it has none or cannot be loaded."""
         with self._lock:
             if sha256 in self._lists:
                 self._lists.move_to_end(sha256)
@@ -79,7 +79,7 @@ class TokenLists:
         try:
             delta = DeltaFile.open(self._path(sha256), self._base, added_tokens=True)
         except GymError:
-            return None  # the load reports it
+            return None  # loading it will report the error
         with delta:
             rows = delta.added_rows
             if rows is None and not delta.vocabulary:

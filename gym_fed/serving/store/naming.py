@@ -1,4 +1,4 @@
-"""Names of models with a delta (``BASE:VARIANT``, a variant of a folder, or a ``.gymdelta``), and the default store."""
+"""Names of models with a delta: ``BASE:VARIANT``, a variant of a store, or a ``.gymdelta`` file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NamedDelta:
     """A base and a delta on it.
 
     Attributes:
-        base: A name or folder as for ``load_model``.
+        base: A name or folder for ``load_model``.
         delta: The file.
     """
 
@@ -56,7 +56,7 @@ def delta_file(name: str | Path) -> Path | None:
 
 
 def base_of_delta(delta: Path) -> str:
-    """Return the base that a delta names.
+    """Return the base that a delta's manifest names.
 
     Raises:
         GymError: ``USAGE`` if it is not a model on this machine.
@@ -73,12 +73,12 @@ def base_of_delta(delta: Path) -> str:
 
 
 def is_here(base_model: str) -> bool:
-    """Return whether a manifest's base name is a model on this machine; a folder counts only with its path."""
+    """Return True if a manifest's base name is a model on this machine; a folder must be named by its path."""
     return (base_model == NANO or is_hub_name(base_model)) and folder_here(base_model) is not None
 
 
 def base_needed(name: str, base: str | None) -> str | None:
-    """Return the model that ``named_delta`` or a plain ``name`` needs; None if only the delta names it."""
+    """Return the base of a name for ``named_delta``; None if only the delta's manifest names it."""
     if delta_file(name) is not None or (base is not None and is_adapter(name)):
         return base
     parts = in_parts(name)
@@ -86,7 +86,7 @@ def base_needed(name: str, base: str | None) -> str | None:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a folder contains an adapter, but not a model."""
+    """Return True if a folder contains an adapter instead of a model."""
     return (Path(name).expanduser() / "adapter_config.json").is_file()
 
 
@@ -97,12 +97,12 @@ def named_delta(
 
     Args:
         name: A model, ``BASE:VARIANT``, or a ``.gymdelta``.
-        base: The base of a ``.gymdelta`` (None: the one in its manifest), or of an adapter, which has no delta.
+        base: The base of a ``.gymdelta`` (None: the one in its manifest), or of an adapter.
         variant: A variant of the store, with ``name`` as its base.
         store: The store's folder; see ``variants_folder``.
 
     Raises:
-        GymError: ``USAGE`` for incompatible options; ``FILE_NOT_FOUND``, ``NOT_FOUND``; as
+        GymError: ``USAGE`` for incompatible options; ``FILE_NOT_FOUND``, ``NOT_FOUND``; errors from
             ``base_of_delta``.
     """
     delta, parts = delta_file(name), in_parts(name)
@@ -137,11 +137,11 @@ def named_delta(
 
 
 def base_of_store(folder: Path) -> str | None:
-    """Return the one model that all variants of a store belong to; None if there are no variants.
+    """Return the one base of all variants of a store; None if there are no variants.
 
     Raises:
-        GymError: ``USAGE`` for variants of several bases, and for a base that is not on this machine under the name
-            in its variants; as ``VariantStore.open``.
+        GymError: ``USAGE`` for variants of several bases, or a base that is not on this machine under its name in the
+            variants; errors from ``VariantStore.open``.
     """
     from gym_fed.serving.store.store import VariantStore
 

@@ -1,4 +1,4 @@
-"""Content-addressed `.gymdelta` files, stored atomically, and hashed again whenever they change."""
+"""Content-addressed `.gymdelta` files, which are stored atomically, and hashed again if they change."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from gym_fed.core.portable import O_BINARY, O_NONBLOCK
 
 SUFFIX = ".gymdelta"
 STAGING_GRACE_SECONDS = 3600.0
-"""Seconds after which an unchanged copy is a leftover of a killed process: no copy pauses that long between two
-blocks."""
+"""Seconds after which an unchanged copy is a leftover of a killed process, since copying never pauses for that long."""
 _BLOCK_BYTES = 1 << 20
 _SYNCS_AT_ONCE = 8
-"""Number of parallel syncs, which take hardly longer than one."""
+"""Number of parallel syncs, which together take hardly longer than one."""
 
 Identity = tuple[int, int, int, int]
 """Inode, size, and times of the last change of content and of metadata, in nanoseconds."""
@@ -33,7 +32,7 @@ Identity = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Staged:
-    """A complete copy that has not been moved to its final path yet."""
+    """A complete copy that is not in its final path yet."""
 
     path: Path
     sha256: str
@@ -58,7 +57,7 @@ class DeltaObjects:
 
     @contextmanager
     def staged(self, source: Path) -> Iterator[Staged]:
-        """Copy a file into the store, hashing it; the copy is removed after the block unless it was adopted.
+        """Copy a file into the store, and hash it; the copy is removed after the block unless it was adopted.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``; ``DISK_FULL``.
@@ -73,7 +72,7 @@ class DeltaObjects:
             staged.path.unlink(missing_ok=True)
 
     def stage(self, source: Path) -> Staged:
-        """Copy a file like ``staged``; the caller syncs the copy, and unlinks it if it is not adopted.
+        """Copy a file like ``staged``, but leave it to the caller to sync the copy, and to unlink it if not adopted.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``; ``DISK_FULL``.
@@ -92,7 +91,7 @@ class DeltaObjects:
         return Staged(target, digest.hexdigest(), size, is_synced=False)
 
     def sync(self, paths: Iterable[Path]) -> None:
-        """Sync files to disk, several at once.
+        """Sync files to disk in parallel.
 
         Raises:
             GymError: ``DISK_FULL``.
@@ -125,23 +124,23 @@ class DeltaObjects:
 
     @staticmethod
     def sync_folders(folders: Iterable[Path]) -> None:
-        """Make renames into folders durable, several at once."""
+        """Sync folders to disk in parallel, which makes renames into them durable."""
         with ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="variant-sync") as threads:
             for _ in threads.map(fsync_folder, folders):
                 pass
 
     def adopt(self, staged: Staged) -> None:
-        """Put a copy in its place durably; a damaged object there is replaced, an intact one is kept.
+        """Move a copy durably to its final path; a damaged object there is replaced, an intact one is kept.
 
-        Call it inside the registry's write transaction: ``gc`` holds the same lock, and so deletes nothing between
-        this and the row.
+        Call this in the registry's write transaction: ``gc`` holds the same lock, so it deletes nothing before the row
+        is inserted.
         """
         target = self.path(staged.sha256)
         if self._is_whole(staged.sha256):
             return
         with full_disk_named(target):
             make_folder(target.parent, 0o700)
-            if not staged.is_synced:  # the object was there, and has been deleted since
+            if not staged.is_synced:  # the object existed, but has been deleted since
                 self.sync([staged.path])
             move_file(staged.path, target)
             failpoint("variant-renamed")
@@ -150,14 +149,14 @@ class DeltaObjects:
             self._hashed[staged.sha256] = _identity(os.stat(target))
 
     def identity(self, sha256: str) -> Identity | None:
-        """Return a value that changes if the file is modified or replaced; None if it cannot be read."""
+        """Return a value that changes when the file is modified or replaced; None if it cannot be read."""
         try:
             return _identity(os.stat(self.path(sha256)))
         except OSError:
             return None
 
     def verify(self, sha256: str, *, again: bool = False) -> Identity:
-        """Check that an object's bytes hash to its name: once, and again if the file changed or ``again`` is set.
+        """Check that an object's bytes hash to its name, once, and again if the file changed or ``again`` is set.
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` or ``HASH_MISMATCH``, naming the file.
@@ -178,15 +177,15 @@ class DeltaObjects:
         return identity
 
     def forget(self, sha256: str) -> None:
-        """Remove an object that no variant uses; the caller holds the registry's write lock."""
+        """Remove an unused object; the caller must hold the registry's write lock."""
         self.path(sha256).unlink(missing_ok=True)
         with self._lock:
             self._hashed.pop(sha256, None)
 
     def collect(self, is_used: Callable[[str], bool]) -> tuple[int, int]:
-        """Remove objects that no variant uses, and leftover copies; returns the numbers of files and bytes.
+        """Remove unused objects and leftover copies; return the numbers of files and bytes.
 
-        The caller holds the registry's write lock.
+        The caller must hold the registry's write lock.
         """
         oldest = time.time() - STAGING_GRACE_SECONDS
         doomed = [p for p in self.staging.glob("*.partial") if p.stat().st_mtime < oldest]
@@ -210,7 +209,7 @@ class DeltaObjects:
 @contextmanager
 def _readable(path: Path, access: int = os.O_RDONLY) -> Iterator[int]:
     try:
-        # Without O_NONBLOCK, opening a named pipe waits for a writer.
+        # Without O_NONBLOCK, opening a named pipe would wait for a writer.
         descriptor = os.open(path, access | O_BINARY | O_NONBLOCK)
     except OSError as error:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}") from error
@@ -246,7 +245,7 @@ def _write_all(descriptor: int, block: bytes) -> None:
 
 
 def _hash(path: Path) -> tuple[str, Identity]:
-    """Return the SHA-256 of a file, and the identity that it had before it was read."""
+    """Return the SHA-256 of a file, and its identity before it was read."""
     with _readable(path) as descriptor:
         identity = _identity(os.fstat(descriptor))
         with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""The rows of the variant registry, with their validation."""
+"""The rows of the variant registry, and their validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACCOUNT = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _TEXTS = ("name", "owner", "sha256", "base_model", "base_digest", "note")
 _NUMBERS = {"size_bytes": 1, "revision": 1, "created_at": 0, "updated_at": 0}
-"""Integer columns with their minimum."""
+"""Integer columns, with their minimum."""
 _BEYOND = 2**53
 
 
@@ -34,10 +34,10 @@ class VariantRecord:
         size_bytes: The size of its `.gymdelta`.
         base_model: The base's name, for people.
         base_digest: The digest of the tensors that the delta is added to.
-        revision: Increased with every replacement.
+        revision: The revision number, which increases with every replacement.
         created_at: Unix seconds of the first revision in this store.
         updated_at: Unix seconds of this revision.
-        manifest: The signed manifest as canonical JSON; None: unsigned.
+        manifest: The signed manifest as canonical JSON; None if unsigned.
         note: A comment for people.
     """
 
@@ -82,7 +82,7 @@ class VariantRecord:
         return None if self.manifest is None else SignedVariant.parse(self.manifest)
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data for ``--json``, with the id of the signing key in place of the manifest.
+        """Convert to plain data for ``--json``, with the id of the signing key instead of the manifest.
 
         ``signed_by`` is ``unreadable`` for an invalid manifest, which ``VariantStore.verify`` refuses.
         """
@@ -98,7 +98,7 @@ class VariantRecord:
 
 
 def _fault(record: VariantRecord) -> str:
-    """Return the fault of a row that no version of this package can have written; empty if there is none."""
+    """Return what is invalid in a row, so that it must be damaged; empty if nothing is."""
     texts = [(column, getattr(record, column)) for column in _TEXTS]
     if record.manifest is not None:
         texts.append(("manifest", record.manifest))
@@ -113,17 +113,17 @@ def _fault(record: VariantRecord) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether a text can be encoded in UTF-8, which lone surrogates cannot."""
+    """Return True if a text can be encoded in UTF-8, so that it has no lone surrogates."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def is_digest(text: object) -> bool:
-    """Return whether a column holds the name of an object, and nothing that could form a path."""
+    """Return True if a column is the digest of an object, which cannot form another path."""
     return isinstance(text, str) and _SHA256.fullmatch(text) is not None
 
 
 def is_account(owner: str) -> bool:
-    """Return whether an owner is an account, whose keys can be checked against its id."""
+    """Return True if an owner is an account, whose keys can be checked against its id."""
     return _ACCOUNT.fullmatch(owner) is not None
 
 

@@ -1,6 +1,6 @@
-"""The table of variants in one SQLite file, shared by several processes, so that a server sees every change.
+"""The table of variants in a SQLite file that several processes share, so that a server sees every change.
 
-Plain ``sqlite3`` is used because every request looks up a name, and a query builder is ten times slower.
+Plain ``sqlite3`` is used because every request looks up a name, which takes ten times as long with a query builder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DEFAULT_KEPT = 10
 
 
 class VariantRegistry:
-    """The rows of variants, and each owner's additional signing keys (the owner's id is the hash of the first)."""
+    """The rows of variants, and the additional signing keys of owners, whose id is the hash of the first key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +63,7 @@ class VariantRegistry:
             self._prepare(connection)
 
     def get(self, name: str) -> VariantRecord | None:
-        """Return the current row of a name, or None; takes tens of microseconds.
+        """Return the current row of a name, or None; this takes tens of microseconds.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for a damaged row.
@@ -130,7 +130,7 @@ class VariantRegistry:
             try:
                 yield Transaction(connection)
             finally:
-                if connection.in_transaction:  # otherwise an error has ended it
+                if connection.in_transaction:  # False if an error has ended it
                     connection.execute("ROLLBACK")
 
     @contextmanager
@@ -147,7 +147,7 @@ class VariantRegistry:
                 raise
 
     def forget_pages(self) -> None:
-        """Write deleted data out of the log next to the database; its pages there are zeroed already."""
+        """Remove deleted data from the write-ahead log; in the database itself it is already zeroed."""
         with self._connection() as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -176,7 +176,7 @@ class VariantRegistry:
                 raise
             self._give_back(connection)
         except sqlite3.OperationalError as error:
-            name = getattr(error, "sqlite_errorname", "")  # errors raised by Python itself have none
+            name = getattr(error, "sqlite_errorname", "")  # missing in errors raised by Python itself
             if name == "SQLITE_FULL":
                 raise disk_full(self.path) from error
             if name.startswith("SQLITE_BUSY"):
@@ -211,7 +211,7 @@ class VariantRegistry:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         if _version(connection) == 0:
             connection.execute("BEGIN IMMEDIATE")
-            if _version(connection) == 0:  # else another process has created the tables
+            if _version(connection) == 0:  # otherwise another process has created the tables
                 for statement in _SCHEMA:
                     connection.execute(statement)
             connection.execute("COMMIT")
@@ -239,13 +239,13 @@ class Transaction:
 
     def get(self, name: str) -> VariantRecord | None:
         """Like ``VariantRegistry.get``."""
-        if not is_encodable(name):  # no column can hold it
+        if not is_encodable(name):  # no row can have it
             return None
         row = self._connection.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
         return None if row is None else VariantRecord.of_row(row)
 
     def put(self, record: VariantRecord, figures: str | None = None) -> set[str]:
-        """Insert a row, or replace the one of that name, which stays among the revisions.
+        """Insert a row, or replace the one with its name, which stays among the revisions.
 
         Returns:
             The deltas of revisions that are no longer kept; other variants may use them.
@@ -275,11 +275,11 @@ class Transaction:
         return DEFAULT_KEPT if row is None else max(1, int(row[0]))
 
     def keep(self, number: int) -> None:
-        """Set the number of revisions to keep; the others are removed by the next ``prune``."""
+        """Set the number of revisions to keep; the next ``prune`` removes the others."""
         self._connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (_KEPT, number))
 
     def prune(self, name: str | None = None) -> set[str]:
-        """Delete the oldest revisions of a variant, or of all; returns their deltas."""
+        """Delete the oldest revisions of a variant, or of all; return their deltas."""
         where = "" if name is None else "WHERE name = ?"
         counted = (
             "SELECT position FROM (SELECT position, row_number() OVER "
@@ -289,7 +289,7 @@ class Transaction:
         return self._delete(f"position IN ({counted})", values)
 
     def delete(self, name: str) -> set[str]:
-        """Delete a variant with all its revisions; returns their deltas."""
+        """Delete a variant with all its revisions; return their deltas."""
         cursor = self._connection.execute("DELETE FROM variants WHERE name = ? RETURNING sha256", (name,))
         return _digests(cursor) | self._delete("name = ?", (name,))
 
@@ -298,14 +298,14 @@ class Transaction:
         return _digests(cursor)
 
     def is_used(self, sha256: str) -> bool:
-        """Return whether a revision of any variant has this delta."""
+        """Return True if a revision of any variant has this delta."""
         return any(
             self._connection.execute(f"SELECT 1 FROM {table} WHERE sha256 = ? LIMIT 1", (sha256,)).fetchone()
             for table in ("variants", "revisions")
         )
 
     def has_keys(self, owner: str) -> bool:
-        """Return whether the state of any key of an owner is known."""
+        """Return True if the state of any of an owner's keys is known."""
         cursor = self._connection.execute("SELECT 1 FROM keys WHERE owner = ? LIMIT 1", (owner,))
         return cursor.fetchone() is not None
 
@@ -329,7 +329,7 @@ class Transaction:
             "INSERT OR REPLACE INTO keys (owner, public_key, revoked, added_at) VALUES (?, ?, ?, ?)",
             (owner, key, int(revoked), int(time.time())),
         )
-        if revoked:  # changes another row, so that servers with the variant in memory verify it again
+        if revoked:  # change the variants' rows, so that servers with them in memory verify them again
             self._connection.execute(
                 "UPDATE variants SET updated_at = max(updated_at + 1, ?) WHERE owner = ?",
                 (int(time.time()), owner),
@@ -337,12 +337,12 @@ class Transaction:
 
 
 def _digests(cursor: sqlite3.Cursor) -> set[str]:
-    """Return the digests of deleted rows, without damaged ones, which name no file."""
+    """Return the digests of deleted rows, except damaged ones, which do not name files."""
     return {row[0] for row in cursor.fetchall() if is_digest(row[0])}
 
 
 def _text(raw: bytes) -> str:
-    """Decode a column; ``VariantRecord.of_row`` reports invalid UTF-8, since it can name the row."""
+    """Decode a column; invalid UTF-8 is reported by ``VariantRecord.of_row``, which can name the row."""
     return raw.decode("utf-8", "surrogateescape")
 
 

@@ -1,11 +1,12 @@
-"""The variants in memory by the digest of their files, limited in bytes, and the queue of their loads.
+"""The variants in memory, by the digest of their files and limited in bytes, and the queue of their loads.
 
 The files of users with more than an equal share of the memory are evicted first, so that one key with many variants
-replaces its own. Of those, the least frequently used files go first, and among equals the least recently used; files in
-use stay. Recency alone needs a third more loads if a few variants are requested often and many rarely (Zipf's law).
+displaces only its own. Among them, the least frequently used files are evicted first, and on a tie the least recently
+used; files in use stay. LRU alone needs a third more loads if a few variants are requested often and many rarely
+(Zipf's law).
 
 Variants with the same file share one entry, under every name that was verified for it. Not thread-safe:
-``VariantCache`` holds its lock.
+``VariantCache`` holds the lock.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class ResidentFile:
     Attributes:
         variant: The weights.
         rows: Verified rows by name.
-        awaited: Names that a request waited for but has not used yet.
+        awaited: Names for which requests waited, but which they have not used yet.
         pins: The number of uses, and of rows being verified.
         kept_until: The time until which prefetches may not evict it; nor may other loads while a name is awaited.
-        user: The user that requested it last, whose share it counts towards.
+        user: The user who requested it last, and whose share it counts towards.
     """
 
     def __init__(self, variant: LoadedVariant, user: str) -> None:
@@ -51,7 +52,7 @@ class ResidentFiles:
     Attributes:
         limit_bytes: The limit of memory.
         used_bytes: The memory in use.
-        evictions: The number of files evicted.
+        evictions: The number of evicted files.
         hits: Uses of a row that was in memory when it was first requested.
         misses: Uses that had to wait for a load.
     """
@@ -77,7 +78,7 @@ class ResidentFiles:
         return sum(1 for file in self._files.values() if file.pins)
 
     def has(self, record: VariantRecord) -> bool:
-        """Return whether a row can be used without loading."""
+        """Return True if a row can be used without loading."""
         file = self._files.get(record.sha256)
         return file is not None and file.rows.get(record.name) == record
 
@@ -101,7 +102,7 @@ class ResidentFiles:
         return file.variant
 
     def pin(self, sha256: str) -> LoadedVariant | None:
-        """Pin the weights of a file for a row that has yet to be verified."""
+        """Pin the weights of a file, for a row that is not verified yet; None if they are not in memory."""
         file = self._files.get(sha256)
         if file is None:
             return None
@@ -109,7 +110,7 @@ class ResidentFiles:
         return file.variant
 
     def unpin(self, variant: LoadedVariant) -> bool:
-        """End one use. Returns whether it was the last.
+        """Unpin one use, and return True if it was the last.
 
         Raises:
             GymError: ``USAGE`` if it is not in use.
@@ -122,7 +123,7 @@ class ResidentFiles:
         return not file.pins
 
     def put(self, record: VariantRecord, variant: LoadedVariant, user: str, *, awaited: bool) -> None:
-        """Let a verified row use the weights of its file, which may be in memory already."""
+        """Add a verified row to its file, whose weights may already be in memory."""
         if self._digests.get(record.name) != record.sha256:
             self.retire(record.name)
         file = self._files.get(record.sha256)
@@ -138,7 +139,7 @@ class ResidentFiles:
         file.kept_until = time.monotonic() + _KEPT_SECONDS
 
     def retire(self, name: str) -> bool:
-        """Withdraw a name's weights. Returns whether that freed memory."""
+        """Remove a name from its file, and return True if that freed memory."""
         digest = self._digests.pop(name, None)
         if digest is None:
             return False
@@ -148,7 +149,7 @@ class ResidentFiles:
         return self._drop_unused(file)
 
     def make_room(self, size: int, user: str, urgent: bool) -> bool:
-        """Evict files until a user's ``size`` bytes fit, or none if they cannot; see the module.
+        """Evict files in the module's order until ``size`` more bytes of a user fit; evict none if they cannot.
 
         Urgent loads may also evict recent prefetches.
         """
@@ -176,20 +177,20 @@ class ResidentFiles:
         return True
 
     def _over_share(self, user: str, size: int) -> set[str]:
-        """Return the users with more than an equal share of the memory, after ``user`` gets ``size`` bytes more."""
+        """Return the users with more than an equal share of the memory, counting ``size`` more bytes for ``user``."""
         held = Counter({user: size})
         for file in self._files.values():
             held[file.user] += file.variant.resident_bytes
         return {name for name, number in held.items() if number * len(held) > self.limit_bytes}
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Remove all files."""
         self._files.clear()
         self._digests.clear()
         self.used_bytes = 0
 
     def _drop_unused(self, file: ResidentFile) -> bool:
-        """Drop a file that nobody uses and no row may use again."""
+        """Remove a file if it is not in use and no row refers to it."""
         if file.pins or file.rows:
             return False
         del self._files[file.variant.delta_sha256]
@@ -198,10 +199,10 @@ class ResidentFiles:
 
 
 _USES_A_FILE = 10
-"""Uses between two halvings, for each file in memory."""
+"""Uses between two halvings, per file in memory."""
 _MIN_USES = 1000
 HALVED_SECONDS = 300.0
-"""Seconds between two halvings: 2000 uses, the most that are counted of a file, decay to none within an hour."""
+"""Seconds between two halvings: 2000 uses, the maximum count of a file, decay to 0 within an hour."""
 
 
 class Load:
@@ -209,13 +210,13 @@ class Load:
 
     Attributes:
         record: The row.
-        user: The user that requested it last.
+        user: The user who requested it last.
         urgent: Whether a request waits for it.
         running: Whether a thread is working on it.
         done: Whether it ended, or was superseded by another row.
         error: Why it failed.
         reserved: Bytes of memory reserved for it.
-        shared: The weights of its file if they are in memory: then only the row has to be verified.
+        shared: The weights of its file if they are in memory, so that only the row must be verified.
         lacks_room: Whether it waits for variants in use to be released.
     """
 
@@ -241,19 +242,19 @@ class LoadQueue:
         return len(self._by_name)
 
     def find(self, name: str) -> Load | None:
-        """Return the newest load of a name; None if there is none."""
+        """Return the newest load of a name, or None."""
         return self._by_name.get(name)
 
     def is_current(self, load: Load) -> bool:
-        """Return whether the load has not ended and no newer row superseded it."""
+        """Return True if the load has not ended, and no newer row has superseded it."""
         return self._by_name.get(load.record.name) is load
 
     def begin(self, record: VariantRecord, user: str, *, urgent: bool) -> Load:
-        """Return the load of a row, which is created if necessary."""
+        """Return the load of a row, creating it if necessary."""
         load = self._by_name.get(record.name)
         if load is None or load.record != record:
             if load is not None:
-                load.done = True  # superseded: its waiters look the row up again
+                load.done = True  # superseded, so its waiters look up the row again
             load = self._by_name[record.name] = Load(record, user)
             if not urgent:
                 self._later.append(load)
@@ -285,7 +286,7 @@ class LoadQueue:
         return None
 
     def again(self, load: Load) -> None:
-        """Put a load back at the front."""
+        """Put a load back at the front of its queue."""
         load.running = False
         self._files.discard(load.record.sha256)
         (self._urgent if load.urgent else self._later).appendleft(load)
@@ -311,7 +312,7 @@ class _Failure:
 
 
 class RecentFailures:
-    """Errors of loads by variant, reported for some seconds or until row or file change, then retried.
+    """Errors of loads by variant, which are reported for some seconds, or until the row or file changes.
 
     Args:
         fingerprint: Function whose result changes when a variant's file changes.
@@ -329,7 +330,7 @@ class RecentFailures:
         self._found[record.name] = _Failure(record, error, now + _REPORTED_SECONDS, self._fingerprint(record))
 
     def find(self, record: VariantRecord) -> GymError | None:
-        """Return the recent error of the last load of this row and file; None if there is none."""
+        """Return the recent error of the last load of this row and file, or None."""
         failure = self._found.get(record.name)
         if failure is None:
             return None
@@ -347,16 +348,16 @@ class RecentFailures:
 
 
 def fresh(error: GymError) -> GymError:
-    """Copy an error without its traceback, so that it does not keep what was being loaded alive."""
+    """Copy an error without its traceback, which would keep the loaded objects alive."""
     return GymError(error.code, error.message, error.hint)
 
 
 class UseCounts:
-    """Use counts by digest, also of files no longer in memory, which decay.
+    """Decaying use counts by digest, including files that are no longer in memory.
 
     Counts are halved every N uses, like TinyLFU's (Einziger, Friedman and Manes 2017, section 3.3), so that formerly
-    popular variants are eventually evicted. They are also halved every few minutes, since otherwise, on a server with
-    few requests, a short burst would occupy memory for days.
+    popular variants are eventually evicted. They are also halved every few minutes, since on a server with few requests
+    a short burst would otherwise occupy memory for days.
 
     Args:
         now: A monotonic clock in seconds.
@@ -375,7 +376,7 @@ class UseCounts:
         return len(self._counts)
 
     def note(self, digest: str, in_memory: int) -> None:
-        """Count one use; ``in_memory`` files are in memory now."""
+        """Count one use, given the number of files in memory."""
         if periods := int((self._now() - self._halved_at) / HALVED_SECONDS):
             self._halved_at += periods * HALVED_SECONDS
             self._halve(periods)
@@ -385,7 +386,7 @@ class UseCounts:
             self._halve(1)
 
     def _halve(self, times: int) -> None:
-        """Halve all counts, and forget those below one half."""
+        """Halve all counts, and drop those below one half."""
         self._since = 0
         part = 0.5 ** min(times, 64)
         self._counts = {digest: count * part for digest, count in self._counts.items() if count * part >= 0.5}

@@ -1,4 +1,4 @@
-"""Sign a variant: a `.gymdelta` before it is added to a store, or an earlier revision to restore it."""
+"""Sign variants: a `.gymdelta` before it is added to a store, or an earlier revision to restore it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ MAX_NOTE = 512
 def sign_variant(
     delta: Path, key: SigningKey, *, name: str, revision: int = 1, note: str = ""
 ) -> SignedVariant:
-    """Check a delta, and sign its manifest in the name of the key's account.
+    """Check a delta, and sign its manifest for the key's account.
 
     Args:
         delta: The file.
-        key: The signing key, whose account becomes the owner; ``SigningKey.of_account`` for an account with a rotated
-            key.
+        key: The signing key, whose account becomes the owner; see ``SigningKey.of_account`` for rotated keys.
         name: The name to serve the variant as.
         revision: The revision number, which must be higher than that of the replaced variant.
         note: A comment for people; at most ``MAX_NOTE`` characters.
 
     Raises:
-        GymError: As in ``DeltaFile.open``; ``USAGE`` for a name or note that a manifest cannot carry.
+        GymError: Errors from ``DeltaFile.open``; ``USAGE`` for a name or note that is not valid in a manifest.
     """
     from gym_fed.delta.file import DeltaFile
 
@@ -71,8 +70,8 @@ def undo(
         The new row, and the number of the earlier revision.
 
     Raises:
-        GymError: ``NOT_FOUND`` for a revision that is not kept; what ``VariantHistory.verify`` and
-            ``VariantStore.add`` refuse.
+        GymError: ``NOT_FOUND`` for a revision that is not kept; errors from ``VariantHistory.verify`` and
+            ``VariantStore.add``.
     """
     revisions = store.history.of(name)
     newest = next(revision for revision in revisions if revision.is_newest).record

@@ -1,4 +1,4 @@
-"""The variant store: variants are added, replaced and removed at run time, and verified before the engine gets them."""
+"""The variant store, in which variants are added, replaced and removed at run time, and verified before use."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ DEFAULT_CACHE_BYTES = 10 * 10**9
 class VariantStore:
     """A folder of variants: ``variants.db``, ``objects/`` and ``staging/``. Use as a context manager, or ``close`` it.
 
-    It is a ``gym_fed.serving.forward.variant_weights.VariantSource``. Several processes may use one folder; each
-    immediately sees the others' changes, since every request looks up its variant's row. A variant that is removed or
-    replaced while it is in use stays in memory for its current users only.
+    It is a ``gym_fed.serving.forward.variant_weights.VariantSource``. Several processes may use one folder. Each of
+    them sees the others' changes immediately, since every request looks up its variant's row. A variant that is removed
+    or replaced while it is in use stays in memory only for its current users.
     """
 
     def __init__(
@@ -76,16 +76,15 @@ class VariantStore:
         create: bool = True,
         loader: Loader | None = None,
     ) -> VariantStore:
-        """Open a store, reading only one page of its database.
+        """Open a store; this reads only one page of its database.
 
         Args:
             folder: The store's folder.
-            base: The served base: only its variants are accepted and loaded. None: variants of any base can
-                be registered, and none can be loaded.
+            base: The base of all variants; None: variants of any base can be registered, but not loaded.
             layout: The ``ModelLayout`` of the served model.
             cache_bytes: Maximum bytes of variants in memory.
-            require_signature: Whether unsigned variants are refused, when added and before use.
-            create: Create the folder if it does not exist.
+            require_signature: Whether to refuse unsigned variants, when they are added and before use.
+            create: Whether to create the folder if it does not exist.
             loader: Function that converts an open delta to the model's in-memory form.
 
         Raises:
@@ -127,25 +126,25 @@ class VariantStore:
         note: str = "",
         figures: Mapping[str, Any] | None = None,
     ) -> VariantRecord:
-        """Copy a delta into the store and register it; durable on return, and visible to every process.
+        """Copy a delta into the store, and register it; on return it is durable and visible to every process.
 
-        A plain user id has no key of its own: the first key that signs for it in this store must sign for it from then
-        on (``trust`` adds others). Only a signed variant with a higher revision replaces a signed one. Adding the
-        current manifest again repairs a damaged file and changes nothing else.
+        A plain user id has no key of its own: only the first key that signs for it in this store may then sign for it
+        (``trust`` adds others). A signed variant is replaced only by a signed one with a higher revision. Adding the
+        current manifest again repairs a damaged file, and changes nothing else.
 
         Args:
             delta: The `.gymdelta`.
             signed: The manifest with its signature; None: unsigned, which ``require_signature`` refuses.
             name: The name to serve it as.
             owner: An account's id, or a plain user id.
-            replace: Replace the owner's variant of this name, if there is one.
-            note: A comment for people, on an unsigned variant; a signed one carries its own.
+            replace: Whether to replace the owner's variant of this name, if there is one.
+            note: A comment for people on an unsigned variant; that of a signed one is in its manifest.
             figures: Measurements for its history, such as losses; they stay in this store.
 
         Raises:
             GymError: ``USAGE`` for a name or owner; ``FILE_EXISTS`` without ``replace``; ``PERMISSION_DENIED`` for
                 another's name; ``REPLAYED`` or ``STALE`` for a revision that is not higher; ``SIGNATURE_INVALID``,
-                ``KEY_REVOKED``, ``HASH_MISMATCH``; ``DISK_FULL``; as ``DeltaFile.open``.
+                ``KEY_REVOKED``, ``HASH_MISMATCH``; ``DISK_FULL``; errors from ``DeltaFile.open``.
         """
         validate_name(name)
         validate_owner(owner)
@@ -187,16 +186,16 @@ class VariantStore:
         replace: bool = False,
         progress: Progress | None = None,
     ) -> list[VariantRecord]:
-        """Sign and add many variants in one transaction: all, or none if one is refused.
+        """Sign and add many variants in one transaction; none is added if one is refused.
 
         Args:
             variants: The variants; identical files are checked and stored once.
             key: The key that signs each variant; None: unsigned, which ``require_signature`` refuses.
-            replace: As in ``add``.
+            replace: See ``add``.
             progress: Called with the current step, the number of items done, and their total.
 
         Raises:
-            GymError: As in ``add``, naming every refused file, with the code of the first.
+            GymError: See ``add``; it names every refused file, and has the code of the first.
         """
         if key is None and self.require_signature:
             raise GymError(
@@ -220,8 +219,8 @@ class VariantStore:
     def remove(self, name: str) -> RemovedVariant:
         """Unregister a variant and all its revisions, and unlink their files.
 
-        Running requests finish, new ones are refused. Its revision numbers are forgotten: a user with write access to
-        this folder can add an older revision afterwards.
+        Running requests finish; new ones are refused. Its revision numbers are deleted, so a user with write access to
+        this folder can then add an older revision.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -252,7 +251,7 @@ class VariantStore:
         return record
 
     def list(self, owner: str | None = None) -> Iterator[VariantRecord]:
-        """Iterate over all variants by name, or those of an owner; a page is read at a time.
+        """Iterate over all variants by name, or those of an owner, reading one page at a time.
 
         A damaged row is logged and skipped; ``get`` and ``verify`` refuse it by name.
         """
@@ -275,7 +274,7 @@ class VariantStore:
         return self._objects.path(self.get(name).sha256)
 
     def trust(self, owner: str, public_key: bytes) -> None:
-        """Allow another key to sign for an owner: a rotated account's newer one, or a user's second one.
+        """Allow another key to sign for an owner: the newer key of a rotated account, or a user's second key.
 
         Raises:
             GymError: ``KEY_REVOKED`` for a key that was revoked here.
@@ -289,7 +288,7 @@ class VariantStore:
         self._registry.set_key(owner, public_key, revoked=True)
 
     def verify(self, name: str) -> VariantRecord:
-        """Check a variant from its bytes on disk: hash, format, base, manifest, signature.
+        """Check a variant on disk: hash, format, base, manifest and signature.
 
         Raises:
             GymError: Naming variant, file and remedy.
@@ -306,48 +305,50 @@ class VariantStore:
         return record
 
     def gc(self) -> tuple[int, int]:
-        """Remove revisions beyond those that are kept, and leftover files; returns the numbers of files and bytes.
+        """Remove revisions beyond the number to keep, and leftover files; return the numbers of files and bytes.
 
         Objects can be removed immediately, since additions wait meanwhile; unfinished copies are left for an hour.
         """
         with self._registry.writing() as transaction:
             transaction.prune()
-        with self._registry.writing() as transaction:  # rows are then removed, whatever happens to the files
+        with (
+            self._registry.writing() as transaction
+        ):  # separate, so that the rows are gone even if this fails
             return self._objects.collect(transaction.is_used)
 
     # ---- for the engine ----
 
     def prefetch(self, name: str, user: str = "") -> None:
-        """Start loading a variant, unless others need the memory. Raises as ``get``."""
+        """Start loading a variant, unless others need the memory; raises like ``get``."""
         self._cache.prefetch(self._servable(name), user)
 
     def poll(self, name: str, user: str = "") -> LoadedVariant | None:
         """Return the variant, pinned until ``release``, if it is in memory; otherwise start its load and return None.
 
-        A failed load is reported for some seconds, or until row or file change; then it is tried again.
+        A failed load is reported for some seconds, or until the row or file changes, and then tried again.
 
         Raises:
-            GymError: ``NOT_FOUND``; or, naming variant, file and remedy, why it cannot be loaded.
+            GymError: ``NOT_FOUND``; or why it cannot be loaded, naming variant, file and remedy.
         """
         return self._cache.poll(self._servable(name), user)
 
     def added_tokens(self, name: str) -> VariantTokens | None:
-        """Return the tokens that a variant adds to the base's tokenizer; None without any. Raises as ``get``."""
+        """Return the tokens that a variant adds to the base's tokenizer, or None; raises like ``get``."""
         return self._tokens.of(self._servable(name).sha256)
 
     def lacks_room(self, name: str) -> bool:
-        """Return whether its load waits until variants that are in use are released."""
+        """Return True if a variant's load waits for variants in use to be released."""
         return self._cache.lacks_room(name)
 
     def acquire(self, name: str) -> LoadedVariant:
-        """Wait for the variant, pinned until ``release``. Raises as ``poll``."""
+        """Wait for the variant, and return it, pinned until ``release``; raises like ``poll``."""
         while True:
             loaded = self._cache.acquire(self._servable(name))
             if loaded is not None:
                 return loaded
 
     def release(self, variant: LoadedVariant) -> None:
-        """End one use of a variant.
+        """Unpin one use of a variant.
 
         Raises:
             GymError: ``USAGE`` if it is not in use.
@@ -355,7 +356,7 @@ class VariantStore:
         self._cache.release(variant)
 
     def stats(self) -> StoreStats:
-        """Return figures of the cache, without accessing the disk."""
+        """Return the cache's statistics, without accessing the disk."""
         return self._cache.stats()
 
     def close(self) -> None:
@@ -369,7 +370,7 @@ class VariantStore:
         self.close()
 
     def _forget(self, digests: set[str]) -> set[str]:
-        """Remove the objects that a committed change left unused, as ``gc`` does after a kill; return the others."""
+        """Remove the objects that a committed change left unused, like ``gc`` after a kill; return the others."""
         if not digests:
             return set()
         with self._registry.writing() as transaction:

@@ -1,15 +1,16 @@
 """The cache of variants in memory: entries in use stay, and missing ones load in the background.
 
-Variants with the same file share its weights, which are loaded once; every row of them is verified.
+Variants with the same file share its weights, which are loaded once; each of their rows is verified.
 
-Resident variants never exceed ``cache_bytes``, including those in use. If these leave no room, ``poll`` keeps
+Resident variants never exceed ``cache_bytes``, including those in use. If those leave no room, ``poll`` keeps
 returning None and ``acquire`` keeps waiting until enough is released. A load first reserves room: the size of the file,
-or the variant's previous size in memory. A variant that turns out larger than its file exceeds the limit only while it
-loads; it is dropped, and loaded again when there is room for its real size. For parameters that it replaces as a whole
-(experts), the size is known from its manifest before they are decoded.
+or the variant's previous size in memory. A variant that turns out to be larger than its file exceeds the limit only
+while it loads; it is dropped, and loaded again when there is room for its real size. The size of parameters that it
+replaces as a whole (experts) is known from its manifest before they are decoded.
 
-A variant that a request waits for is not evicted before its first use, for at most 30 seconds. So three variants that
-alternate in a cache with room for two are all served. A prefetched variant is protected only from other prefetches.
+A variant for which a request waits is not evicted before its first use, for at most 30 seconds, so that three variants
+that alternate in a cache with room for two are all served. A prefetched variant is protected only from other
+prefetches.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """Figures of the cache.
+    """Statistics of the cache.
 
     Attributes:
         cache_bytes: The limit.
-        resident: The variants in memory, including replaced ones that are still in use.
-        resident_bytes: The memory that they take.
-        pinned: The number of them that are in use.
+        resident: The number of variants in memory, including replaced ones that are still in use.
+        resident_bytes: Their bytes of memory.
+        pinned: The number of these variants that are in use.
         loading: The number of variants that are loading, or waiting for room.
         hits: Uses of a variant that was in memory when it was first requested.
         misses: Uses that had to wait for a load.
         loads: The number of variants loaded.
         evictions: The number of variants evicted.
         errors: The number of failed loads.
-        load_seconds: The time of all loads together: hashing, verifying, mapping, preparing.
+        load_seconds: The total time of all loads: hashing, verifying, memory-mapping, preparing.
     """
 
     cache_bytes: int
@@ -109,7 +110,7 @@ class VariantCache:
         """Return the variant, pinned, if it is in memory; otherwise start its load for a user and return None.
 
         Raises:
-            GymError: If its last load failed; for some seconds, or until its row or file changes.
+            GymError: If its last load failed, for some seconds or until its row or file changes.
         """
         with self._changed:
             variant = self._claim(record, user)
@@ -119,7 +120,7 @@ class VariantCache:
             return variant
 
     def lacks_room(self, name: str) -> bool:
-        """True if the variant's load waits for memory that variants in use occupy."""
+        """Return True if the variant's load waits for memory that variants in use occupy."""
         with self._changed:
             load = self._loads.find(name)
             return load is not None and load.lacks_room
@@ -127,8 +128,8 @@ class VariantCache:
     def acquire(self, record: VariantRecord) -> LoadedVariant | None:
         """Wait for the variant, and return it pinned.
 
-        Returns None if the variant was replaced meanwhile, or used by another caller and evicted again. Then read its
-        row again and repeat the call.
+        Returns None if the variant was replaced meanwhile, or used by another caller and evicted again. The caller must
+        then read its row again and repeat the call.
 
         Raises:
             GymError: If the load failed.
@@ -164,7 +165,7 @@ class VariantCache:
                 self._changed.notify_all()
 
     def retire(self, name: str) -> None:
-        """Drop a variant whose row was removed or replaced from memory, as soon as its last use ends."""
+        """Free the memory of a variant whose row was removed or replaced, as soon as its last use ends."""
         with self._changed:
             self._retire(name)
 
@@ -233,7 +234,7 @@ class VariantCache:
                 if not self._guarded(load, partial(self._reserve, load, least)):
                     continue
             self._run(load)
-            del load  # hold no reference while this thread waits for the next one
+            del load  # keep nothing alive while this thread waits for the next one
 
     def _least(self, record: VariantRecord) -> int:
         try:
@@ -250,7 +251,7 @@ class VariantCache:
             self._guarded(load, partial(self._finish, load, variant, error))
 
     def _guarded(self, load: Load, step: Callable[[], T]) -> T | None:
-        """Run a step of a load; an error ends this load, for all its waiters, but not the thread."""
+        """Run a step of a load; an error ends this load for all its waiters, but not the thread."""
         try:
             return step()
         except Exception as error:  # noqa: BLE001 - if the thread died, other loads would wait forever
@@ -276,7 +277,7 @@ class VariantCache:
         return None
 
     def _reserve(self, load: Load, least: int) -> bool:
-        """Wait for room; False if the load is no longer needed or too large, or if there is no room for a prefetch."""
+        """Wait for room; return False if a load is obsolete or too large, or there is no room for a prefetch."""
         load.shared = self._resident.pin(load.record.sha256)
         if load.shared is not None:
             return True
@@ -299,7 +300,7 @@ class VariantCache:
         return False
 
     def _give_back(self, load: Load) -> None:
-        """Release the memory reserved for a load, or its weights."""
+        """Release the memory reserved for a load, or its pinned weights."""
         self._reserved -= load.reserved
         load.reserved = 0
         shared, load.shared = load.shared, None
@@ -320,7 +321,7 @@ class VariantCache:
             load.reserved = 0
             size = variant.resident_bytes if is_new else 0
             if not self._resident.make_room(self._reserved + size, load.user, load.urgent):
-                # Larger than its file, while others are in use: retry with room for all of it
+                # It is larger than its file: retry when there is room for its real size
                 self._loads.again(load)
                 return
             self._resident.put(load.record, variant, load.user, awaited=load.urgent)
@@ -349,7 +350,7 @@ def _closed() -> GymError:
 
 
 def _unexpected(record: VariantRecord, error: Exception) -> GymError:
-    """Return the error for an unexpected exception, and log its traceback. Call it in the ``except`` block."""
+    """Return the error for an unexpected exception, and log its traceback; call it in the ``except`` block."""
     _log.exception("variant %s could not be loaded", record.name)
     message = f"variant {record.name!r} could not be loaded: {type(error).__name__}: {error}"
     return GymError(ErrorCode.INTERNAL, message)

@@ -1,6 +1,6 @@
 """The checks before a delta becomes a variant, replaces one, or is used.
 
-No variant is used before its bytes, base, manifest and owner's signature have been checked.
+The bytes, base, manifest and owner's signature of a variant are checked before it is used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def describe(
     Args:
         staged: The store's own copy.
         source: The original file, for messages.
-        signed: Its manifest; None: unsigned.
+        signed: The manifest; None if unsigned.
         base: The base that it must belong to; None: any.
         layout: The layout of the served model; None: not known here.
         name: The name to serve it as.
@@ -51,7 +51,7 @@ def describe(
         note: The note, for an unsigned variant.
 
     Raises:
-        GymError: ``HASH_MISMATCH``, ``SIGNATURE_INVALID``; as ``DeltaFile.open``.
+        GymError: ``HASH_MISMATCH``, ``SIGNATURE_INVALID``; errors from ``DeltaFile.open``.
     """
     if signed is not None and signed.manifest.delta_sha256 != staged.sha256:
         raise GymError(
@@ -69,8 +69,8 @@ def checked_base(
     """Check a delta including its values, and return the name and digest of its base.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a delta of parts other than the language model, with too much text in its
-            added tokens, or that the served model cannot add; as ``DeltaFile.open``. All name ``source``.
+        GymError: ``MODEL_INVALID`` for a delta that changes more than the language model, has too much text in its
+            added tokens, or cannot be added to the served model; errors from ``DeltaFile.open``. All name ``source``.
     """
     from gym_fed.delta.file import DeltaFile
 
@@ -89,9 +89,9 @@ def checked_base(
 
 
 def _require_language_model(path: Path, names: Sequence[str]) -> None:
-    """Refuse a delta of parts that read pictures or sound, whose features all requests share.
+    """Refuse a delta that changes the parts for pictures or audio, whose features all requests share.
 
-    The parts are known by name, since the base may not be on this machine. The server, which has it, checks again.
+    The parts are recognised by name, since the base may not be on this machine. The server, which has it, checks again.
     """
     others = [name for name in names if part_of(name) in (TOWER, PROJECTOR)]
     if others:
@@ -106,7 +106,7 @@ def _require_language_model(path: Path, names: Sequence[str]) -> None:
 def row_of(
     staged: Staged, base: tuple[str, str], signed: SignedVariant | None, *, name: str, owner: str, note: str
 ) -> VariantRecord:
-    """Return the row of a checked delta, which must agree with its manifest.
+    """Create the row of a checked delta, which must agree with its manifest.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``.
@@ -193,7 +193,7 @@ def check_replaceable(before: VariantRecord, new: VariantRecord, replaces: bool)
 def numbered(
     record: VariantRecord, before: VariantRecord | None, signed: SignedVariant | None
 ) -> VariantRecord:
-    """Return the record with the creation time and, if unsigned, the revision that follow from the one before."""
+    """Return the record with the creation time of the previous one and, if unsigned, the next revision."""
     if before is None:
         return record
     revision = record.revision if signed is not None else before.revision + 1
@@ -220,15 +220,15 @@ def open_verified(
     require_signature: bool,
     again: bool = False,
 ) -> DeltaFile:
-    """Open the delta of a variant after every check.
+    """Check a variant completely, and open its delta.
 
     Args:
         record: Its row.
         objects: The store's files.
-        registry: The registry, with the keys that may sign for its owner.
+        registry: The registry, which has the keys that may sign for its owner.
         base: The base that it must belong to; None: row, manifest and file must name the same base.
-        require_signature: Whether an unsigned variant is refused.
-        again: Hash the file even if it has not changed since it was hashed.
+        require_signature: Whether to refuse an unsigned variant.
+        again: Whether to hash the file even if it has not changed since it was hashed.
 
     Raises:
         GymError: Naming variant, file and remedy: ``SIGNATURE_INVALID``, ``KEY_REVOKED``, ``HASH_MISMATCH``,
@@ -242,15 +242,15 @@ def open_verified(
         where = "" if str(path) in error.message else f" ({path})"
         remedy = _REMEDIES.get(error.code, error.hint)
         if error.code is ErrorCode.DELTA_INVALID:
-            remedy = error.hint or remedy  # a missing codec is not a fault of this copy
+            remedy = error.hint or remedy  # a missing codec does not mean that this copy is damaged
         raise GymError(error.code, f"variant {record.name!r}{where}: {error.message}", remedy) from error
 
 
 def check_signature(record: VariantRecord, registry: VariantRegistry, *, required: bool) -> None:
     """Check that a row is what its owner signed.
 
-    The key must be the owner's: the one whose hash the account's id is, or one added with ``trust``
-    (``VariantStore.trust``): a rotated account's newer key, or the key of a plain user id.
+    The key must be the owner's: the one whose hash is the account's id, or one added with ``VariantStore.trust``, such
+    as the newer key of a rotated account, or the key of a plain user id.
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` or ``KEY_REVOKED``.
@@ -270,7 +270,7 @@ def check_signature(record: VariantRecord, registry: VariantRegistry, *, require
 
 
 def check_manifest(record: VariantRecord, signed: SignedVariant) -> None:
-    """Check that row and manifest agree, and that its key signed it.
+    """Check that a row agrees with its manifest, and that the manifest's key signed it.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``.
