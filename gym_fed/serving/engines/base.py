@@ -1,4 +1,4 @@
-"""What a server needs of an engine, and the base class of the kinds of engine (``engine.kind``)."""
+"""The interface of engines, and the base class of the kinds of engine (``engine.kind``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ServingEngine(Protocol):
-    """The engine as the API, the gateway and the metrics use it; every method is thread-safe.
+    """The interface of an engine for the API, the gateway and the metrics; every method is thread-safe.
 
     Attributes:
         limits: The limits of the model.
@@ -36,13 +36,13 @@ class ServingEngine(Protocol):
         """Queue a request; raises like ``Engine.submit``."""
 
     def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
-        """Refuse a request that ``submit`` would refuse for its length or a full queue."""
+        """Check a request's length and the room in the queue like ``submit``."""
 
     def embed(self, prompt_ids: list[int], variant: str | None = None, user: str = "") -> PendingEmbedding:
         """Queue the embedding of a text.
 
         Raises:
-            GymError: ``USAGE`` if this engine computes no embeddings.
+            GymError: ``USAGE`` if this engine does not compute embeddings.
         """
 
     def stats(self) -> EngineStats:
@@ -52,18 +52,18 @@ class ServingEngine(Protocol):
         """Estimate the wait of a new request, in whole seconds."""
 
     def close(self) -> None:
-        """Cancel all requests and free everything. May be called again."""
+        """Cancel all requests, and free all resources. May be called repeatedly."""
 
 
 @dataclass(frozen=True)
 class EngineDescription:
-    """What `gym api` prints about an opened engine.
+    """The description of an opened engine that `gym api` prints.
 
     Attributes:
         forward: The implementation of the model's forward pass.
         base_format: The type of the linear layers.
         prefix_cache: Whether prompts reuse the KV cache of earlier ones, and across users (``shared``).
-        note: A sentence to print at start; "" for none.
+        note: A sentence to print at startup; empty for none.
     """
 
     forward: str
@@ -82,11 +82,11 @@ class OpenedEngine:
         engine: The engine.
         store: The variants; None: only the base is served.
         vocab_size: The number of token ids of the model.
-        description: What `gym api` prints.
-        embedding_size: The size of an embedding; None: unknown, or there are none.
-        pictures: The reader of pictures, or what refuses them.
+        description: The description that `gym api` prints.
+        embedding_size: The size of an embedding; None if unknown or not supported.
+        pictures: The reader of pictures, or a ``NoPictures`` that refuses them.
         served: The model, if it is in this process.
-        vocabularies: The tokenizers of variants with added tokens; None: this kind serves none.
+        vocabularies: The tokenizers of variants with added tokens; None if this kind does not support them.
     """
 
     base: BaseSpec
@@ -106,7 +106,7 @@ class EngineKind(ABC):
 
     @abstractmethod
     def check(self, config: ServingConfig) -> None:
-        """Refuse settings that this kind cannot honour, before anything is loaded.
+        """Refuse settings that this kind does not support, before anything is loaded.
 
         Raises:
             GymError: ``CONFIG_INVALID`` naming the first such setting.
@@ -118,23 +118,23 @@ class EngineKind(ABC):
 
         Args:
             config: The settings.
-            stack: What must be closed is pushed onto it.
+            stack: The stack that closes the engine.
 
         Raises:
-            GymError: As the kind states.
+            GymError: See the kind.
         """
 
 
 def open_store(
     config: ServingConfig, base: BaseSpec, layout: ModelLayout | None, stack: ExitStack, **how: Any
 ) -> VariantStore | None:
-    """Open the variants of a config; None without any.
+    """Open the variant store of a config; None if it has none.
 
     Args:
         config: The settings.
         base: The identity of the base.
-        layout: The layers of the base, for which weights are laid out; None if another process holds them.
-        stack: The store is pushed onto it.
+        layout: The layout of the base; None if it is in another process.
+        stack: The stack that closes the store.
         how: Further arguments of ``VariantStore.open``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""gym-fed's own engine: the base in this process, every class of transformers, pictures and embeddings."""
+"""gym-fed's own engine: the base in this process, all architectures of transformers, pictures and embeddings."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Own(EngineKind):
     """Continuous batching over one model in this process (``gym_fed.serving.engine``)."""
 
     def check(self, config: ServingConfig) -> None:
-        """Accept every setting: all of them are of this engine."""
+        """Accept all settings, since this engine supports them."""
 
     def open(self, config: ServingConfig, stack: ExitStack) -> OpenedEngine:
         """Load the base into this process.
 
         Raises:
-            GymError: As in ``load_model``, ``use_chat_template``, ``VariantStore.open`` and ``MultiVariantModel``;
-                ``CONFIG_INVALID`` for a ``kv_cache_size`` of less than two tokens.
+            GymError: Errors from ``load_model``, ``use_chat_template``, ``VariantStore.open`` and
+                ``MultiVariantModel``; ``CONFIG_INVALID`` for a ``kv_cache_size`` of less than two tokens.
         """
         import torch
 
@@ -82,13 +82,13 @@ class Own(EngineKind):
 
 
 def _embedding_size(model: Any) -> int:
-    """Return the size of the last hidden states; a config may not name it (Blt)."""
+    """Return the size of the last hidden states, which may be missing in the config (Blt)."""
     size = getattr(model.config.get_text_config(), "hidden_size", None)
     return int(size or model.get_input_embeddings().weight.shape[1])
 
 
 def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
-    """Refuse a cache too small for the shortest prompt and answer, since it would refuse every request."""
+    """Refuse a cache that is too small for the shortest prompt and answer, since no request would fit."""
     if config.kv_cache_size < 2 * bytes_per_token:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -99,7 +99,7 @@ def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
 
 
 def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
-    """Return the file of the base's packed layers, which later starts map; None if the format is not stored."""
+    """Return the file of the base's packed layers, for later runs to memory-map; None if the format is not stored."""
     from gym_fed.serving.forward.packed_base import KEPT_FORMATS, PackedBase, packed_home
 
     if config.base_format not in KEPT_FORMATS or not config.packed_size:

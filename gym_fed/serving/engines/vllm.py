@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.vllm_plugin.settings import PluginSettings
 
 _BASE = "base"
-"""The base's name in a vLLM that is started here; digests cannot be it."""
+"""The base's name in a vLLM server that is started here; it cannot be mistaken for a digest."""
 _OTHER_ENGINE: dict[str, object] = {"adapter": [], "base_format": "auto", "device": "auto"}
 _OTHER_ENGINE_SETTINGS: dict[str, object] = {"speculative": "off", "kv_dtype": "auto", "step_stretch": None}
 _OTHER_ENGINE_MEMORY = {"cache_size": "set vllm.variants_in_memory", "packed_size": "remove it"}
@@ -43,7 +43,7 @@ _STARTS_ONLY = (
     "dtype",
     "num_threads",
 )
-"""Settings of the start: of a vLLM that runs they cannot be changed."""
+"""Settings that cannot be changed in a running vLLM."""
 
 
 class Vllm(EngineKind):
@@ -87,8 +87,8 @@ class Vllm(EngineKind):
         """Start vLLM, or connect to it, and open the variants.
 
         Raises:
-            GymError: ``MODEL_INVALID`` for a base of another class; ``MISSING_DEPENDENCY`` without vLLM or with
-                another release; ``UNAVAILABLE`` if it does not start or cannot be reached; as ``VariantStore.open``.
+            GymError: ``MODEL_INVALID`` for an unsupported base; ``MISSING_DEPENDENCY`` without vLLM or for a different
+                release; ``UNAVAILABLE`` if it does not start or cannot be reached; errors from ``VariantStore.open``.
         """
         from gym_fed.base.models import load_tokenizer
         from gym_fed.data.chat_templates.choice import use_chat_template
@@ -123,7 +123,7 @@ class Vllm(EngineKind):
         else:
             server = _started(config, folder, context, settings, stack)
         stack.callback(server.close)
-        # vLLM's scheduler waits for KV blocks, so no request is refused for them here.
+        # vLLM's scheduler waits for KV blocks, so requests are not refused here for lack of them.
         limits = Limits(context, plain.vocab_size, 0, 1)
         engine = VllmEngine(server, tokenizer, store, config.engine, limits, ends)
         stack.callback(engine.close)
@@ -156,7 +156,7 @@ def _kernel(engine: EngineConfig, dtype: str) -> str:
 
 
 def _named_model(plain: PlainConfig, folder: Path) -> Any:
-    """Return the end tokens of a model's files in the form that ``end_ids`` reads."""
+    """Return an object with a model's end tokens, as ``end_ids`` reads them."""
     from gym_fed.core.json_files import read_object
 
     file = folder / "generation_config.json"
@@ -169,7 +169,7 @@ def _named_model(plain: PlainConfig, folder: Path) -> Any:
 def _checked_variant(
     max_rank: int, plain: PlainConfig, name: str, delta: DeltaFile, layout: ModelLayout | None, sha256: str
 ) -> LoadedVariant:
-    """Check a verified variant; its weights are loaded by vLLM, under its digest."""
+    """Check a verified variant; vLLM itself loads its weights by its digest."""
     from gym_fed.serving.forward.variant_weights import LoadedVariant
     from gym_fed.serving.vllm_plugin.variants import require_servable
 
@@ -180,8 +180,7 @@ def _checked_variant(
 def _started(
     config: ServingConfig, folder: Path, context: int, settings: PluginSettings, stack: ExitStack
 ) -> VllmServer:
-    from gym_fed.serving.vllm.connection import start_vllm
-    from gym_fed.serving.vllm.installation import VllmInstallation, VllmOptions
+    from gym_fed.serving.vllm.connection import VllmInstallation, VllmOptions, start_vllm
 
     vllm, engine = config.vllm, config.engine
     installation = VllmInstallation.find(vllm.python)

@@ -1,1 +1,1 @@
-"""The side of the gateway that drives vLLM: its process, its HTTP client, and the queue in front of it."""
+"""The gateway's side of vLLM: its process, an HTTP client, and the queue in front of it."""

@@ -1,4 +1,4 @@
-"""Requests to vLLM's ``/v1/completions`` and the chunks of its answers: token ids in, token ids out."""
+"""Requests to vLLM's ``/v1/completions`` and the chunks of its answers, both as token ids."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ _TOKEN = "token_id:"
 
 
 def require_supported(params: SamplingParams) -> None:
-    """Refuse parameters that vLLM lacks, or would silently change.
+    """Refuse parameters that vLLM does not support, or would silently change.
 
     Raises:
         GymError: ``USAGE`` naming the first one.
     """
     if _GREEDY_BELOW <= params.temperature < _LEAST_TEMPERATURE or params.temperature > _MAX_TEMPERATURE:
-        raise _refused(
-            f"temperature: {params.temperature:g} is neither 0 nor between {_LEAST_TEMPERATURE} to {_MAX_TEMPERATURE:g}"
-        )
+        allowed = f"0 or between {_LEAST_TEMPERATURE} and {_MAX_TEMPERATURE:g}"
+        raise _refused(f"temperature: {params.temperature:g} is not {allowed}")
     if any(abs(bias) > _MAX_BIAS for bias in params.logit_bias.values()):
         raise _refused(f"logit_bias: a bias is not between -{_MAX_BIAS:g} and {_MAX_BIAS:g}")
     thinking = params.thinking
@@ -53,7 +52,7 @@ class CacheSalts:
 
     Attributes:
         key: A random secret of this server, so that no salt can be guessed.
-        sharing: ``engine.prefix_cache``: per user, between users (``shared``), or False for a new salt per request.
+        sharing: ``engine.prefix_cache``: per user, across users (``shared``), or False for a new salt per request.
     """
 
     key: bytes
@@ -80,8 +79,8 @@ def completion_body(
 ) -> dict[str, Any]:
     """Return the body of a request.
 
-    Our own end tokens are passed as ``stop_token_ids``, so that vLLM ends an answer where ``engine: own`` would. Texts
-    in ``stop`` are found by the gateway, which then closes the stream.
+    Our own end tokens are passed as ``stop_token_ids``, so that vLLM ends an answer where ``engine: own`` would. The
+    gateway itself looks for ``stop`` texts, and then closes the stream.
 
     Args:
         model: A digest, or the name of the base.
@@ -89,8 +88,8 @@ def completion_body(
         params: Parameters that ``require_supported`` accepts.
         max_tokens: Maximum tokens of the answer.
         end_ids: Tokens that end it.
-        salt: Of the prefix cache.
-        stream: True for events as tokens arrive, False for one object at the end.
+        salt: The salt of the prefix cache.
+        stream: True for events as tokens arrive; False for one object at the end.
     """
     body: dict[str, Any] = {
         "model": model,
@@ -125,7 +124,7 @@ def completion_body(
 
 
 def lark_of(grammar: Grammar) -> str:
-    """Translate a grammar to one in Lark's notation, the form that vLLM passes to llguidance unchanged.
+    """Translate a grammar to Lark's notation, which vLLM passes to llguidance unchanged.
 
     Raises:
         GymError: See ``guided.compiled``.
@@ -135,8 +134,8 @@ def lark_of(grammar: Grammar) -> str:
     text = compiled(grammar)
     if not text.startswith("{"):
         return text
-    made = json.loads(text)["grammars"][0]
-    return made["lark_grammar"] or f"start: %json {json.dumps(made['json_schema'])}\n"
+    first = json.loads(text)["grammars"][0]
+    return first["lark_grammar"] or f"start: %json {json.dumps(first['json_schema'])}\n"
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class AnswerChunk:
         token_ids: The new tokens.
         logprobs: One per token, if requested.
         finish_reason: ``stop`` or ``length`` at the end; None before.
-        cached_tokens: Tokens of the prompt that were in the prefix cache; None where this is not reported.
+        cached_tokens: Number of tokens of the prompt that were in the prefix cache; None if not reported.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -157,14 +156,14 @@ class AnswerChunk:
 
 
 def read_chunk(value: Mapping[str, Any]) -> AnswerChunk:
-    """Read one event of the stream, or the one object of an answer that is not streamed.
+    """Read an event of a stream, or the object of an answer without streaming.
 
     Args:
         value: The parsed JSON.
 
     Raises:
         GymError: ``UNAVAILABLE`` for an error in the stream.
-        KeyError: For an event of another form; so do ``ValueError`` and ``TypeError``.
+        KeyError: For an unknown format, as are ``ValueError`` and ``TypeError``.
     """
     if "error" in value:
         raise GymError(
@@ -179,15 +178,14 @@ def read_chunk(value: Mapping[str, Any]) -> AnswerChunk:
         return AnswerChunk(cached_tokens=cached)
     choice = value["choices"][0]
     ids = tuple(int(token) for token in choice.get("token_ids") or ())
-    found = choice.get("logprobs")
-    logprobs = () if found is None else _logprobs(found)
+    logprobs = () if choice.get("logprobs") is None else _logprobs(choice["logprobs"])
     return AnswerChunk(ids, logprobs, choice.get("finish_reason"), cached)
 
 
-def _logprobs(found: Mapping[str, Any]) -> tuple[SampledLogprob, ...]:
+def _logprobs(logprobs: Mapping[str, Any]) -> tuple[SampledLogprob, ...]:
     return tuple(
         SampledLogprob(float(value), _likeliest(top or {}))
-        for value, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True)
+        for value, top in zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
     )
 
 

@@ -1,4 +1,4 @@
-"""The HTTP client of one vLLM, over a Unix socket or a URL."""
+"""An HTTP client for a vLLM server, over a Unix socket or a URL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONNECT_SECONDS = 10.0
 _SHORT_SECONDS = 30.0
 _MAX_SHOWN = 300
 _MAX_BYTES = 1 << 20
-"""Maximum bytes of an event, and of an answer without tokens."""
+"""Maximum bytes of an event, or of an answer without tokens."""
 _MAX_TOKEN_BYTES = 4096
 """Maximum bytes per token of an answer, with the log-probabilities of other tokens."""
 _UNKNOWN_FORM = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -32,12 +32,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class VllmAddress:
-    """Where a vLLM listens.
+    """The address of a vLLM server.
 
     Attributes:
-        url: Its URL; with a socket only the path counts.
-        socket: A Unix socket; None: TCP.
-        key: The API key; "" for none.
+        url: The URL; with a socket, only its path is used.
+        socket: The Unix socket; None for TCP.
+        key: The API key; empty for none.
     """
 
     url: str
@@ -46,14 +46,14 @@ class VllmAddress:
 
 
 class NotConnectedError(Exception):
-    """The error for a request that never reached vLLM, and may be sent again."""
+    """Raised for a request that never reached vLLM, and may be sent again."""
 
 
 class VllmClient:
-    """Requests to one vLLM, on one event loop.
+    """Sends requests to one vLLM server, on one event loop.
 
     Args:
-        address: Where it listens.
+        address: The address of the server.
     """
 
     def __init__(self, address: VllmAddress) -> None:
@@ -69,7 +69,7 @@ class VllmClient:
         )
 
     async def is_healthy(self) -> bool:
-        """Return whether vLLM answers that its engine runs."""
+        """Return True if vLLM answers that its engine is running."""
         try:
             async with self._http.stream("GET", "/health", timeout=_SHORT_SECONDS) as answer:
                 return answer.status_code == 200
@@ -80,19 +80,19 @@ class VllmClient:
         """Return vLLM's version, such as ``0.32.0+cpu``.
 
         Raises:
-            GymError: ``UNAVAILABLE``; ``PROTOCOL_MISMATCH`` if this is no vLLM.
+            GymError: ``UNAVAILABLE``; ``PROTOCOL_MISMATCH`` if this is not vLLM.
         """
-        return plain((await self._get("/version", lambda found: found["version"])), _MAX_SHOWN)
+        return plain((await self._get("/version", lambda answer: answer["version"])), _MAX_SHOWN)
 
     async def models(self) -> dict[str, int]:
         """Return the context length of every base model by its name.
 
         Raises:
-            GymError: As in ``version``; ``UNAUTHENTICATED`` for a wrong key.
+            GymError: See ``version``; ``UNAUTHENTICATED`` for a wrong key.
         """
 
-        def read(found: Any) -> dict[str, int]:
-            return {m["id"]: int(m["max_model_len"]) for m in found["data"] if m.get("parent") is None}
+        def read(answer: Any) -> dict[str, int]:
+            return {m["id"]: int(m["max_model_len"]) for m in answer["data"] if m.get("parent") is None}
 
         return await self._get("/v1/models", read)
 
@@ -100,12 +100,12 @@ class VllmClient:
         """Stream an answer; closing the iterator cancels it in vLLM.
 
         Args:
-            body: As ``completion_body`` returns it.
+            body: The result of ``completion_body``.
 
         Raises:
             NotConnectedError: If vLLM cannot be reached.
-            GymError: ``UNAVAILABLE`` if it stops; ``USAGE`` or ``MODEL_INVALID`` with its
-                message if it refuses the request or the variant.
+            GymError: ``UNAVAILABLE`` if vLLM stops; ``USAGE`` or ``MODEL_INVALID``, with vLLM's message, if it refuses
+                the request or the variant.
         """
         with _named_failures():
             async with self._http.stream("POST", "/v1/completions", json=body) as answer:
@@ -116,13 +116,13 @@ class VllmClient:
                         yield read_chunk(json.loads(line[6:]))
 
     async def complete(self, body: dict[str, Any]) -> AnswerChunk:
-        """Return a whole answer.
+        """Return a complete answer.
 
         Args:
-            body: As ``completion_body`` returns it with ``stream=False``.
+            body: The result of ``completion_body`` with ``stream=False``.
 
         Raises:
-            NotConnectedError: As in ``generate``; so do the other errors.
+            NotConnectedError: See ``generate``, also for other errors.
         """
         with _named_failures():
             most = _MAX_BYTES + _MAX_TOKEN_BYTES * int(body["max_tokens"])
@@ -132,14 +132,14 @@ class VllmClient:
             return read_chunk(json.loads(content))
 
     async def load_adapter(self, name: str, content: bytes) -> None:
-        """Send an adapter to ``uploads.AdapterUploads`` of the plug-in, and load it under a name.
+        """Send an adapter to the plug-in's ``uploads.AdapterUploads``, and load it.
 
         Args:
-            name: Lower-case letters, digits and dashes.
+            name: The name to load it as: lower-case letters, digits and dashes.
             content: A safetensors file with the adapter's config in its metadata.
 
         Raises:
-            NotConnectedError: As in ``generate``; so do the other errors.
+            NotConnectedError: See ``generate``, also for other errors.
             GymError: ``PROTOCOL_MISMATCH`` if vLLM runs without the plug-in's uploads or without LoRA.
         """
         with _named_failures():
@@ -148,17 +148,17 @@ class VllmClient:
             self._loaded(*await self._send("POST", "/v1/load_lora_adapter", json=body))
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter and delete its files; one that is not there has no effect.
+        """Unload an adapter, and delete its files; a missing one has no effect.
 
         Raises:
-            NotConnectedError: As in ``generate``; ``GymError`` ``UNAVAILABLE`` if vLLM stops.
+            NotConnectedError: See ``generate``; also ``GymError`` ``UNAVAILABLE`` if vLLM stops.
         """
         with _named_failures():
             await self._send("POST", "/v1/unload_lora_adapter", json={"lora_name": name})
             await self._send("DELETE", PREFIX + name)
 
     def _loaded(self, status: int, content: bytes) -> bytes:
-        """Return the body of an answer about an adapter, after checking its status."""
+        """Check the status of an answer about an adapter, and return its body."""
         if status == 404:
             raise GymError(
                 ErrorCode.PROTOCOL_MISMATCH,
@@ -180,13 +180,13 @@ class VllmClient:
         """Return status and body of an answer.
 
         Raises:
-            GymError: ``PROTOCOL_MISMATCH`` for a body of more than ``max_bytes``, which is not read to its end.
+            GymError: ``PROTOCOL_MISMATCH`` for a body of more than ``max_bytes``, of which the rest is not read.
         """
         async with self._http.stream(method, path, **options) as answer:
             return answer.status_code, await _body(answer, max_bytes)
 
     async def _get(self, path: str, read: Callable[[Any], T]) -> T:
-        """Return what ``read`` finds in the JSON at a path."""
+        """Return the result of ``read`` for the JSON at a path."""
         try:
             async with asyncio.timeout(_SHORT_SECONDS):
                 status, content = await self._send("GET", path)
@@ -228,7 +228,7 @@ async def _body(answer: httpx.Response, max_bytes: int) -> bytes:
 
 
 async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes]:
-    """Yield the lines of an answer as they arrive; raises like ``_body`` for one of more than ``_MAX_BYTES``."""
+    """Yield the lines of an answer as they arrive; raises like ``_body`` for a line of more than ``_MAX_BYTES``."""
     rest = b""
     async for part in answer.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")
@@ -250,7 +250,7 @@ def _too_large(max_bytes: int) -> GymError:
 
 @contextmanager
 def _named_failures() -> Iterator[None]:
-    """Turn failures of a connection, and answers of an unknown form, into named errors."""
+    """Convert connection failures and answers of an unknown format to named errors."""
     try:
         yield
     except httpx.ConnectError as error:
@@ -267,7 +267,7 @@ def _named_failures() -> Iterator[None]:
 
 
 def _refusal(status: int, content: bytes) -> GymError:
-    """Return the error for an answer that is not 200."""
+    """Return the error for an answer whose status is not 200."""
     try:
         message = str(json.loads(content)["error"]["message"])
     except _UNKNOWN_FORM:

@@ -1,4 +1,4 @@
-"""The engine of ``engine.kind: vllm``: gym-fed's queue, limits and text processing in front of a vLLM."""
+"""The engine of ``engine.kind: vllm``: gym-fed's queue, limits and text processing in front of a vLLM server."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("gym_fed")
 
 _LOADING_POLL_SECONDS = 0.005
-"""Seconds between two looks at variants that are being verified."""
+"""Seconds between two checks of variants that are being verified."""
 
 
 class VllmServer(Protocol):
     """A vLLM server, started by gym-fed or reached by its URL.
 
     Attributes:
-        address: Where it listens.
-        base: The base's name there.
-        on_change: Called when ``ready`` changes, from any thread.
+        address: The address of the server.
+        base: The base's name in vLLM.
+        on_change: Called from any thread when ``ready`` changes.
     """
 
     address: VllmAddress
@@ -47,20 +47,20 @@ class VllmServer(Protocol):
 
     @property
     def ready(self) -> bool:
-        """True while it answers."""
+        """True while the server answers."""
 
     def suspect(self) -> None:
-        """Treat it as away until it answers a health check, since a request could not reach it."""
+        """Treat vLLM as unavailable until it answers a health check, since a request could not reach it."""
 
     def close(self) -> None:
-        """Stop watching it, and end it if it was started here."""
+        """Stop watching the server, and stop it if it was started here."""
 
 
 class VllmEngine:
-    """Runs requests in vLLM until it is closed. Satisfies ``ServingEngine``.
+    """Runs requests in vLLM until it is closed. Implements ``ServingEngine``.
 
     Args:
-        server: The vLLM, which the engine closes.
+        server: The vLLM server, which the engine closes.
         tokenizer: The tokenizer of the base.
         source: The source of variants, which verifies signatures; None: only the base is served.
         config: The limits of the queue.
@@ -68,7 +68,7 @@ class VllmEngine:
         end_ids: Tokens that end an answer.
 
     Attributes:
-        server: The vLLM.
+        server: The vLLM server.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class VllmEngine:
         """Queue a request.
 
         Raises:
-            GymError: As in ``Engine.submit``; ``USAGE`` for a parameter that vLLM lacks, and for a variant with added
-                tokens; ``UNAVAILABLE`` while vLLM is starting or being restarted.
+            GymError: See ``Engine.submit``; ``USAGE`` for a parameter that vLLM does not support, or a variant with
+                added tokens; ``UNAVAILABLE`` while vLLM is being started or restarted.
         """
         if request.pictures:
-            raise GymError(ErrorCode.USAGE, "engine: vllm reads no pictures", "use engine: own")
+            raise GymError(ErrorCode.USAGE, "engine: vllm does not support pictures", "use engine: own")
         require_supported(request.sampling)
         self._require_base_tokens(request.variant)
         self._require_ready()
@@ -122,28 +122,28 @@ class VllmEngine:
         return sequence.generation
 
     def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
-        """Refuse a request that ``submit`` would refuse for its length or a full queue; raises like ``submit``."""
+        """Check a request's length and the room in the queue like ``submit``, and raise like it."""
         self._require_base_tokens(variant)
         self._require_ready()
         self.limits.check_prompt(prompt_ids)
         self._queue.require_room(user)
 
     def embed(self, prompt_ids: list[int], variant: str | None = None, user: str = "") -> PendingEmbedding:
-        """Refuse: this engine computes no embeddings.
+        """Refuse embeddings, which this engine does not compute.
 
         Raises:
             GymError: ``USAGE``.
         """
-        raise GymError(ErrorCode.USAGE, "engine: vllm computes no embeddings", "use engine: own")
+        raise GymError(ErrorCode.USAGE, "engine: vllm does not support embeddings", "use engine: own")
 
     @property
     def healthy(self) -> bool:
-        """True if the loop is alive and vLLM answers."""
+        """True if the loop is running and vLLM answers."""
         queue = self._queue
         return self._thread.is_alive() and queue.broken is None and not queue.closing and self.server.ready
 
     def stats(self) -> EngineStats:
-        """Return the counters and gauges of the gateway. Steps and KV blocks are counted by vLLM's own metrics."""
+        """Return the counters and gauges of the gateway; vLLM's own metrics count steps and KV blocks."""
         return self._counters.snapshot(
             healthy=self.healthy,
             running=self._loop.running,
@@ -160,7 +160,7 @@ class VllmEngine:
         return self._queue.retry_after_seconds()
 
     def close(self) -> None:
-        """Cancel all requests, and close vLLM."""
+        """Cancel all requests, and close the server."""
         self._queue.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -215,7 +215,7 @@ class VllmEngine:
         await self._client.close()
 
     async def _wait(self) -> None:
-        """Wait for a change; while requests could start but for their variants, only for some milliseconds."""
+        """Wait for a change, but only some milliseconds if requests may be waiting for their variants."""
         room = self._loop.running < self._config.max_concurrent
         polls = room and self._loop.waiting and self.server.ready
         try:

@@ -1,8 +1,8 @@
 """The queue in front of vLLM: fair admission, verified variants, and one stream per running answer.
 
-Everything here runs on one event loop. At most ``max_concurrent`` requests are inside vLLM; the others wait here, so
-that users are served by gym-fed's counters and not in the order of arrival. While vLLM is away nothing is admitted:
-what waits keeps its place, and what ran has failed with ``UNAVAILABLE``.
+Everything here runs on one event loop. At most ``max_concurrent`` requests are inside vLLM. The others wait here, so
+that users are served according to gym-fed's counters instead of in the order of arrival. While vLLM is unavailable, no
+request is admitted: waiting ones keep their places, and running ones fail with ``UNAVAILABLE``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("gym_fed")
 
 
 class _RemoteCache:
-    """KV blocks are vLLM's, so every request has room here."""
+    """Accepts every request, since vLLM manages the KV blocks."""
 
     def allocate(self, request: ScheduledRequest) -> bool:
         """Return True."""
@@ -47,7 +47,7 @@ class VllmLoop:
         base: The base's name in vLLM.
         source: The source of variants.
         max_concurrent: Maximum requests inside vLLM.
-        salts: Of the prefix cache.
+        salts: The salts of the prefix cache.
         counters: The counters of the engine.
         vocab_size: The number of the base's token ids.
     """
@@ -68,9 +68,9 @@ class VllmLoop:
         self._admission = AdmissionQueue(self._tokens, source, _RemoteCache(), self._fail, vocab_size)
         self._tasks: dict[ScheduledRequest, asyncio.Task[None]] = {}
         self.on_end: Callable[[], None] = lambda: None
-        """Called when an answer ends, which leaves room for another."""
+        """Called when an answer ends, so that there is room for another."""
         self.on_away: Callable[[], None] = lambda: None
-        """Called when vLLM cannot be reached, or stops in an answer."""
+        """Called when vLLM cannot be reached, or stops during an answer."""
 
     # For any thread.
 
@@ -92,7 +92,7 @@ class VllmLoop:
         self._admission.put(request)
 
     def admit(self) -> None:
-        """Start as many waiting requests as there is room for, the least served user's first."""
+        """Start waiting requests while there is room, the least served user's first."""
         for request in self._admission.admit(self._max_concurrent - self.running):
             assert isinstance(request, GenerationSequence)
             self._tasks[request] = asyncio.get_running_loop().create_task(self._answer(request))
@@ -104,7 +104,7 @@ class VllmLoop:
             request.cancel()
 
     async def end_all(self, arrived: list[ScheduledRequest], error: GymError | None) -> None:
-        """Cancel or fail every request, also those in ``arrived``."""
+        """Cancel or fail every request, including those in ``arrived``."""
         tasks = list(self._tasks.values())
         for request in [*self._tasks, *self._admission.waiting, *arrived]:
             if error is None:
@@ -133,7 +133,7 @@ class VllmLoop:
             self.on_end()
 
     def _put_back(self, sequence: GenerationSequence) -> None:
-        """Let a request that never reached vLLM wait again, at the front of its user's queue."""
+        """Return a request that never reached vLLM to the front of its user's queue."""
         del self._tasks[sequence]
         self._tokens.running[sequence.user] -= 1
         self._admission.put_back(sequence)
@@ -157,9 +157,11 @@ class VllmLoop:
                     sequence.cached_tokens = chunk.cached_tokens
                     self._counters.cached_tokens += chunk.cached_tokens
                 elif chunk.finish_reason is not None:
-                    last = chunk  # its tokens wait for the usage that follows, which the last event reports
+                    last = chunk  # handled after the usage, which follows it and belongs to the last event
                 elif (reason := self._push(sequence, chunk)) is not None:
-                    self._finish(sequence, reason)  # a stop text: closing the stream ends the answer in vLLM
+                    self._finish(
+                        sequence, reason
+                    )  # a stop text; closing the stream cancels the answer in vLLM
                     return
         if last is None or last.finish_reason not in ("stop", "length"):
             raise GymError(

@@ -23,7 +23,7 @@ log = logging.getLogger("gym_fed.vllm")
 _POLL_SECONDS = 0.5
 _WATCH_SECONDS = 5.0
 _UNHEALTHY = 6
-"""Failed health checks in a row after which a vLLM that still runs is killed. Each may take 30 seconds."""
+"""Consecutive failed health checks, of up to 30 seconds each, after which a running vLLM is killed."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _STOP_SECONDS = 10.0
 _SHOWN_LINES = 40
@@ -57,7 +57,7 @@ class VllmProcess:
         self.address = VllmAddress("http://vllm", folder / "vllm.sock", key)
         self.on_change: Callable[[], None] = lambda: None
         self.starts = 0
-        """The number of times that it was started."""
+        """The number of times that vLLM was started."""
         self._command, self._environment, self._start_seconds = command, environment, start_seconds
         self._lines: deque[str] = deque(maxlen=_SHOWN_LINES)
         self._ready, self._closing = threading.Event(), threading.Event()
@@ -76,7 +76,7 @@ class VllmProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id of vLLM's first process, which leads the group; None while there is none."""
+        """The id of vLLM's first process, the leader of the process group; None if there is none."""
         return None if self._process is None else self._process.pid
 
     def suspect(self) -> None:
@@ -84,7 +84,7 @@ class VllmProcess:
         self._ready.clear()
 
     def close(self) -> None:
-        """End all processes of vLLM. May be called again."""
+        """Stop all processes of vLLM. May be called repeatedly."""
         self._closing.set()
         self._ready.clear()
         self._stop()
@@ -93,20 +93,20 @@ class VllmProcess:
         self._kill()
 
     def _start(self) -> None:
-        """Start it, and wait until it answers.
+        """Start vLLM, and wait until it answers.
 
         Raises:
-            GymError: ``UNAVAILABLE`` if it ends or does not answer in time.
+            GymError: ``UNAVAILABLE`` if it exits or does not answer in time.
         """
         socket = self.address.socket
         assert socket is not None
-        socket.unlink(missing_ok=True)  # a killed vLLM leaves it, and the next one cannot bind it
+        socket.unlink(missing_ok=True)  # a killed vLLM leaves its socket, which cannot be bound again
         self.starts += 1
         self._lines.clear()
         process = subprocess.Popen(
             list(self._command(socket)),
             env=self._environment,
-            stdin=subprocess.PIPE,  # its end tells the launcher that the gateway is gone
+            stdin=subprocess.PIPE,  # the launcher exits at its end, when the gateway is gone
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -120,7 +120,7 @@ class VllmProcess:
             if self._closing.is_set():
                 raise GymError(ErrorCode.UNAVAILABLE, "vLLM was closed during startup")
             if process.poll() is not None:
-                time.sleep(_POLL_SECONDS)  # for its last lines
+                time.sleep(_POLL_SECONDS)  # wait for its last lines
                 raise self._failed(f"vLLM exited with status {process.returncode} during startup")
             if time.monotonic() > deadline:
                 raise self._failed(f"vLLM did not answer within {self._start_seconds:g} s")
@@ -194,7 +194,7 @@ class VllmProcess:
             process.wait(_STOP_SECONDS)
 
     def _kill(self) -> None:
-        """Kill the whole group; engine and workers may outlive the first process."""
+        """Kill the process group, since engine and workers may outlive the first process."""
         process = self._process
         if process is None:
             return
@@ -206,11 +206,11 @@ class VllmProcess:
 
 
 class RemoteVllm:
-    """A vLLM that somebody else runs, with gym-fed's plug-in; it is watched, never started or ended.
+    """A vLLM server with gym-fed's plug-in that somebody else runs; it is only watched.
 
     Args:
-        address: Where it listens.
-        base: The base's name there.
+        address: The address of the server.
+        base: The base's name in vLLM.
     """
 
     def __init__(self, address: VllmAddress, base: str) -> None:
@@ -230,7 +230,7 @@ class RemoteVllm:
         self._ready.clear()
 
     def close(self) -> None:
-        """Stop watching it. May be called again."""
+        """Stop watching the server. May be called repeatedly."""
         self._closing.set()
         self._thread.join()
 

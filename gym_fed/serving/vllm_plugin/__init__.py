@@ -1,8 +1,8 @@
-"""A plug-in for vLLM that serves variants by the digest of their file, sign deltas by gym-fed's own kernels.
+"""A plug-in for vLLM that serves variants by the digest of their file, with gym-fed's own kernels for sign deltas.
 
 vLLM calls ``register`` in each of its processes (entry point ``vllm.general_plugins``). The package imports no trainer:
-torch, numpy, ``gym_quant``, ``gym_fed.core`` and the reader of `.gymdelta` files are enough. Modules that import vllm
-are ``patches`` and ``resolver``; they are loaded only inside vLLM.
+torch, numpy, ``gym_quant``, ``gym_fed.core`` and the reader of `.gymdelta` files are enough. Only ``patches`` imports
+vllm; it is loaded only inside vLLM.
 """
 
 from __future__ import annotations
@@ -15,5 +15,6 @@ ENTRY_POINT = "gym_fed"
 
 def register() -> None:
     """Patch vLLM's LoRA classes and register the resolver of digests; repeated calls have no effect."""
-    importlib.import_module("gym_fed.serving.vllm_plugin.patches").apply()
-    importlib.import_module("gym_fed.serving.vllm_plugin.resolver").register()
+    patches = importlib.import_module("gym_fed.serving.vllm_plugin.patches")
+    patches.apply()
+    patches.register_resolver()

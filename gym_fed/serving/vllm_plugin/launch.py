@@ -1,4 +1,4 @@
-"""The first process of a vLLM that the gateway starts: vLLM's own command, ended when the gateway ends.
+"""The launcher of a vLLM server that the gateway starts: run vLLM's own command until the gateway ends.
 
 Usage: ``python -m gym_fed.serving.vllm_plugin.launch serve MODEL ...`` in vLLM's environment, as the leader of a
 process group, with a pipe from the gateway as standard input.
@@ -22,7 +22,7 @@ def main() -> None:
 def _end_at_eof() -> None:
     while os.read(sys.stdin.fileno(), 1 << 12):
         pass
-    # vLLM's engine and workers are processes of their own, and a parent that is gone could not end them.
+    # vLLM's engine and workers are separate processes, which would outlive their parent.
     os.killpg(0, signal.SIGKILL)
 
 

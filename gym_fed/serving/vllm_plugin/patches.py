@@ -1,6 +1,6 @@
-"""The changes to vLLM's LoRA support that make a `.gymdelta` an adapter; imported only inside vLLM.
+"""Patches of vLLM's LoRA support that make a `.gymdelta` an adapter; imported only inside vLLM.
 
-Written for vLLM 0.32. ``apply`` refuses a vLLM that lacks one of the methods it replaces.
+Written for vLLM 0.32. ``apply`` refuses a vLLM that lacks one of the methods that it replaces.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from vllm.lora.layers.logits_processor import LogitsProcessorWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.model_manager import LoRAModelManager
+from vllm.lora.request import LoRARequest
+from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 from vllm.lora.worker_manager import WorkerLoRAManager
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import RowParallelLinear
@@ -27,7 +29,14 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 from gym_fed.serving.vllm_plugin.settings import PluginSettings
 from gym_fed.serving.vllm_plugin.slots import DeviceLayer, HostLayer, StepSlots
-from gym_fed.serving.vllm_plugin.variants import EMBEDDING, HEAD, open_object, read_variant
+from gym_fed.serving.vllm_plugin.variants import (
+    DIGEST,
+    EMBEDDING,
+    HEAD,
+    object_path,
+    open_object,
+    read_variant,
+)
 from gym_fed.serving.vllm_plugin.wiring import LinearPlace, NormPlace, Shard, Wiring
 
 _SUFFIX = ".gymdelta"
@@ -35,7 +44,7 @@ _PATCHED = "gym_fed_patched"
 
 
 def apply() -> None:
-    """Replace the methods, once per process.
+    """Replace the methods, unless this process has already done so.
 
     Raises:
         RuntimeError: If this vLLM lacks one of them.
@@ -61,7 +70,7 @@ def _create_lora_modules(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _load_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Read a `.gymdelta`. Everything that can be wrong with it is found here, where an error ends one request."""
+    """Read a `.gymdelta`, and check it completely, since an error here ends only one request."""
 
     @functools.wraps(original)
     def load(self: Any, request: Any) -> Any:
@@ -108,7 +117,7 @@ def _activate_adapter(original: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _set_adapter_mapping(original: Callable[..., None]) -> Callable[..., None]:
-    """Set our slots, and hide variants without factors from vLLM's own LoRA kernels."""
+    """Set our slots, and hide variants without factors from vLLM's LoRA kernels."""
 
     @functools.wraps(original)
     def set_mapping(self: Any, mapping: Any) -> None:
@@ -163,8 +172,8 @@ def _apply_lora_to_output(original: Callable[..., Tensor]) -> Callable[..., Tens
 def _add_factors(layer: Any, used: list[int], x: Tensor, output: Tensor) -> None:
     """Add low-rank terms slot by slot on a CPU.
 
-    vLLM's CPU kernels read slot -1, which means no adapter, as the last slot: rows of the base would get that
-    slot's adapter. They also copy the factors once per row.
+    vLLM's CPU kernels take slot -1, which means no adapter, as the last slot, so that rows of the base would get its
+    adapter. They also copy the factors once per row.
     """
     if not used:
         return
@@ -244,8 +253,8 @@ def _get_logits(original: Callable[..., Tensor | None]) -> Callable[..., Tensor 
 def _logit_slots(step: StepSlots, hidden: Tensor) -> tuple[Tensor, IndexArray]:
     """Return the slot of every row of hidden states, on the device and on the host.
 
-    vLLM computes logits of the sampled rows, which it copies together, and for prompt log-probabilities of a run of
-    tokens, which is a slice of all hidden states. The slice's place says which tokens they are.
+    vLLM computes logits of the sampled rows, which it copies together, and, for prompt log-probabilities, of a run of
+    tokens, which is a slice of all hidden states. The slice's offset shows which tokens they are.
     """
     rows = hidden.shape[0]
     if hidden.untyped_storage().nbytes() == hidden.nbytes and rows == len(step.sampler_index):
@@ -255,7 +264,7 @@ def _logit_slots(step: StepSlots, hidden: Tensor) -> tuple[Tensor, IndexArray]:
 
 
 def _wire(manager: Any) -> Wiring:
-    """Find the places of a model, and mark its modules with them."""
+    """Find the places of a model at which deltas are added, and mark its modules with them."""
     settings = PluginSettings.read()
     step = StepSlots(manager.max_num_batched_tokens, manager.device)
     tied = bool(getattr(manager.model.config, "tie_word_embeddings", False))
@@ -269,7 +278,7 @@ def _wire(manager: Any) -> Wiring:
             place = wiring.add_linear(
                 name, parts, _shards(layer), bias=bias, adds_bias=not row_parallel or layer.tp_rank == 0
             )
-            # Through __dict__: nn.Module's attributes, and vLLM's forwarding of unknown names, stay out of the way.
+            # Through __dict__, to bypass nn.Module's attributes and vLLM's forwarding of unknown names.
             layer.__dict__.update(gym_place=place, gym_manager=manager)
     for full_name, module in manager.model.named_modules():
         name = full_name.removesuffix(".base_layer")
@@ -289,7 +298,7 @@ def _wire(manager: Any) -> Wiring:
 
 
 def _shards(layer: Any) -> list[Shard]:
-    """Return what a rank holds of each part of a layer."""
+    """Return the shard of each part of a layer that this rank holds."""
     base, rank, size = layer.base_layer, layer.tp_rank, layer.tp_size
     if isinstance(base, RowParallelLinear):
         cols = base.input_size_per_partition
@@ -321,4 +330,37 @@ _PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (LogitsProcessor, "_get_logits", _get_logits),
     (LogitsProcessorWithLoRA, "_get_logits", _get_logits),
 )
-"""Owner, method, and the function that wraps the method."""
+"""The owner and name of each method, and the function that wraps it."""
+
+
+_NAME = "gym-fed"
+
+
+class DigestResolver(LoRAResolver):  # type: ignore[misc]
+    """Resolves the SHA-256 of a `.gymdelta` to its file in the variant store.
+
+    The gateway, which alone has the server's key, requests a digest only after verifying the owner's signature. The
+    worker checks that the file's bytes have this digest.
+
+    Args:
+        objects: The folder ``objects/`` of the store.
+    """
+
+    def __init__(self, objects: Path) -> None:
+        self._objects = objects
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
+        """Return the adapter with this digest; None for any other name, or a missing file."""
+        del base_model_name
+        if not DIGEST.fullmatch(lora_name):
+            return None
+        path = object_path(self._objects, lora_name)
+        # vLLM replaces the number with its own counter.
+        return LoRARequest(lora_name, 1, str(path)) if path.is_file() else None
+
+
+def register_resolver() -> None:
+    """Register the resolver of digests, if the gateway has set a store."""
+    objects = PluginSettings.read().objects
+    if objects is not None and _NAME not in LoRAResolverRegistry.get_supported_resolvers():
+        LoRAResolverRegistry.register_resolver(_NAME, DigestResolver(objects))

@@ -1,4 +1,4 @@
-"""Settings that the gateway passes to the plug-in, in environment variables of vLLM's processes."""
+"""Settings that the gateway passes to the plug-in in environment variables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _OBJECTS, _KERNEL = "GYM_VLLM_OBJECTS", "GYM_VLLM_KERNEL"
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """What the plug-in needs to know.
+    """The settings of the plug-in.
 
     Attributes:
-        objects: The folder ``objects/`` of the variant store; None: there are no variants.
-        kernel: How sign deltas are multiplied on the CPU: ``exact``, ``lookup`` or ``lookup16``.
+        objects: The folder ``objects/`` of the variant store; None without variants.
+        kernel: The CPU kernel of sign deltas: ``exact``, ``lookup`` or ``lookup16``.
     """
 
     objects: Path | None

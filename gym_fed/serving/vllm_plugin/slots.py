@@ -1,41 +1,43 @@
 """The variants in vLLM's slots, layer by layer, and the terms that they add to a step.
 
-A slot is a place for one active variant (``--max-loras``). ``StepSlots`` says which slot each row of a step uses.
-On a CPU a slot refers to the variant's resident matrices. On CUDA every layer has static buffers for all slots, which
-CUDA graphs require: activation copies a variant into them, and the kernel reads the rows' slots on the device.
-No vllm here: tests run without it.
+A slot holds one active variant (``--max-loras``). ``StepSlots`` has the slot of each row of a step. On a CPU, a slot
+refers to the variant's resident matrices. On CUDA, every layer has static buffers for all slots, which CUDA graphs
+require: activation copies a variant into them, and the kernel reads the rows' slots on the device. Does not import
+vllm, so that tests run without it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from gym_quant import CodecError
 from gym_quant.kernels import SignMatrix, dispatch
 from gym_quant.kernels.resident import ResidentSigns, SignBatch
+from gym_quant.kernels.triton_slots import add_signed_slots
 from gym_quant.resident import IndexArray
 from torch import Tensor
 
-from gym_fed.serving.vllm_plugin import ops
-
 _SHIFTS = tuple(range(8))
+_library: Any = torch.library  # without annotations
 
 
 class StepSlots:
-    """The slot of every row of the current step; -1: no variant of this plug-in.
+    """The slot of every row of the current step; -1 for rows without a variant of this plug-in.
 
     Args:
         size: Maximum rows of a step.
         device: The device of the model.
 
     Attributes:
-        tokens: ``[size] int32``: of each token. Static, because CUDA graphs read it; rows beyond the step are -1.
-        samplers: ``[size] int32``: of each row of logits.
+        tokens: The slot of each token, ``[size] int32``. Static, because CUDA graphs read it; -1 beyond the step's
+            rows.
+        samplers: The slot of each row of logits, ``[size] int32``.
         token_index: The same as ``tokens``, ``[rows] int64`` on the host, for CPU kernels.
-        sampler_index: The same as ``samplers``.
+        sampler_index: The same as ``samplers``, on the host.
         used: True if any token has a slot.
     """
 
@@ -60,7 +62,7 @@ class LayerSlots(ABC):
     """The sign matrices of one layer in every slot.
 
     Args:
-        sizes: Outputs of the layer's parts (query, key and value), side by side.
+        sizes: Number of outputs of each of the layer's parts (query, key and value), in order.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -68,7 +70,7 @@ class LayerSlots(ABC):
 
     @abstractmethod
     def prepare(self, part: int, matrix: SignMatrix) -> object:
-        """Copy a part's matrix into the form that ``put`` takes.
+        """Convert a part's matrix to the form that ``put`` takes.
 
         Raises:
             CodecError: For a matrix that the layer cannot hold.
@@ -76,10 +78,10 @@ class LayerSlots(ABC):
 
     @abstractmethod
     def put(self, slot: int, parts: Sequence[object | None]) -> None:
-        """Replace the contents of a slot; a part that is None has no delta."""
+        """Replace the contents of a slot; None is a part without a delta."""
 
     def check(self, part: int, matrix: SignMatrix, cols: int) -> None:
-        """Refuse a matrix of another shape.
+        """Refuse a matrix with a wrong shape.
 
         Raises:
             CodecError: Naming both shapes.
@@ -92,8 +94,8 @@ class HostLayer(LayerSlots):
     """``LayerSlots`` on a CPU.
 
     Args:
-        sizes: As in ``LayerSlots``.
-        cols: Inputs.
+        sizes: See ``LayerSlots``.
+        cols: Number of inputs.
         num_slots: The number of slots.
         kernel: ``exact``, ``lookup`` or ``lookup16``.
     """
@@ -115,13 +117,13 @@ class HostLayer(LayerSlots):
             held.pop(slot, None)
             if isinstance(matrix, ResidentSigns):
                 held[slot] = matrix
-            place = np.full(self._num_slots + 1, -1, dtype=np.int64)  # its last entry is that of slot -1
+            place = np.full(self._num_slots + 1, -1, dtype=np.int64)  # the last entry is for slot -1
             place[list(held)] = np.arange(len(held))
             batch = SignBatch(list(held.values()), self._kernel) if held else None
             self._batches[number] = None if batch is None else (batch, place)
 
     def add(self, x: Tensor, y: Tensor, index: IndexArray) -> None:
-        """``y[row] += delta[slot of row] @ x[row]`` for rows with a slot.
+        """Compute ``y[row] += delta[slot of row] @ x[row]`` for rows with a slot.
 
         Args:
             x: ``[rows, in]``.
@@ -147,7 +149,7 @@ class HostLayer(LayerSlots):
             y += total.to(y.dtype)
 
     def add_rows(self, ids: Tensor, y: Tensor, index: IndexArray) -> None:
-        """``y[row] += delta[slot of row][ids[row]]``: the rows of an embedding."""
+        """Compute ``y[row] += delta[slot of row][ids[row]]``, the rows of an embedding."""
         made = self._batches[0]
         if made is None:
             return
@@ -162,8 +164,8 @@ class DeviceLayer(LayerSlots):
     """``LayerSlots`` on a GPU: static buffers, and one kernel for all rows and slots.
 
     Args:
-        sizes: As in ``LayerSlots``.
-        cols: Inputs.
+        sizes: See ``LayerSlots``.
+        cols: Number of inputs.
         num_slots: The number of slots.
         device: The device of the model.
 
@@ -200,10 +202,10 @@ class DeviceLayer(LayerSlots):
 
     def add(self, x: Tensor, y: Tensor, slots: Tensor) -> None:
         """Compute ``HostLayer.add`` with slots ``[rows] int32`` on the device, without a host round trip."""
-        ops.add_signed(x, self.bits, self.scales, slots, y)
+        add_signed(x, self.bits, self.scales, slots, y)
 
     def add_rows(self, ids: Tensor, y: Tensor, slots: Tensor) -> None:
-        """``y[row] += delta[slot of row][ids[row]]``: the rows of an embedding, without a host round trip."""
+        """Compute ``y[row] += delta[slot of row][ids[row]]`` without a host round trip."""
         safe = slots.clamp(min=0).long()
         bits = self.bits[safe, ids]
         shifts = torch.tensor(_SHIFTS, dtype=torch.uint8, device=bits.device)
@@ -216,7 +218,7 @@ class VectorSlots:
     """A vector per slot in a static buffer, and a neutral one for rows without a slot.
 
     Args:
-        size: Elements of the vector.
+        size: Number of elements of a vector.
         num_slots: The number of slots.
         neutral: The value of rows without a slot: 0 for biases, 1 for factors of norms.
         device: The device of the model.
@@ -228,7 +230,7 @@ class VectorSlots:
         self.occupied: set[int] = set()
 
     def put(self, slot: int, values: Tensor | None) -> None:
-        """Replace the vector of a slot; None: the neutral one."""
+        """Replace the vector of a slot; None resets it to the neutral one."""
         self.occupied.discard(slot)
         if values is None:
             self.values[slot].fill_(self._neutral)
@@ -237,12 +239,12 @@ class VectorSlots:
             self.occupied.add(slot)
 
     def rows(self, slots: Tensor) -> Tensor:
-        """Return the vector of each row, ``[rows, size] float32``; the last is the neutral one, of slot -1."""
+        """Return the vector of each row, ``[rows, size] float32``; rows of slot -1 get the neutral one, the last."""
         return self.values[slots.long()]
 
 
 def sliced(matrix: SignMatrix, rows: slice, cols: slice) -> SignMatrix:
-    """Return the part of a matrix that one rank of tensor parallelism holds; a view where possible.
+    """Return the part of a matrix for one rank of tensor parallelism, as a view where possible.
 
     Raises:
         CodecError: If the columns do not begin at a whole byte and a whole group.
@@ -261,3 +263,29 @@ def sliced(matrix: SignMatrix, rows: slice, cols: slice) -> SignMatrix:
     if group is not None:
         scales = scales[:, cols.start // group : -(-cols.stop // group)]
     return SignMatrix(bits.contiguous(), scales.contiguous(), cols.stop - cols.start, group)
+
+
+_LIBRARY = _library.Library("gym_fed", "DEF")
+_LIBRARY.define("add_signed(Tensor x, Tensor bits, Tensor scales, Tensor slots, Tensor(a!) y) -> ()")
+
+
+def _fake(x: Tensor, bits: Tensor, scales: Tensor, slots: Tensor, y: Tensor) -> None:
+    """Do nothing, since the operator returns nothing."""
+
+
+for _device in ("CUDA", "CPU"):
+    _LIBRARY.impl("add_signed", add_signed_slots, _device)
+_library.register_fake("gym_fed::add_signed", _fake, lib=_LIBRARY)
+
+
+def add_signed(x: Tensor, bits: Tensor, scales: Tensor, slots: Tensor, y: Tensor) -> None:
+    """Add each row's sign delta: ``y[row] += scales[slot] * sign(bits[slot]) @ x[row]``; slot -1 adds nothing.
+
+    Args:
+        x: ``[rows, in]`` float32, bfloat16 or float16.
+        bits: ``[slots, out, ceil(in / 8)]`` uint8.
+        scales: ``[slots, out]`` float32.
+        slots: ``[rows or more]`` int32.
+        y: ``[rows, out]``, changed in place; its columns are contiguous.
+    """
+    torch.ops.gym_fed.add_signed(x, bits, scales, slots, y)

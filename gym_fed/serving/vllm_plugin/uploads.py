@@ -1,8 +1,8 @@
-"""Adapters that a training run sends to vLLM: received, checked and stored in a private folder.
+"""Receive adapters that a training run sends to vLLM, check them, and store them in a private folder.
 
 ``--middleware gym_fed.serving.vllm_plugin.uploads.AdapterUploads`` adds two requests to vLLM's HTTP server, so that the
-run may be on another machine. ``PUT /gym/adapters/NAME`` takes the bytes of a PEFT adapter with its config in the
-metadata ``adapter_config`` and returns the ``path`` for vLLM's ``/v1/load_lora_adapter``; ``DELETE`` removes it.
+run may be on another machine. ``PUT /gym/adapters/NAME`` takes the bytes of a PEFT adapter, with its config in the
+metadata ``adapter_config``, and returns the ``path`` for vLLM's ``/v1/load_lora_adapter``; ``DELETE`` removes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 PREFIX = "/gym/adapters/"
 CONFIG_KEY = "adapter_config"
-"""Key of the safetensors metadata with the text of ``adapter_config.json``."""
+"""The key of the safetensors metadata that has the text of ``adapter_config.json``."""
 
 MAX_BYTES = 4 * 2**30
 MAX_ADAPTERS = 64
@@ -34,11 +34,11 @@ _Send = Callable[[Any], Awaitable[None]]
 
 
 class UploadRefusedError(ValueError):
-    """The reason why an upload is refused."""
+    """Raised if an upload is refused, with the reason."""
 
 
 class AdapterUploads:
-    """ASGI middleware; requests of other paths reach vLLM unchanged.
+    """ASGI middleware for uploads; requests of other paths reach vLLM unchanged.
 
     Args:
         app: vLLM's application.
@@ -49,7 +49,7 @@ class AdapterUploads:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
-        """Answer a request of an adapter, or pass it on."""
+        """Answer a request about an adapter, or pass it on."""
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
             await self._app(scope, receive, send)
             return
@@ -88,12 +88,12 @@ class AdapterUploads:
 
     def _root(self) -> Path:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="gym-adapters-")  # of this user alone
+            self._folder = tempfile.TemporaryDirectory(prefix="gym-adapters-")  # private to this user
         return Path(self._folder.name)
 
 
 def _is_authorized(scope: Any) -> bool:
-    """Check the key here: vLLM's own check is of ``/v1`` only. Like there, ``--api-key`` replaces the variable."""
+    """Check the key, since vLLM checks only ``/v1``; as there, ``--api-key`` takes precedence over the variable."""
     args = getattr(getattr(scope.get("app"), "state", None), "args", None)
     keys = [key for key in getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY", "")] if key]
     given = _digest(dict(scope["headers"]).get(b"authorization", b""))
@@ -119,7 +119,7 @@ def _config_of(file: Path) -> dict[str, Any]:
     """Return the adapter's config from a safetensors header.
 
     Raises:
-        UploadRefusedError: If this is no safetensors file with such a config.
+        UploadRefusedError: If this is not a safetensors file with such a config.
     """
     with file.open("rb") as opened:
         size = opened.read(8)

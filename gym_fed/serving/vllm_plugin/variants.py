@@ -23,7 +23,8 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 """The name of a variant in vLLM: the SHA-256 of its file."""
 
 _OPEN_FILES = 4096
-"""Files that stay mapped. A variant that vLLM evicts is read again from its map, even if its file was removed."""
+"""Number of files that stay memory-mapped. A variant that vLLM evicts is read again from its map, even if its file was
+removed."""
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 _WEIGHT = ".weight"
@@ -35,9 +36,9 @@ class PluginVariant:
 
     Attributes:
         signs: Sign matrices ``[out, in]`` of linear layers, embeddings and head.
-        factors: Factors ``a`` ``[r, in]`` and ``b`` ``[out, r]`` of linear layers, the scaling included.
-        norms: ``[size] float32``: added to a norm's weight.
-        biases: ``[out] float32``: added to a linear layer's bias.
+        factors: Factors ``a`` ``[r, in]`` and ``b`` ``[out, r]`` of linear layers, including the scaling.
+        norms: Deltas of norm weights, ``[size] float32``.
+        biases: Deltas of the biases of linear layers, ``[out] float32``.
     """
 
     signs: Mapping[str, SignMatrix]
@@ -47,7 +48,7 @@ class PluginVariant:
 
     @property
     def rank(self) -> int:
-        """The largest rank of its factors; 0 without any."""
+        """The largest rank of its factors; 0 without factors."""
         return max((len(a) for a, _ in self.factors.values()), default=0)
 
 
@@ -132,10 +133,10 @@ def object_path(objects: Path, digest: str) -> Path:
 
 @lru_cache(maxsize=_OPEN_FILES)
 def open_object(path: Path) -> DeltaFile:
-    """Map the file of a digest and check that its bytes have this digest; it stays open.
+    """Memory-map the file of a digest, and check that its bytes have this digest; it stays open.
 
     Raises:
-        GymError: ``HASH_MISMATCH``; as ``DeltaFile.open``.
+        GymError: ``HASH_MISMATCH``; errors from ``DeltaFile.open``.
     """
     delta = DeltaFile.open(path)
     actual = delta.sha256()

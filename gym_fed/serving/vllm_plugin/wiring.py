@@ -27,9 +27,9 @@ class Shard:
     """The part of a full matrix that a layer of this rank holds.
 
     Attributes:
-        rows: Its outputs.
-        cols: Its inputs.
-        full: Shape of the full matrix.
+        rows: The outputs in it.
+        cols: The inputs in it.
+        full: The shape of the full matrix.
     """
 
     rows: slice
@@ -39,14 +39,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class LinearPlace:
-    """A linear layer: the names of its parts (query, key and value), their shards, and what it adds.
+    """A linear layer: its parts (query, key and value), and the deltas that are added to it.
 
     Attributes:
-        parts: Names of the base's modules, in the order of the outputs.
+        parts: The names of the base's modules, in the order of the outputs.
         shards: The shard of each part.
         slots: The sign matrices.
         bias: The deltas of the bias; None for a layer without bias.
-        adds_bias: True if this rank adds the bias.
+        adds_bias: Whether this rank adds the bias.
     """
 
     parts: tuple[str, ...]
@@ -65,17 +65,17 @@ class NormPlace:
 
 
 Prepared = Mapping[str, Any]
-"""A variant in the form of each place, by the place's name."""
+"""A variant in the form that each place takes, by the place's name."""
 
 
 class Wiring:
-    """All places of a model.
+    """The places of a model at which variants add their terms.
 
     Args:
         step: The slots of the current step.
         num_slots: The number of slots.
-        kernel: How sign deltas are multiplied on a CPU.
-        tied: True if the head has the embedding's weights.
+        kernel: The CPU kernel of sign deltas.
+        tied: Whether the head has the embedding's weights.
         device: The device of the model.
     """
 
@@ -86,7 +86,7 @@ class Wiring:
         self.linears: dict[str, LinearPlace] = {}
         self.norms: dict[str, NormPlace] = {}
         self.tables: dict[str, HostLayer | DeviceLayer] = {}
-        """Embedding and head, whole on every rank."""
+        """Embedding and head, which every rank holds in full."""
         self._num_slots, self._kernel, self._tied, self._device = num_slots, kernel, tied, device
 
     def new_layer(self, sizes: Sequence[int], cols: int) -> HostLayer | DeviceLayer:
@@ -119,7 +119,7 @@ class Wiring:
         return self.tables[name]
 
     def prepare(self, variant: PluginVariant) -> Prepared:
-        """Copy a variant into the form of each place; all checks of its contents are made here.
+        """Convert a variant to the form that each place takes, and check its contents.
 
         Raises:
             ValueError: Naming the first module that the model lacks or that does not fit.
@@ -145,7 +145,7 @@ class Wiring:
         return prepared
 
     def activate(self, slot: int, prepared: Prepared | None) -> None:
-        """Put a variant into a slot; None empties it."""
+        """Put a variant into a slot, or empty it for None."""
         for name, place in self.linears.items():
             parts, bias = prepared[name] if prepared is not None else ([None] * len(place.parts), None)
             place.slots.put(slot, parts)
@@ -170,14 +170,14 @@ class Wiring:
         return _checked(name, place.slots, number, own)
 
     def _bias(self, place: LinearPlace, variant: PluginVariant) -> Tensor | None:
-        found = [variant.biases.get(name) for name in place.parts]
-        if all(bias is None for bias in found):
+        biases = [variant.biases.get(name) for name in place.parts]
+        if all(bias is None for bias in biases):
             return None
         if place.bias is None:
             raise ValueError(f"{', '.join(place.parts)}: the model has no bias to which a delta can be added")
         if not place.adds_bias:
             return None
-        return torch.cat(list(_bias_rows(place, found)))
+        return torch.cat(list(_bias_rows(place, biases)))
 
 
 def _bias_rows(place: LinearPlace, biases: Sequence[Tensor | None]) -> Iterator[Tensor]:
@@ -191,7 +191,7 @@ def _bias_rows(place: LinearPlace, biases: Sequence[Tensor | None]) -> Iterator[
 
 
 def _factor(name: str, norm: NormPlace, delta: Tensor | None) -> Tensor | None:
-    """Return ``(w + delta) / w``, so that the norm's own output only has to be multiplied."""
+    """Return ``(w + delta) / w``, by which the norm's own output is multiplied."""
     if delta is None:
         return None
     weight = norm.weight.detach().to("cpu", torch.float32)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.models import resolve
 from gym_fed.config.algorithms.reinforcement import RolloutEngine, RolloutSettings
 from gym_fed.serving.engine.request import SamplingParams
-from gym_fed.serving.vllm.connection import connect_vllm, start_vllm
-from gym_fed.serving.vllm.installation import VllmInstallation, VllmOptions
+from gym_fed.serving.vllm.connection import VllmInstallation, VllmOptions, connect_vllm, start_vllm
 from gym_fed.serving.vllm_plugin.settings import PluginSettings
 from gym_fed.training.rollouts.client import RolloutClient
 from gym_fed.training.rollouts.generation import VllmGeneration

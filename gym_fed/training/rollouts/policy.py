@@ -11,7 +11,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.serving.vllm.bodies import require_supported
-from gym_fed.serving.vllm.installation import TARGETS
+from gym_fed.serving.vllm.connection import TARGETS
 from gym_fed.serving.vllm_plugin.uploads import CONFIG_KEY
 
 _LARGEST_RANK = 512
