@@ -1,4 +1,4 @@
-"""The base model of a server: its identity, its loading, and the digest of its float32 weights.
+"""The base model of a server: its identity, loading, and the digest of its float32 weights.
 
 Variants refer to the digest. A hub describes its base with ``spec_of_files``, without loading torch and the model.
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _DERIVED = re.compile(r"(^lm_head\.weight|\.rotary_emb\.inv_freq)$")
-"""Stored tensors that follow from others: a tied head, and frequencies that old versions of transformers stored."""
+"""Stored tensors that are derived from others: a tied head, and frequencies from old versions of transformers."""
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -83,7 +83,7 @@ def _vocabulary(model: Any) -> int | None:
 
 
 def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
-    """Compute the ``BaseSpec`` of a folder's model from its files; None if the model has to be loaded."""
+    """Compute the ``BaseSpec`` of a folder's model from its files; None if the model must be loaded."""
     config = plain_config(folder)
     tensors = None if config is None else file_tensors(folder)
     if config is None or tensors is None or config.num_hidden_layers > len(tensors):
@@ -95,9 +95,9 @@ def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
 
 
 def require_same_tensors(name: str) -> None:
-    """Refuse a base that lacks a tensor or has an extra one by the headers of its files, without loading it.
+    """Refuse a base with missing or extra tensors, by the headers of its files and without loading it.
 
-    A base that is not on this machine, or whose architecture only transformers knows, is checked when it is loaded.
+    A base that is not on this machine, or whose architecture only transformers supports, is checked when it is loaded.
 
     Raises:
         GymError: ``MODEL_INVALID`` naming the tensor.
@@ -133,12 +133,13 @@ def load_base(
 ) -> tuple[Any, Any, BaseSpec]:
     """Load the model in its serving dtype, with its tokenizer and its ``BaseSpec``.
 
-    With ``plain`` the model is a ``PlainModel`` and the tokenizer a ``PlainTokenizer``, if they support this base;
-    transformers is then not imported.
+    With ``plain``, the model is a ``PlainModel`` and the tokenizer a ``PlainTokenizer`` if they support this base;
+    transformers is not imported then.
 
-    Weights of the folder's own safetensors files are read in the serving type, and the digest is computed from the
-    files, block by block. With adapters, or if the files' tensors do not map one to one to the model's, it is loaded in
-    float32 and converted afterwards, since its float32 weights are not in the files. That needs three times the memory.
+    Weights of the folder's own safetensors files are read in the serving dtype, and the digest is computed from the
+    files, block by block. With adapters, or if the files' tensors do not map one to one to the model's, the model is
+    loaded in float32 and then converted, since its float32 weights are not in the files. This takes three times the
+    memory.
 
     Raises:
         GymError: See ``load_model`` and ``end_ids``.
@@ -183,7 +184,7 @@ def load_base(
 
 
 def _converted(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert a model's weights in place, but not complex buffers, which ``Module.to`` makes real (Llama 4's tower)."""
+    """Convert a model's weights in place, except complex buffers, which ``Module.to`` makes real (Llama 4's tower)."""
     untyped: Any = model
     untyped._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
     return model
@@ -200,7 +201,7 @@ def _warn_of_rounding(model: nn.Module, name: str, adapters: Sequence[str], dtyp
 
 
 def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
-    """Load a folder's model without transformers' classes; None if only those can load it."""
+    """Load a folder's model without transformers' classes; None if they are required."""
     import torch
 
     from gym_fed.base.modeling.checkpoint import Checkpoint
@@ -217,7 +218,7 @@ def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
     model.digest = float32_digest(checkpoint.entries, sorted(weights))
     model.name_or_path = str(folder)
     file = folder / "generation_config.json"
-    with suppress(OSError, GymError):  # transformers ignores a file that it cannot read, too
+    with suppress(OSError, GymError):  # transformers also ignores a file that it cannot read
         model.generation_config.eos_token_id = (
             read_object(file).get("eos_token_id") if file.is_file() else None
         )
@@ -225,7 +226,7 @@ def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
 
 
 def _named(model: Any, folder: Path) -> None:
-    """Set the name and generation config of a model that was built from tensors, as loading from its folder would."""
+    """Set the name and generation config of a model built from tensors, as loading from its folder would."""
     from transformers import GenerationConfig
 
     model.name_or_path = model.config.name_or_path = str(folder)
@@ -241,8 +242,8 @@ def _spec(model: nn.Module, digest: str, name: str) -> BaseSpec:
 def checkpoint_digest(model: nn.Module, checkpoint: Checkpoint) -> str | None:
     """Compute ``tensors_digest`` of a model as it would be in float32, from the files that it was loaded from.
 
-    None if the files' tensors do not map one to one to the model's: a parameter has another name or shape, or is not
-    the file's rounded to its own dtype. Such a model has to be loaded in float32.
+    Returns None if the files' tensors do not map one to one to the model's: a parameter has a different name or shape,
+    or is not the file's tensor rounded to its own dtype. Such a model must be loaded in float32.
     """
     import torch
 

@@ -79,7 +79,7 @@ class BatchInput:
 
 
 class _LineProblem(Exception):
-    """A problem with one line, and the field that causes it."""
+    """Raised for a problem with one line, with the field that causes it."""
 
     def __init__(self, field: str, text: str, custom_id: object = None) -> None:
         super().__init__(field, text)
@@ -87,10 +87,10 @@ class _LineProblem(Exception):
 
 
 def check_input(path: Path, check_body: CheckBody) -> BatchInput:
-    """Check every line of a file, and refuse the file if any line cannot be run.
+    """Check every line of a file, and refuse the file if any line is invalid.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming number, custom_id and field of each line.
+        GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming number, custom_id and field of each such line.
     """
     digest = hashlib.sha256()
     places: dict[str, int] = {}
@@ -122,7 +122,7 @@ def check_input(path: Path, check_body: CheckBody) -> BatchInput:
 
 
 def check_body(url: str, body: dict[str, Any]) -> None:
-    """Validate a body as the API does; the model's name is looked up later.
+    """Validate a body like the API; the model's name is looked up later.
 
     Raises:
         RequestError: Naming the field.

@@ -1,7 +1,7 @@
 """Run a batch of requests: fill the engine's queue, append answers as they finish, and resume after a stop.
 
 A request without a seed gets one derived from the run's seed and its custom_id, so that a resumed run gives the same
-answers as an uninterrupted one. Whole lines are appended, so the same command continues after a kill.
+answers as an uninterrupted one. Only complete lines are appended, so the same command resumes after a kill.
 ``out.jsonl.batch.json``, next to ``out.jsonl``, records the input and the model of the answers.
 """
 
@@ -31,8 +31,7 @@ Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Takes URL and body and returns OpenAI's answer; raises ``GymError``, with ``BUSY`` if the queue is full."""
 
 _LINES_OWN = (ErrorCode.DEADLINE_EXCEEDED,)
-"""Server errors that concern one request only. Any other error ends the run, since the next request would fail in the
-same way."""
+"""Server errors that affect only one request. Any other one ends the run, since the next request would also fail."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,10 @@ class BatchReport:
     """The progress of a run.
 
     Attributes:
-        total: Requests of the input.
-        done: Requests with an answer or error line, including those from earlier runs.
-        failed: Done requests that failed.
-        resumed: Done requests whose line was written before this run.
+        total: Number of requests in the input.
+        done: Number of requests with an answer or error line, including those from earlier runs.
+        failed: Number of done requests that failed.
+        resumed: Number of done requests whose line was written before this run.
         prompt_tokens: Prompt tokens of this run.
         completion_tokens: Completion tokens of this run.
         seconds: Seconds since the start of this run.
@@ -94,13 +93,13 @@ def run_batch(
         output: The output files; lines are appended in order of completion.
         answer: Called from ``at_once`` threads.
         at_once: Maximum requests that run or wait in the engine's queue.
-        seed: The seed from which the seeds of requests without one are derived.
+        seed: The seed from which missing seeds of requests are derived.
         on_report: Called after every line, and about once a second.
         on_stop: Called when the run ends early, to make active calls of ``answer`` return soon.
 
     Raises:
-        GymError: For an error that concerns more than one request.
-        KeyboardInterrupt: On Ctrl-C; the written answers stay, and the same call continues.
+        GymError: For an error that affects more than one request.
+        KeyboardInterrupt: On Ctrl-C; the written answers stay, and the same call resumes the run.
     """
     began = time.monotonic()
     before = frozenset(output.done)
@@ -108,7 +107,7 @@ def run_batch(
     waiting = (request for request in given.requests() if request.custom_id not in before)
     again: deque[BatchRequest] = deque()
     flying: dict[Future[dict[str, Any]], _Sent] = {}
-    is_full = False  # the engine's queue: new requests wait until one has ended
+    is_full = False  # True if the engine's queue is full, so that requests wait until one has ended
 
     def report() -> BatchReport:
         seconds = time.monotonic() - began
@@ -177,18 +176,18 @@ def line_of(given: BatchInput, request: BatchRequest, status: int, body: dict[st
 
 
 SYNC_SECONDS = 2.0
-"""Seconds between two syncs to disk: a power cut may lose that much work."""
+"""Seconds between two syncs to disk, the amount of work that a power cut may lose."""
 
 
 class BatchOutput:
     """The output files of a run, locked against other processes.
 
-    As a context manager it leaves no file behind if an error occurs before the first line.
+    As a context manager, it leaves no files behind if an error occurs before the first line.
 
     Args:
         path: The path of the answers, and of the failures if ``errors`` is None.
         errors: The path of the failures; None: ``path``.
-        belongs_to: Input and model, as JSON values; the output of another run is refused unless it is empty.
+        belongs_to: The input and model, as JSON values; the output of a different run is refused unless it is empty.
         custom_ids: The custom ids of the input.
 
     Attributes:
@@ -216,14 +215,14 @@ class BatchOutput:
             self._failures = self._open(errors, custom_ids) if errors is not None else self._answers
             if begins and not self.done:
                 self._describe(belongs_to)
-            elif begins:  # it has written since
+            elif begins:  # another process has written lines since
                 self._require_same(self._described(), belongs_to)
         except BaseException:
             self.close()
             raise
 
     def write(self, line: dict[str, Any], *, failed: bool) -> None:
-        """Append a line; it survives a kill of the process."""
+        """Append a line, which survives a kill of the process."""
         data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         file = self._failures if failed else self._answers
         while data:
@@ -234,7 +233,7 @@ class BatchOutput:
             self._sync()
 
     def pin(self, more: dict[str, Any]) -> None:
-        """Record a further fact about the answers, known after the model is loaded.
+        """Record facts about the answers that are known only after the model is loaded.
 
         Raises:
             GymError: ``FILE_EXISTS`` if there already are answers of another model.

@@ -1,8 +1,8 @@
 """A fast tokenizer on the ``tokenizers`` library, without importing transformers' classes.
 
-That import takes as long as the rest of a start without torch. Chat templates are rendered by transformers' functions,
-which a server imports after it has started to answer. Tests compare every method with transformers' tokenizer. A folder
-with any unknown setting is left to transformers.
+Importing these takes as long as the rest of a start without torch. Chat templates are rendered by transformers'
+functions, which a server imports after it has started to answer. Tests compare every method with transformers'
+tokenizer. Folders with unknown settings are left to transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gym_fed.core.system_errors import is_panic
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
-"""Architectures whose tokenizers are supported; transformers has special code for others, whatever their files say."""
+"""Architectures whose tokenizers are supported; transformers has special code for others, regardless of their files."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 _ALLOWED = {
     *_NAMED,
@@ -65,7 +65,7 @@ class PlainTokenizer:
     def __init__(
         self, backend: Tokenizer, named: dict[str, str], chat_template: str | None, name_or_path: str
     ) -> None:
-        """Not called directly: use ``plain_tokenizer``."""
+        """Use ``plain_tokenizer`` instead."""
         self.backend_tokenizer, self.chat_template, self.name_or_path = backend, chat_template, name_or_path
         self.special_tokens_map = named
         self._added: dict[int, AddedToken] | None = None
@@ -127,7 +127,7 @@ class PlainTokenizer:
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
         """The added tokens by id, in the order of the ids."""
-        if self._added is None:  # thousands take the library a tenth of a second
+        if self._added is None:  # with thousands of tokens, this takes the library 0.1 s
             self._added = dict(sorted(self.backend_tokenizer.get_added_tokens_decoder().items()))
         return self._added
 
@@ -161,7 +161,7 @@ class PlainTokenizer:
         return self.convert_tokens_to_ids(self.special_tokens_map.get("pad_token"))
 
     def warm(self) -> None:
-        """Prepare the chat renderer, so that the first chat need not wait for it."""
+        """Prepare the chat renderer, so that the first chat does not wait for it."""
         if self.chat_template:
             from transformers.utils import chat_template_utils as theirs
 
@@ -244,7 +244,7 @@ class PlainTokenizer:
 
 
 def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:
-    """Load the tokenizer of a model folder; None if transformers has to load it.
+    """Load the tokenizer of a model folder; None if transformers must load it.
 
     Args:
         folder: The folder.
@@ -258,7 +258,7 @@ def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:
     try:
         config = read_object(folder / "tokenizer_config.json")
         template = _template(folder, config)
-    except (OSError, ValueError, GymError):  # transformers reports what is wrong
+    except (OSError, ValueError, GymError):  # transformers will report the error
         return None
     if config.get("tokenizer_class") != "TokenizersBackend" or config.keys() - _ALLOWED:
         return None
@@ -310,7 +310,7 @@ def _backend(file: Path) -> Tokenizer | None:
 
 
 def _is_ordinary(backend: Tokenizer, control: Sequence[str]) -> bool:
-    """Return whether transformers would use the tokenizer unchanged."""
+    """Return True if transformers would use the tokenizer unchanged."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     return (
         backend.truncation is None

@@ -47,13 +47,13 @@ class Serving:
         served_name: The base's name in the API.
         base: The identity of the base, with the digest of its float32 weights.
         tokenizer: The tokenizer of the base, with the template of the config.
-        served: The model; None: it is in another process.
+        served: The model; None if it is in another process.
         engine: The engine that generates the answers.
-        store: The variants; None: only the base is served.
+        store: The variants; None if only the base is served.
         service: OpenAI's API over the engine.
-        usage_log: The log of each caller's tokens; None: there is none.
+        usage_log: The log of each caller's tokens; None if there is none.
         content_filter: The filter of requests and answers; None if it is off.
-        description: What `gym api` prints about the engine.
+        description: The description of the engine that `gym api` prints.
     """
 
     config: ServingConfig
@@ -70,7 +70,7 @@ class Serving:
     _closing: ExitStack
 
     def close(self) -> None:
-        """Cancel the running answers and free everything. May be called again."""
+        """Cancel the running answers, and free all resources. May be called repeatedly."""
         self._closing.close()
 
     def __enter__(self) -> Serving:
@@ -84,14 +84,14 @@ def open_serving(config: ServingConfig) -> Serving:
     """Load the base, open its variants, and start the engine.
 
     Raises:
-        GymError: As in ``sampling_defaults`` and the engine's ``check`` and ``open``; ``CONFIG_INVALID`` for a base
-            whose name the API cannot use, without ``served_name``.
+        GymError: Errors from ``sampling_defaults`` and the engine's ``check`` and ``open``; ``CONFIG_INVALID`` without
+            ``served_name`` for a base whose name the API cannot use.
     """
     from gym_fed.data.chat_templates.choice import read_chat_template
 
     name = _served_name(config)
     if config.chat_template is not None:
-        read_chat_template(config.chat_template)  # refused before the base is loaded
+        read_chat_template(config.chat_template)  # raise before the base is loaded
     content_filter = _content_filter(config)
     defaults = sampling_defaults(Path(resolve(config.base)), config.sampling)
     kind: EngineKind = ENGINES.new(config.engine.kind)
@@ -148,7 +148,7 @@ def _served_name(config: ServingConfig) -> str:
 
 
 def _max_at_once(config: EngineConfig) -> int:
-    """Return the maximum requests that one user can have queued on an otherwise idle server."""
+    """Return the maximum number of requests that one user can have on an otherwise idle server."""
     return config.max_concurrent + min(config.max_queued, config.max_queued_per_user)
 
 
@@ -177,10 +177,10 @@ def sampling_defaults(folder: Path, config: SamplingConfig) -> dict[str, Any]:
     """Collect default sampling fields: those that ``config`` sets, then those of generation_config.json.
 
     An adapter's folder without such a file uses that of its base. ``do_sample: false`` means temperature 0. Fields that
-    neither sets are omitted, so OpenAI's defaults apply.
+    neither sets are omitted, so that OpenAI's defaults apply.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a value in the file that a request may not have; as ``resolve`` for the base.
+        GymError: ``MODEL_INVALID`` for a value in the file that requests may not have; errors from ``resolve``.
     """
     set_here = config.model_dump(exclude_none=True)
     file = _file_of(folder)
@@ -212,6 +212,6 @@ def _file_of(folder: Path) -> Path | None:
         adapter = folder / "adapter_config.json"
         base = read_object(adapter).get("base_model_name_or_path") if adapter.is_file() else None
         if not isinstance(base, str) or not base:
-            return None  # loading reports an adapter that names no base
+            return None  # loading it will report the missing base
         folder = Path(resolve(base))
     return None

@@ -1,4 +1,4 @@
-"""Pictures, sounds and videos that a question of `gym chat` carries, as parts of OpenAI's API."""
+"""Attachments of a question in `gym chat`: pictures, audio and videos, as content parts of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def read_attachment(path: Path) -> dict[str, Any]:
     """Read a file as a content part.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``USAGE`` for a file of a different kind, ``TOO_LARGE`` for one of more than
-            ``MAX_BYTES``.
+        GymError: ``FILE_NOT_FOUND``; ``USAGE`` for any other kind of file; ``TOO_LARGE`` above ``MAX_BYTES``.
     """
     kind = _SUFFIXES.get(path.suffix.lower())
     if kind is None:

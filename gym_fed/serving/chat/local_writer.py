@@ -66,7 +66,7 @@ class LocalWriter:
         return bool(self._tokenizer.chat_template)
 
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
-        """Stream an answer; half of the context, or ``max_tokens`` if less, is reserved for it. See ``Writer``."""
+        """Stream an answer, for which half of the context, or ``max_tokens`` if less, is reserved; see ``Writer``."""
         requested = body.get("max_tokens") or self._context
         with _as_too_large():
             length = self._length(body)
@@ -96,7 +96,7 @@ class LocalWriter:
 
 @contextmanager
 def _as_too_large() -> Iterator[None]:
-    """Raise the service's refusal of a prompt that is too long as the ``TOO_LARGE`` of ``Writer``."""
+    """Convert the service's refusal of a prompt that is too long to ``TOO_LARGE``, as ``Writer`` raises it."""
     try:
         yield
     except RequestError as error:
@@ -116,14 +116,14 @@ def open_engine(
     """Open a model and its variants in the engine, for one conversation.
 
     Args:
-        model: A name or folder as for ``load_model``; adapters are merged.
+        model: A name or folder for ``load_model``; adapters are merged.
         adapters: Further PEFT folders to merge, in this order.
         variants: The folder of a variant store.
-        device: As for ``pick_device``.
-        chat_template: As in ``ServingConfig``.
+        device: See ``pick_device``.
+        chat_template: See ``ServingConfig``.
 
     Raises:
-        GymError: As in ``open_serving``; ``MODEL_INVALID`` for a model that the engine cannot serve.
+        GymError: Errors from ``open_serving``; ``MODEL_INVALID`` for a model that the engine cannot serve.
     """
     from gym_fed.base.models import model_name
     from gym_fed.config.serving import EngineConfig, ServingConfig
@@ -196,7 +196,7 @@ def _refuse_attachments(_messages: list[dict[str, Any]]) -> int:
 
 
 def require_store(folder: Path | None) -> None:
-    """Refuse a folder without variants, rather than create an empty store there.
+    """Refuse a folder without variants, instead of creating an empty store there.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``.
@@ -208,7 +208,7 @@ def require_store(folder: Path | None) -> None:
 
 
 def _require_mergeable(model: str) -> None:
-    """Refuse an adapter of virtual tokens, which cannot be merged into weights."""
+    """Refuse a prompt-learning adapter, which cannot be merged into weights."""
     from gym_fed.base.models import resolve
 
     folder = Path(resolve(model))

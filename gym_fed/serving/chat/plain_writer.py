@@ -58,7 +58,7 @@ class PlainGeneration:
         def work() -> None:
             try:
                 done.append(self._generate(ids, body, _TextQueue(self._reader, texts), stop))
-            except Exception as error:  # noqa: BLE001  # raised again by the thread that reads
+            except Exception as error:  # noqa: BLE001  # raised again on the reading thread
                 failed.append(error)
             finally:
                 texts.put(None)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 600.0
-"""Maximum seconds between two chunks: the server may queue the request, or prefill a long prompt."""
+"""Maximum seconds between two chunks, since the server may queue the request, or prefill a long prompt."""
 
 MAX_ANSWER_BYTES = 64 << 20
-"""Maximum bytes of a decompressed answer without streaming; the log-probabilities of 100,000 tokens take some 10 MB."""
+"""Maximum bytes of a decompressed answer; the log-probabilities of 100,000 tokens take some 10 MB."""
 
 MAX_LINE_BYTES = 4 << 20
 """Maximum bytes of one line of a stream; a chunk with its log-probabilities has a few kB."""
@@ -114,7 +114,7 @@ class RemoteWriter:
     def _fetch(
         self, method: str, path: str, pick: Callable[[Any], T], what: str, body: dict[str, Any] | None = None
     ) -> T:
-        """Send a request without streaming, and return what ``pick`` takes from the JSON of its answer."""
+        """Send a request without streaming, and return the result of ``pick`` for the JSON of its answer."""
         import httpx
 
         place = f"{self._url}/{path}"
@@ -166,7 +166,7 @@ def _lines(place: str, answer: httpx.Response) -> Iterator[str]:
         begun.append(part)
         num_bytes += len(part)
         if b"\n" in part or b"\r" in part:
-            # The start of a line without its newline yet
+            # ``rest`` is the start of a line whose newline has not arrived
             *lines, rest = (b"".join(begun) + b"\0").splitlines()
             for line in lines:
                 yield line.decode("utf-8", errors="replace")

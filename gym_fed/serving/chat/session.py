@@ -64,7 +64,7 @@ class ChatSession:
         messages: All messages of user and assistant, oldest first.
         forgotten: Number of oldest messages that no longer fit the context.
         finish_reason: Why the last answer ended; ``stopped`` if it was interrupted.
-        attached: Content parts that the next question carries.
+        attached: Content parts to send with the next question.
     """
 
     def __init__(
@@ -118,16 +118,16 @@ class ChatSession:
         """Attach a picture, sound or video to the next question.
 
         Raises:
-            GymError: As in ``read_attachment``; ``USAGE`` for a model without a chat template.
+            GymError: Errors from ``read_attachment``; ``USAGE`` for a model without a chat template.
         """
         self.require_memory("an attachment")
         self.attached.append(read_attachment(path))
 
     def say(self, text: str) -> Generator[str]:
-        """Stream the answer to ``text`` and what is attached; parts of its thought are ``ThoughtText``.
+        """Stream the answer to ``text`` and the attachments; parts of its thought are ``ThoughtText``.
 
         An answer that ends early (the iterator is closed, or fails) is stored up to that point. If it is empty,
-        ``text`` is not stored either, and what was attached stays attached.
+        ``text`` is not stored either, and the attachments are kept for the next question.
 
         Raises:
             GymError: ``TOO_LARGE`` if ``text`` alone does not fit the context; or the writer's refusal.
@@ -154,7 +154,7 @@ class ChatSession:
                 self.attached = [*parts, *self.attached]
 
     def undo(self) -> tuple[str, list[dict[str, Any]]] | None:
-        """Remove the last question and its answer, and return its text and attachments; None if there is none."""
+        """Remove the last question and its answer; return the question's text and attachments, or None without one."""
         while self.messages:
             message = self.messages.pop()
             self.forgotten = min(self.forgotten, len(self.messages))
@@ -167,12 +167,13 @@ class ChatSession:
         return None
 
     def reset(self) -> None:
-        """Remove all messages except the system's, and the attachments of the next question."""
+        """Remove all messages except the system message, and the attachments of the next question."""
         self.messages, self.attached = [], []
         self.forgotten = 0
 
     def save(self, path: Path) -> None:
-        """Write all messages, the system's first, as a JSON list. Only files of this conversation are replaced.
+        """Write all messages, beginning with the system message, as a JSON list; replace only this conversation's
+        files.
 
         Raises:
             GymError: ``USAGE`` if there are no messages; ``FILE_EXISTS`` for any other file; ``FILE_NOT_FOUND`` if no
@@ -209,7 +210,7 @@ class ChatSession:
         """Replace the messages with those of a file that ``save`` wrote.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming the invalid message; then nothing changes.
+            GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming the invalid message; nothing changes then.
         """
         messages = read_messages(path)
         system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
@@ -218,7 +219,7 @@ class ChatSession:
         self._own_files.add(path.resolve())
 
     def _chat(self, messages: list[Message]) -> Generator[str]:
-        """Send as many of the messages as fit, dropping the oldest first, each question with its answer."""
+        """Send as many messages as fit, dropping the oldest questions with their answers."""
         system = [{"role": "system", "content": self.system}] if self.system is not None else []
         while True:
             sent = messages[self.forgotten :]

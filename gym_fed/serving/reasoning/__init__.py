@@ -1,1 +1,1 @@
-"""Thoughts of reasoning models: parsers per family, and their detection from the chat template."""
+"""Thoughts of reasoning models: parsers for model families, and their detection from the chat template."""

@@ -1,4 +1,4 @@
-"""Decode complete answers from token ids, with their thoughts apart."""
+"""Decode complete answers from token ids, and separate their thoughts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class ReadAnswer(NamedTuple):
 
 
 class AnswerReader:
-    """Decodes the answers of one tokenizer; its chat template decides how thoughts are written.
+    """Decodes the answers of one tokenizer, whose chat template determines how thoughts are written.
 
-    Only answers to prompts of the chat template have thoughts: after any other text, and with a template that writes no
-    generation prompt to recognise it by, nothing is split.
+    Only answers to prompts of the chat template have thoughts, which requires a template with a generation prompt, by
+    which such prompts are recognised. Other answers are not split.
 
     Attributes:
         thinks: True if the template has thoughts.
-        name: The name of their parser; ``none`` without one.
+        name: The name of the parser; ``none`` without one.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -57,13 +57,13 @@ class AnswerReader:
         return Thinking(self._parser, tail) if is_chat and self._parser.splitter(tail) else None
 
     def has_headers(self, prompt_ids: Sequence[int]) -> bool:
-        """Return whether an answer without a thought still has marks around its text."""
+        """Return True if even an answer without a thought has marks around its text."""
         thinking = self.thinking(prompt_ids)
         splitter = None if thinking is None else thinking.splitter()
         return splitter is not None and not splitter.waiting
 
     def without_thought(self, prompt_ids: Sequence[int]) -> list[int]:
-        """Return a prompt that ends with an empty thought, so that the answer follows at once."""
+        """Return a prompt that ends with an empty thought, so that the answer follows directly."""
         thinking = self.thinking(prompt_ids)
         splitter = None if thinking is None else thinking.splitter()
         if thinking is None or splitter is None:
@@ -83,9 +83,9 @@ class AnswerReader:
         return AnswerStream(self._decoder.stream(prompt_ids), splitter)
 
     def read(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> ReadAnswer:
-        """Decode an answer without special tokens; ``answer_ids`` has no end token."""
+        """Decode an answer without special tokens; ``answer_ids`` must not include the end token."""
         if self.thinking(prompt_ids) is None:
-            # Alone, as in the harness: a stream's text continues the prompt
+            # Decoded alone, as in the harness, since a stream's text continues the prompt
             return ReadAnswer(str(self._tokenizer.decode(list(answer_ids), skip_special_tokens=True)))
         stream = self.stream(prompt_ids)
         split = joined([*map(stream.push, answer_ids), stream.end()])
@@ -96,7 +96,7 @@ class AnswerStream:
     """Decodes an answer token by token, and separates its thought.
 
     Args:
-        stream: The decoder of the answer's text.
+        stream: The stream that decodes the answer's text.
         splitter: The splitter of the answer; None if it has no thought.
     """
 
@@ -109,7 +109,7 @@ class AnswerStream:
         return self._splitter is not None and self._splitter.unfinished
 
     def push(self, token_id: int) -> AnswerSplit:
-        """Add a token, and return the text that is now certain."""
+        """Add a token, and return the text that is now complete."""
         if self._splitter is None:
             return AnswerSplit(text=self._stream.push(token_id))
         return self._splitter.push(token_id, self._stream)

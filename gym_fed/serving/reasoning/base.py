@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.engine.detokenizing import TextStream
 
 TAIL_TOKENS = 32
-"""Tokens at the end of a prompt that show whether the template has opened or closed a thought."""
+"""Number of tokens at the end of a prompt that show whether the template has opened or closed a thought."""
 
 
 class AnswerSplit(NamedTuple):
@@ -22,11 +22,11 @@ class AnswerSplit(NamedTuple):
 
 
 class WrittenThought(NamedTuple):
-    """What a chat template writes around a thought.
+    """The text that a chat template writes around a thought.
 
     Attributes:
         prompt: The text after a user's message, up to the beginning of the answer.
-        before: The text between there and the thought of an answer; None if the template does not show thoughts.
+        before: The text from there to the thought of an answer; None if the template does not show thoughts.
         after: The text between a thought and the answer.
         source: The template itself.
     """
@@ -38,7 +38,7 @@ class WrittenThought(NamedTuple):
 
 
 class Splitter(ABC):
-    """Splits one answer. Marks are recognised by token id if the tokenizer has them, and by their text otherwise.
+    """Splits one answer. Marks are recognised by token id if the tokenizer has them, otherwise by their text.
 
     Text that may be the beginning of a mark is held back.
 
@@ -48,7 +48,7 @@ class Splitter(ABC):
 
     Attributes:
         thinking: True inside a thought.
-        answering: True once the answer has begun, which a grammar may then constrain.
+        answering: True once the answer has begun, which a grammar may constrain.
         waiting: True before the first token that shows whether the answer begins with a thought.
         dropped: True if the last token is a line break that belongs to neither part.
     """
@@ -72,7 +72,7 @@ class Splitter(ABC):
         return joined([self._release(), self._mark(mark)])
 
     def feed(self, text: str) -> AnswerSplit:
-        """Add text, and return the parts that are certain."""
+        """Add text, and return the parts that are complete."""
         text, self._held = self._held + text, ""
         parts: list[AnswerSplit] = []
         while text:
@@ -86,7 +86,7 @@ class Splitter(ABC):
             at, mark = found
             parts.append(self._plain(text[:at]))
             text = text[at:]
-            if self._expects(mark):  # unless the text before it began the answer
+            if self._expects(mark):  # False if the text before it has begun the answer
                 parts.append(self._mark(mark))
                 text = text[len(mark) :]
         return joined(parts)
@@ -107,7 +107,7 @@ class Splitter(ABC):
 
     @abstractmethod
     def _expects(self, mark: str) -> bool:
-        """Return whether a mark has a meaning at this point."""
+        """Return True if a mark has a meaning at this point."""
 
     @abstractmethod
     def _mark(self, mark: str) -> AnswerSplit:
@@ -136,7 +136,7 @@ class ReasoningParser(ABC):
 
     Args:
         tokenizer: The tokenizer, for the ids of marks.
-        written: What the chat template writes.
+        written: The text that the chat template writes around a thought.
 
     Attributes:
         opening: The token ids that open a thought.
@@ -161,7 +161,7 @@ class ReasoningParser(ABC):
     @classmethod
     @abstractmethod
     def matches(cls, written: WrittenThought) -> bool:
-        """Return whether a template writes this format."""
+        """Return True if a template writes this format."""
 
     @abstractmethod
     def splitter(self, tail: str) -> Splitter | None:
@@ -187,8 +187,8 @@ class Thinking:
     Attributes:
         parser: The parser of the model.
         tail: The end of the prompt's text.
-        budget: Maximum tokens of the thought; then the engine closes it. None: no limit.
-        continued: The text of the message that the answer continues; None or empty: it begins a message.
+        budget: Maximum tokens of the thought, which the engine then closes; None: no limit.
+        continued: The text of the message that the answer continues; None or empty if it begins a message.
     """
 
     parser: ReasoningParser
@@ -204,7 +204,7 @@ class Thinking:
 
 
 def encoded(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Encode a text as in the middle of a line, since some tokenizers begin a text with a space."""
+    """Encode a text as if in the middle of a line, since some tokenizers begin a text with a space."""
     anchor = list(tokenizer.encode("a", add_special_tokens=False))
     ids = list(tokenizer.encode(f"a{text}", add_special_tokens=False))
     if ids[: len(anchor)] != anchor:

@@ -25,7 +25,7 @@ def reasoning_parser(name: str, tokenizer: Any) -> ReasoningParser | None:
 
     Args:
         name: A member of ``REASONING_PARSERS``, ``auto`` to detect it from the chat template, or ``none``.
-        tokenizer: The tokenizer; without a chat template, ``auto`` finds no parser.
+        tokenizer: The tokenizer; without a chat template, ``auto`` does not find a parser.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an unknown name.
@@ -34,10 +34,10 @@ def reasoning_parser(name: str, tokenizer: Any) -> ReasoningParser | None:
         return None
     written = _written(tokenizer)
     if name != AUTO:
-        made: ReasoningParser = REASONING_PARSERS.type_of(name)(tokenizer, written)
-        return made
+        parser: ReasoningParser = REASONING_PARSERS.type_of(name)(tokenizer, written)
+        return parser
     types = [(member, REASONING_PARSERS.type_of(member)) for member in REASONING_PARSERS.usable()]
-    types.sort(key=lambda one: (one[1].order, one[0] not in REASONING_PARSERS.own(), one[0]))
+    types.sort(key=lambda item: (item[1].order, item[0] not in REASONING_PARSERS.own(), item[0]))
     chosen = next((type_ for _, type_ in types if type_.matches(written)), None)
     return None if chosen is None else chosen(tokenizer, written)
 
@@ -64,20 +64,20 @@ def _render(tokenizer: Any, rows: list[dict[str, Any]], *, prompt: bool = False)
 
 
 def _written(tokenizer: Any) -> WrittenThought:
-    """Render a question, and the same with an answer that has a thought."""
+    """Render a question, without and with an answer that has a thought."""
     template = tokenizer.chat_template
     source = "".join(template.values()) if isinstance(template, dict) else template or ""
     if not any(word in source for word in _WORDS):
         return WrittenThought("", source=source)
     prompt = _render(tokenizer, [_QUESTION], prompt=True) or ""
     turn = _render(tokenizer, [_QUESTION, _TURN])
-    # A template may end a conversation without a prompt in a way of its own
+    # A template may end a conversation differently without a generation prompt
     pairs = zip(prompt, _render(tokenizer, [_QUESTION]) or "", strict=False)
     begin = prompt[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) :]
     if turn is None or _THOUGHT not in turn or _ANSWER not in turn:
         return WrittenThought(begin, source=source)
     before, _, after = turn.partition(_THOUGHT)
-    between, found, _ = after.partition(_ANSWER)
-    if not found:  # the answer is before its thought
+    between, answer, _ = after.partition(_ANSWER)
+    if not answer:  # the answer is before its thought
         return WrittenThought(begin, source=source)
     return WrittenThought(begin, before, between, source)

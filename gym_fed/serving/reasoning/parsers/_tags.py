@@ -1,4 +1,4 @@
-"""The common parts of families that write a thought between two tags, then the answer."""
+"""The base class of parsers for families that write a thought between two tags, and then the answer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TagSplitter(Splitter):
         super().__init__(ids, texts)
         self.thinking, self.waiting = opened, not opened
         self._blank = ""  # white space that may be next to a tag
-        self._first = True  # no text of the current part yet
+        self._first = True  # True until the current part has text
         self._thought = opened
 
     @property

@@ -7,9 +7,9 @@ from gym_fed.serving.reasoning.parsers._tags import OPEN, TagParser
 
 
 class DeepSeekR1(TagParser):
-    """With a template that never opens the thought, every answer is taken to begin inside one.
+    """With a template that never opens the thought, every answer is assumed to begin inside one.
 
-    With one that does, a prompt without ``<think>``, such as after a tool's result, leaves it to the model.
+    With a template that does, a prompt without ``<think>``, such as after a tool's result, leaves it to the model.
     """
 
     order = 40

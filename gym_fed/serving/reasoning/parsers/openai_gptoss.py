@@ -24,16 +24,16 @@ from gym_fed.serving.reasoning.base import (
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 CALL_MARK = f"{CHANNEL}commentary to=functions."
-"""The beginning of a call as the splitter passes it on, whichever of the two places has the recipient."""
+"""The beginning of a call in the splitter's output, regardless of which of the two places has the recipient."""
 
 _QUOTED_MARK = CALL_MARK.replace("|", "\u200b|", 1)
-"""``CALL_MARK`` in the text of an answer, such as a quotation, which is no call: a zero-width space is inserted."""
+"""``CALL_MARK`` in the text of an answer, such as a quotation, with a zero-width space since it is not a call."""
 
 _RECIPIENT = re.compile(r"to=([\w.-]{1,80})")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _ROLE = re.compile(r"\s*assistant")
 _MAX_HEADER = 256
-"""Maximum characters of a message's header; in a longer one, what follows the channel's name is text."""
+"""Maximum characters of a message's header; in a longer one, the text after the channel's name is the body."""
 
 
 class OpenAIGptOss(ReasoningParser):
@@ -97,7 +97,7 @@ class HarmonySplitter(Splitter):
         if recipient is not None and recipient[1].startswith("functions."):
             self._calling, self._unfinished = True, False
             return AnswerSplit(text=f"{CHANNEL}commentary to={recipient[1]}{MESSAGE}")
-        # Code for a built-in tool, such as python, is a part of the thought
+        # Code for a built-in tool, such as python, is part of the thought
         self.thinking = recipient is not None or (channel is not None and channel[1] == "analysis")
         self.answering = not self.thinking
         self._unfinished = self.thinking
@@ -118,14 +118,14 @@ class HarmonySplitter(Splitter):
         return AnswerSplit(text=text[:certain])
 
     def _body_without_mark(self) -> AnswerSplit:
-        """Begin the body after the name of the channel: a header that is so long lacks its ``<|message|>``."""
+        """Begin the body after the channel's name, since such a long header lacks its ``<|message|>``."""
         header = self._header or ""
         named = _CHANNEL.search(header) or (_ROLE.match(header) if self._after_start else None)
         end = named.end() if named else 0
         return joined([self._begin(header[:end]), self._plain(header[end:])])
 
     def _rest(self) -> AnswerSplit:
-        """Return text without any header as the answer; a header that was cut has no text."""
+        """Return text without a header as the answer; a truncated header has no text."""
         header, self._header = self._header or "", None
         parts = [AnswerSplit()]
         if header and not self._after_start and CHANNEL not in header:
