@@ -1,7 +1,7 @@
-"""Special tokens of the chat template: refused if the tokenizer lacks them, or added with embedding rows.
+"""Refuse a chat template whose special tokens the tokenizer lacks, or add them to the tokenizer and the embeddings.
 
-A template ends an answer with a token such as ``<|im_end|>``. A tokenizer without it writes several plain tokens, and
-the trained model never stops, because no single token ends its answers.
+A template ends an answer with a token such as ``<|im_end|>``. A tokenizer without it splits the text into several
+tokens, and the trained model never stops, because no single token ends its answers.
 """
 
 from __future__ import annotations
@@ -26,23 +26,21 @@ _TOKEN_COLUMNS = (
     *("prompt_input_ids", "chosen_input_ids", "rejected_input_ids"),
 )
 """Columns of token ids that the algorithms' ``encode`` writes."""
-_MOST_CHECKED = 1000
-"""Number of rows that are checked before the model is loaded; encoding checks the others."""
+_MAX_CHECKED = 1000
+"""Number of rows that are checked before the model is loaded; encoding checks the rest."""
 
 
 def check_template_tokens(config: TrainingConfig, rows: Iterable[dict[str, Any]]) -> None:
-    """Refuse a template whose end token the tokenizer lacks, and conversations without a template, before weights are
-    loaded.
+    """Refuse a template whose end token the tokenizer lacks, and conversations without a template, before loading.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``template_tokenizer``. ``DATA_INVALID``; see ``require_chat_template``.
     """
-    has_conversations = any(
-        "messages" in row or isinstance(row.get("prompt"), list) for row in islice(rows, _MOST_CHECKED)
-    )
+    checked = islice(rows, _MAX_CHECKED)
+    has_conversations = any("messages" in row or isinstance(row.get("prompt"), list) for row in checked)
     if config.chat_template is None and config.chat_template_tokens == "require" and not has_conversations:
         return
-    name = config.model if config.model_init is None else config.model_init.tokenizer
+    name = tokenizer_name(config)
     if name is None or is_vision_model(name):
         return
     templated = template_tokenizer(load_tokenizer(name), config)
@@ -50,11 +48,16 @@ def check_template_tokens(config: TrainingConfig, rows: Iterable[dict[str, Any]]
         require_chat_template(templated)
 
 
+def tokenizer_name(config: TrainingConfig) -> str | None:
+    """Return the name of the run's tokenizer; None if the config names no model."""
+    return config.model if config.model_init is None else config.model_init.tokenizer
+
+
 def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
     """Return the tokenizer (or processor) with ``chat_template`` and, on request, the tokens that it needs.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if the tokenizer lacks the token that ends an answer, or if the tuning method would
+        GymError: ``CONFIG_INVALID`` if the tokenizer lacks the token that ends an answer, or if the tuning method does
             not train added tokens.
     """
     templated = use_chat_template(tokenizer, config.chat_template)
@@ -69,18 +72,20 @@ def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
         return templated
     if not adds:
         names = suggested_templates(tokenizer)
-        reason = f"chat_template: {plain(config.chat_template, 60)} ends an answer with {end}, which is not a token of "
-        remedy = f", or choose a template whose end token the tokenizer has: {names}" if names else ""
-        reason = f"{reason}the tokenizer, so the model would never stop"
-        remedy = f"set chat_template_tokens: add (full fine-tuning){remedy}"
-        raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
+        others = f", or choose a template whose end token the tokenizer has: {names}" if names else ""
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"chat_template: {plain(config.chat_template, 60)} ends an answer with {end}, which is not a token of "
+            "the tokenizer, so the model would never stop",
+            f"set chat_template_tokens: add (full fine-tuning){others}",
+        )
     _require_trained_embeddings(config)
-    wider = copy.deepcopy(tokenizer)
-    wider.add_tokens(missing, special_tokens=True)
-    wider = use_chat_template(wider, config.chat_template)
+    extended = copy.deepcopy(tokenizer)
+    extended.add_tokens(missing, special_tokens=True)
+    extended = use_chat_template(extended, config.chat_template)
     if end is not None:
-        wider.eos_token = end
-    return wider
+        extended.eos_token = end
+    return extended
 
 
 def fit_to_template(model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
@@ -98,13 +103,13 @@ def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: in
     """Give the model an embedding row for each token, with ``chat_template_tokens: add``.
 
     Args:
-        model: The loaded model; its embeddings grow in place. New rows start as the mean of the others.
+        model: The loaded model; its embeddings are extended in place. New rows start as the mean of the others.
         tokenizer: The tokenizer of the rows.
-        config: The run's.
+        config: The run's config.
         known: Number of tokens of the original tokenizer.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if the tuning method would not train them.
+        GymError: ``CONFIG_INVALID`` if the tuning method does not train them.
     """
     largest = _largest_id(tokenizer)
     rows = num_embeddings(model)
@@ -115,11 +120,11 @@ def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: in
 
 
 def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> None:
-    """Refuse rows with a token that has no embedding row, before anything is written.
+    """Refuse rows with a token that has no embedding, before anything is written.
 
-    A tokenizer may have more tokens than its model has rows (Gemma 3 has one for images); unused ones are harmless.
-    Rows with a ``prompt`` are not encoded, because GRPO and similar algorithms tokenise prompts when they generate
-    answers; their other columns are for graders and may have any name.
+    A tokenizer may have more tokens than its model has embeddings (Gemma 3 has one for images); unused ones are
+    harmless. Rows with a ``prompt`` are not encoded, because GRPO and similar algorithms tokenise prompts when they
+    generate answers; their other columns are for graders and may have any name.
 
     Args:
         model: The loaded model.
@@ -140,7 +145,7 @@ def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> N
 
 
 def _grow(model: Any, known: int, size: int) -> None:
-    """Set rows ``known`` to ``size`` of the embeddings and the output head to the mean of those before."""
+    """Set rows ``known`` to ``size - 1`` of the embeddings and the output head to the mean of the rows before."""
     import torch
 
     rows = num_embeddings(model)
@@ -162,8 +167,8 @@ def num_embeddings(model: Any) -> int:
 
 
 def _largest_id(tokenizer: Any) -> int:
-    words = getattr(tokenizer, "tokenizer", tokenizer)  # a processor wraps its tokenizer
-    return max(words.get_vocab().values(), default=-1)
+    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor wraps its tokenizer
+    return max(text_tokenizer.get_vocab().values(), default=-1)
 
 
 def _require_trained_embeddings(config: TrainingConfig) -> None:

@@ -1,15 +1,14 @@
 """Find the largest batch that fits in memory (``auto_batch_size``) by forward and backward passes on the longest rows.
 
-The batch is doubled until memory runs out, and gradient accumulation makes up the rest, so that the global batch stays
-as in the config. A GPU reports when its memory is full. On a CPU the growth of the process is measured, and the next
-size is tried only if the extrapolated growth is within the budget: there no error is raised, but the process is killed.
+The batch is doubled until memory runs out, and gradient accumulation makes up the rest, so that the global batch is
+unchanged. A GPU reports when its memory is full. A CPU would kill the process: there, the growth of the process is
+measured, and the next size is tried only if its extrapolated growth is within the budget.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import random
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -35,12 +34,13 @@ from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.group import world_size
 from gym_fed.training.rows.tokenized import RunRows
 from gym_fed.training.run.job import Job
+from gym_fed.training.run.reproducibility import random_state_restorer
 from gym_fed.training.trl_glue import restore_after_run
 
 _GIB = 1 << 30
 _FILE = "batch_size.json"
 _SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
-_ADAM_BYTES = 8  # two float32 moments for every trained weight, which the first step will add
+_ADAM_BYTES = 8  # two float32 moments per trained weight, which the first step will allocate
 _SAMPLING_SECONDS = 0.001
 
 Step = Callable[[int], None]
@@ -48,7 +48,7 @@ Step = Callable[[int], None]
 
 
 def check_batch_size(config: TrainingConfig) -> None:
-    """Refuse ``auto_batch_size`` if the batch is determined otherwise."""
+    """Refuse ``auto_batch_size`` for algorithms and numbers of processes that determine the batch."""
     if config.auto_batch_size is None:
         return
     groups = f"a batch of {config.algorithm} consists of whole groups of answers"
@@ -74,7 +74,7 @@ def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
     if global_batch(resized) != global_batch(config):
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{config.output_dir}: holds an unfinished run with {counted(global_batch(resized), 'row')} a step, "
+            f"{config.output_dir}: holds an unfinished run with {counted(global_batch(resized), 'row')} per step, "
             f"but the config has {global_batch(config)}",
             "choose another output_dir, or pass --overwrite to delete the unfinished run",
         )
@@ -82,7 +82,7 @@ def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
 
 
 def remember_sizes(config: TrainingConfig) -> None:
-    """Store the batch sizes in the run folder for a resumed run."""
+    """Store the batch sizes in the run folder, for a resumed run."""
     sizes = {key: getattr(config, key) for key in _SIZES}
     write_atomically(config.output_dir / _FILE, f"{json.dumps(sizes)}\n".encode())
     write_atomically(config.output_dir / "config.yaml", dump_yaml(config).encode())
@@ -99,23 +99,15 @@ def choose_batch_size(
     """Return the config with the largest batch size that fits, if ``auto_batch_size`` is set and no size is stored."""
     if config.auto_batch_size is None or known_sizes(config) is not None:
         return config
-    with quiet_loading():
-        config = find_batch_size(config, model, _trainer_builder(algorithm, model, tokenizer), rows.encoded)
-    remember_sizes(config)
-    return config
-
-
-def _trainer_builder(
-    algorithm: Algorithm, model: Any, tokenizer: Any
-) -> Callable[[TrainingConfig, list[dict[str, Any]]], Any]:
-    """Return a function that builds trainers for trials: no callbacks, and nothing is saved."""
 
     def build(config: TrainingConfig, rows: list[dict[str, Any]]) -> Any:
         with tempfile.TemporaryDirectory() as scratch:
-            job = Job(config, model, tokenizer, rows, None, Path(scratch), [])
-            return algorithm.build(job)
+            return algorithm.build(Job(config, model, tokenizer, rows, None, Path(scratch), []))
 
-    return build
+    with quiet_loading():
+        config = find_batch_size(config, model, build, rows.encoded)
+    remember_sizes(config)
+    return config
 
 
 def find_batch_size(
@@ -124,20 +116,20 @@ def find_batch_size(
     """Return ``config`` with the largest batch that fits, and its gradient accumulation.
 
     Args:
-        config: Its two batch sizes determine the global batch.
-        model: Model on its device. Its weights and gradients, and random states, do not change.
+        config: The run's config, whose two batch sizes determine the global batch.
+        model: The model on its device; its weights, and the random states, are unchanged afterwards.
         build: Function that builds a trainer from a config and rows.
-        rows: Encoded rows, of which the longest are tried.
+        rows: Encoded rows; the longest are tried.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if a single row does not fit.
     """
-    rest = global_batch(config)
-    longest = _longest(rows, rest)
-    candidates = [size for size in _doubling(rest) if rest % size == 0]
+    total = global_batch(config)
+    longest = _longest(rows, total)
+    candidates = [2**i for i in range(total.bit_length()) if total % 2**i == 0]
 
     def step(size: int) -> None:
-        changes = {_SIZES[0]: size, _SIZES[1]: rest // size}
+        changes = {_SIZES[0]: size, _SIZES[1]: total // size}
         tried = (longest * (size // len(longest) + 1))[:size]
         with restore_after_run(model):
             trainer = build(config.model_copy(update=changes), tried)
@@ -155,7 +147,7 @@ def find_batch_size(
         reason = "auto_batch_size: not even one row fits into memory"
         remedy = "shorten max_length, enable gradient_checkpointing, or raise memory_gib"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
-    return config.model_copy(update={_SIZES[0]: size, _SIZES[1]: rest // size})
+    return config.model_copy(update={_SIZES[0]: size, _SIZES[1]: total // size})
 
 
 def _longest(rows: Sequence[Any], count: int) -> list[Any]:
@@ -167,7 +159,7 @@ def _longest(rows: Sequence[Any], count: int) -> list[Any]:
 
 
 def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
-    """Return the bytes that the run may use beyond its current memory."""
+    """Return the bytes that the run may allocate in addition to its current memory."""
     settings = config.auto_batch_size
     assert settings is not None  # called only in that case
     if settings.memory_gib is not None:
@@ -177,7 +169,7 @@ def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
 
 
 def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | None:
-    """Return the largest of ``candidates`` (ascending) within ``budget`` bytes; None if even the first does not fit."""
+    """Return the largest of ``candidates`` (ascending) within ``budget`` bytes on a GPU; None if none fits."""
     best = None
     for size in candidates:
         torch.cuda.empty_cache()
@@ -198,8 +190,10 @@ def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | Non
 
 
 def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None:
-    """Return the largest candidate on a CPU, by the process's growth; skipped if the two before show that it does
-    not fit."""
+    """Return the largest of ``candidates`` (ascending) by which the process grows at most ``budget`` bytes.
+
+    A size is not tried if extrapolation from the two before it shows that it does not fit.
+    """
     base = psutil.Process().memory_info().rss
     best, before = None, 0
     for size in candidates:
@@ -207,7 +201,7 @@ def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None
         if growth > budget:
             return best
         best = size
-        # Doubling the rows at most doubles the growth of the last doubling; one row alone does not show it.
+        # A doubling grows at most twice as much as the one before; after one row there is none to compare with.
         expected = growth + 2 * (growth - before) if before else 2 * growth
         before = growth
         if expected > budget:
@@ -219,11 +213,11 @@ def _peak_rss(work: Callable[[], None]) -> int:
     """Return the peak memory of the process while ``work`` runs, in bytes, sampled every millisecond."""
     process, peak, done = psutil.Process(), [0], threading.Event()
 
-    def look() -> None:
+    def sample() -> None:
         while not done.wait(_SAMPLING_SECONDS):
             peak[0] = max(peak[0], process.memory_info().rss)
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=sample, daemon=True)
     thread.start()
     try:
         work()
@@ -233,27 +227,14 @@ def _peak_rss(work: Callable[[], None]) -> int:
     return max(peak[0], process.memory_info().rss)
 
 
-def _doubling(most: int) -> Iterator[int]:
-    size = 1
-    while size <= most:
-        yield size
-        size *= 2
-
-
 @contextmanager
 def _restored(model: Any) -> Iterator[None]:
-    """Restore random states and the model's mode on exit."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    training = model.training
+    """Restore random states and the model's mode on exit, and clear its gradients."""
+    restore_random_state, training = random_state_restorer(), model.training
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+        restore_random_state()
         model.zero_grad(set_to_none=True)
         model.train(training)
         gc.collect()

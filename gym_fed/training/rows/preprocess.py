@@ -11,7 +11,7 @@ from gym_fed.core.bounded.chat_operations import present_time_set
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.row_counts import RowCounts
-from gym_fed.training.model.template_tokens import template_tokenizer
+from gym_fed.training.model.template_tokens import template_tokenizer, tokenizer_name
 from gym_fed.training.rows.run_rows import encode_run, rows_of_run
 from gym_fed.training.rows.tokenized import TokenizedRows
 from gym_fed.training.run.checks import check_config
@@ -20,27 +20,25 @@ from gym_fed.training.run.checks import check_config
 def preprocess(config: TrainingConfig) -> tuple[RowCounts, RowCounts | None, dict[str, Any]]:
     """Encode the rows of ``config`` into its ``tokenized_path``, without loading a model.
 
-    If the folder holds encoded rows, they are compared and left unchanged.
+    Encoded rows that the folder already holds are compared with the config, and left unchanged.
 
     Returns:
         Counts of training and held-out rows, and the index.
 
     Raises:
-        GymError: ``USAGE`` without ``tokenized_path``; as ``TokenizedRows.read`` and ``write``.
+        GymError: ``USAGE`` without ``tokenized_path``; errors from ``TokenizedRows.read`` and ``write``.
     """
     if config.tokenized_path is None:
-        raise GymError(
-            ErrorCode.USAGE, "tokenized_path: not set", "set it to the folder for the encoded rows"
-        )
+        remedy = "set it to the folder for the encoded rows"
+        raise GymError(ErrorCode.USAGE, "tokenized_path: not set", remedy)
     check_config(config)
     algorithm, store = ALGORITHMS.new(config.algorithm), TokenizedRows(config.tokenized_path)
     if not store.is_filled():
         store.require_free()
-    name = config.model if config.model_init is None else config.model_init.tokenizer
+    name = tokenizer_name(config)
     if name is None:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID, "model: not set", "set it to the model whose tokenizer is used"
-        )
+        remedy = "set it to the model whose tokenizer is used"
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not set", remedy)
     tokenizer = template_tokenizer(load_tokenizer(name), config)
     with present_time_set(datetime.now().isoformat(timespec="seconds")):
         rows = encode_run(config, algorithm, tokenizer, *rows_of_run(config, None, None))

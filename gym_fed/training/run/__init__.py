@@ -1,1 +1,1 @@
-"""A run from its first step to its result: folder, loop, hooks, checks, recovery."""
+"""A run from its first step to its result: folder, loop, callbacks, checks and recovery."""

@@ -1,7 +1,4 @@
-"""Merge a trained model with other users' deltas, or export it as a model folder, an adapter or a delta.
-
-``Trainer.apply_deltasoup`` and ``Trainer.export`` call these functions with the trainer's result.
-"""
+"""Merge a trained model with other users' deltas, or export it: ``Trainer.apply_deltasoup`` and ``Trainer.export``."""
 
 from __future__ import annotations
 
@@ -53,19 +50,18 @@ def soup_with(
 
     named = others if isinstance(others, Mapping) else {f"{i}": other for i, other in enumerate(others, 1)}
     if OWN in named:
-        raise GymError(
-            ErrorCode.USAGE,
-            f"{OWN!r} is reserved for this trainer's own result",
-            "rename the contributor",
-        )
-    _require_weights_alone(config, "a soup")
+        reason = f"{OWN!r} is reserved for this trainer's own result"
+        raise GymError(ErrorCode.USAGE, reason, "rename the contributor")
+    if config.rope_scaling is not None:
+        reason = "rope_scaling: a soup holds only differences of weights, so the scaling would be lost"
+        raise GymError(ErrorCode.USAGE, reason, "export it as huggingface or adapter")
     base = _base(config)
     model = _on_full_base(model, config)
     rules = settings or DeltaSoupConfig()
     soup = DeltaSoup(rules.model_copy(update={"base_model": None}), base=base)
-    soup.contribute(
-        user_id=OWN, model=model if is_plain_lora(model) and not merged_first(config) else _whole(model)
-    )
+    if hasattr(model, "peft_config") and (not is_plain_lora(model) or merged_first(config)):
+        model = merged(copy.deepcopy(model))
+    soup.contribute(user_id=OWN, model=model)
     for user, other in named.items():
         soup.contribute(user_id=user, model=other)
     result = soup.aggregate(min_contributors=1)
@@ -90,9 +86,8 @@ def export(
     from gym_fed.export.needs import Weights
     from gym_fed.export.run import export, require_new
 
-    chosen, options = resolve_format(
-        format, path, Options(dtype=config.save_dtype, codec=codec, quantization=quantization)
-    )
+    options = Options(dtype=config.save_dtype, codec=codec, quantization=quantization)
+    chosen, options = resolve_format(format, path, options)
     require_new(path, chosen)
     weights = Weights(sum(value.numel() for value in model.parameters()))
     require_room(chosen, weights, path, options, check=check, loaded=True)
@@ -134,13 +129,14 @@ def _stored_dtype(model: Any, config: TrainingConfig) -> str:
     try:
         folder = resolve(config.model)
     except GymError:
-        return in_memory  # a relative path, after the working directory changed
+        return in_memory  # a relative path, and the working directory has changed
     return stored_dtype(Path(folder))
 
 
 def _on_full_base(model: Any, config: TrainingConfig) -> Any:
-    """Move an adapter from a quantised base to the unquantised one, into which it can be merged exactly; return other
-    models unchanged.
+    """Move an adapter from a quantised base to the unquantised one, into which it can be merged exactly.
+
+    Other models are returned unchanged.
 
     Raises:
         GymError: ``USAGE`` if the base itself is stored quantised.
@@ -162,18 +158,6 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
         save_tuned(model, config.model_copy(update={"save_dtype": None}), Path(name))
         apply_base_changes(base, Path(name))
         return PeftModel.from_pretrained(base, name).eval()
-
-
-def _require_weights_alone(config: TrainingConfig, what: str) -> None:
-    """Refuse a run that changed more of its base than weights."""
-    if config.rope_scaling is not None:
-        reason = f"rope_scaling: {what} holds only differences of weights, so the scaling would be lost"
-        raise GymError(ErrorCode.USAGE, reason, "export it as huggingface or adapter")
-
-
-def _whole(model: Any) -> Any:
-    """Return the model with its adapter merged in, if it has one; the original is unchanged."""
-    return merged(copy.deepcopy(model)) if hasattr(model, "peft_config") else model
 
 
 def _base(config: TrainingConfig) -> Any:

@@ -41,9 +41,17 @@ from gym_fed.training.rows.encode_part import rows_to_encode
 from gym_fed.training.run.result import CheckResult, HeldOut
 from gym_fed.training.run.reward_warnings import reward_warnings
 
+FILE = "check.json"
+_MAX_PROMPTS = 3
+_MIN_ANSWER_TOKENS, _MAX_ANSWER_TOKENS = 32, 192
+_MAX_HELD_OUT = 200
+_SKIP_HINT = "--no-check skips it"
+_SEARCHED_ROWS = 32
+"""Maximum number of training rows, and of held-out rows, that are searched for prompts."""
+
 
 def prompt_of(row: dict[str, Any]) -> str | list[dict[str, Any]] | None:
-    """Return a row's prompt up to the last answer; None for texts, encoded rows, and rows with tools or media."""
+    """Return a row's prompt without its last answer; None for texts, encoded rows, and rows with tools or media."""
     if any(row.get(key) for key in ("tools", *MEDIA)):
         return None
     if "messages" in row:
@@ -69,31 +77,22 @@ def answer_of(row: dict[str, Any]) -> str:
 
 
 def prompt_text(prompt: str | list[dict[str, Any]] | None) -> str:
-    """Return the last message of a prompt, as it is printed."""
+    """Return the text to print for a prompt: its last message."""
     if isinstance(prompt, list):
         return str(prompt[-1].get("content") or "")
     return prompt or ""
 
 
-FILE = "check.json"
-_PROMPTS = 3
-_LEAST_ANSWER_TOKENS, _MOST_ANSWER_TOKENS = 32, 192
-_MAX_HELD_OUT = 200
-_SKIP_HINT = "--no-check skips it"
-_SEARCHED_ROWS = 32
-"""Maximum training rows, and maximum held-out rows, that are searched for prompts."""
-
-
 @dataclass(frozen=True)
 class Measurement:
-    """The measurements of a model at one moment.
+    """A model's losses and answers before or after its run.
 
     Attributes:
         held_out: Loss of each held-out row, mean nats per token; empty without held-out rows or a loss per row.
         retention: Loss of each retention item; empty if the base does not know them.
-        right: Correctness of the answer to each question of the retention set.
+        right: True for each question of the retention set that was answered correctly.
         answers: Greedy answers to the user's prompts.
-        ended: For each answer, True if it ended with an end token.
+        ended: True for each answer that ended with an end token.
     """
 
     held_out: list[float] = field(default_factory=list)
@@ -104,7 +103,7 @@ class Measurement:
 
     @property
     def scores(self) -> RetentionScores:
-        """Return the scores of the retention set."""
+        """The scores on the retention set."""
         return RetentionScores(self.retention, self.right)
 
 
@@ -112,13 +111,13 @@ class LearningCheck:
     """Measures a model before and after its run.
 
     Args:
-        config: The run's config, with its defaults.
+        config: The run's config, defaults applied.
         algorithm: The run's algorithm.
         tokenizer: The model's tokenizer.
-        rows: Rows whose prompts may be shown, held-out ones first.
+        rows: Rows whose prompts may be shown, held-out rows first.
         encoded: Encoded held-out rows; None without any.
         folder: The run folder.
-        should_stop: Called between the parts of the last measurement; True skips the remaining ones.
+        should_stop: Called between the parts of the second measurement; True skips the remaining parts.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class LearningCheck:
         self._held_out = _labelled_rows(encoded or ()) if measures_rows(config) else []
         self._prompted_rows = [row for row in rows if prompt_of(row) is not None]
         self._prompts: list[list[int]] = []
-        self._num_tokens, self._must_end = _LEAST_ANSWER_TOKENS, False
+        self._num_tokens, self._must_end = _MIN_ANSWER_TOKENS, False
         self._items: list[dict[str, Any]] = []
 
     def measure_before(self, model: Any, activity: Activity, *, is_new: bool) -> None:
@@ -162,12 +161,12 @@ class LearningCheck:
             write_atomically(file, f"{json.dumps(asdict(self._before))}\n".encode())
         if not self._before.retention:
             self._items = []
-            self.skipped.append("what the model kept: the base does not know the check's questions and texts")
+            self.skipped.append("general knowledge: the base does not know the check's questions and texts")
 
     def result(
         self, model: Any, history: Sequence[dict[str, float]], best_step: int | None = None
     ) -> CheckResult:
-        """Measure the trained model and compare. A failure is reported and leaves the trained model unchanged.
+        """Measure the trained model and compare it with the base. A failure is reported, not raised.
 
         Args:
             model: The trained model.
@@ -203,7 +202,7 @@ class LearningCheck:
         )
 
     def _num_parts(self) -> int:
-        """Return the number of losses and answers of one measurement."""
+        """Return the number of losses and answers in one measurement."""
         return num_scores(self._items) + len(self._held_out) + len(self._prompts)
 
     def _scores(self, model: Any, activity: Activity) -> RetentionScores:
@@ -212,41 +211,36 @@ class LearningCheck:
         return retention_scores(model, self._tokenizer, self._items, activity.add)
 
     def _measure(self, model: Any, scores: RetentionScores, activity: Activity) -> Measurement:
-        longest = self._config.max_length
         self._raise_if_stopped()
-        held_out = (
-            row_losses(model, self._tokenizer, self._held_out, max_length=longest, on_done=activity.add)
-            if self._held_out
-            else []
-        )
+        held_out = []
+        if self._held_out:
+            options: dict[str, Any] = {"max_length": self._config.max_length, "on_done": activity.add}
+            held_out = row_losses(model, self._tokenizer, self._held_out, **options)
         self._raise_if_stopped()
         answers, ended = self._answers(model)
         activity.add(len(self._prompts))
         return Measurement(held_out, scores.losses, scores.right, answers, ended)
 
     def _raise_if_stopped(self) -> None:
-        """Abort a measurement of the trained model if a stop is requested. Before training, a signal ends the
-        process."""
+        """Abort the second measurement if a stop is requested; before training, a signal ends the process."""
         if self._has_trained and self._should_stop is not None and self._should_stop():
             raise KeyboardInterrupt("stopped by a signal")
 
     def _choose_prompts(self, context: int | None) -> None:
-        """Choose the first prompts that leave room for an answer of twice the longest reference answer."""
+        """Choose the first prompts that leave room for an answer; set its maximum length from the reference answers."""
         chosen = []
         for row in self._prompted_rows:
             ids = prompt_ids(self._tokenizer, prompt_of(row) or "")
-            if context is None or len(ids) + _LEAST_ANSWER_TOKENS <= context:
+            if context is None or len(ids) + _MIN_ANSWER_TOKENS <= context:
                 chosen.append((row, ids))
-            if len(chosen) == _PROMPTS:
+            if len(chosen) == _MAX_PROMPTS:
                 break
         self._prompted_rows, self._prompts = [row for row, _ in chosen], [ids for _, ids in chosen]
-        own = max(
-            (len(self._tokenizer(answer_of(row))["input_ids"]) for row in self._prompted_rows), default=0
-        )
+        references = [self._tokenizer(answer_of(row))["input_ids"] for row in self._prompted_rows]
+        longest = max(map(len, references), default=0)
         room = math.inf if context is None else context - max(map(len, self._prompts), default=0)
-        length = max(_LEAST_ANSWER_TOKENS, 2 * own)
-        self._num_tokens = int(min(_MOST_ANSWER_TOKENS, length, room))
-        self._must_end = self._num_tokens > own
+        self._num_tokens = int(min(_MAX_ANSWER_TOKENS, max(_MIN_ANSWER_TOKENS, 2 * longest), room))
+        self._must_end = self._num_tokens > longest
 
     def _answers(self, model: Any) -> tuple[list[str], list[bool]]:
         if not self._prompts:
@@ -264,9 +258,8 @@ class LearningCheck:
         if held_out is not None and rise > 2 * error and not self._algorithm.forgets:
             warnings.append(
                 f"the loss on held-out rows rose, {held_out.before:.3f} -> {held_out.after:.3f}: the run has "
-                "memorised its rows, or learning_rate is too high; train for fewer epochs (num_train_epochs), lower "
-                "the "
-                "rate, or add rows"
+                "memorised its rows, or learning_rate is too high; train for fewer epochs (num_train_epochs), "
+                "lower the rate, or add rows"
             )
         if retention is not None:
             remedies = [
@@ -275,26 +268,24 @@ class LearningCheck:
             ]
             if not self._config.chosen_sections().get("lora"):
                 remedies.append("train an adapter (finetuning: lora)")
-            remedies.append("train for fewer steps")
-            lost = retention.warning(remedies)
-            warnings += [] if lost is None else [lost]
+            if (forgotten := retention.warning([*remedies, "train for fewer steps"])) is not None:
+                warnings.append(forgotten)
         if self._must_end and after.ended and not any(after.ended):
             also = "" if any(self._before.ended) else ", nor did any before the run"
             warnings.append(
-                f"none of {counted(len(after.ended), 'answer')} ended within "
-                f"{counted(self._num_tokens, 'token')}{also}: the model may not "
-                "stop; look at the answers, and at how rows end (chat_template)"
+                f"none of {counted(len(after.ended), 'answer')} ended within {counted(self._num_tokens, 'token')}"
+                f"{also}: the model may not stop; look at the answers, and at how rows end (chat_template)"
             )
         return warnings
 
     def _reason_to_skip(self) -> str | None:
         config = self._config
         if is_processor(self._tokenizer):
-            return "answers and what the model kept: a model that reads images or sound is not checked"
+            return "answers and general knowledge: a model that reads images or sound is not checked"
         if config.splits_state:
-            return f"answers and what the model kept: no process of {config.distributed_strategy} has the whole model"
+            return f"answers and general knowledge: no process of {config.distributed_strategy} has the whole model"
         if ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM":
-            return "answers and what the model kept: a reward model writes no text"
+            return "answers and general knowledge: a reward model generates no text"
         return None
 
 
@@ -310,14 +301,12 @@ def begin_check(
     is_new: bool,
     should_stop: Callable[[], bool] | None,
 ) -> LearningCheck:
-    """Measure the model before its first step.
+    """Measure the model before its first step. See ``LearningCheck`` for the arguments that are not listed.
 
     Args:
-        config: See ``LearningCheck``, as for the other arguments.
         model: Prepared for training.
         given: Training rows, and held-out rows or None.
         is_new: False if the run is resumed.
-        should_stop: See ``LearningCheck``.
     """
     data, eval_data = given
     rows = rows_to_encode(config, tokenizer, [*(eval_data or ())[:_SEARCHED_ROWS], *data[:_SEARCHED_ROWS]])
@@ -328,7 +317,7 @@ def begin_check(
 
 
 def measures_rows(config: TrainingConfig) -> bool:
-    """Return True if a held-out row is measured by the model's own loss, False if by the algorithm's evaluation."""
+    """Return True if held-out rows are measured by the model's own loss, False if by the algorithm's evaluation."""
     return ALGORITHMS.type_of(config.algorithm).row_kind == "supervised" and config.packing != "bfd"
 
 
@@ -338,7 +327,7 @@ def evaluates_first(config: TrainingConfig) -> bool:
         not measures_rows(config)
         and not ALGORITHMS.type_of(config.algorithm).generates
         and config.eval_strategy != "no"
-        and config.early_stopping is None  # it would keep the untrained weights as the best ones
+        and config.early_stopping is None  # it might restore the untrained weights as the best
     )
 
 
@@ -357,12 +346,12 @@ def _compare(before: Sequence[float], after: Sequence[float]) -> HeldOut | None:
 
 
 def _logged_losses(history: Sequence[dict[str, float]], best_step: int | None) -> HeldOut | None:
-    """Return the algorithm's held-out loss before the first step and with the final weights."""
+    """Return the algorithm's held-out loss before the first step and with the final weights, if both are logged."""
     losses = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
     after = losses.get(max(losses, default=0) if best_step is None else best_step)
-    return (
-        HeldOut(0, losses[0], after, None) if 0 in losses and len(losses) > 1 and after is not None else None
-    )
+    if 0 not in losses or len(losses) == 1 or after is None:
+        return None
+    return HeldOut(0, losses[0], after, None)
 
 
 def _read(file: Path) -> Measurement | None:

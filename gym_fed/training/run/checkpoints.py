@@ -1,7 +1,7 @@
-"""Seal complete checkpoints with digests of their files, and verify the digests before a run resumes.
+"""Seal complete checkpoints with the digests of their files, and verify the digests before a run resumes.
 
 The seal is written last. A checkpoint without a seal is incomplete, because of a kill or a full disk, and can be
-deleted. A checkpoint whose files differ from its seal was damaged later: it is never deleted here.
+deleted. A checkpoint whose files differ from its seal was damaged later, and is never deleted here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _DAMAGED = "damaged-"
 
 
 def seal(checkpoint: Path) -> None:
-    """Write the sizes and SHA-256 digests of all files of a complete checkpoint next to them.
+    """Write the sizes and SHA-256 digests of all files of a complete checkpoint into its seal.
 
     The files and their folders are synced to the disk first: older checkpoints are deleted once the seal is written,
-    and after a power cut a seal over lost data would leave nothing to resume from. The files are streamed. One GiB in
-    the page cache takes about a second on a CPU with SHA instructions.
+    and after a power cut a seal of lost data would leave nothing to resume from. One GiB in the page cache takes about
+    a second on a CPU with SHA instructions.
     """
     fsync_tree(checkpoint)
     fsync_folder(checkpoint.parent)
@@ -83,7 +83,7 @@ def require_intact(checkpoint: Path) -> None:
 
 
 def newest_intact(checkpoints: Path) -> Path | None:
-    """Find the checkpoint to resume from; None if no checkpoint was ever completed.
+    """Return the checkpoint to resume from; None if no checkpoint was ever completed.
 
     Incomplete checkpoints are deleted. Damaged ones that are newer than the one returned are renamed to
     ``damaged-checkpoint-N``. Both are reported by a ``RunWarning``.
@@ -92,20 +92,19 @@ def newest_intact(checkpoints: Path) -> Path | None:
         GymError: ``STATE_CORRUPT`` if all completed checkpoints are damaged; they are not moved.
     """
     damaged: list[tuple[Path, str]] = []
-    for checkpoint in _newest_first(checkpoints):
+    for checkpoint in sorted(checkpoints.glob("checkpoint-*"), key=step_of, reverse=True):
         if not (checkpoint / SEAL).exists():
             shutil.rmtree(checkpoint)
             _warn(f"{checkpoint}: deleted, because saving was interrupted")
         elif (problem := damage(checkpoint)) is not None:
             damaged.append((checkpoint, problem))
         else:
-            for other, why in damaged:
-                _set_aside(other, why, checkpoint)
+            for other, problem in damaged:
+                _set_aside(other, problem, checkpoint)
             return checkpoint
     if damaged:
-        reason = (
-            f"{checkpoints}: no checkpoint is intact: {'; '.join(f'{c.name}: {why}' for c, why in damaged)}"
-        )
+        problems = "; ".join(f"{checkpoint.name}: {problem}" for checkpoint, problem in damaged)
+        reason = f"{checkpoints}: no checkpoint is intact: {problems}"
         remedy = "restore the file, or pass --overwrite to delete the run and start from the first step"
         raise GymError(ErrorCode.STATE_CORRUPT, reason, remedy)
     return None
@@ -115,10 +114,6 @@ def step_of(checkpoint: Path) -> int:
     """Return the step N of a folder ``checkpoint-N``; -1 for any other name."""
     step = checkpoint.name.rpartition("-")[2]
     return int(step) if step.isdecimal() else -1
-
-
-def _newest_first(checkpoints: Path) -> list[Path]:
-    return sorted(checkpoints.glob("checkpoint-*"), key=step_of, reverse=True)
 
 
 def _set_aside(checkpoint: Path, problem: str, intact: Path) -> None:
@@ -140,7 +135,7 @@ _Trainer: Any = object  # the class that the mix-in precedes
 
 
 class SealedCheckpoints(_Trainer):  # type: ignore[misc]
-    """A mix-in for trainers that seals each checkpoint after the last callback has added its files.
+    """A mix-in for trainers that seals each checkpoint after the last callback has written its files.
 
     A failed save is deleted, which frees space on a full disk.
     """
@@ -152,7 +147,7 @@ class SealedCheckpoints(_Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, *arguments: Any, **named: Any) -> None:
         self._unsealed = folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        limit, self.args.save_total_limit = self.args.save_total_limit, None  # deleted only after the seal
         try:
             with full_disk_named(folder):
                 if is_main():
@@ -198,8 +193,8 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
         checkpoints: The run's own folder of checkpoints.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if it is not from `gym train` or not this run's newest; ``FILE_NOT_FOUND``
-            for ``resume_from_checkpoint: true`` without any.
+        GymError: ``CONFIG_INVALID`` if `gym train` did not write it, or it is not this run's newest;
+            ``FILE_NOT_FOUND`` for ``resume_from_checkpoint: true`` without any.
     """
     own = sorted(checkpoints.glob("checkpoint-*"), key=step_of)
     if config.resume_from_checkpoint is True and not own:
@@ -233,7 +228,8 @@ def another_run(named: Path, error: GymError) -> GymError:
     return GymError(
         ErrorCode.CONFIG_INVALID,
         f"resume_from_checkpoint: {named} cannot be resumed here: {error.message}",
-        "only the intervals and the place of writing may differ; to train its result further, set model or adapter",
+        "only keys for where and how often files are written may differ; to train its result further, set model or "
+        "adapter",
     )
 
 

@@ -22,7 +22,7 @@ from gym_fed.data.rows import PlacedDict, Row, place_of
 from gym_fed.data.string_rows import is_string_row
 from gym_fed.tracking.experiment import ready_tracker
 from gym_fed.training.features.base import active_features
-from gym_fed.training.model.template_tokens import template_tokenizer
+from gym_fed.training.model.template_tokens import template_tokenizer, tokenizer_name
 from gym_fed.training.rows.encode_part import rows_to_encode
 from gym_fed.training.rows.run_rows import rows_to_learn
 from gym_fed.training.vision.conversations import RowReader, check_vision_keys, require_conversations
@@ -90,14 +90,14 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
 def check_inputs(config: TrainingConfig) -> None:
     """Refuse a config whose model, rows or graders are missing, or whose chat template does not accept the rows.
 
-    The first thousand rows of every source are read, but none from the Hub.
+    The first thousand rows of every source are read, except sources on the Hub.
     """
     from gym_fed.data.sources import source_rows
     from gym_fed.evaluation.graders.base import build_graders
 
     if config.model is None and config.model_init is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "model: not set", "set model or model_init")
-    resolve(_tokenizer_name(config))
+    resolve(str(tokenizer_name(config)))
     check_vision_keys(config)
     refuse_first((not config.data, "data: no rows to train on", "list at least one path or tasks entry"))
     for source in (*config.data, *config.eval_data):
@@ -108,13 +108,13 @@ def check_inputs(config: TrainingConfig) -> None:
 
 
 def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
-    """Render the first ``MOST_ROWS`` rows with the chat template, like the run.
+    """Render the first ``MOST_ROWS`` rows with the chat template, as the run does.
 
     Returns:
         Number of rendered rows, at most ``MOST_ROWS``.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the row that the template refuses, leaves something of, or whose answers
+        GymError: ``DATA_INVALID`` naming a row that the template refuses or renders incompletely, or whose answers
             cannot be located; or for a tokenizer without a template.
     """
     from gym_fed.training.algorithms.sft import Sft
@@ -128,7 +128,7 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
         processor = use_chat_template(load_processor(config.model), config.chat_template)
         _read_media(config, algorithm, processor, rows_to_encode(config, processor, learned))
         return len(placed)
-    tokenizer = template_tokenizer(load_tokenizer(_tokenizer_name(config)), config)
+    tokenizer = template_tokenizer(load_tokenizer(str(tokenizer_name(config))), config)
     chats = [row for row in rows_to_encode(config, tokenizer, learned) if _is_chat(row)]
     if not chats:
         return len(placed)
@@ -144,7 +144,7 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
 
 
 def _read_media(config: TrainingConfig, algorithm: Algorithm, processor: Any, rows: Sequence[Row]) -> None:
-    """Render rows for a model that reads media, like the run."""
+    """Render rows for a model that reads media, as the run does."""
     from gym_fed.training.algorithms.sft import Sft
     from gym_fed.training.vision.pairs import read_pairs
 
@@ -157,7 +157,7 @@ def _read_media(config: TrainingConfig, algorithm: Algorithm, processor: Any, ro
 
 
 def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
-    """Refuse a run that needs rewards but has no graders, and graders with the same name."""
+    """Refuse graders with the same name, and a run without graders that needs rewards."""
     names = [grader.name for grader in graders]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     no_rewards = ALGORITHMS.new(config.algorithm).needs_graders and not names
@@ -170,7 +170,7 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
 
 
 def require_training(config: TrainingConfig) -> None:
-    """Refuse to train with a config for preprocessing or evaluation only."""
+    """Refuse a config for preprocessing or evaluation only."""
     others = {"preprocess_only": "rows.preprocess.preprocess", "evaluate_only": "evaluating.evaluate"}
     for key, function in others.items():
         remedy = f"call gym_fed.training.{function}(config), or set it to false"
@@ -179,14 +179,14 @@ def require_training(config: TrainingConfig) -> None:
 
 
 def check_privacy(config: TrainingConfig, num_processes: int) -> None:
-    """Refuse settings that would make epsilon wrong, before anything is loaded. Without ``privacy`` do nothing."""
+    """Refuse settings that would invalidate epsilon, before anything is loaded."""
     if config.privacy is None:
         return
     require_package("opacus", "privacy", "privacy")
     require_package("dp_accounting", "privacy", "privacy")
     algorithm, tuning = ALGORITHMS.type_of(config.algorithm), TUNING.type_of(config.finetuning)
     features = [name for name, feature in active_features(config).items() if not feature.per_example]
-    joins = config.packing or (config.packing is None and algorithm.packing_default)
+    packs = config.packing or (config.packing is None and algorithm.packing_default)
     samples = any(source.dataset or (source.num_examples and not source.tasks) for source in config.data)
     weighs = any(source.weight != 1 for source in config.data)
     clips = config.max_grad_norm != TrainingConfig.model_fields["max_grad_norm"].default
@@ -205,7 +205,7 @@ def check_privacy(config: TrainingConfig, num_processes: int) -> None:
             f"optimizer: {config.optimizer} may use more than noised gradients",
             "use adamw or sgd",
         ),
-        (joins, "packing: clipping does not bound a row that is packed with others", "set packing: false"),
+        (packs, "packing: clipping does not bound a row that is packed with others", "set packing: false"),
         (weighs, "data.weight: a row may be used several times, or depend on the others", "set it to 1"),
         (samples, "data.num_examples, data.dataset: the rows depend on each other", "set path to a file"),
         (config.eval_split, "eval_split: the held-out rows depend on the others", "set eval_data"),
@@ -257,7 +257,3 @@ def _render_answers(config: TrainingConfig, tokenizer: Any, row: Row, place: str
 
 def _is_chat(row: Row) -> bool:
     return "messages" in row or isinstance(row.get("prompt"), list)
-
-
-def _tokenizer_name(config: TrainingConfig) -> str:
-    return str(config.model if config.model_init is None else config.model_init.tokenizer)

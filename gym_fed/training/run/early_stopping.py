@@ -1,6 +1,6 @@
-"""Early stopping on held-out rows, and restoring the weights of the best evaluation.
+"""Stop early by the loss on held-out rows, and restore the weights of the best evaluation.
 
-All decisions follow from the trainer's log, which checkpoints contain, so a resumed run stops at the same step.
+All decisions depend only on the trainer's log, which checkpoints contain, so a resumed run stops at the same step.
 """
 
 from __future__ import annotations
@@ -66,14 +66,13 @@ class EarlyStop(TrainerCallback):
             self.ended = True
 
     def is_over(self, state: Any) -> bool:
-        """Return True if the last evaluation exhausts ``patience``."""
+        """Return True if ``patience`` evaluations have passed since the best one."""
         steps = [step for step, _ in self._history(state)]
         best = self.best_step(state)
         return best is not None and sum(step > best for step in steps) >= self._settings.patience
 
     def best_step(self, state: Any) -> int | None:
-        """Return the step of the best evaluation: the first that no later evaluation beats by more than
-        ``min_delta``."""
+        """Return the step of the best evaluation: the first that no later one beats by more than ``min_delta``."""
         best: tuple[int, float] | None = None
         for step, value in self._history(state):
             if best is None or value < best[1] - self._settings.min_delta:
@@ -84,10 +83,10 @@ class EarlyStop(TrainerCallback):
         """Load the weights of the best evaluation into the model.
 
         Returns:
-            Step of that evaluation; None without an evaluation or ``restore_best``.
+            The step of that evaluation; None without an evaluation or ``restore_best``.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` if the file of these weights is missing or damaged.
+            GymError: ``STATE_CORRUPT`` if their file is missing or damaged.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -115,7 +114,7 @@ class EarlyStop(TrainerCallback):
         return [(step, value if math.isfinite(value) else math.inf) for step, value in figures]
 
     def _keep(self, step: int) -> None:
-        """Save the weights. The previous file stays, because a resume or rollback may start before this step."""
+        """Save the weights, and keep the previous file: a resume or rollback may start before this step."""
         from safetensors.torch import save_file
 
         if not processes.is_main():
@@ -127,7 +126,7 @@ class EarlyStop(TrainerCallback):
         partial = self._folder / "partial.safetensors"
         save_file({name: weight.detach().contiguous().cpu() for name, weight in self._trained()}, partial)
         partial.replace(self._file(step))
-        for _, file in [entry for entry in older if entry[0] < step][:-_KEPT]:
+        for _, file in [entry for entry in older if entry[0] < step][:-1]:
             file.unlink()
 
     def _trained(self) -> list[tuple[str, Any]]:
@@ -135,6 +134,3 @@ class EarlyStop(TrainerCallback):
 
     def _file(self, step: int) -> Path:
         return self._folder / f"step-{step}.safetensors"
-
-
-_KEPT = 1

@@ -1,4 +1,4 @@
-"""The folder of a run: config, metrics, checkpoints, result and lock, and the checks of a resume.
+"""The folder of a run: config, metrics, checkpoints, result and lock, and the checks before it is resumed.
 
 ::
 
@@ -41,13 +41,23 @@ from gym_fed.training.run.checkpoints import (
 from gym_fed.training.run.reproducibility import RunWarning
 
 LOCK_FILE = ".lock"
-_KEYS_OF_PROCESSES = {"per_device_train_batch_size", "gradient_accumulation_steps", "distributed"}
-"""Keys that a resumed run may change with its number of processes, as long as the number of rows per step is
-unchanged."""
+_BATCH_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
+"""Keys that ``auto_batch_size`` sets; only their product is compared, see ``batch_size.known_sizes``."""
+
+_PROCESS_KEYS = {*_BATCH_KEYS, "distributed"}
+"""Keys that may change with the number of processes on a resume, if the number of rows per step does not."""
+
+_OUTPUT_KEYS = {
+    *("output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"),
+    *("save_strategy", "tracking", "tracker", "resume_from_checkpoint"),
+}
+"""Keys for where and how often files are written, which may change on a resume."""
+
+_NEW_FOLDER = "choose another output_dir, or pass --overwrite to delete it first"
 
 
 class FolderLock:
-    """A lock on a folder for one process, held until ``release``; the system releases it if the process ends.
+    """A lock on a folder, held by one process until ``release`` or its end.
 
     Args:
         folder: An existing folder; the locked file is ``.lock`` in it.
@@ -68,7 +78,7 @@ class FolderLock:
             raise GymError(ErrorCode.STATE_LOCKED, reason, remedy) from error
         except OSError as error:  # a file system without locks
             warnings.warn(
-                f"{folder}: cannot be locked ({error.strerror}); let no other process work in it",
+                f"{folder}: cannot be locked ({error.strerror}); let no other process use it",
                 RunWarning,
                 stacklevel=2,
             )
@@ -85,11 +95,11 @@ class FolderLock:
 def is_held(folder: Path) -> bool | None:
     """Return True if a process uses the folder; None if no lock was ever taken, or locks are not supported."""
     try:
-        # Opening a named pipe would wait for a writer.
-        number = os.open(folder / LOCK_FILE, os.O_RDONLY | O_NONBLOCK)
+        # Without O_NONBLOCK, opening a named pipe would wait for a writer.
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | O_NONBLOCK)
     except OSError:
         return None
-    with FileIO(number) as file:
+    with FileIO(descriptor) as file:
         try:
             lock(file, shared=True)
         except LockHeldError:
@@ -97,17 +107,6 @@ def is_held(folder: Path) -> bool | None:
         except OSError:  # a file system without locks
             return None
     return False
-
-
-# Keys for where and how often files are written; they may change on a resume.
-_FREE_KEYS = {
-    *("output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"),
-    *("save_strategy", "tracking", "tracker", "resume_from_checkpoint"),
-}
-_FOUND_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
-"""Keys that ``auto_batch_size`` sets; only their product is compared, see ``batch_size.known_sizes``."""
-
-_OTHERWISE = "choose another output_dir, or pass --overwrite to delete it first"
 
 
 class RunFolder:
@@ -124,7 +123,7 @@ class RunFolder:
     def check(
         self, config: TrainingConfig, data_digest: str, eval_digest: str | None = None, *, resume: bool
     ) -> None:
-        """Raise the errors of ``open`` without writing. A run that has not taken a step may change its config.
+        """Raise the errors of ``open`` without writing. The config of a run without a step may change.
 
         Args:
             config: The resolved config.
@@ -147,7 +146,7 @@ class RunFolder:
             if not self._has_begun():
                 return
             if not resume:
-                raise self._occupied("holds an unfinished run", f"resume it, {_OTHERWISE}")
+                raise self._occupied("holds an unfinished run", f"resume it, {_NEW_FOLDER}")
             require_run_plugins(self.path)
             self._require_same(config, data_digest, eval_digest)
         elif other_files := sorted(p.name for p in self.path.glob("*") if p.name != LOCK_FILE):
@@ -167,16 +166,11 @@ class RunFolder:
         """Start or resume the run of ``config``, locked until ``close``; see ``check`` for the other arguments.
 
         Args:
-            config: The resolved config.
-            data_digest: Digest of the rows.
-            eval_digest: Digest of the held-out rows; None without any.
             begun: Start time from ``begun``.
-            resume: True if an unfinished run may be continued.
-
-        ``counts`` are the row counts of ``data`` and ``eval_data``, which are recorded.
+            counts: Row counts of ``data`` and ``eval_data``, which are recorded.
 
         Returns:
-            Newest intact checkpoint; None if the run starts at its first step.
+            The newest intact checkpoint; None if the run starts at its first step.
 
         Raises:
             GymError: As in ``check``; ``STATE_LOCKED`` if another process is using the folder; ``STATE_CORRUPT`` if all
@@ -196,11 +190,7 @@ class RunFolder:
             "data_sha256": data_digest,
             "eval_data_sha256": eval_digest,
             "num_processes": world_size(),
-            **{
-                key: count.as_dict()
-                for key, count in zip(("rows", "eval_rows"), counts, strict=True)
-                if count
-            },
+            **{k: count.as_dict() for k, count in zip(("rows", "eval_rows"), counts, strict=True) if count},
             "begun": begun,
         }
         if adapters := adapter_digests(config):
@@ -213,9 +203,7 @@ class RunFolder:
         return checkpoint
 
     def begun(self, config: TrainingConfig | None = None) -> str:
-        """Return the start time of the unfinished run in this folder, or of the run that ``config`` resumes; else now.
-
-        Local time in ISO format.
+        """Return the local start time, in ISO format, of the unfinished run here or that ``config`` resumes; else now.
 
         Raises:
             GymError: ``FILE_EXISTS`` for an unfinished run of an older release.
@@ -243,7 +231,7 @@ class RunFolder:
             raise self._occupied("holds a finished run")
 
     def is_unfinished(self) -> bool:
-        """True if the folder contains an unfinished run that can be resumed."""
+        """Return True if the folder contains an unfinished run that can be resumed."""
         return (self.path / "run.json").exists() and self._has_begun() and not self.result.exists()
 
     def delete(self) -> None:
@@ -266,35 +254,24 @@ class RunFolder:
 
     def artifacts(self) -> list[Path]:
         """Return the files of the result: the config and the model or adapter."""
-        own = {
-            "metrics.jsonl",
-            "performance.jsonl",
-            "artifacts.jsonl",
-            "run.json",
-            "batch_size.json",
-            LOCK_FILE,
-        }
-        return sorted(file for file in self.path.iterdir() if file.is_file() and file.name not in own)
+        records = {"run.json", "batch_size.json", LOCK_FILE}
+        records |= {f"{name}.jsonl" for name in ("metrics", "performance", "artifacts")}
+        return sorted(file for file in self.path.iterdir() if file.is_file() and file.name not in records)
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Mark the run as finished."""
         write_atomically(self.result, f"{json.dumps(summary, indent=2, sort_keys=True)}\n".encode())
 
-    def _occupied(self, reason: str, remedy: str = _OTHERWISE) -> GymError:
+    def _occupied(self, reason: str, remedy: str = _NEW_FOLDER) -> GymError:
         return GymError(ErrorCode.FILE_EXISTS, f"{self.path}: {reason}", remedy)
 
     def _has_begun(self) -> bool:
         """Return True if the run has left a checkpoint (even an incomplete one), metrics, or a batch size."""
-        traces = (
-            self.checkpoints.glob("checkpoint-*"),
-            self.path.glob("*.jsonl"),
-            self.path.glob("batch_size.json"),
-        )
-        return any(any(files) for files in traces)
+        traces = ("checkpoints/checkpoint-*", "*.jsonl", "batch_size.json")
+        return any(any(self.path.glob(pattern)) for pattern in traces)
 
     def _require_intact(self, config: TrainingConfig, named: Path | None) -> None:
-        """Verify the checkpoint that the config names, from this or another run; only once, because it takes
-        seconds."""
+        """Verify the checkpoint that the config names, of this or another run; once only, since it takes seconds."""
         if named is None and isinstance(config.resume_from_checkpoint, str):
             given = Path(config.resume_from_checkpoint).expanduser()
             named = given if given.is_dir() and given.resolve().parent == self.checkpoints.resolve() else None
@@ -308,25 +285,25 @@ class RunFolder:
         new = config.model_dump(mode="json")
         begun = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         before = begun.get("num_processes", 1)
-        free = _FREE_KEYS | (_FOUND_KEYS if config.auto_batch_size is not None else set())
+        free = _OUTPUT_KEYS | (_BATCH_KEYS if config.auto_batch_size is not None else set())
         same_step = _rows_of_a_step(old, before) == _rows_of_a_step(new, world_size())
         same_step = same_step and _has_whole_checkpoints(old) and _has_whole_checkpoints(new)
         if before != world_size() and same_step:
-            free = free | _KEYS_OF_PROCESSES
+            free = free | _PROCESS_KEYS
         changed = sorted(k for k in {*old, *new} - free if old.get(k) != new.get(k))
         differences = ", ".join(text for k in changed for text in _differences(k, old.get(k), new.get(k)))
         rows = _rows_of_a_step(old, before)
-        same_number = (
+        resume_hint = (
             f"resume with {counted(before, 'process')}, or with {counted(rows, 'row')} per step as before (processes "
             "x per_device_train_batch_size x gradient_accumulation_steps, under ddp, fsdp2 or sequence_parallel); or "
-            f"{_OTHERWISE}"
+            f"{_NEW_FOLDER}"
         )
         refuse_first(
             (changed, f"with a different config: {differences}"),
             (
                 before != world_size() and not same_step,
                 f"with {counted(before, 'process')}, but now there are {world_size()}",
-                same_number,
+                resume_hint,
             ),
             (
                 begun.get("adapters_sha256", []) != adapter_digests(config),
@@ -336,7 +313,7 @@ class RunFolder:
             (begun.get("eval_data_sha256") != eval_digest, "with different held-out rows"),
             code=ErrorCode.FILE_EXISTS,
             prefix=f"{self.path}: holds an unfinished run ",
-            remedy=_OTHERWISE,
+            remedy=_NEW_FOLDER,
         )
 
 
@@ -355,7 +332,7 @@ def _has_whole_checkpoints(config: dict[str, Any]) -> bool:
 
 
 def _differences(key: str, old: Any, new: Any) -> list[str]:
-    """Describe the keys that differ; of sections, their inner keys."""
+    """Describe the keys that differ, including those in sections."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
         return [text for k in keys for text in _differences(f"{key}.{k}", old.get(k), new.get(k))]

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import TrainerCallback
 
 from gym_fed.core.errors import ErrorCode
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.tracking.experiment import Experiment
+from gym_fed.training.run.reproducibility import random_state_restorer
 from gym_fed.training.run.spikes import Diverged, Spike, SpikeWatch
 
 OnStep = Callable[[int, int, float], None]
@@ -31,19 +30,14 @@ _TIMED = re.compile(r"(^|[_/])(runtime|step_time|time|(tokens|samples|steps)_per
 
 
 class KeptRandomState(TrainerCallback):
-    """Restores the random state after an evaluation before the first step, so that it does not change the run."""
+    """Keeps an evaluation before the first step from changing the run, by restoring the random state after it."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self._on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        self._restore = random_state_restorer()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
-            random.setstate(self._states[0])
-            np.random.set_state(self._states[1])
-            torch.set_rng_state(self._states[2])
-            if self._on_cuda:
-                torch.cuda.set_rng_state_all(self._on_cuda)
+            self._restore()
 
 
 @dataclass(frozen=True)
@@ -51,13 +45,13 @@ class StepReport:
     """The metrics after a step.
 
     Attributes:
-        step: Step number from 1.
+        step: Step number, from 1.
         total: Number of steps of the run.
         loss: Mean over the step's rows; near 0 for algorithms that learn from rewards.
         reward: Mean reward; None if the algorithm does not log it.
         num_tokens: Tokens seen so far; 0 if the algorithm does not count them.
         tokens_per_second: Throughput since this process started; None without tokens.
-        seconds_left: Estimate by the speed of this process.
+        seconds_left: Estimate from the speed of this process.
         memory_bytes: Peak memory of the process so far, on the GPU if there is one, else in RAM.
         evaluation: Metrics on ``eval_data`` (``eval_loss``, ...), if this report is about an evaluation.
         epsilon: Upper bound of the privacy cost so far, under ``privacy``.
@@ -81,11 +75,11 @@ OnRows = Callable[[str, RowCounts], None]
 
 
 class RunHooks(TrainerCallback):
-    """The callback of every trainer. ``losses[i]`` is the mean loss of step ``i + 1``, across resumes too.
+    """The callback of every trainer. ``losses[i]`` is the mean loss of step ``i + 1``, also after a resume.
 
     Args:
         track: Function that opens the tracked run at the step to resume from.
-        interval: Returns the steps between tracked metrics for the number of steps of the run.
+        interval: Maps the number of steps of the run to the number of steps between tracked metrics.
         on_step: Called with ``(step, total, loss)`` after every step.
         on_report: Called with a report, after every step and every evaluation; may raise to end the run.
         should_stop: Called after every step.
@@ -121,11 +115,11 @@ class RunHooks(TrainerCallback):
             self.experiment.close()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore the log of a resumed run, and drop metrics of steps that will be repeated."""
+        """Restore the log of a resumed run, and drop the metrics of steps that will be repeated."""
         history = [entry for entry in state.log_history if "loss" in entry]
         self.losses = [float(entry["loss"]) for entry in history]
         self.num_tokens = int(history[-1]["tokens_so_far"]) if history else 0
-        # After a rollback a trainer continues its own count.
+        # After a rollback, the trainer's own count continues.
         self._tokens_before = self.num_tokens - self._raw_tokens
         self._began = self._wrote = time.monotonic()
         self._step_began = state.global_step
@@ -188,13 +182,13 @@ class RunHooks(TrainerCallback):
 
     def _evaluated(self, state: Any, logs: dict[str, Any]) -> None:
         figures = _figures(logs)
-        figures.pop("eval_num_tokens", None)  # the trainer's own count, which restarts on resume
+        figures.pop("eval_num_tokens", None)  # the trainer's own count, which a resume resets
         figures["num_tokens"] = self.num_tokens
         assert self.experiment is not None
         self.experiment.log_metrics(figures, state.global_step)
         if self._on_report is not None and self._last_report is not None:
-            known = {key: value for key, value in figures.items() if not key.startswith("performance/")}
-            self._on_report(StepReport(**{**vars(self._last_report), "evaluation": known}))
+            metrics = {key: value for key, value in figures.items() if not key.startswith("performance/")}
+            self._on_report(replace(self._last_report, evaluation=metrics))
 
     def _report(self, state: Any, loss: float, logs: dict[str, Any]) -> None:
         if self._on_report is None:
@@ -216,9 +210,9 @@ class RunHooks(TrainerCallback):
         self._on_report(self._last_report)
 
     def _write(self, state: Any) -> None:
-        """Write means over the steps since the last line, and current values of ``learning_rate`` and similar ones.
+        """Write the means over the steps since the last line, and the last value of ``learning_rate`` and similar keys.
 
-        The steps follow from the step number alone, so that a resumed run writes the same lines.
+        Which steps are averaged depends only on the step number, so that a resumed run writes the same lines.
         """
         step, interval = state.global_step, self._interval(state.max_steps)
         count = step - max((step - 1) // interval * interval, int(step > 1))
@@ -267,7 +261,7 @@ def peak_cuda_bytes() -> int | None:
 def gpu_utilization() -> float | None:
     """Return the percentage of the last second in which the current GPU ran a kernel.
 
-    None without a GPU, without the extra ``gpu`` (``nvidia-ml-py``), and for a part of a GPU (MIG), which has none.
+    None without a GPU, without the extra ``gpu`` (``nvidia-ml-py``), and for a MIG instance, which does not report it.
     """
     if not torch.cuda.is_available() or find_spec("pynvml") is None:
         return None
@@ -285,7 +279,7 @@ def peak_memory_bytes() -> int:
 
 
 def _figures(logs: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a log entry; durations go under ``performance/``."""
+    """Return the numbers in a log entry; durations get the prefix ``performance/``."""
     return {
         f"performance/{key}" if _TIMED.search(key) else key: value
         for key, value in logs.items()

@@ -32,7 +32,7 @@ class Job:
         callbacks: ``transformers.TrainerCallback`` objects to install.
         graders: Initialised graders; empty for algorithms without rewards.
         evaluate_first: True to evaluate held-out rows before the first step.
-        resources: Closed at the end of the run, however it ends.
+        resources: Context managers that are closed when the run ends or fails.
     """
 
     config: TrainingConfig
@@ -60,16 +60,13 @@ class Job:
 
 
 def as_dataset(encoded: Any, model: Any) -> Any:
-    """Return encoded rows as a ``datasets.Dataset``; keys that a row lacks become None."""
+    """Return encoded rows as a ``datasets.Dataset``; missing keys of a row become None."""
     if isinstance(encoded, TrainingRows):
         return encoded.as_dataset(num_embeddings(model))
     from datasets import Dataset
 
     keys = list(dict.fromkeys(key for row in encoded for key in row))
     return Dataset.from_dict({key: [row.get(key) for row in encoded] for key in keys})
-
-
-_NO_LIMIT = -1
 
 
 def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: bool = False) -> dict[str, Any]:
@@ -81,6 +78,8 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
     from gym_fed.training.features.base import feature_arguments
     from gym_fed.training.processes.sharding import trainer_arguments
 
+    order = "group_by_length" if config.group_by_length else "random"
+    default_evaluation = "steps" if config.eval_steps else "epoch"
     return {
         "output_dir": str(checkpoints),
         "learning_rate": config.learning_rate,
@@ -91,17 +90,17 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "adam_beta1": config.adam_beta1,
         "adam_beta2": config.adam_beta2,
         "max_grad_norm": config.max_grad_norm,
-        "max_steps": config.max_steps if config.max_steps is not None else _NO_LIMIT,
+        "max_steps": -1 if config.max_steps is None else config.max_steps,
         "num_train_epochs": config.num_train_epochs,
         "per_device_train_batch_size": config.per_device_train_batch_size,
         "per_device_eval_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        "train_sampling_strategy": _order(config),
+        "train_sampling_strategy": order if config.shuffle else "sequential",
         "gradient_checkpointing": False,
         "bf16": False,
         "fp16": False,
         "seed": config.seed,
-        # transformers needs it without a GPU too; otherwise every process would train on its own.
+        # Also needed without a GPU: otherwise every process would train a model of its own.
         "use_cpu": pick_device(config.device).type == "cpu",
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
@@ -109,26 +108,14 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "save_steps": config.save_steps or 1,
         "save_total_limit": config.save_total_limit,
         "report_to": "none",
-        "eval_strategy": _eval_strategy(config) if evaluate else "no",
+        "eval_strategy": (config.eval_strategy or default_evaluation) if evaluate else "no",
         "eval_steps": config.eval_steps or None,
         "push_to_hub": False,
         "disable_tqdm": True,
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
-        "ignore_data_skip": config.streaming,  # a stream skips on its own
+        "ignore_data_skip": config.streaming,  # a stream skips learned rows itself
         **OPTIMIZERS.new(config.optimizer).arguments(config),
         **trainer_arguments(config),
         **feature_arguments(config),
     }
-
-
-def _eval_strategy(config: TrainingConfig) -> str:
-    """Return the ``eval_strategy`` of a run with held-out rows."""
-    return config.eval_strategy or ("steps" if config.eval_steps else "epoch")
-
-
-def _order(config: TrainingConfig) -> str:
-    """Return the sampling strategy that orders the rows of an epoch."""
-    if not config.shuffle:
-        return "sequential"
-    return "group_by_length" if config.group_by_length else "random"

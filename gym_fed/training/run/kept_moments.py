@@ -25,13 +25,13 @@ _STEP = "step"
 
 
 class KeptMoments(StepObserver):
-    """Puts moments into a run's optimiser before its first step, and writes them at its last; never sees batches.
+    """Loads moments into a run's optimiser before its first step, and saves them after its last; ignores batches.
 
-    The run must save checkpoints. The file is written before the last one is complete, so a run that resumes from
-    there, and does no more steps, has it.
+    The run must save checkpoints. The file is written before the last checkpoint is complete, so a run that resumes
+    from that checkpoint, and takes no more steps, has it.
 
     Args:
-        start: Returns the moments to continue from, by name; empty for none. They are not held during training.
+        start: Returns the moments to start from, by name; empty for none. They are not held during training.
         path: The file to write.
         lineage: Digest of the base from which the federation started.
     """
@@ -51,15 +51,15 @@ class KeptMoments(StepObserver):
         for name, parameter in _trained(kwargs["model"]):
             moments = {}
             for moment in MOMENTS:
-                held = start.get(f"{moment}/{name}", torch.zeros_like(parameter))
-                if held.shape != parameter.shape:
+                stored = start.get(f"{moment}/{name}", torch.zeros_like(parameter))
+                if stored.shape != parameter.shape:
                     raise GymError(
                         ErrorCode.STATE_CORRUPT,
-                        f"the kept moment {moment} of {name!r} has shape {list(held.shape)}, but the "
+                        f"the kept moment {moment} of {name!r} has shape {list(stored.shape)}, but the "
                         f"weight has {list(parameter.shape)}",
                         "delete moments.safetensors in the home's folder residuals to start from zero",
                     )
-                moments[moment] = held.to(parameter, copy=True)
+                moments[moment] = stored.to(parameter, copy=True)
             step = start[_STEP][0].to(parameter.device, copy=True)
             _state_of(kwargs["optimizer"])[parameter] = {_STEP: step, **moments}
 
@@ -81,5 +81,5 @@ def _trained(model: Any) -> list[tuple[str, Any]]:
 
 
 def _state_of(optimizer: Any) -> Any:
-    """Return the state by parameter of an optimiser, which accelerate may have wrapped."""
+    """Return the per-parameter state of an optimiser, which accelerate may have wrapped."""
     return getattr(optimizer, "optimizer", optimizer).state

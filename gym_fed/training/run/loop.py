@@ -1,4 +1,4 @@
-"""Run a built trainer to its last step (start, resume, rollback after a spike), then build and save the result."""
+"""Run a trainer to its last step (start, resume, roll back after a spike), then build and save the result."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.peers import stop_watching
 from gym_fed.training.rows.tokenized import RunRows
 from gym_fed.training.run.check import LearningCheck
+from gym_fed.training.run.checkpoints import step_of
 from gym_fed.training.run.early_stopping import EarlyStop
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.hooks import RunHooks
@@ -55,19 +56,13 @@ def run_to_end(
 
 def _roll_back(trainer: Any, hooks: RunHooks, folder: RunFolder, rollbacks: Rollbacks) -> Path:
     assert hooks.spike is not None
-    last = processes.on_main(lambda: _text(folder.last_checkpoint()))
-    to_step = None if last is None else int(last.rpartition("-")[2])
-    rollbacks.add(hooks.spike, to_step, trainer)
-    assert last is not None  # ``add`` refuses this
-    return Path(last)
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+    last = processes.on_main(lambda: str(folder.last_checkpoint() or ""))
+    rollbacks.add(hooks.spike, step_of(Path(last)) if last else None, trainer)
+    return Path(last)  # ``add`` refuses a rollback without a checkpoint
 
 
 def _is_at_end(checkpoint: Path, trainer: Any, hooks: RunHooks, early_stop: EarlyStop | None) -> bool:
-    """Load a checkpoint of the last step and return True; transformers would run one more step."""
+    """Load a checkpoint of the last step and return True: transformers would run one more step from it."""
     from transformers.trainer_callback import TrainerState
 
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))

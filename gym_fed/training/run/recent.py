@@ -1,4 +1,4 @@
-"""Lists of run folders, such as the recent ones of this account, so that pages find runs anywhere."""
+"""Remember the folders of recent runs, so that pages can list runs anywhere on the disk."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _MAX_BYTES = 2**20
 
 
 def remember_run(folder: Path, file: Path | None = None) -> None:
-    """Put a folder first in a list of runs, which keeps ``MAX_FOLDERS``.
+    """Put a folder at the front of a list of runs, which holds at most ``MAX_FOLDERS``.
 
     Args:
         folder: The folder of a run.
-        file: The list; None: the recent runs of this account.
+        file: The list; by default that of this account.
 
     Raises:
         OSError: If the list cannot be written.
@@ -27,11 +27,11 @@ def remember_run(folder: Path, file: Path | None = None) -> None:
     file = default_home() / _FILE if file is None else file
     folders = [place, *(other for other in _listed(file) if other != place)][:MAX_FOLDERS]
     make_folder(file.parent)
-    write_atomically(file, json.dumps([str(one) for one in folders], indent=1).encode())
+    write_atomically(file, json.dumps([str(other) for other in folders], indent=1).encode())
 
 
 def recent_runs(file: Path | None = None) -> list[Path]:
-    """Return the folders of a list that still contain a run, newest first; None: the recent runs of this account."""
+    """Return the folders in a list (by default that of this account) that still contain a run, newest first."""
     return [folder for folder in _listed(file) if (folder / "run.json").is_file()]
 
 
@@ -46,9 +46,7 @@ def _listed(file: Path | None) -> list[Path]:
         OSError,
         ValueError,
         RuntimeError,
-    ):  # the list is only a convenience and is rewritten; or there is no home folder
+    ):  # a mere convenience, rewritten later; or there is no home folder
         return []
-    named = folders if isinstance(folders, list) else []
-    return [
-        Path(one) for one in named if isinstance(one, str) and "\x00" not in one and Path(one).is_absolute()
-    ]
+    names = [name for name in folders if isinstance(name, str)] if isinstance(folders, list) else []
+    return [Path(name) for name in names if "\x00" not in name and Path(name).is_absolute()]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,30 @@ if TYPE_CHECKING:
 
 
 class RunWarning(UserWarning):
-    """A warning about a run that continues."""
+    """A warning that does not end the run."""
+
+
+def random_state_restorer() -> Callable[[], None]:
+    """Return a function that restores the present random states of Python, numpy, and torch on CPU and GPUs."""
+    import numpy as np
+    import torch
+
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def restore() -> None:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if on_cuda:
+            torch.cuda.set_rng_state_all(on_cuda)
+
+    return restore
 
 
 @contextmanager
 def deterministic(settings: Reproducibility) -> Iterator[None]:
-    """Apply ``settings.deterministic`` to torch within a context; enter it before CUDA is first used.
+    """Apply ``settings.deterministic`` to torch within a context, which must be entered before CUDA is first used.
 
     https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
@@ -56,7 +75,7 @@ def deterministic(settings: Reproducibility) -> Iterator[None]:
 
 
 def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -> None:
-    """Write ``environment.json``; on a resume, warn about differences and add them."""
+    """Write ``environment.json``; on a resume, add the differences and warn about them."""
     if not config.reproducibility.record:
         return
     file = folder / "environment.json"
@@ -81,7 +100,7 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
 
 
 def environment(config: TrainingConfig, data_digest: str) -> dict[str, Any]:
-    """Return the environment that may change a run's results, as plain values."""
+    """Return the facts about the environment that may change a run's results, as JSON values."""
     settings = config.model_dump(mode="json", exclude={"output_dir"})
     return {
         **machine_facts(),

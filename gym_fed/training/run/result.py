@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gym_fed.config.yaml.strict import read_run_config
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.tracking.trackers.base import read_lines
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.evaluation.retention import Retention
     from gym_fed.training.private.plan import Plan
-
-import json
-import time
-
-from gym_fed.config.yaml.strict import read_run_config
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.tracking.trackers.base import read_lines
 
 _ACTIVE_SECONDS = 120
 """Without file locks, an unfinished run counts as running if its metrics are newer than this."""
@@ -61,25 +60,23 @@ class TrainResult:
     check: CheckResult | None = field(default=None, repr=False)
 
     def summary(self) -> dict[str, Any]:
-        """Return the metrics, without losses and objects, ready for JSON."""
-        keep = ("steps", "final_loss", "num_examples", "num_tokens", "num_processes")
-        best = {} if self.best_step is None else {"best_step": self.best_step}
-        cost = {} if self.privacy is None else {"epsilon": self.epsilon, "privacy": vars(self.privacy)}
-        rows = {} if self.rows is None else {"rows": self.rows.as_dict()}
-        check = {} if self.check is None else {"check": self.check.as_dict()}
-        return (
-            {key: getattr(self, key) for key in keep}
-            | check
-            | rows
-            | best
-            | cost
-            | {"output_dir": str(self.output_dir)}
-        )
+        """Return the metrics as JSON values, without losses and objects."""
+        keys = ("steps", "final_loss", "num_examples", "num_tokens", "num_processes")
+        values: dict[str, Any] = {key: getattr(self, key) for key in keys}
+        if self.check is not None:
+            values["check"] = self.check.as_dict()
+        if self.rows is not None:
+            values["rows"] = self.rows.as_dict()
+        if self.best_step is not None:
+            values["best_step"] = self.best_step
+        if self.privacy is not None:
+            values |= {"epsilon": self.epsilon, "privacy": vars(self.privacy)}
+        return {**values, "output_dir": str(self.output_dir)}
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The gains and losses of a run.
+    """The result of the learning check: what the model gained and lost in a run.
 
     Attributes:
         held_out: None without held-out rows.
@@ -102,7 +99,7 @@ class CheckResult:
     expected: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return the values for JSON."""
         values = asdict(self)
         if self.retention is not None:
             values["retention"] = self.retention.as_dict()
@@ -132,19 +129,15 @@ def list_run_folders(root: Path) -> list[Path]:
 
 
 def listed(folder: Path) -> dict[str, Any]:
-    """Return the summary of a folder, or a placeholder for the list if it is unreadable."""
+    """Return the summary of a folder; for an unreadable one, a placeholder with the reason."""
     try:
         return summary(folder)
     except (GymError, TypeError, ValueError, AttributeError, OSError) as error:
-        reason = (
-            error.message
-            if isinstance(error, GymError)
-            else f"{folder}: holds a result that no run has written"
-        )
+        reason = f"{folder}: holds a result that no run has written"
         return {
             "folder": str(folder),
             "status": "unreadable",
-            "why": reason,
+            "why": error.message if isinstance(error, GymError) else reason,
             "algorithm": "",
             "model": "",
             "steps": 0,

@@ -1,8 +1,9 @@
-"""Warnings at the end of a run that could learn nothing from its rewards."""
+"""Warn at the end of a run whose rewards taught it nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from gym_fed.config.train.training import TrainingConfig
 
@@ -27,24 +28,19 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
     flat = [entry[equal] for entry in history if equal in entry]
     section = config.chosen_sections().get(config.algorithm)
     limit = getattr(section, "max_completion_length", None)
-    if clipped and limit is not None and (share := sum(clipped) / len(clipped)) > _MANY_TRUNCATED:
+    if clipped and limit is not None and (share := fmean(clipped)) > _MANY_TRUNCATED:
         warnings.append(
             f"{share:.0%} of the answers were truncated at {config.algorithm}.max_completion_length = {limit}, so "
-            "their "
-            f"rewards mean little; raise it, or ask for shorter answers"
+            "their rewards mean little; raise it, or ask for shorter answers"
         )
     has_groups = getattr(section, "num_generations", 1) > 1  # PPO generates one answer per prompt
     rewards = [entry["reward"] for entry in history if "reward" in entry]
     half = len(rewards) // 2
-    has_learned = half > 0 and _mean(rewards[half:]) - _mean(rewards[:half]) > _LEARNED
-    if flat and has_groups and not has_learned and (share := _mean(flat)) > _MANY_FLAT:
+    has_learned = half > 0 and fmean(rewards[half:]) - fmean(rewards[:half]) > _LEARNED
+    if flat and has_groups and not has_learned and (share := fmean(flat)) > _MANY_FLAT:
         warnings.append(
             f"all answers to a prompt got the same reward for {share:.0%} of the prompts, from which nothing is "
             f"learned; look at the graders with gym grade, raise {config.algorithm}.num_generations or temperature, "
             "or use prompts that the model sometimes answers correctly"
         )
     return warnings
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -1,4 +1,4 @@
-"""Loss spikes: detect them, roll back to a checkpoint, and skip the batches since.
+"""Detect loss spikes, roll back to a checkpoint, and skip the batches since then.
 
 Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5.1. Skipped batches are recorded in
 ``rollbacks.json`` of the run folder, so that a killed and resumed run skips the same ones.
@@ -30,11 +30,11 @@ def check_spikes(config: TrainingConfig) -> None:
 
 
 class Diverged(GymError):
-    """The error for a loss that is not finite or spikes repeatedly."""
+    """Raised if the loss is not finite or spikes repeatedly."""
 
 
 def require_finite(model: Any, step: int) -> None:
-    """Refuse final weights that are not finite; the loss of the last step does not depend on its update.
+    """Refuse final weights that are not finite; the loss of the last step precedes its update.
 
     Raises:
         Diverged: Naming a weight.
@@ -62,7 +62,7 @@ class Spike:
 
 
 class SpikeWatch:
-    """Checks every step for spikes, and records them in ``spikes.json`` if ``rollback`` is off."""
+    """Checks every step for a spike; records spikes in ``spikes.json`` if ``rollback`` is off."""
 
     def __init__(self, settings: LossSpikes, folder: Path) -> None:
         self.settings = settings
@@ -82,8 +82,8 @@ class SpikeWatch:
             factor = self.settings.grad_norm_factor
             spike = self._detect(step, "grad_norm", float(grad_norm), grad_norms, factor)
         if spike is not None and not self.settings.rollback and is_main():
-            known = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
-            earlier = [old for old in known if old["step"] < step]
+            recorded = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
+            earlier = [old for old in recorded if old["step"] < step]
             write_atomically(self._file, f"{json.dumps([*earlier, asdict(spike)], indent=2)}\n".encode())
         return spike
 
@@ -99,12 +99,7 @@ class SpikeWatch:
 
 
 class Rollbacks:
-    """The rollbacks of a run so far, and the resulting order of batches.
-
-    Args:
-        settings: Settings with the maximum number of rollbacks.
-        folder: The run folder.
-    """
+    """The rollbacks of a run so far, and the resulting order of batches."""
 
     def __init__(self, settings: LossSpikes, folder: Path) -> None:
         self._settings = settings
@@ -114,7 +109,7 @@ class Rollbacks:
         )
 
     def add(self, spike: Spike, to_step: int | None, trainer: Any) -> None:
-        """Record a rollback to ``to_step``; the trainer's next dataloader skips the batches after it.
+        """Record a rollback to ``to_step``, so that the trainer's next dataloader skips the batches after it.
 
         Raises:
             Diverged: After too many rollbacks, or without a checkpoint.
@@ -134,7 +129,7 @@ class Rollbacks:
             write_atomically(self._file, f"{json.dumps(self.entries, indent=2)}\n".encode())
 
     def wrap(self, loader: Any) -> Any:
-        """Return the dataloader without the skipped batches; for ``LocalOnly.wrap_dataloader``."""
+        """Make a dataloader skip the recorded batches, and return it; for ``LocalOnly.wrap_dataloader``."""
         batches = loader.batch_sampler
         shards = getattr(batches, "num_processes", 1)
         batches = getattr(batches, "batch_sampler", batches)
@@ -144,11 +139,10 @@ class Rollbacks:
 
 
 class SkippingSampler:
-    """A sampler without the batches to skip. Its length is unchanged: at the end of an epoch, its first rows are
-    repeated.
+    """A sampler that leaves out batches, and repeats the first rows of the epoch at its end.
 
-    So steps, epochs and learning rates are unchanged. Batches before a skipped range do not move, so that a resume
-    continues at the right one.
+    Its length, and therefore steps, epochs and learning rates, are unchanged. Batches before a skipped range do not
+    move, so that a resumed run continues at the right one.
 
     Args:
         inner: The original sampler.
@@ -189,7 +183,7 @@ def _remove_range(order: list[int], start: int, end: int) -> list[int]:
 
 
 def _skipped_batches(after: int, until: int, per_epoch: int, args: Any) -> list[dict[str, int]]:
-    """Return the batches of the steps ``after + 1 .. until``, one range per epoch."""
+    """Return the batches of steps ``after + 1`` to ``until``, one range per epoch."""
     group = args.gradient_accumulation_steps
     steps = max(math.ceil(per_epoch / group), 1)
     ranges: list[dict[str, int]] = []

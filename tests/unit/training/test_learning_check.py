@@ -232,7 +232,7 @@ def test_a_reward_model_is_judged_by_its_loss_alone(tmp_path: Path) -> None:
 
     assert check.held_out is not None
     assert check.retention is None
-    assert "a reward model writes no text" in check.skipped[0]
+    assert "a reward model generates no text" in check.skipped[0]
 
 
 HISTORY = [{"completions/clipped_ratio": 0.87, "reward_std": 0.4, "frac_reward_zero_std": 0.75}] * 4

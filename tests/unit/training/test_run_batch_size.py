@@ -100,7 +100,7 @@ def test_a_resume_uses_the_size_that_was_found(
     result = train(tiny_base, config(tmp_path / "run"))
     assert (sizes(tmp_path / "run"), result.steps) == ((4, 4), 3)
     assert json.loads((tmp_path / "run/batch_size.json").read_text())["gradient_accumulation_steps"] == 4
-    with pytest.raises(GymError, match="16 rows a step, but the config has 32"):
+    with pytest.raises(GymError, match="16 rows per step, but the config has 32"):
         train(tiny_base, config(tmp_path / "run", gradient_accumulation_steps=4))
 
 
