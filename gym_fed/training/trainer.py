@@ -1,6 +1,7 @@
-"""Train a model from a config and write its run folder.
+"""Train a model from a config, and write its run folder.
 
-Algorithms are in ``algorithms/``; the loop is TRL's. A resumed run ends with the weights of an uninterrupted one.
+The algorithms are in ``algorithms/``; the training loop is TRL's. A resumed run ends with the same weights as an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from gym_fed.training.model.loading import load_for_training, require_dtype
 from gym_fed.training.model.peft_models import require_head_without_adapter, resume_adapter
 from gym_fed.training.model.template_tokens import check_template_tokens, fit_to_template, require_embedded
 from gym_fed.training.processes import group as processes
-from gym_fed.training.processes.placing import cut_into_stages, place
+from gym_fed.training.processes.pipeline import cut_into_stages
+from gym_fed.training.processes.sequence_parallel import place
 from gym_fed.training.processes.sharding import deepspeed_loading, resumable, settings_of
 from gym_fed.training.rows.batch_size import choose_batch_size, known_sizes
 from gym_fed.training.rows.run_rows import LastEncoded, encode_run, has_held_out, rows_of_run
@@ -64,19 +66,19 @@ class Trainer(ExpectedElsewhere):
 
     Args:
         config: The run's config.
-        model: Model to train in place instead of loading ``config.model``. With ``finetuning: lora`` its weights do
-            not change, and the result's model is a PEFT wrapper, whose ``unload()`` returns the model.
+        model: Model to train in place, instead of loading ``config.model``. With ``finetuning: lora`` its weights do
+            not change; the result's model is a PEFT wrapper, whose ``unload()`` returns the original.
         tokenizer: The tokenizer of ``model``.
         graders: Graders in addition to ``config.graders``.
         on_step: Called after every optimiser step with ``(step, total, loss)``.
-        on_rows: Called before training with row counts: ``("data", counts)``, and the same for ``eval_data`` if there
-            is any. Without it, many lost rows cause a warning.
+        on_rows: Called before training with ``("data", counts)``, and with ``("eval_data", counts)`` if there is any.
+            Without it, many lost rows cause a warning.
         on_report: Called with a ``hooks.StepReport`` after every step and evaluation; may raise to end the run.
         should_stop: Called after every step; if it returns True, a checkpoint is saved and ``INTERRUPTED`` is raised.
         check: True to measure the model before and after training: held-out loss, answers to some prompts, and general
             knowledge (``result.check``). Rows are held out if none are named.
         last_encoded: A cache of encoded rows, shared by successive runs on the same rows.
-        observer: Observes every step, to record or repeat it for an audit; or keeps the optimiser's moments.
+        observer: Observes every step, to record or replay it for an audit, or to save the optimiser's moments.
     """
 
     def __init__(
@@ -127,13 +129,13 @@ class Trainer(ExpectedElsewhere):
 
         Args:
             dataset: Rows (see ``gym_fed.data.rows``), or a name as for ``named_source``, instead of ``config.data``.
-            eval_dataset: Rows instead of ``config.eval_data``, or their name.
+            eval_dataset: Rows, or a name, instead of ``config.eval_data``.
             resume: False to refuse an unfinished run in ``output_dir`` instead of resuming it.
 
         Raises:
             GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS``, ``DATA_INVALID``, ``MODEL_NOT_FOUND`` and
-                ``CONFIG_INVALID`` before anything is written. An optimiser may refuse the model later, before the first
-                step; the folder is then free for a different config.
+                ``CONFIG_INVALID`` before anything is written. An optimiser may refuse the model just before the first
+                step; the folder then accepts a different config.
         """
         require_training(self.config)
         try:
@@ -154,7 +156,7 @@ class Trainer(ExpectedElsewhere):
 
         Args:
             others: Contributions by user, or a list of them: ``.gymdelta`` files, model folders, or models in memory.
-            settings: Rules and codecs; by default ``DeltaSoupConfig()``, whose rule tolerates malicious clients.
+            settings: Merge rule and codecs; by default ``DeltaSoupConfig()``, whose rule tolerates malicious clients.
 
         Returns:
             The soup and the outcome of every contribution; the trainer's own is called ``self``.
@@ -181,13 +183,13 @@ class Trainer(ExpectedElsewhere):
             format: See ``gym export --list``; by default by the suffix of ``path``, else ``huggingface``.
             codec: Codec of the format ``delta``; by default one bit per weight, or LoRA factors after LoRA training.
             quantization: A quantisation of the format; by default its first.
-            check: True to read the export in a new process and compare; if it differs it is deleted and
+            check: True to load the export in a new process and compare; if it differs, it is deleted and
                 ``EXPORT_DIFFERS`` is raised.
         """
         from gym_fed.training.run.afterwards import export
 
-        done = self._require_result()
-        arguments = (done.model, done.tokenizer, self.config)
+        result = self._require_result()
+        arguments = (result.model, result.tokenizer, self.config)
         return export(*arguments, Path(path), format, codec, quantization, check=check)
 
     def _require_result(self) -> TrainResult:
@@ -201,7 +203,7 @@ class Trainer(ExpectedElsewhere):
         eval_dataset: Sequence[dict[str, Any]] | str | None,
         resume: bool,
     ) -> TrainResult:
-        """Run the steps of a training run, in order."""
+        """Run all stages of a training run."""
         config = self.config = known_sizes(self.config) or self.config
         algorithm = ALGORITHMS.new(config.algorithm)
         tuning = TUNING.new(config.finetuning)
@@ -212,7 +214,7 @@ class Trainer(ExpectedElsewhere):
             check_early_stopping(config, has_eval_data=has_held_out(config, given[1]))
             if self._given is None:
                 check_template_tokens(config, given[0])
-            splitting = deepspeed_loading(config)
+            splitting = deepspeed_loading(config)  # in effect until it is deleted
             model, tokenizer = self._load_model(config)
             rows = self._encode(config, algorithm, tokenizer, *given)
             require_embedded(model, rows.encoded, rows.eval_encoded)
@@ -250,7 +252,7 @@ class Trainer(ExpectedElsewhere):
         return device, folder, processes.on_main(lambda: folder.begun(config))
 
     def _split_of(self, num_rows: int) -> float:
-        """Return the default of ``eval_split`` for this number of rows."""
+        """Return the effective ``eval_split`` for this number of rows."""
         self.config = self._defaults.splitting(self.config, num_rows)
         return self.config.eval_split
 
@@ -301,13 +303,13 @@ class Trainer(ExpectedElsewhere):
         checkpoint: Path | None,
         hooks: RunHooks,
     ) -> tuple[Any, int | None]:
-        """Build the algorithm's trainer and run its loop; return the trainer, and the step whose weights were
-        restored."""
+        """Build the algorithm's trainer and run it; return the trainer, and the step whose weights were restored."""
         from transformers import PrinterCallback
 
         optimizer = OPTIMIZERS.new(config.optimizer)
         stopping, spikes = config.early_stopping, config.loss_spikes
         early_stop = None if stopping is None else EarlyStop(stopping, model, folder.path)
+        callbacks = [hooks, KeptRandomState(), *([early_stop] if early_stop else [])]
         with (
             deterministic(config.reproducibility),
             tuning.finishing(model, config),
@@ -317,7 +319,7 @@ class Trainer(ExpectedElsewhere):
             self._resources() as resources,
             warnings.catch_warnings(),
         ):
-            warnings.simplefilter("ignore", FutureWarning)  # transformers warns about its next major version
+            warnings.simplefilter("ignore", FutureWarning)  # transformers warns about its next major release
             job = Job(
                 config=config,
                 model=model,
@@ -325,13 +327,7 @@ class Trainer(ExpectedElsewhere):
                 encoded=rows.encoded,
                 eval_encoded=rows.eval_encoded,
                 checkpoints=folder.checkpoints,
-                callbacks=[
-                    hooks,
-                    KeptRandomState(),
-                    *([early_stop] if early_stop else []),
-                    *tuning.callbacks(model, config),
-                    *optimizer.callbacks(config),
-                ],
+                callbacks=[*callbacks, *tuning.callbacks(model, config), *optimizer.callbacks(config)],
                 graders=self._graders,
                 evaluate_first=self._check and checkpoint is None and evaluates_first(config),
                 resources=resources,
@@ -349,7 +345,7 @@ class Trainer(ExpectedElsewhere):
         return trainer, best_step
 
     def _track(self, from_step: int) -> Experiment:
-        """Return the tracked run, resumed after a step."""
+        """Open the tracked run, to be continued after a step."""
         config, tracker = self.config, self.config.tracker
         experiment = Experiment(
             config.output_dir,
@@ -367,7 +363,7 @@ class Trainer(ExpectedElsewhere):
 
     @contextmanager
     def _resources(self) -> Iterator[ExitStack]:
-        """Set up graders for the duration of the run; more may be added to the stack."""
+        """Set up the graders for the duration of the run; yield the stack for further resources."""
         with ExitStack() as stack:
             for grader in self._graders:
                 stack.callback(grader.teardown)
@@ -378,7 +374,7 @@ class Trainer(ExpectedElsewhere):
 def _prepare_model(
     config: TrainingConfig, algorithm: Algorithm, tuning: Tuning, model: Any, tokenizer: Any, device: Any
 ) -> Any:
-    """Return the model on its device, with the algorithm's head, the method's weights and frozen parts."""
+    """Return the model on its device, with the algorithm's head, the tuning method applied, and parts frozen."""
     from transformers import set_seed
 
     set_seed(config.seed)
@@ -393,7 +389,7 @@ def _prepare_model(
 
 
 def _open_folder(folder: RunFolder, config: TrainingConfig, rows: RunRows, begun: str, resume: bool) -> str:
-    """Open the run folder; return the checkpoint to resume from, or an empty text."""
+    """Open the run folder; return the checkpoint to resume from, or an empty string."""
     counts = rows.counts, rows.eval_counts
     checkpoint = folder.open(config, *rows.digests, begun=begun, resume=resume, counts=counts)
     record_environment(folder.path, config, rows.digests[0])

@@ -151,7 +151,7 @@ def test_the_end_of_one_process_ends_the_run_on_both_machines_with_the_reason(
 @pytest.mark.slow
 def test_machines_that_do_not_meet_say_where(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
     words = [*words_for(tmp_path / "run"), "--nnodes", "2", "--rdzv-endpoint", f"{machines[1].address}:29500"]
-    program = "import gym_fed.training.processes.ranks as r, gym_fed.cli.main as m; r._SECONDS_TO_MEET = 3; m.main()"
+    program = "import gym_fed.training.processes.ranks as r, gym_fed.cli.main as m; r._RENDEZVOUS_SECONDS = 3; m.main()"
     alone = ["ip", "netns", "exec", machines[0].name, sys.executable, "-c", program, *words[3:]]
     ended = subprocess.run(alone, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert ended.returncode == 14 or "error (unavailable)" in ended.stderr, ended.stderr

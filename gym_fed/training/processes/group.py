@@ -1,4 +1,4 @@
-"""Communication between the processes of a run. A no-op with one process.
+"""Communicate between the processes of a run; with one process, nothing is sent.
 
 torchrun (and ``gym train --nproc``) sets ``RANK`` and ``WORLD_SIZE`` in each process's environment.
 """
@@ -72,7 +72,7 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
 
 @contextmanager
 def refuse_lost_process() -> Iterator[None]:
-    """Report that another process has ended, which a collective sees as a broken connection.
+    """Report the end of another process, which breaks the connection of a collective.
 
     Raises:
         GymError: ``UNAVAILABLE``.
@@ -80,7 +80,7 @@ def refuse_lost_process() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # NCCL and the store have their own errors; gloo reports a line of its source.
+        # NCCL and the store raise DistError; gloo raises a RuntimeError that names its source file.
         lost = isinstance(error, dist.DistError) or "/gloo/" in str(error)
         if world_size() == 1 or not lost:
             raise
@@ -98,16 +98,16 @@ def count() -> int:
     return int(number.item())
 
 
-def require_all(found: int) -> None:
-    """Refuse to train if the library reports a different number of processes: it would train N separate models."""
-    if found != world_size():
-        reason = f"{counted(world_size(), 'process', 'were')} started, but the training library sees {found}"
+def require_all(number: int) -> None:
+    """Refuse to train if the library sees a different number of processes: it would train N separate models."""
+    if number != world_size():
+        reason = f"{counted(world_size(), 'process', 'were')} started, but the training library sees {number}"
         remedy = "check the environment variables RANK, WORLD_SIZE and MASTER_ADDR"
         raise GymError(ErrorCode.INTERNAL, reason, remedy)
 
 
 def on_main(work: Callable[[], T]) -> T:
-    """Run ``work`` in the main process only; every process gets its result (JSON values) or its error.
+    """Run ``work`` in the main process only; every process gets its result (a JSON value) or its error.
 
     Raises:
         GymError: The error of ``work``, in every process.
@@ -129,8 +129,7 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def in_steps(work: Callable[[], Iterator[object]]) -> None:
-    """Exhaust an iterator in the main process only; no other process waits for more than a few seconds at a time,
-    so that long work causes no timeout.
+    """Exhaust an iterator in the main process only, in steps of a few seconds, so that no other process times out.
 
     Raises:
         GymError: The error of ``work``, in every process.
@@ -147,18 +146,18 @@ def in_steps(work: Callable[[], Iterator[object]]) -> None:
         pass
 
 
-def agreed(wanted: Callable[[], bool] | None) -> Callable[[], bool]:
-    """Return a function that returns True if ``wanted`` does in any process, so that all stop at the same step."""
+def agreed(should_stop: Callable[[], bool] | None) -> Callable[[], bool]:
+    """Return a function that is True if ``should_stop`` is in any process, so that all stop at the same step."""
 
-    def ask() -> bool:
-        answer = wanted is not None and wanted()
+    def any_should_stop() -> bool:
+        own = should_stop is not None and should_stop()
         if not dist.is_initialized():
-            return answer
-        flag = torch.tensor([int(answer)], device=_device())
+            return own
+        flag = torch.tensor([int(own)], device=_device())
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag.item())
 
-    return ask
+    return any_should_stop
 
 
 def _broadcast(message: bytes) -> bytes:

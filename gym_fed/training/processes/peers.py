@@ -22,17 +22,17 @@ MEETING = "GYM_TRAIN_MEETING"
 """Environment variable of a process: host and port, separated by a space."""
 
 _KEY = "gym_fed/ended"
-_SECONDS_BETWEEN = 2.0
-_SECONDS_FOR_OWN_REPORT = 10.0
-_LONGEST_REASON = 200
+_POLL_SECONDS = 2.0
+_OWN_REPORT_SECONDS = 10.0
+_MAX_REASON_CHARS = 200
 
 _stopped = threading.Event()
 
 
 def announce(reason: str) -> None:
-    """Tell the other machines that a process of this one has ended, and leave them time to read it.
+    """Tell the other machines that a process of this one has ended, and give them time to read it.
 
-    Does nothing if the meeting point is gone: the run has then ended there too.
+    Does nothing if the store is gone: the run has then ended on its machine too.
     """
     store = _store()
     if store is None:
@@ -41,7 +41,7 @@ def announce(reason: str) -> None:
         store.set(_KEY, reason)
     except dist.DistError:
         return
-    _stopped.wait(3 * _SECONDS_BETWEEN)  # the store ends with its machine's launcher
+    _stopped.wait(3 * _POLL_SECONDS)  # the store ends with its machine's launcher
 
 
 def watch() -> None:
@@ -63,23 +63,22 @@ def stop_watching() -> None:
 def _store() -> TCPStore | None:
     host, _, port = os.environ[MEETING].partition(" ")
     try:
-        return TCPStore(
-            host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10)
-        )
+        timeout = timedelta(seconds=10)
+        return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
     except dist.DistError:
         return None
 
 
 def _wait_for_announcement() -> None:
     store = _store()
-    while store is not None and not _stopped.wait(_SECONDS_BETWEEN):
+    while store is not None and not _stopped.wait(_POLL_SECONDS):
         try:
             if not store.check([_KEY]):
                 continue
-            reason = plain(store.get(_KEY).decode(errors="replace"), _LONGEST_REASON)
+            reason = plain(store.get(_KEY).decode(errors="replace"), _MAX_REASON_CHARS)
         except dist.DistError:
             return  # the launcher that served the store has ended, so remaining collectives fail
-        if not _stopped.wait(_SECONDS_FOR_OWN_REPORT):
+        if not _stopped.wait(_OWN_REPORT_SECONDS):
             code = ErrorCode.UNAVAILABLE
             sys.stderr.write(
                 f"error ({code.value}): {reason}\n"

@@ -1,12 +1,12 @@
 """Pipeline parallelism: each process holds consecutive blocks of the model (Huang et al. 2019, "GPipe").
 
-``torch.distributed.pipelining`` orders the micro-batches, which are the ``gradient_accumulation_steps`` of a step, and
-sends hidden states and their gradients between stages. All processes have the same rows, so masks and labels are not
-sent. Stages are numbered from the last process: process 0 has the last blocks, the head and the loss, and writes them.
+``torch.distributed.pipelining`` schedules the micro-batches, which are the ``gradient_accumulation_steps`` of a step,
+and sends hidden states and their gradients between stages. All processes have the same rows, so masks and labels are
+not sent. Stages are numbered from the last process: process 0 has the last blocks, the head and the loss, and logs.
 
-A trainer's ``compute_loss`` is not aware of it. It is called twice for a micro-batch: once in every process up to its
-call of the decoder, whose arguments are those of the stage, and once in the last stage, where the decoder returns the
-hidden states that have passed through the pipeline.
+A trainer's ``compute_loss`` needs no changes. It is called twice for a micro-batch: once in every process, where it
+ends at its call of the decoder, whose arguments the stage takes; and once in the last stage, where the decoder returns
+the hidden states that have passed through the pipeline.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gym_fed.training.processes.stages import ModelStages
 
 
 class _DecoderCalled(Exception):
-    """The call of the decoder that a loss makes."""
+    """Raised to end a loss at its call of the decoder; has the call's arguments."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__("the decoder was called")
@@ -35,7 +35,7 @@ class _DecoderCalled(Exception):
 
 
 class _Runner(nn.Module):
-    """The callable of torch's stage; its arguments are a micro-batch's index and the previous stage's hidden states."""
+    """The module that torch's stage calls with a micro-batch's index and the previous stage's hidden states."""
 
     def __init__(self, run: Callable[[int, torch.Tensor | None], torch.Tensor]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ModelPipeline:
     """Runs the micro-batches of a step, or single batches, through the stages.
 
     Args:
-        stages: The stages; this process's is cut.
+        stages: The stages; all but this process's are dropped.
         schedule: ``1f1b`` or ``gpipe``.
     """
 
@@ -76,7 +76,7 @@ class ModelPipeline:
 
         Args:
             count: Number of micro-batches.
-            loss_of: Returns the loss of the micro-batch with an index, after calling the model once.
+            loss_of: Maps the index of a micro-batch to its loss, calling the model once.
 
         Returns:
             The sum of the losses, in every process.
@@ -90,15 +90,12 @@ class ModelPipeline:
         schedule.step(index=index, return_outputs=False, **target)
         self._arguments = []
         self.stages.add_tied_gradients()
-        total = (
-            torch.stack(losses).sum().detach().float()
-            if self.stages.is_last
-            else torch.zeros((), device=self.device)
-        )
-        return self.broadcast(total)
+        if not self.stages.is_last:
+            return self.broadcast(torch.zeros((), device=self.device))
+        return self.broadcast(torch.stack(losses).sum().detach().float())
 
     def infer(self, run: Callable[[], Any]) -> Any:
-        """Return the value of ``run``, which calls the model once, in the last stage; None in the others."""
+        """Return, in the last stage, the value of ``run``, which calls the model once; None in the others."""
         arguments = self._captured(run)
         shape = (*arguments["input_ids"].shape, self.stages.base.config.hidden_size)
         with torch.no_grad():
@@ -117,13 +114,13 @@ class ModelPipeline:
                 self._hidden = None
 
     def broadcast(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the main process's tensor; the others give one of the same shape."""
+        """Return the main process's tensor; the others pass one of the same shape."""
         values = values.contiguous()
         dist.broadcast(values, 0)
         return values
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
-        """Take the place of the decoder's forward pass."""
+        """Replace the decoder's forward pass."""
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         if args:
@@ -135,7 +132,7 @@ class ModelPipeline:
         return BaseModelOutputWithPast(last_hidden_state=self._hidden)
 
     def _captured(self, run: Callable[[], Any]) -> dict[str, Any]:
-        """Return the arguments of the decoder's call in ``run``, which ends there."""
+        """Return the arguments with which ``run`` calls the decoder; ``run`` ends at the call."""
         self._captures = True
         try:
             run()
@@ -146,7 +143,7 @@ class ModelPipeline:
         raise GymError(ErrorCode.INTERNAL, "a loss did not call the model")
 
     def _scheduled(self, count: int) -> Any:
-        """Return the schedule of a step's shapes. Micro-batches travel padded to the size of the largest."""
+        """Return the schedule for a step's shapes. Micro-batches are sent padded to the size of the largest."""
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         shapes = [arguments["input_ids"].shape for arguments in self._arguments]
@@ -156,19 +153,14 @@ class ModelPipeline:
             return self._schedule[1]
         size = (*self._shape, self.stages.base.config.hidden_size)
         hidden = torch.empty(size, dtype=self.stages.base.dtype, device=self.device, requires_grad=True)
-        # With the shapes given, torch sends no pickled descriptions of them.
+        # With given shapes, torch sends no pickled descriptions of them.
+        index, number = self.stages.stage, self.stages.size
+        inputs = () if self.stages.is_first else (hidden,)
         stage = PipelineStage(
-            _Runner(self._run),
-            self.stages.stage,
-            self.stages.size,
-            self.device,
-            input_args=() if self.stages.is_first else (hidden,),
-            output_args=(hidden,),
+            _Runner(self._run), index, number, self.device, input_args=inputs, output_args=(hidden,)
         )
-        stage.stage_index_to_group_rank = {
-            index: self.stages.size - 1 - index for index in range(self.stages.size)
-        }
-        one_f_one_b = self.schedule_name == "1f1b" and count >= self.stages.size
+        stage.stage_index_to_group_rank = {i: number - 1 - i for i in range(number)}
+        one_f_one_b = self.schedule_name == "1f1b" and count >= number
         kind = Schedule1F1B if one_f_one_b else ScheduleGPipe
         schedule = kind(stage, n_microbatches=count, loss_fn=self._loss, scale_grads=False)
         self._schedule = (key, schedule)
@@ -192,13 +184,13 @@ class ModelPipeline:
 
 
 def pipeline_of(model: Any) -> ModelPipeline | None:
-    """Return the pipeline that a model is a stage of; None for a whole model."""
+    """Return the pipeline of a model that is a stage; None for a whole model."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return getattr(base, "pipeline", None)
 
 
 def cut_into_stages(model: Any, config: TrainingConfig, device: Any) -> Any:
-    """Return this process's stage of a model, on its device; the model itself under other strategies.
+    """Return this process's stage of a model, on its device; under other strategies, the model unchanged.
 
     Raises:
         GymError: ``MODEL_INVALID`` if the model cannot be cut.

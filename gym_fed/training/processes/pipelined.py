@@ -1,4 +1,4 @@
-"""The trainer of a model that is a stage of a pipeline: steps, evaluation, clipping and checkpoints."""
+"""Train a model that is a stage of a pipeline: steps, evaluation, clipping and checkpoints."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _Trainer: Any = object  # the class that the mix-in precedes
 
 
 class Pipelined(_Trainer):  # type: ignore[misc]
-    """A mix-in, placed before a TRL trainer, for stages of a pipeline; it does not affect others.
+    """A mix-in for TRL trainers whose model is a stage of a pipeline; it does not affect others.
 
-    The micro-batches of a step are collected, and run with the last of them.
+    The micro-batches of a step are collected, and run when the last one arrives.
     """
 
     model: Any
@@ -51,7 +51,7 @@ class Pipelined(_Trainer):  # type: ignore[misc]
             super().training_step(model, inputs, num_items_in_batch)
         finally:
             self._collects = False
-        # The trainer has divided and differentiated this number instead of the loss.
+        # The gradient of the placeholder is the factor by which the trainer scales the loss.
         collected, number = self._collected[-1][:2]
         self._collected[-1] = (collected, number, self._weight.grad)
         if not self.accelerator.sync_gradients:
@@ -85,8 +85,10 @@ class Pipelined(_Trainer):  # type: ignore[misc]
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)  # type: ignore[no-any-return]
         inputs, predict = self._prepare_inputs(inputs), super().prediction_step
         with self._alone():
-            found = self._pipeline.infer(lambda: predict(model, dict(inputs), True, ignore_keys))
-        loss = torch.zeros((), device=self._pipeline.device) if found is None else found[0].detach().float()
+            outputs = self._pipeline.infer(lambda: predict(model, dict(inputs), True, ignore_keys))
+        loss = (
+            torch.zeros((), device=self._pipeline.device) if outputs is None else outputs[0].detach().float()
+        )
         return self._pipeline.broadcast(loss), None, None
 
     def compute_ref_log_probs(self, model: Any, inputs: Any) -> Any:
@@ -94,15 +96,16 @@ class Pipelined(_Trainer):  # type: ignore[misc]
         if self._pipeline is None:
             return super().compute_ref_log_probs(model, inputs)
         compute = super().compute_ref_log_probs
-        found = self._pipeline.infer(lambda: compute(model, dict(inputs)))
-        if found is None:
-            found = torch.zeros(2, len(inputs["input_ids"]) // 2, device=self._pipeline.device)
-        pairs = found if isinstance(found, torch.Tensor) else torch.stack([value.float() for value in found])
+        log_probs = self._pipeline.infer(lambda: compute(model, dict(inputs)))
+        if log_probs is None:
+            pairs = torch.zeros(2, len(inputs["input_ids"]) // 2, device=self._pipeline.device)
+        else:
+            pairs = torch.stack([value.float() for value in log_probs])
         return tuple(self._pipeline.broadcast(pairs))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let a loss gather metrics only from the last stage: no other process computes them."""
+        """Make a loss gather metrics only from the last stage, which alone computes them."""
         before, self.accelerator.gather = self.accelerator.gather, local_values
         try:
             yield
@@ -122,7 +125,7 @@ class Pipelined(_Trainer):  # type: ignore[misc]
         return super()._get_grad_norm(model, grad_norm)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the whole model from the main process; every process takes part."""
+        """Write the whole model from the main process; every process must call this."""
         if self._pipeline is None:
             super().save_model(output_dir, _internal_call)
             return
@@ -130,11 +133,11 @@ class Pipelined(_Trainer):  # type: ignore[misc]
         self.write_weights(folder, lambda weights: self._save(str(folder), state_dict=weights))
 
     def write_weights(self, folder: Path, write: Callable[[dict[str, torch.Tensor] | None], Any]) -> None:
-        """Collect the weights of all stages and write them from the main process.
+        """Gather the weights of all stages and write them from the main process.
 
         Args:
             folder: The folder that ``write`` writes to.
-            write: Writes a model with the given weights; an adapter with its own, which are replaced.
+            write: Called with the weights of a model; for an adapter with None, and its file is then replaced.
         """
         assert self._pipeline is not None  # checked by the callers
         stages = self._pipeline.stages
@@ -166,8 +169,6 @@ class Pipelined(_Trainer):  # type: ignore[misc]
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         folder, device = Path(checkpoint), self._pipeline.device
-        state = torch.load(
-            folder / self._pipeline.stages.optimizer_file, weights_only=True, map_location=device
-        )
-        self.optimizer.load_state_dict(state)
+        file = folder / self._pipeline.stages.optimizer_file
+        self.optimizer.load_state_dict(torch.load(file, weights_only=True, map_location=device))
         self.lr_scheduler.load_state_dict(torch.load(folder / _SCHEDULER, weights_only=True))

@@ -1,7 +1,7 @@
-"""This process's rank, from torchrun's environment variables, and ``gym train --nproc N``, which starts N processes.
+"""Read this process's rank from torchrun's environment variables, and start the processes of ``gym train --nproc N``.
 
 Several machines meet at a key-value store of torch, which one of them serves at a given address. torchrun's default
-rendezvous (c10d) is not used: it unpickles what the store holds, and any program that reaches the port can write there.
+rendezvous (c10d) is not used: it unpickles the store's values, and any program that reaches the port can write them.
 Imports no torch until processes are started.
 """
 
@@ -26,9 +26,10 @@ from gym_fed.core.text import counted
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-_SECONDS_FOR_A_CHECKPOINT = 600
-_SECONDS_TO_MEET = 600
+_CHECKPOINT_SECONDS = 600
+_RENDEZVOUS_SECONDS = 600
 _SHOWN_LINES = 20
+_MEETING = "give --rdzv-endpoint HOST:PORT: a free port on one of the machines, the same on all"
 
 
 def world_size() -> int:
@@ -83,7 +84,7 @@ class Machines:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def here(self) -> Here:
-        """Find this machine's address on the network of the others.
+        """Find the address at which the other machines reach this one.
 
         Raises:
             GymError: ``UNAVAILABLE`` if there is none, ``USAGE`` for a name that resolves to a loopback address.
@@ -97,9 +98,8 @@ class Machines:
                 probe.connect(address)  # chooses the interface; a datagram socket sends nothing here
                 own = str(probe.getsockname()[0])
         except OSError as error:
-            raise GymError(
-                ErrorCode.UNAVAILABLE, f"--rdzv-endpoint {self.endpoint}: {error}", remedy
-            ) from error
+            reason = f"--rdzv-endpoint {self.endpoint}: {error}"
+            raise GymError(ErrorCode.UNAVAILABLE, reason, remedy) from error
         if ipaddress.ip_address(own).is_loopback:
             # Debian's /etc/hosts gives a machine's own name 127.0.1.1, which the others cannot reach.
             reason = f"--rdzv-endpoint {self.endpoint}: {self.host} resolves to {own}, a loopback address"
@@ -119,19 +119,16 @@ class Here:
     is_meeting_point: bool | None = None
 
 
-_MEETING = "give --rdzv-endpoint HOST:PORT: a free port on one of the machines, the same on all"
-
-
 def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = None) -> int:
     """Run ``gym ARGUMENTS`` in ``nproc`` processes of this machine and wait for them.
 
-    The first process writes to the terminal; the output of another one is shown only if it fails first. Ctrl-C or
+    The first process writes to the terminal; the output of any other is shown only if it fails first. Ctrl-C or
     SIGTERM is sent to each process once, with time for a checkpoint.
 
     Args:
         arguments: The command line after ``gym``, without the options of this function.
         nproc: Number of processes on this machine.
-        machines: Several machines, each of which runs this command; by default this one alone.
+        machines: The machines of the run, each of which runs this command; by default only this one.
 
     Returns:
         The exit code of the first process of this machine that failed, 128 + N after signal N, or 0.
@@ -171,15 +168,14 @@ def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = Non
             run_id="gym-train",
             rdzv_backend="static",
             rdzv_endpoint=replace(machines, port=store.port).endpoint,
-            rdzv_configs={"rank": number, "timeout": _SECONDS_TO_MEET},
+            rdzv_configs={"rank": number, "timeout": _RENDEZVOUS_SECONDS},
             local_addr=here.address,
             max_restarts=0,
-            shutdown_timeout=_SECONDS_FOR_A_CHECKPOINT,
+            shutdown_timeout=_CHECKPOINT_SECONDS,
             logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=quiet),
         )
-        command = [*module_command("gym_fed.cli.main", *arguments)[1:]]
         try:
-            elastic_launch(config, sys.executable)(*command)
+            elastic_launch(config, sys.executable)(*module_command("gym_fed.cli.main", *arguments)[1:])
         except SignalException as stopped:
             return 128 + stopped.sigval
         except ChildFailedError as failed:
@@ -195,12 +191,15 @@ def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = Non
 
 
 def _join(machines: Machines, here: Here) -> tuple[TCPStore, int]:
-    """Serve or reach the store of the run; return it with this machine's number, 0 for the one that serves it.
+    """Serve or join the store of the run; return it with this machine's number, 0 for the one that serves it.
 
     The store listens only at this machine's address in the run, not on its other networks.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    # With multi_tenant, torch's launcher in this process uses the same store.
+    options: dict[str, Any] = {"wait_for_workers": False, "multi_tenant": True}
+    options["timeout"] = timedelta(seconds=_RENDEZVOUS_SECONDS)
     if here.is_meeting_point is not False:
         try:
             family = socket.AF_INET6 if ":" in here.address else socket.AF_INET
@@ -210,17 +209,10 @@ def _join(machines: Machines, here: Here) -> tuple[TCPStore, int]:
                 raise
         else:
             port = listener.getsockname()[1]
-            return _store(
-                TCPStore, machines.host, port, is_master=True, master_listen_fd=listener.detach()
-            ), 0
-    store = _store(TCPStore, machines.host, machines.port, is_master=False)
+            descriptor = listener.detach()
+            return TCPStore(machines.host, port, is_master=True, master_listen_fd=descriptor, **options), 0
+    store = TCPStore(machines.host, machines.port, is_master=False, **options)
     return store, store.add("gym_fed/machines", 1)
-
-
-def _store(kind: type[TCPStore], host: str, port: int, **how: Any) -> TCPStore:
-    """Create a store that torch's launcher in this process uses too (``multi_tenant``)."""
-    seconds = timedelta(seconds=_SECONDS_TO_MEET)
-    return kind(host, port, wait_for_workers=False, multi_tenant=True, timeout=seconds, **how)
 
 
 def _not_met(machines: Machines, error: Exception) -> GymError:
@@ -230,11 +222,11 @@ def _not_met(machines: Machines, error: Exception) -> GymError:
 
 
 def _interface_of(address: str) -> str:
-    """Return the name of the network interface with an address; empty if none has it."""
+    """Return the name of the network interface that has an address; empty if none has it."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in addresses):
+        if any(other.address.partition("%")[0] == address for other in addresses):
             return str(name)
     return ""
 
@@ -249,7 +241,7 @@ def _exit_code(status: int, rank: int) -> int:
 
 
 def _print_log_end(folder: Path, local_rank: int, rank: int) -> None:
-    """Print the last log lines of a process without a terminal."""
+    """Print the last log lines of a process that does not write to the terminal."""
     for file in sorted(folder.rglob(f"{local_rank}/stderr.log")):
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
         sys.stderr.write("".join(f"[process {rank}] {line}\n" for line in lines))

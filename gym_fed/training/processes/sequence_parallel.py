@@ -1,10 +1,10 @@
-"""Sequence parallelism: the tokens of each row are split over processes (Jacobs et al. 2023, "DeepSpeed Ulysses").
+"""Sequence parallelism: split the tokens of each row over processes (Jacobs et al. 2023, "DeepSpeed Ulysses").
 
 The processes of a group have the same rows, and each runs the decoder on its part of their tokens. Attention needs all
 tokens of a row but one head at a time: an all-to-all gives each process all tokens of its share of the heads, and a
 second one returns the outputs. The decoder's outputs are gathered, so that a loss reads whole rows: no label is lost at
-a border, and every algorithm's loss and metrics are those of one process. Activations of the blocks, the largest part
-of the memory for long rows, are divided by the size of the group.
+a border, and every algorithm has the same loss and metrics as with one process. The activations of the blocks, most of
+the memory for long rows, are divided by the size of the group.
 
 DDP averages gradients over all processes. A block's gradient is a sum over the parts of a row, so the gather multiplies
 it by the size of the group in the backward pass; the head's gradient is the same in every process of a group.
@@ -25,16 +25,16 @@ import torch.distributed as dist
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.text import counted
-from gym_fed.training.processes.sharding import sequence_parallel_size, settings_of
+from gym_fed.training.processes.sharding import is_placed, same_outputs, sequence_parallel_size, settings_of
 
 NAME = "gym_sequence_parallel"
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}
+_HINT = "use distributed.strategy: ddp or fsdp2, with gradient_checkpointing: true for long rows"
 _groups: dict[int, Any] = {}
 
 
 class _Exchange(torch.autograd.Function):
-    """Send block ``i`` of ``[size, ...]`` to process ``i`` of the group; block ``i`` of the result is from it."""
+    """Send block ``i`` of ``[size, ...]`` to process ``i`` of the group, and receive block ``i`` of the result."""
 
     @staticmethod
     def forward(ctx: Any, blocks: torch.Tensor, group: Any) -> torch.Tensor:
@@ -53,7 +53,7 @@ def _exchanged(blocks: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Join the parts ``[n, part, ...]`` of all processes; the gradient is that of the own part, times their number."""
+    """Join the parts ``[n, part, ...]`` of all processes; the gradient is this process's part, times their number."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: Any) -> torch.Tensor:
@@ -87,16 +87,16 @@ def tokens_of_heads(states: torch.Tensor, group: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Grouped:
-    """The attribute that transformers' attention reads from a module: how many query heads share a key head."""
+    """The attributes that transformers' attention reads from a module: query heads per key head, and causality."""
 
     num_key_value_groups: int
     is_causal: bool
 
 
 class RowSplitter:
-    """Splits the rows of one decoder between its hooks, and exchanges the heads of its attention.
+    """Splits the rows of a decoder over the processes by its forward hooks and its attention.
 
-    Calls with a cache (generation) are not split: every process computes the whole rows.
+    Calls with a cache (generation) are not split: every process computes whole rows.
     """
 
     def __init__(self, decoder: Any, group: Any) -> None:
@@ -115,15 +115,14 @@ class RowSplitter:
     def before(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Replace the inputs ``[n, length]`` by this process's part, with global positions and the mask of all."""
+        """Replace the inputs ``[n, length]`` with this process's part, its global positions, and the whole mask."""
         self._is_cached = bool(kwargs.get("use_cache")) or kwargs.get("past_key_values") is not None
         if not self._splits:
             return args, kwargs
         ids = kwargs.get("input_ids")
         if args or ids is None:
-            raise GymError(
-                ErrorCode.MODEL_INVALID, _reason(self.decoder, "is not called with input_ids"), _HINT
-            )
+            reason = _reason(self.decoder, "is not called with input_ids")
+            raise GymError(ErrorCode.MODEL_INVALID, reason, _HINT)
         self._length = ids.shape[1]
         padding = -self._length % self.size
         ids = torch.nn.functional.pad(ids, (0, padding))
@@ -136,7 +135,8 @@ class RowSplitter:
         mask = _without_right_padding(kwargs.get("attention_mask"))
         if mask is not None:
             mask = torch.nn.functional.pad(mask, (0, padding))
-        part = slice(self.index * (ids.shape[1] // self.size), (self.index + 1) * (ids.shape[1] // self.size))
+        own = ids.shape[1] // self.size
+        part = slice(self.index * own, (self.index + 1) * own)
         return (), {
             **kwargs,
             "input_ids": ids[:, part],
@@ -146,7 +146,7 @@ class RowSplitter:
         }
 
     def after(self, module: Any, args: Any, output: Any) -> Any:
-        """Gather the parts of the decoder's outputs, and drop the padding."""
+        """Gather the decoder's outputs from all processes, and drop the padding."""
         if self._splits:
             part = output.last_hidden_state
             whole: torch.Tensor = _Gather.apply(part, self.group)  # type: ignore[no-untyped-call]
@@ -163,7 +163,7 @@ class RowSplitter:
         attention_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Compute attention: queries ``[n, heads, part, d]`` to outputs ``[n, part, heads, d]``."""
+        """Compute attention of queries ``[n, heads, part, d]``; return outputs ``[n, part, heads, d]``."""
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         self.calls += 1
@@ -184,7 +184,7 @@ class RowSplitter:
         return tokens_of_heads(out.transpose(1, 2), self.group).transpose(1, 2).contiguous(), None
 
     def _whole_mask(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None) -> Any:
-        """Return the mask of whole rows as the model would make it: a tensor, one per kind of layer, or None."""
+        """Return the mask of whole rows as the model would: a tensor, one tensor per layer type, or None."""
         from transformers.masking_utils import create_masks_for_generate
 
         like = torch.empty((*ids.shape, 0), dtype=self.decoder.dtype, device=ids.device)
@@ -200,7 +200,7 @@ def _without_right_padding(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 @contextmanager
 def sequence_parallel(model: Any, config: TrainingConfig) -> Iterator[RowSplitter | None]:
-    """Split the rows of a causal LM within a context, if the config requires it."""
+    """Split the rows of a causal LM within a context if the config says so; yield the splitter or None."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -210,7 +210,7 @@ def sequence_parallel(model: Any, config: TrainingConfig) -> Iterator[RowSplitte
         return
     split = RowSplitter(model.base_model, _group(size, settings_of(config).timeout_seconds))
 
-    # Functions, since a copy of the model (a reference) must keep the hooks and not copy the group.
+    # Functions rather than methods: a deep copy of the model (a reference) must not copy the group.
     def before(module: Any, args: Any, kwargs: Any) -> Any:
         return split.before(module, args, kwargs)
 
@@ -236,8 +236,19 @@ def sequence_parallel(model: Any, config: TrainingConfig) -> Iterator[RowSplitte
             handle.remove()
 
 
+def place(model: Any, config: TrainingConfig, device: Any) -> Any:
+    """Return a loaded causal LM on its device, after checking that its rows can be split if they must be.
+
+    Raises:
+        GymError: See ``require_splittable``.
+    """
+    model = model if is_placed(model, config) else model.to(device)
+    require_splittable(model, config)
+    return model
+
+
 def require_splittable(model: Any, config: TrainingConfig) -> None:
-    """Refuse a model whose rows cannot be split, by a forward pass on a short row that is split and one that is not.
+    """Refuse a model whose rows cannot be split, by comparing forward passes with and without splitting.
 
     Every process must call it, with the model on its device.
 
@@ -279,13 +290,9 @@ def require_splittable(model: Any, config: TrainingConfig) -> None:
         raise GymError(ErrorCode.MODEL_INVALID, reason, _HINT) from error
     finally:
         model.train(was_training)
-    distance = float((parts - whole).norm() / whole.norm().clamp(min=1e-12))
-    is_same = calls and distance <= _TOLERANCE.get(model.dtype, 5e-2)
+    is_same = calls and same_outputs(parts, whole, model.dtype)
     reason = "has different outputs when rows are split: its blocks read earlier tokens outside the attention"
     refuse_first((not is_same, _reason(model, reason), _HINT), code=ErrorCode.MODEL_INVALID)
-
-
-_HINT = "use distributed.strategy: ddp or fsdp2, with gradient_checkpointing: true for long rows"
 
 
 def _reason(model: Any, why: str) -> str:
@@ -293,7 +300,7 @@ def _reason(model: Any, why: str) -> str:
 
 
 def _group(size: int, timeout_seconds: float) -> Any:
-    """Return the group of ``size`` consecutive processes that this one belongs to, made once."""
+    """Return the group of ``size`` consecutive processes that this one belongs to; created once."""
     if size not in _groups:
         timeout = timedelta(seconds=timeout_seconds)
         _groups[size], _ = dist.new_subgroups(size, timeout=timeout)  # type: ignore[no-untyped-call]

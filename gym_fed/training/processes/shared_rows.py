@@ -1,4 +1,4 @@
-"""Processes that share their rows: how accelerate's dataloaders and gathered metrics count them."""
+"""Give groups of processes the same rows, in accelerate's dataloaders and gathered metrics."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _Trainer: Any = object  # the class that the mix-in precedes
 
 
 class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped
-    """Makes accelerate accept processes that share rows on a CPU; its own check allows only GPUs."""
+    """Lets processes share rows on a CPU; accelerate's own check allows only GPUs."""
 
     def _validate_accelerator(self, accelerator: Any) -> None:
         """Accept every accelerator: the processes have already joined."""
 
 
 def local_values(values: Any) -> Any:
-    """Return what accelerate gathers from a single process."""
+    """Return the values as accelerate gathers them from a single process."""
     return recursively_apply(torch.atleast_1d, values)
 
 
 class SharedRows(AnyDeviceParallelism):
     """Makes accelerate give the same rows to groups of consecutive processes under DDP.
 
-    The dimension of a group is called ``cp``, at which accelerate's dataloaders look. Its own context parallelism,
+    The dimension of a group is called ``cp``, which accelerate's dataloaders read. Its own context parallelism,
     which fails on CPUs, stays off, since ``cp_size`` is 1.
 
     Args:
-        size: Processes of a group.
+        size: Number of processes in a group.
     """
 
     def __init__(self, size: int) -> None:
@@ -41,16 +41,16 @@ class SharedRows(AnyDeviceParallelism):
         self.group_size = size
 
     def build_device_mesh(self, device_type: str) -> Any:
-        """Return a mesh of groups by their processes."""
+        """Return a device mesh ``[groups, processes of a group]``."""
         shape = (world_size() // self.group_size, self.group_size)
         return init_device_mesh(device_type, shape, mesh_dim_names=("dp_replicate", "cp"))
 
 
 class RowsOfGroups(_Trainer):  # type: ignore[misc]
-    """A mix-in for trainers whose processes have the same rows by groups; it does not affect others.
+    """A mix-in for trainers in which groups of processes have the same rows; it does not affect others.
 
-    Metrics are gathered from the first process of each group. Sums over all processes, such as the number of labels of
-    a step, still count every process: losses are multiplied by the number of processes.
+    Metrics are gathered from the first process of each group. Sums over all processes, such as the number of labels in
+    a step, still count every process, because losses are multiplied by the number of processes.
     """
 
     accelerator: Any

@@ -1,4 +1,4 @@
-"""The stages of a pipeline: how a model is cut into consecutive blocks, and how its weights are collected again."""
+"""Cut a model into consecutive blocks, the stages of a pipeline, and gather its weights again."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.text import counted
 from gym_fed.training.processes.group import world_size
-from gym_fed.training.processes.sharding import settings_of
+from gym_fed.training.processes.sharding import same_outputs, settings_of
 
-_TOLERANCE = {torch.float32: 1e-3}
 _HINT = "use distributed.strategy: fsdp2, or deepspeed with zero_stage: 3"
 
 
 class _Skip(nn.Module):
-    """A block, or the last norm, of another process."""
+    """Stands for a block, or the last norm, of another process."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -37,7 +36,7 @@ class _Skip(nn.Module):
 
 
 class _AbsentEmbedding(nn.Module):
-    """An embedding or head of another process; it has a shape and no data."""
+    """Stands for an embedding or head of another process; has a shape but no data."""
 
     def __init__(self, embedding: Any) -> None:
         super().__init__()
@@ -46,7 +45,7 @@ class _AbsentEmbedding(nn.Module):
 
 @dataclass(frozen=True)
 class _Parts:
-    """The modules of a decoder that are distributed: embedding, blocks, last norm; and the head of the model."""
+    """The modules that are distributed: the decoder's embedding, blocks and last norm, and the model's head."""
 
     embedding: nn.Module
     blocks: nn.ModuleList
@@ -55,28 +54,23 @@ class _Parts:
 
 
 def balanced(costs: Sequence[float], stages: int) -> list[range]:
-    """Divide blocks into consecutive ranges, at least one block each, whose largest sum of costs is minimal.
+    """Divide blocks into consecutive non-empty ranges so that the largest sum of costs is minimal.
 
     Args:
-        costs: Cost of each block; the first and the last include what belongs to their ends.
+        costs: Cost of each block; the first includes the embedding, the last includes the norm and the head.
         stages: Number of ranges, at most the number of blocks.
     """
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
-    # best[n]: the largest cost of the first n blocks in the stages so far, and where the last of them begins.
-    best: list[list[tuple[float, int]]] = [[(sums[n], 0) for n in range(len(sums))]]
+    # best[s][n]: the largest cost if the first n blocks are in s + 1 stages, and where the last stage begins.
+    best: list[list[tuple[float, int]]] = [[(total, 0) for total in sums]]
     for stage in range(1, stages):
-        before = best[-1]
-        best.append(
-            [
-                min(
-                    ((max(before[begin][0], sums[end] - sums[begin]), begin) for begin in range(stage, end)),
-                    default=(float("inf"), 0),
-                )
-                for end in range(len(sums))
-            ]
-        )
+        row: list[tuple[float, int]] = []
+        for end in range(len(sums)):
+            splits = [(max(best[-1][n][0], sums[end] - sums[n]), n) for n in range(stage, end)]
+            row.append(min(splits, default=(float("inf"), 0)))
+        best.append(row)
     ranges, end = [], len(costs)
     for row in reversed(best):
         ranges.append(range(row[end][1], end))
@@ -85,17 +79,17 @@ def balanced(costs: Sequence[float], stages: int) -> list[range]:
 
 
 class ModelStages:
-    """A causal LM that is cut into as many stages as there are processes, of which this process keeps one.
+    """A causal LM that is cut into as many stages as there are processes; each process keeps one.
 
     Stages are numbered from the last process, so that the main process has the head.
 
     Args:
-        model: The causal LM, or a PEFT model around it, with the weights to train.
-        config: The run's.
+        model: The causal LM, or a PEFT model around it.
+        config: The run's config.
 
     Attributes:
-        names: What is saved of the model (its weights, or the adapter's), by name: the process that holds it, shape and
-            dtype. Tied weights are listed once.
+        names: For each saved weight of the model, or of its adapter: the process that holds it, shape and dtype. Tied
+            weights are listed once.
 
     Raises:
         GymError: ``MODEL_INVALID`` naming the model's class if it cannot be cut, or a stage has nothing to train.
@@ -118,8 +112,10 @@ class ModelStages:
         self._tied: Any = None
         self._tied_name = ""
         if self._is_tied and not self.is_adapter:
-            place = embedding.weight.data_ptr()  # type: ignore[operator]
-            self._tied_name = next(name for name, value in self._saved().items() if value.data_ptr() == place)
+            address = embedding.weight.data_ptr()  # type: ignore[operator]
+            self._tied_name = next(
+                name for name, value in self._saved().items() if value.data_ptr() == address
+            )
         timeout = timedelta(seconds=settings_of(config).timeout_seconds)
         self._ends = dist.new_group([0, self.size - 1], timeout=timeout)
 
@@ -147,7 +143,7 @@ class ModelStages:
         del self._parts  # the last reference to what is dropped
 
     def forward(self, arguments: dict[str, Any], hidden: torch.Tensor | None) -> torch.Tensor:
-        """Run the own blocks: ``hidden`` ``[n, length, width]``, None in the first stage, to the same shape."""
+        """Run this stage's blocks on ``hidden`` ``[n, length, width]``, None in the first stage; same output shape."""
         if hidden is not None:
             arguments = {**arguments, "input_ids": None, "inputs_embeds": hidden}
         arguments = {**arguments, "use_cache": False}
@@ -155,7 +151,7 @@ class ModelStages:
         return out
 
     def add_tied_gradients(self) -> None:
-        """Add up the gradients of a weight that is both embedding and head, after the backward passes of a step."""
+        """Sum the gradients of a weight that is both embedding and head, after the backward passes of a step."""
         if self._tied is None or not self._tied.requires_grad:
             return
         if self._tied.grad is None:
@@ -172,7 +168,7 @@ class ModelStages:
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
         """Return the saved state of all stages, on the CPU of the main process; empty in the others."""
-        own, whole = self._saved(), {}
+        own, gathered = self._saved(), {}
         for name, (owner, shape, dtype) in self.names.items():
             if owner == self.rank != 0:
                 dist.send(own[name].contiguous(), 0)
@@ -180,16 +176,16 @@ class ModelStages:
                 value = own[name] if owner == 0 else torch.empty(shape, dtype=dtype, device=self.device)
                 if owner != 0:
                     dist.recv(value, owner)
-                whole[name] = value.cpu()
-        return whole
+                gathered[name] = value.cpu()
+        return gathered
 
     @property
     def optimizer_file(self) -> str:
-        """The name of a checkpoint's file with the optimiser's state of this stage."""
+        """The name of the file in a checkpoint that holds the optimiser's state of this stage."""
         return f"optimizer_{self.rank}.pt"
 
     def load(self, folder: Path) -> None:
-        """Read this stage's weights, or its part of an adapter, from a checkpoint of the whole model.
+        """Load this stage's weights, or its part of an adapter, from a checkpoint of the whole model.
 
         Raises:
             GymError: ``MODEL_INVALID`` if the checkpoint lacks a weight.
@@ -226,7 +222,9 @@ class ModelStages:
         others = [
             (name, module)
             for name, module in decoder.named_children()
-            if module is not embedding and module not in stacks and any(True for _ in module.parameters())
+            if module is not embedding
+            and module not in stacks
+            and next(module.parameters(), None) is not None
         ]
         self._refuse(
             (
@@ -249,7 +247,7 @@ class ModelStages:
         refuse_first(*refusals, code=ErrorCode.MODEL_INVALID, prefix=_reason(self.base), remedy=_HINT)
 
     def _costs(self) -> list[float]:
-        """Return the bytes of each block with gradients and two moments; those of the ends are added to theirs."""
+        """Return the bytes of each block with gradients and two moments; see ``balanced`` for both ends."""
 
         def bytes_of(*modules: nn.Module) -> float:
             weights = {p for module in modules for p in module.parameters()}
@@ -268,7 +266,7 @@ class ModelStages:
         return modules + ([parts.norm[1], parts.head] if stage == self.size - 1 else [])
 
     def _saved(self) -> dict[str, torch.Tensor]:
-        """Return this process's part of the saved model, by the names in the file."""
+        """Return this process's part of the saved state, by the names in the file."""
         if not self.is_adapter:
             return dict(self.model.state_dict())
         from peft import get_peft_model_state_dict
@@ -283,11 +281,11 @@ class ModelStages:
                     ranks.setdefault(value.data_ptr(), self.size - 1 - stage)
         owners, seen = {}, set()
         for name, value in self._saved().items():
-            place = value.data_ptr()
-            self._refuse((place not in ranks, f"has {name}, which belongs to no stage"))
-            if place not in seen:
-                owners[name] = (ranks[place], value.shape, value.dtype)
-            seen.add(place)
+            address = value.data_ptr()
+            self._refuse((address not in ranks, f"has {name}, which belongs to no stage"))
+            if address not in seen:
+                owners[name] = (ranks[address], value.shape, value.dtype)
+            seen.add(address)
         return owners
 
     def _keep(self, stage: int) -> None:
@@ -300,7 +298,8 @@ class ModelStages:
             setattr(self.decoder, name, _Skip(norm))
 
     @contextmanager
-    def _kept(self, stage: int) -> Iterator[None]:
+    def _only(self, stage: int) -> Iterator[None]:
+        """Keep only the blocks and the norm of one stage within a context."""
         blocks, (name, norm) = list(self._parts.blocks), self._parts.norm
         try:
             self._keep(stage)
@@ -311,7 +310,7 @@ class ModelStages:
                 self._parts.blocks[index] = block
 
     def _require_same_outputs(self) -> None:
-        """Refuse a decoder whose stages, one after the other, have different outputs than the whole model."""
+        """Refuse a decoder whose stages, run in order, have different outputs than the whole model."""
         ids = torch.arange(8, device=self.base.device)[None] % self.base.config.vocab_size
         was_training = self.model.training
         self.model.eval()
@@ -320,7 +319,7 @@ class ModelStages:
             with torch.no_grad():
                 whole = self.decoder(input_ids=ids, use_cache=False).last_hidden_state.float()
                 for stage in range(self.size):
-                    with self._kept(stage):
+                    with self._only(stage):
                         hidden = self.forward({"input_ids": ids}, hidden)
         except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
             reason = f"{_reason(self.base)}fails when its blocks are run in parts: {error}"
@@ -328,8 +327,7 @@ class ModelStages:
         finally:
             self.model.train(was_training)
         assert hidden is not None  # there are stages
-        distance = float((hidden.float() - whole).norm() / whole.norm().clamp(min=1e-12))
-        is_same = distance <= _TOLERANCE.get(self.base.dtype, 5e-2)
+        is_same = same_outputs(hidden.float(), whole, self.base.dtype)
         self._refuse((not is_same, "has different outputs when its blocks are run in parts"))
 
     def _require_trained(self) -> None:
