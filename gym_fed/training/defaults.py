@@ -1,7 +1,6 @@
-"""Choose a run's unset keys from model, rows and memory, by the rules of ``config.train.defaults``.
+"""Choose the unset keys of a run from model, rows and memory, by the rules of ``config.train.defaults``.
 
-A resumed run keeps its values: its ``config.yaml`` takes precedence, so that more memory or a newer release does not
-change the run.
+A resumed run uses the values in its ``config.yaml``, so that more memory or a newer release does not change the run.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from gym_fed.training.run.reproducibility import RunWarning
 
 _SAMPLE_ROWS = 512
 _SAME_KEYS = ("model", "algorithm", "data", "eval_data")
-"""Keys that must be equal for the run in the folder to be resumed."""
+"""Keys by which a config is recognised as that of the unfinished run in its folder."""
 
 
 class Defaults:
     """Chooses and remembers the defaults of one run.
 
     Args:
-        config: The run's config, as given by the user.
+        config: The run's config, as the user gave it.
         model: The model in memory; None if ``config.model`` is loaded.
         check: True if the run is checked on held-out rows.
     """
@@ -72,7 +71,7 @@ class Defaults:
         )
 
     def splitting(self, config: TrainingConfig, num_rows: int) -> TrainingConfig:
-        """Return ``config`` with held-out rows if the run is checked and the config names none."""
+        """Return ``config`` with ``eval_split`` set if the run is checked and the config names no held-out rows."""
 
         def choose() -> list[Default]:
             split = split_default(config, num_rows) if self._check else None
@@ -83,7 +82,7 @@ class Defaults:
     def for_rows(
         self, config: TrainingConfig, given: tuple[Any, Any] | None, rows: Sequence[dict[str, Any]]
     ) -> TrainingConfig:
-        """Return ``config`` with row length, batch size and epochs set, and report all chosen values.
+        """Return ``config`` with row length, batch size and epochs set, and print all chosen values.
 
         Called before the model is loaded.
 
@@ -93,9 +92,8 @@ class Defaults:
             rows: The training rows; empty if encoded rows are read.
         """
         if self.is_large and rows:
-            config = self._choose(
-                config, (*ROW_KEYS, *MEMORY_KEYS), lambda: _choose_by_rows(config, given, rows)
-            )
+            keys = (*ROW_KEYS, *MEMORY_KEYS)
+            config = self._choose(config, keys, lambda: _choose_by_rows(config, given, rows))
         if self.chosen and is_main() and not console.wants_json():
             _report(self.chosen)
         if self._check and self.is_large and is_main() and (problem := high_rate(config)):
@@ -106,28 +104,22 @@ class Defaults:
         self, config: TrainingConfig, keys: Sequence[str], choose: Callable[[], list[Default]]
     ) -> TrainingConfig:
         """Return ``config`` with the values of ``choose`` for ``keys``, or with those of the unfinished run."""
-        defaults = choose() if self._stored is None else self._stored_choices(config, keys, self._stored)
+        defaults = choose() if self._stored is None else _stored_choices(config, keys, self._stored)
         self.chosen += defaults
         return applied(config, defaults)
 
-    def _stored_choices(
-        self, config: TrainingConfig, keys: Sequence[str], stored: dict[str, Any]
-    ) -> list[Default]:
-        fields = type(config).model_fields
-        values = {
-            key: stored.get(key, fields[key].default) for key in keys if key not in config.model_fields_set
-        }
-        return [
-            Default(key, value, "as in the unfinished run in output_dir")
-            for key, value in values.items()
-            if value != getattr(config, key)
-        ]
+
+def _stored_choices(config: TrainingConfig, keys: Sequence[str], stored: dict[str, Any]) -> list[Default]:
+    fields, unset = type(config).model_fields, [key for key in keys if key not in config.model_fields_set]
+    values = {key: stored.get(key, fields[key].default) for key in unset}
+    reason = "as in the unfinished run in output_dir"
+    return [Default(key, value, reason) for key, value in values.items() if value != getattr(config, key)]
 
 
 def with_defaults(config: TrainingConfig) -> TrainingConfig:
     """Return ``config`` with the values that its run would choose, for planning.
 
-    Values that depend on the rows stay unset if rows or tokenizer are not on this machine.
+    Values that depend on the rows stay unset if the rows or the tokenizer are not on this machine.
     """
     from gym_fed.base.downloads import missing_model
     from gym_fed.training.rows.run_rows import rows_of_run
@@ -141,22 +133,15 @@ def with_defaults(config: TrainingConfig) -> TrainingConfig:
 
 
 def _report(chosen: Sequence[Default]) -> None:
-    """Print the chosen values and why, on standard error."""
+    """Print the chosen values and the reasons on standard error."""
     console.err.print(
         "chosen for this model and these rows; each is a key of the config, so a flag changes it:"
     )
-    console.print_columns(
-        [
-            (
-                default.key,
-                f"{default.value:g}" if isinstance(default.value, float) else str(default.value),
-                default.reason,
-            )
-            for default in chosen
-        ],
-        wrapped=True,
-        to=console.err,
-    )
+    rows = []
+    for default in chosen:
+        value = f"{default.value:g}" if isinstance(default.value, float) else str(default.value)
+        rows.append((default.key, value, default.reason))
+    console.print_columns(rows, wrapped=True, to=console.err)
 
 
 def _choose_by_rows(
@@ -174,7 +159,7 @@ def _choose_by_rows(
         facts = RowFacts(len(rows), longest, usual, _context(config), config.data_parallel_size(world_size()))
     except GymError as error:
         if error.code is ErrorCode.CONFIG_INVALID and config.model is None:
-            return []  # a model in memory that the config does not name: nothing can be estimated
+            return []  # nothing can be estimated for a model in memory that the config does not name
         raise
     return row_defaults(
         config,
@@ -200,7 +185,7 @@ def _tokenizer(config: TrainingConfig, given: tuple[Any, Any] | None) -> Any:
 
 
 def _num_weights(config: TrainingConfig, model: Any) -> int:
-    """Return the number of weights of the pre-trained model; 0 without one, or if it cannot be read."""
+    """Return the number of weights of the pre-trained model; 0 if there is none or it cannot be read."""
     if model is not None:
         return sum(value.numel() for value in model.parameters())
     if config.model is None:
@@ -217,7 +202,7 @@ def _num_weights(config: TrainingConfig, model: Any) -> int:
 
 
 def _is_adapter(name: str) -> bool:
-    """Return True if a model folder contains an adapter, whose files do not include its base."""
+    """Return True if a model folder holds an adapter, without its base."""
     from gym_fed.base.models import resolve
 
     return (Path(resolve(name)) / "adapter_config.json").is_file()
@@ -226,7 +211,7 @@ def _is_adapter(name: str) -> bool:
 def _stored(config: TrainingConfig) -> dict[str, Any] | None:
     """Return the config of the unfinished run in ``output_dir`` that ``config`` resumes; None without one.
 
-    None also for a run with a different model, algorithm or rows, which opening the folder refuses.
+    Also None for a run with a different model, algorithm or rows, which is refused when the folder is opened.
     """
     folder = config.output_dir
     if not RunFolder(folder).is_unfinished():
@@ -234,7 +219,7 @@ def _stored(config: TrainingConfig) -> dict[str, Any] | None:
     try:
         stored = parse_value((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # opening the folder will report it
+        return None  # reported when the folder is opened
     now = config.model_dump(mode="json", include=set(_SAME_KEYS))
     if not isinstance(stored, dict) or any(stored.get(key) != now[key] for key in _SAME_KEYS):
         return None
@@ -258,11 +243,9 @@ def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, An
     sample = order[:_SAMPLE_ROWS] + order[_SAMPLE_ROWS :: max(1, len(order) // _SAMPLE_ROWS)]
     usual_size = sizes[order[len(order) // 20]]
     longest = []
-    for group in (
-        [i for i in sample if sizes[i] > usual_size],
-        [i for i in sample if sizes[i] <= usual_size],
-    ):
-        turns = rows_to_encode(config, tokenizer, [rows[i] for i in group])
+    for is_long in (True, False):
+        group = [rows[i] for i in sample if (sizes[i] > usual_size) is is_long]
+        turns = rows_to_encode(config, tokenizer, group)
         # Rows without a learned token have no length.
         longest.append(max(algorithm.lengths(config, tokenizer, turns), default=0))
     return max(longest), longest[-1]
@@ -270,9 +253,9 @@ def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, An
 
 def _context(config: TrainingConfig) -> int | None:
     """Return the context length in the model's config."""
-    from gym_fed.training.model.architecture import empty_config
+    from gym_fed.training.model.architecture import fresh_config
 
-    text = empty_config(config).get_text_config()
+    text = fresh_config(config).get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     if config.rope_scaling is not None and context is not None:
         return int(context * config.rope_scaling.factor)

@@ -1,1 +1,1 @@
-"""The model of a run: loading, random initialisation, quantisation and saving."""
+"""Load, initialise, quantise, adapt and save the model of a run."""

@@ -19,35 +19,35 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS, TUNING
 
-_OF_THE_RUN = (
+_RUN_KEYS = (
     *("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout"),
     *("loraplus_lr_ratio", "lora_fa", "freeze_a", "loftq_iter"),
 )
-"""Training settings of an adapter, which may differ from run to run."""
+"""Training settings of an adapter, which may change from run to run."""
 _NEW_ADAPTER = "set new_adapter: true to merge it and train another"
 _HEADS = ("score", "classifier")
-"""Names that PEFT adds to every adapter of a model with a score."""
+"""Names that PEFT adds to every adapter of a model with a classification head."""
 
 
 def starting_adapters(config: TrainingConfig) -> list[Adapter]:
-    """Return all adapters that are applied to the base before the first step, in order, with those they depend on.
+    """Return all adapters that are applied to the base before the first step, in order, with their dependencies.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for an adapter that is missing or unreadable;
-            ``CONFIG_INVALID`` for an order different from that of their training.
+            ``CONFIG_INVALID`` if they are not in the order in which they were trained.
     """
     return in_order([read_adapter(name, Path(resolve(name))) for name in config.adapter])
 
 
 def continued_adapter(config: TrainingConfig) -> Adapter | None:
-    """Return the adapter that the run resumes training; None if it trains a new one. See ``starting_adapters``."""
+    """Return the saved adapter that the run trains further; None if it trains a new one."""
     if not config.adapter or config.new_adapter or not TUNING.type_of(config.finetuning).is_adapter:
         return None
     return starting_adapters(config)[-1]
 
 
 def merged_first(config: TrainingConfig) -> list[Adapter]:
-    """Return the adapters that are merged into the base before the first step. See ``starting_adapters``."""
+    """Return the adapters that are merged into the base before the first step."""
     adapters = starting_adapters(config)
     return adapters[:-1] if continued_adapter(config) is not None else adapters
 
@@ -58,7 +58,7 @@ def merge_starting_adapters(model: Any, config: TrainingConfig) -> Any:
 
 
 def adapter_digests(config: TrainingConfig) -> list[str]:
-    """Return the SHA-256 of every adapter that the run starts from or compares with, in order."""
+    """Return the SHA-256 of every adapter that the run starts from or uses as a reference, in order."""
     named = [read_adapter(name, Path(resolve(name))) for name in config.reference_adapter]
     return [adapter.sha256 for adapter in (*starting_adapters(config), *named)]
 
@@ -71,9 +71,9 @@ def require_none_merged(config: TrainingConfig) -> None:
 
 
 def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
-    """Fill unset keys of the tuning section from the adapter that the run continues.
+    """Set unset keys of the tuning section from the adapter that the run trains further.
 
-    The run's ``config.yaml`` then describes the trained adapter.
+    The run's ``config.yaml`` then describes that adapter.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming both values if the section contradicts the adapter.
@@ -87,7 +87,7 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
     trained = {
         key: _plain(adapter.config[key], getattr(section, key))
         for key in type(section).model_fields
-        if key in adapter.config and key not in _OF_THE_RUN and key != "init_lora_weights"
+        if key in adapter.config and key not in _RUN_KEYS and key != "init_lora_weights"
     }
     remedy = "remove the key, or set new_adapter: true to merge that adapter and train another"
     # target_modules is compared layer by layer in resume_adapter.
@@ -96,7 +96,7 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
         reason = f"{config.finetuning}.{key}: is {own_value!r}, but the adapter {adapter.name} has {trained[key]!r}"
         refuse_first((own_value != trained[key], reason, remedy))
     start = getattr(section, "init_lora_weights", "default")
-    reason = f"lora.init_lora_weights: is {start}, but the adapter {adapter.name} is trained already"
+    reason = f"lora.init_lora_weights: is {start}, but the adapter {adapter.name} is already trained"
     refuse_first((start != "default", reason, remedy))
     taken = {
         key: value
@@ -107,7 +107,7 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
 
 
 def _plain(value: Any, like: Any) -> Any:
-    """Normalise a value of a PEFT config, in which empty lists are null and sets unordered, to the type of ``like``."""
+    """Normalise a value of a PEFT config, in which empty lists are null and sets are unordered."""
     if value is None and isinstance(like, list | dict):
         return type(like)()
     if isinstance(value, list | tuple | set):
@@ -116,7 +116,7 @@ def _plain(value: Any, like: Any) -> Any:
 
 
 def check_adapters(config: TrainingConfig) -> None:
-    """Refuse adapters that do not fit the base, the tuning method or each other, before anything is loaded."""
+    """Refuse adapters that do not fit the base, the tuning method or each other, before loading."""
     if not config.adapter:
         return
     from gym_fed.base.modeling.weight_count import prequantised
@@ -145,7 +145,7 @@ def check_adapters(config: TrainingConfig) -> None:
         quantised = "quantization is set" if config.quantization is not None else prequantised(config.model)
         reason = f"{merged[0].name} would be merged into quantised weights ({quantised}), which is not exact"
         remedy = (
-            "keep one adapter to train, or merge the others into the unquantised base first with: gym export"
+            "pass one adapter to train, or merge the others into the unquantised base first with: gym export"
         )
         refuse_first((quantised, reason, remedy), prefix="adapter: ")
     resolve_adapters(config)

@@ -1,4 +1,4 @@
-"""The ``transformers`` config of a run's model, read before its weights are loaded."""
+"""Read the ``transformers`` config of a run's model before its weights are loaded."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Recu
 def known_architecture(config: TrainingConfig) -> Any | None:
     """Return the config of a run's model, or of its adapter's base; None if it is not on this machine or unreadable.
 
-    Loading the model reports the reason.
+    Loading the model later reports the reason.
     """
     try:
-        if config.model_init is not None:
-            return new_config(config.model_init, load_tokenizer(config.model_init.tokenizer))
-        return None if config.model is None else read_config(config.model, from_hub=False)
+        return fresh_config(config, from_hub=False)
     except (GymError, StrictDataclassError, *_UNREADABLE):
         return None
 
 
-def empty_config(config: TrainingConfig) -> Any:
+def fresh_config(config: TrainingConfig, *, from_hub: bool = True) -> Any:
     """Return a new ``transformers`` config of a run's model, which the caller may change.
 
     Raises:
@@ -41,7 +39,7 @@ def empty_config(config: TrainingConfig) -> Any:
         return new_config(config.model_init, load_tokenizer(config.model_init.tokenizer))
     if config.model is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "model: not set", "set model or model_init")
-    return read_config(config.model)
+    return read_config(config.model, from_hub=from_hub)
 
 
 def read_config(name: str, *, from_hub: bool = True) -> Any:
@@ -49,7 +47,7 @@ def read_config(name: str, *, from_hub: bool = True) -> Any:
 
     Args:
         name: A model name or folder.
-        from_hub: Read the config from the Hub if the model is not on this machine.
+        from_hub: True to read the config from the Hub if the model is not on this machine.
     """
     from transformers import AutoConfig
 
@@ -66,9 +64,8 @@ def read_config(name: str, *, from_hub: bool = True) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, RecursionError) as error:
-        raise GymError(
-            ErrorCode.MODEL_INVALID, f"{name}: its config cannot be read: {error}", "use another model"
-        ) from error
+        reason = f"{name}: its config cannot be read: {error}"
+        raise GymError(ErrorCode.MODEL_INVALID, reason, "use another model") from error
 
 
 def _read_hub_config(name: str) -> Any:
@@ -82,6 +79,7 @@ def _read_hub_config(name: str) -> Any:
 
 
 def new_config(settings: ModelInit, tokenizer: Any) -> Any:
+    """Return the ``transformers`` config of a model with random weights; refuse a vocabulary that is too small."""
     if (settings.vocab_size or len(tokenizer)) < len(tokenizer):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -89,17 +87,11 @@ def new_config(settings: ModelInit, tokenizer: Any) -> Any:
             f"{counted(len(tokenizer), 'token')}",
             "raise it, remove it, or set another tokenizer",
         )
+    sizes = settings.model_dump(exclude={"architecture", "tokenizer", "vocab_size", "rope_theta"})
     return model_classes(settings.architecture)[0](
+        **sizes,
         vocab_size=settings.vocab_size or len(tokenizer),
-        hidden_size=settings.hidden_size,
-        num_hidden_layers=settings.num_hidden_layers,
-        intermediate_size=settings.intermediate_size,
-        num_attention_heads=settings.num_attention_heads,
-        num_key_value_heads=settings.num_key_value_heads,
-        head_dim=settings.head_dim,
-        max_position_embeddings=settings.max_position_embeddings,
         rope_parameters={"rope_type": "default", "rope_theta": settings.rope_theta},
-        tie_word_embeddings=settings.tie_word_embeddings,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

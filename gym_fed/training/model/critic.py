@@ -1,8 +1,8 @@
-"""The critic of PPO: a transformer's body with a scalar head that estimates the future reward at every token.
+"""PPO's critic: a transformer's body with a scalar head that estimates the future reward at every token.
 
-The body is separate from the policy's: the critic's loss would change a shared body, and an adapter or a
-quantised base has no body to train. It starts as a copy of the policy's, or from the model that ``ppo.critic`` names,
-such as the reward model. The head starts at zero.
+The critic has a body of its own: its loss would change a shared one, and an adapter or a quantised base has no body to
+train. The body starts as a copy of the policy's, or from the model that ``ppo.critic`` names, such as the reward model.
+The head starts at zero.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def critic_like(policy: Any, *, train_body: bool) -> Critic:
 
 
 def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Critic:
-    """Load a critic from the model that ``ppo.critic`` names, with its value head if it has one.
+    """Load a critic from the model that ``ppo.critic`` names, with its value head if there is one.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``CONFIG_INVALID`` for a vocabulary other than the policy's.
@@ -77,16 +77,12 @@ def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Crit
     else:
         from transformers import AutoModel
 
-        with quiet_loading():
-            try:
-                arguments = {"dtype": getattr(torch, dtype)}
-                body = load_weights(
-                    AutoModel, str(folder), arguments, name=f"ppo.critic: {name}", headless=True
-                )
-            except (OSError, ValueError) as error:
-                raise GymError(
-                    ErrorCode.MODEL_INVALID, f"ppo.critic: {name} cannot be read as a model: {error}"
-                ) from error
+        label, arguments = f"ppo.critic: {name}", {"dtype": getattr(torch, dtype)}
+        try:
+            with quiet_loading():
+                body = load_weights(AutoModel, str(folder), arguments, name=label, headless=True)
+        except (OSError, ValueError) as error:
+            raise GymError(ErrorCode.MODEL_INVALID, f"{label} cannot be read as a model: {error}") from error
     sizes = [int(model.get_input_embeddings().num_embeddings) for model in (body, policy)]
     reason = f"ppo.critic: {name} has {counted(sizes[0], 'token')}, but the policy has {sizes[1]}"
     remedy = "use a model with the policy's tokenizer, or remove the key"

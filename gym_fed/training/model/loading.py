@@ -21,7 +21,7 @@ from gym_fed.training.vision.conversations import require_model_of_text
 def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
     """Load the model and tokenizer (or processor, for images) of ``config.model`` or ``config.model_init``.
 
-    Adapters that the run starts from are merged into the model, except the one that it continues.
+    The adapters that the run starts from are merged into the model, except the one that it trains further.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an adapter on an adapter; errors from ``load_model``.
@@ -34,25 +34,25 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
 
         return load_by_unsloth(config)
     if ALGORITHMS.type_of(config.algorithm).reads_images and is_vision_model(config.model):
-        model, processor = load_vision_model(
-            config.model, dtype=config.loaded_dtype, arguments=loading_arguments(config)
-        )
+        arguments = loading_arguments(config)
+        model, processor = load_vision_model(config.model, dtype=config.loaded_dtype, arguments=arguments)
         return merge_starting_adapters(model, config), processor
     require_model_of_text(config)
     arguments = {**loading_arguments(config), **quantization_arguments(config)}
     loaded = load_model(config.model, dtype=config.loaded_dtype, arguments=arguments)
-    if not hasattr(loaded.model, "merge_and_unload"):
-        return pack_layers(merge_starting_adapters(loaded.model, config), config), loaded.tokenizer
-    reason = f"model: {config.model} is itself an adapter"
-    remedy = f"set model to its base, and adapter: {config.model} to train it on, or finetuning: full"
-    refuse_first((TUNING.type_of(config.finetuning).is_adapter, reason, remedy))
-    return pack_layers(
-        merge_starting_adapters(merged(loaded.model, config.model), config), config
-    ), loaded.tokenizer
+    model = loaded.model
+    if hasattr(model, "merge_and_unload"):
+        reason = f"model: {config.model} is itself an adapter"
+        remedy = (
+            f"set model to its base, and adapter: {config.model} to train it further, or finetuning: full"
+        )
+        refuse_first((TUNING.type_of(config.finetuning).is_adapter, reason, remedy))
+        model = merged(model, config.model)
+    return pack_layers(merge_starting_adapters(model, config), config), loaded.tokenizer
 
 
 def require_dtype(model: Any, config: TrainingConfig) -> None:
-    """Refuse a model in memory whose dtype differs from the config's ``dtype``; it would be trained unconverted."""
+    """Refuse a model in memory whose dtype differs from the config's: it would be trained unconverted."""
     dtype = str(model.dtype).removeprefix("torch.")
     key = "base_dtype" if config.base_dtype is not None else "dtype"
     if key in config.model_fields_set and dtype != config.loaded_dtype and not is_quantised(model):

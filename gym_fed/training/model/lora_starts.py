@@ -1,4 +1,4 @@
-"""LoRA initialisations that depend on the base: PiSSA and OLoRA, converted to plain LoRA at the end, and LoftQ.
+"""Initialise LoRA from the base's weights: PiSSA and OLoRA, converted to plain LoRA at the end, and LoftQ.
 
 PiSSA and OLoRA train ``W' + s B A`` with ``W' = W - s B0 A0`` (Meng et al. 2024, equation 5; Büyükakyüz
 2024). That equals ``W + s [B, -B0] [A; A0]``: an ordinary adapter of twice the rank on the original W.
@@ -25,7 +25,7 @@ class _Start:
     """The initial state of one layer.
 
     Attributes:
-        weight: The base's own weight, on the CPU; None if it was not changed (LoftQ, whose base stays quantised).
+        weight: The base's original weight, on the CPU; None if unchanged (LoftQ, whose base stays quantised).
         a: A0 ``[r, in]``.
         b: B0 ``[out, r]``.
     """
@@ -36,7 +36,7 @@ class _Start:
 
 
 def keeping_originals(model: Any, wrap: Callable[[], Any]) -> Any:
-    """Wrap the model, keeping CPU copies of the weights that wrapping changes."""
+    """Wrap the model, and store CPU copies of the weights that wrapping changes."""
     before = {
         id(module): module.weight.detach().to("cpu", copy=True)
         for module in model.modules()
@@ -45,7 +45,7 @@ def keeping_originals(model: Any, wrap: Callable[[], Any]) -> Any:
     adapted = wrap()
     for layer in lora_layers(adapted):
         remember_start(layer, before[id(layer.get_base_layer())])
-    # An adapter that is added later (a trainer's frozen copy) must not change the base again.
+    # An adapter that a trainer adds later (a frozen copy) must not change the base again.
     adapted.peft_config["default"].init_lora_weights = True
     return adapted
 
@@ -69,36 +69,40 @@ def lora_layers(model: Any) -> Iterator[Any]:
 def to_plain_lora(model: Any) -> None:
     """Restore the base's weights, and append the initial factors to the adapter. Plain LoRA is unchanged.
 
-    A quantised base is not changed: ``start_subtracted`` handles it when the adapter is saved.
+    A quantised base is left as it is: ``start_subtracted`` handles it when the adapter is saved.
     """
-    changed = [layer for layer in lora_layers(model) if hasattr(layer, _ATTRIBUTE)]
-    changed = [layer for layer in changed if getattr(layer, _ATTRIBUTE).weight is not None]
-    if not changed:
+    starts: list[tuple[Any, _Start]] = [
+        (layer, start) for layer, start in _starts(model) if start.weight is not None
+    ]
+    if not starts:
         return
     for name in [name for name in model.peft_config if name != "default"]:
         model.delete_adapter(name)  # a copy of the start, which belongs to the changed base
-    for layer in changed:
-        start: _Start = getattr(layer, _ATTRIBUTE)
-        assert start.weight is not None
+    for layer, start in starts:
         layer.get_base_layer().weight.copy_(start.weight)
         _append(layer, start)
         delattr(layer, _ATTRIBUTE)
     double(model.peft_config["default"])
 
 
+def _starts(model: Any) -> list[tuple[Any, _Start]]:
+    """Return the layers with an initial state of their own, and that state."""
+    return [(layer, getattr(layer, _ATTRIBUTE)) for layer in lora_layers(model) if hasattr(layer, _ATTRIBUTE)]
+
+
 @contextmanager
 def start_subtracted(model: Any) -> Iterator[None]:
-    """Convert an adapter on a quantised base to one for the original base, while it is saved."""
-    changed = [layer for layer in lora_layers(model) if hasattr(layer, _ATTRIBUTE)]
-    if not changed:
+    """Convert an adapter on a quantised base to one for the original base, within a context that saves it."""
+    starts = _starts(model)
+    if not starts:
         yield
         return
-    trained = [(layer, layer.lora_A["default"], layer.lora_B["default"]) for layer in changed]
+    trained = [(layer, layer.lora_A["default"], layer.lora_B["default"]) for layer, _ in starts]
     config = model.peft_config["default"]
     model.peft_config["default"] = copy.deepcopy(config)
     double(model.peft_config["default"])
-    for layer in changed:
-        _append(layer, getattr(layer, _ATTRIBUTE))
+    for layer, start in starts:
+        _append(layer, start)
     try:
         yield
     finally:
@@ -111,11 +115,11 @@ def start_subtracted(model: Any) -> Iterator[None]:
 
 def double(config: Any) -> None:
     """Update the ``LoraConfig`` of an adapter whose rank was doubled at the same scale."""
-    grown = math.sqrt(2) if config.use_rslora else 2
+    factor = math.sqrt(2) if config.use_rslora else 2
     config.r *= 2
-    config.lora_alpha *= grown
+    config.lora_alpha *= factor
     config.rank_pattern = {name: 2 * rank for name, rank in config.rank_pattern.items()}
-    config.alpha_pattern = {name: alpha * grown for name, alpha in config.alpha_pattern.items()}
+    config.alpha_pattern = {name: alpha * factor for name, alpha in config.alpha_pattern.items()}
 
 
 def _append(layer: Any, start: _Start) -> None:
@@ -136,7 +140,7 @@ def start_from_loss(model: Any, config: TrainingConfig) -> None:
 
     Args:
         model: A PEFT model on a base that ``quantization`` holds in 4 bits.
-        config: Names the base, which is read again in full precision.
+        config: Names the base, which is loaded again in full precision.
     """
     from gym_fed.base.models import load_model
 
@@ -155,9 +159,8 @@ def start_from_loss(model: Any, config: TrainingConfig) -> None:
         base.weight = quantised
         remember_start(layer, None)
         if config.lora.use_dora:
-            layer.lora_magnitude_vector["default"].update_layer(
-                base_layer=base, lora_A=a, lora_B=b, scaling=scale
-            )
+            magnitudes = layer.lora_magnitude_vector["default"]
+            magnitudes.update_layer(base_layer=base, lora_A=a, lora_B=b, scaling=scale)
 
 
 def loftq(
@@ -169,7 +172,7 @@ def loftq(
 
     Args:
         weight: W ``[out, in]``.
-        like: A ``bitsandbytes.nn.Params4bit`` of W, with the settings of quantisation.
+        like: A ``bitsandbytes.nn.Params4bit`` of W, which has the quantisation settings.
         rank: Rank of the factors.
         iterations: T.
 

@@ -1,9 +1,9 @@
-"""Compute log-probabilities of tokens without storing logits (TRL's fused head), for plain output heads.
+"""Compute log-probabilities of tokens without storing logits (TRL's fused head), where that is exact.
 
 TRL's ``add_fused_lm_head`` repeats the computation after a model's last layer: it multiplies by the head's weights, and
 scales and caps the logits by known keys of the config. For an architecture that differs (MPT's ``logit_scale`` scales
 attention; RecurrentGemma's cap is called ``logits_soft_cap``; Granite-MoE counts its experts in ``num_local_experts``)
-the loss would be wrong, or fail. So it is used only for the architectures in ``FUSED``; for all others
+it would fail or compute a wrong loss. So it is used only for the architectures in ``FUSED``; for all others
 ``add_output_head`` reads the logits of the model's own forward pass.
 """
 
@@ -28,27 +28,21 @@ FUSED = frozenset(
         *("apertus", "arcee", "bamba", "bloom", "cohere", "cohere2", "deepseek_v2", "ernie4_5"),
         *("ernie4_5_moe", "exaone4", "falcon", "falcon_h1", "falcon_mamba", "gemma", "gemma2", "gemma3_text"),
         *("glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "helium"),
+        *("hunyuan_v1_dense", "internlm3", "jamba", "lfm2", "llama", "mamba", "mamba2", "ministral"),
+        *("mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi"),
         *(
-            "hunyuan_v1_dense",
-            "internlm3",
-            "jamba",
-            "lfm2",
-            "llama",
-            "mamba",
-            "mamba2",
-            "ministral",
-            "mistral",
+            "phi3",
+            "qwen2",
+            "qwen2_moe",
+            "qwen3",
+            "qwen3_moe",
+            "qwen3_next",
+            "seed_oss",
+            "smollm3",
+            "stablelm",
         ),
-        *("mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3"),
-        *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm"),
         *("starcoder2", "xglm"),
-        *(
-            "gemma3",
-            "llava",
-            "qwen2_5_vl",
-            "qwen2_vl",
-            "qwen3_vl",
-        ),  # read images, and have a language model within
+        *("gemma3", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),  # read images; contain a language model
     }
 )
 """Model types whose fused head has the same loss and gradients as the model's own forward pass.
@@ -58,7 +52,7 @@ FUSED = frozenset(
 
 
 def is_fused(model_config: Any) -> bool:
-    """Return True if TRL's fused head computes the same as a model with this ``transformers`` config."""
+    """Return True if TRL's fused head is exact for a model with this ``transformers`` config."""
     return str(model_config.model_type) in FUSED
 
 
@@ -76,7 +70,7 @@ def add_output_head(
 ) -> None:
     """Make ``model(..., labels=labels, fused_lm_head=True)`` return TRL's ``FusedCausalLMOutput``.
 
-    A replacement of TRL's ``add_fused_lm_head`` with the same arguments.
+    Replaces TRL's ``add_fused_lm_head``, with the same arguments.
     """
     from trl.trainer.utils import add_fused_lm_head
 
@@ -101,17 +95,10 @@ def add_output_head(
         own_outputs = own_forward(*args, **{**named, "use_cache": False})
         logits = own_outputs.logits
         if shift_labels is None:
-            assert labels is not None  # what is scored
+            assert labels is not None  # TRL passes one of the two
             logits, shift_labels = logits[:, :-1], labels[:, 1:]
-        text = self.config.get_text_config()
-        return _fused_output(
-            logits,
-            shift_labels,
-            temperature,
-            outputs,
-            num_items_in_batch,
-            _router_loss(own_outputs, text, named),
-        )
+        router = _router_loss(own_outputs, self.config.get_text_config(), named)
+        return _fused_output(logits, shift_labels, temperature, outputs, num_items_in_batch, router)
 
     model.forward = types.MethodType(forward, model)
 
@@ -131,12 +118,12 @@ def patched_output_heads(trainer: type) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _router_loss(found: Any, text_config: Any, named: dict[str, Any]) -> tuple[Tensor, float] | None:
+def _router_loss(outputs: Any, text_config: Any, named: dict[str, Any]) -> tuple[Tensor, float] | None:
     """Return the load-balancing loss of a mixture of experts, and its weight; None if not requested."""
     if not named.get("output_router_logits", getattr(text_config, "output_router_logits", False)):
         return None
-    loss = getattr(found, "aux_loss", None)
-    loss = found.logits.new_zeros(()) if loss is None else loss
+    loss = getattr(outputs, "aux_loss", None)
+    loss = outputs.logits.new_zeros(()) if loss is None else loss
     return loss, float(getattr(text_config, "router_aux_loss_coef", 0.0))
 
 
@@ -165,12 +152,13 @@ def _fused_output(
         values["mean_logits"] = picked.detach().mean(-1)
     if "is_top1" in outputs:
         values["is_top1"] = picked.argmax(-1) == labels[mask]
-    # The scatter keeps the graph of a batch without labels.
-    laid = {name: value.new_zeros(mask.shape).masked_scatter(mask, value) for name, value in values.items()}
-    number = mask.sum().clamp(min=1) if num_items is None else num_items
-    loss = -laid["log_probs"].sum() / number
+    # A scatter, so that a batch without labels also has a graph.
+    scattered = {
+        name: value.new_zeros(mask.shape).masked_scatter(mask, value) for name, value in values.items()
+    }
+    loss = -scattered["log_probs"].sum() / (mask.sum().clamp(min=1) if num_items is None else num_items)
+    router_loss = None
     if router is not None:
-        loss = loss + router[1] * router[0]
-    return FusedCausalLMOutput(
-        loss=loss, label_mask=mask, aux_loss=None if router is None else router[0], **laid
-    )
+        router_loss, weight = router
+        loss = loss + weight * router_loss
+    return FusedCausalLMOutput(loss=loss, label_mask=mask, aux_loss=router_loss, **scattered)

@@ -1,6 +1,6 @@
-"""Quantise the linear layers of a loaded model to 2 to 8 bits, by HQQ or torchao; an adapter is trained on them.
+"""Quantise the linear layers of a loaded model to 2 to 8 bits with HQQ or torchao, to train an adapter on them.
 
-Badri and Shaji 2023, "Half-Quadratic Quantization of Large Machine Learning Models". torchao rounds to the nearest.
+Badri and Shaji 2023, "Half-Quadratic Quantization of Large Machine Learning Models". torchao rounds to nearest.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _MARK = "packed_by"
 
 
 def packed_by(model: Any) -> str | None:
-    """Return the method that quantised the layers of a loaded model; None for other models."""
+    """Return the method by which ``pack_layers`` quantised a model; None for other models."""
     method = getattr(model, _MARK, None)
     return method if isinstance(method, str) else None
 
 
 def pack_layers(model: Any, config: TrainingConfig) -> Any:
-    """Quantise every linear layer but the head in place, if ``quantization`` names one of these methods.
+    """Quantise every linear layer but the head in place, if ``quantization`` names HQQ or torchao.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming a layer whose rows are not a multiple of ``group_size``.
@@ -39,15 +39,14 @@ def pack_layers(model: Any, config: TrainingConfig) -> Any:
             )
     model.requires_grad_(False)
     model.to(pick_device(config.device))
-    (_by_hqq if settings.method == "hqq" else _by_torchao)(
-        model, list(layers), settings.bits, settings.group_size
-    )
+    quantise = _by_hqq if settings.method == "hqq" else _by_torchao
+    quantise(model, list(layers), settings.bits, settings.group_size)
     setattr(model, _MARK, settings.method)
     return model
 
 
 def linear_layers(model: Any) -> dict[str, Any]:
-    """Return the linear layers of a model by name, without its head."""
+    """Return the linear layers of a model by name, except its head."""
     import torch
 
     head = model.get_output_embeddings()
@@ -68,8 +67,8 @@ def _by_hqq(model: Any, names: list[str], bits: int, group_size: int) -> None:
 
     for name in names:
         layer = model.get_submodule(name)
-        how = BaseQuantizeConfig(nbits=bits, group_size=group_size)
-        packed = HQQLinear(layer, how, compute_dtype=layer.weight.dtype, device=str(layer.weight.device))
+        weight, config = layer.weight, BaseQuantizeConfig(nbits=bits, group_size=group_size)
+        packed = HQQLinear(layer, config, compute_dtype=weight.dtype, device=str(weight.device))
         model.set_submodule(name, packed)
 
 
@@ -77,6 +76,6 @@ def _by_torchao(model: Any, names: list[str], bits: int, group_size: int) -> Non
     import torch
     from torchao.quantization import IntxWeightOnlyConfig, PerGroup, quantize_
 
-    how = IntxWeightOnlyConfig(weight_dtype=getattr(torch, f"int{bits}"), granularity=PerGroup(group_size))
+    config = IntxWeightOnlyConfig(weight_dtype=getattr(torch, f"int{bits}"), granularity=PerGroup(group_size))
     chosen = set(names)
-    quantize_(model, how, filter_fn=lambda _module, name: name in chosen)
+    quantize_(model, config, filter_fn=lambda _module, name: name in chosen)

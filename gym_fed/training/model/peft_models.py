@@ -1,4 +1,4 @@
-"""Wrap a model for a new or saved PEFT adapter, and save adapters; errors name the config's keys."""
+"""Wrap a model in a new or saved PEFT adapter; errors name the config's keys."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from gym_fed.training.model.packed_layers import packed_names
 from gym_fed.training.model.quantization import require_quantised
 from gym_fed.training.vision.parts import frozen_parts, narrow_targets
 
-_NAMING = (
-    ("modules_to_save", False),
-    ("exclude_modules", False),
-    ("rank_pattern", True),
-    ("alpha_pattern", True),
-)
-"""Settings that name modules, with True if they accept regular expressions."""
+_MODULE_KEYS = {
+    "modules_to_save": False,
+    "exclude_modules": False,
+    "rank_pattern": True,
+    "alpha_pattern": True,
+}
+"""Settings that name modules, and whether they accept regular expressions."""
 
 _CONVERTED_ROUTER = "gate.weight"
-"""PEFT's name of the router of Mixtral, Qwen3-MoE and similar models."""
+"""PEFT's name for the router of Mixtral, Qwen3-MoE and similar models."""
 
 _HEADS = ("score", "classifier")
 _DROPOUTS = ("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout")
 
 
 def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
-    """Call ``wrap`` with the section of the configured method, on a quantised base if there is one."""
+    """Call ``wrap`` with the section of the configured method; refuse a base that lacks its quantisation."""
     require_quantised(model, config)
     frozen = frozen_parts(model, config)
     return wrap(model, peft_config, config.finetuning, seed=config.seed, frozen=frozen)
@@ -52,16 +52,16 @@ def wrap(
     fused_experts: bool = True,
     needs_layers: str | None = None,
 ) -> Any:
-    """Wrap ``model`` in a ``peft.PeftModel``; its own weights are frozen and shared with the wrapper.
+    """Wrap ``model`` in a ``peft.PeftModel``, which freezes and shares its weights.
 
     Args:
         model: A ``transformers`` model.
         peft_config: A ``peft.PeftConfig``; not changed.
         section: The section of the YAML, for errors.
         seed: Seed of the random factors.
-        frozen: Parts without an adapter, in a model that reads images; see ``vision.parts.frozen_parts``.
+        frozen: Parts of a model that reads images which get no adapter; see ``vision.parts.frozen_parts``.
         fused_experts: False to leave fused experts out of ``all-linear``, and to refuse their names.
-        needs_layers: A setting that PEFT has for layers only; fused experts are refused with it.
+        needs_layers: A setting that PEFT supports for layers only; it is refused with fused experts.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if the settings match no layer of the model, or PEFT would change them.
@@ -83,10 +83,8 @@ def wrap(
     _convert_experts(model, peft_config, section, fused_experts)
     if getattr(peft_config, "target_parameters", None):
         own_patterns = False  # PEFT compares patterns with layers, not with parameters
-        reason = (
-            f"{section}.{needs_layers}: PEFT does not support it for parameters such as the fused experts of "
-        )
-        reason += type(model).__name__
+        fused = f"parameters such as the fused experts of {type(model).__name__}"
+        reason = f"{section}.{needs_layers}: PEFT does not support it for {fused}"
         remedy = (
             f"remove it, or adapt no experts: {section}.fused_experts: false with target_modules: all-linear"
         )
@@ -96,15 +94,14 @@ def wrap(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="You have passed exclude_modules")
-            # Without patterns in the config, the warning is about PEFT's own patterns for routed experts.
+            # Without patterns in the config, this warning is about PEFT's own patterns for routed experts.
             unmatched = "The following .*_pattern keys did not match"
             warnings.filterwarnings("error" if own_patterns else "ignore", message=unmatched)
-            # Adapters are merged into the base as it was before it was packed.
+            # It warns about merging into packed weights; we merge into the unquantised base.
             warnings.filterwarnings("ignore", message="TorchaoLoraLinear was instantiated")
-            warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers by an old name
-            warnings.filterwarnings(
-                "error", message="Invalid `.*_block_size`"
-            )  # PEFT would use a different one
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated name of transformers
+            # PEFT would replace an invalid size.
+            warnings.filterwarnings("error", message="Invalid `.*_block_size`")
             return get_peft_model(model, peft_config)
     except (ValueError, UserWarning, RuntimeWarning, re.error) as error:
         first, kind = str(error).strip().splitlines()[0], type(model).__name__
@@ -112,10 +109,8 @@ def wrap(
             problem = f"{section}.target_modules: {error.pattern!r} is not a regular expression: {first}"
             hint = "correct it, or list the names"
         elif "did not match" in first or "exclude_modules" in first:
-            problem, hint = (
-                f"{section}: {first}",
-                "name modules that are also in target_modules, or remove the key",
-            )
+            problem = f"{section}: {first}"
+            hint = "name modules that are also in target_modules, or remove the key"
         elif "is incompatible with" in first:
             problem = f"{section}.target_modules: {first.partition('. ')[0]}"
             hint = "remove it, or use all-linear"
@@ -182,18 +177,16 @@ def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
     head = model.get_output_embeddings() if hasattr(model, "peft_config") else None
     if not isinstance(head, BaseTunerLayer):
         return
-    key, hint = (
-        f"{config.finetuning}.target_modules",
-        "put it into modules_to_save, which trains the whole module",
-    )
+    key = f"{config.finetuning}.target_modules"
+    hint = "put it into modules_to_save, which trains the whole module"
     if config.adapter and not config.new_adapter:
         key, hint = f"adapter: {config.adapter[-1]}", "set new_adapter: true to merge it and train another"
     reason = f"{key}: is on the output head, whose adapter the loss of {config.algorithm} ignores"
-    refuse_first((True, reason, hint))
+    raise GymError(ErrorCode.CONFIG_INVALID, reason, hint)
 
 
 def _exclude_unadapted(model: Any, peft_config: Any) -> None:
-    """Exclude ``unadapted_names`` from ``all-linear``; one that ``target_modules`` names still gets an adapter."""
+    """Exclude ``unadapted_names`` from ``all-linear``; layers that ``target_modules`` names still get adapters."""
     excluded = getattr(peft_config, "exclude_modules", None) or []
     if peft_config.target_modules == "all-linear" and not isinstance(excluded, str):
         names = sorted({*excluded, *unadapted_names(model)})
@@ -202,10 +195,10 @@ def _exclude_unadapted(model: Any, peft_config: Any) -> None:
 
 
 def _convert_experts(model: Any, peft_config: Any, section: str, fused_experts: bool) -> None:
-    """Convert targets in experts that transformers 5 fuses to parameters, as PEFT would, but not the router's weight.
+    """Convert targets in experts that transformers 5 fuses to parameters, as PEFT does, but without the router.
 
-    ``exclude_modules`` does not apply to it, and PEFT's own conversion later changes nothing more. If
-    ``narrow_targets`` has listed layers by name, PEFT adds no router.
+    ``exclude_modules`` would not exclude the router. PEFT's own conversion later changes nothing more, and adds no
+    router if ``narrow_targets`` has listed layers by name.
     """
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
@@ -232,10 +225,10 @@ def _convert_experts(model: Any, peft_config: Any, section: str, fused_experts: 
 
 
 def _require_modules(model: Any, peft_config: Any, section: str) -> None:
-    """Refuse names of modules that the model lacks; PEFT would ignore them, or refuse them after wrapping."""
+    """Refuse names of modules that the model lacks; PEFT would ignore them, or refuse them too late."""
     modules = [name for name, _ in model.named_modules()]
     parameters = [name for name, _ in model.named_parameters()]  # routed experts are a parameter, not modules
-    for key, is_pattern in _NAMING:
+    for key, is_pattern in _MODULE_KEYS.items():
         names = [*modules, *parameters] if is_pattern else modules
         for module_name in getattr(peft_config, key, None) or ():
             pattern = module_name if is_pattern else re.escape(module_name)
@@ -253,22 +246,14 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
 
 
 def _require_parameters(model: Any, peft_config: Any, section: str) -> None:
-    """Refuse ``target_parameters`` that the model lacks, which PEFT may ignore, or that are no matrices."""
+    """Refuse ``target_parameters`` that are not matrices, or that the model lacks, which PEFT may ignore."""
     parameters = dict(model.named_parameters())
     for suffix in getattr(peft_config, "target_parameters", None) or ():
         matches = [value for name, value in parameters.items() if f".{name}".endswith(f".{suffix}")]
-        experts = sorted(
-            {
-                name.rpartition("layers.")[2].partition(".")[2]
-                for name, v in parameters.items()
-                if v.dim() == 3
-            }
-        )
-        remedy = (
-            f"its fused experts are {', '.join(experts)}"
-            if experts
-            else "it has no fused experts; remove the key"
-        )
+        no_experts = "it has no fused experts; remove the key"
+        fused = (name for name, value in parameters.items() if value.dim() == 3)
+        experts = sorted({name.rpartition("layers.")[2].partition(".")[2] for name in fused})
+        remedy = f"its fused experts are {', '.join(experts)}" if experts else no_experts
         where, kind = f"{section}.target_parameters", type(model).__name__
         odd = next((tuple(value.shape) for value in matches if value.dim() not in (2, 3)), None)
         refuse_first(
@@ -285,10 +270,7 @@ def _require_plain_head(adapted: Any, adapter: Adapter) -> None:
     """Refuse an adapter on single tokens of tied embeddings: PEFT also wraps the output head, which TRL cannot read."""
     head = adapted.get_base_model().get_output_embeddings()
     if adapter.config.get("trainable_token_indices") and head is not None and not hasattr(head, "bias"):
-        reason = (
-            f"adapter: {adapter.name} has trainable_token_indices, but the model's output head shares its "
-            "embedding"
-        )
+        reason = f"adapter: {adapter.name} has trainable_token_indices, but the model's output head is tied"
         remedy = "set new_adapter: true to merge that adapter and train another"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
 
@@ -311,15 +293,10 @@ def _load(adapted: Any, adapter: Adapter) -> None:
     for key in sorted(weights.keys() - expected.keys()):
         # PEFT also writes the base's embeddings if an adapter is on them.
         own = adapted.state_dict().get(key)
-        if (
-            own is None
-            or own.shape != weights[key].shape
-            or not torch.equal(own.cpu(), weights[key].to(own.dtype))
-        ):
-            raise does_not_fit(
-                adapter, name, f"it holds {key}, which the model lacks or has in a different form"
-            )
-        del weights[key]
+        value = weights.pop(key)
+        if own is None or own.shape != value.shape or not torch.equal(own.cpu(), value.to(own.dtype)):
+            reason = f"it holds {key}, which the model lacks or has in a different form"
+            raise does_not_fit(adapter, name, reason)
     for key, value in expected.items():
         if value.shape != weights[key].shape:
             shapes = f"{list(weights[key].shape)}, but the model expects {list(value.shape)}"
@@ -329,7 +306,7 @@ def _load(adapted: Any, adapter: Adapter) -> None:
 
 
 def _require_layers(model: Any, settings: Any, adapter: Adapter, config: TrainingConfig) -> None:
-    """Refuse a section that names layers of the plain ``model`` other than the adapter's."""
+    """Refuse a section whose target layers in the plain ``model`` differ from the adapter's."""
     section = config.chosen_sections()[config.finetuning]
     own = adapter.config.get("target_modules")
     names = names_of(model)

@@ -1,7 +1,7 @@
-"""Quantised bases: quantised for the run (QLoRA), or stored quantised by other tools.
+"""Train on quantised bases: quantised for the run (QLoRA), or stored quantised by other tools.
 
-bitsandbytes quantises while weights are loaded. The layers of other methods (``packed_layers``) are quantised one by
-one after that: transformers 5.23 cannot load for HQQ, and its trainer refuses torchao below 8 bits.
+bitsandbytes quantises while weights are loaded. The other methods (``packed_layers``) quantise layer by layer after
+that: transformers 5.23 cannot load for HQQ, and its trainer refuses torchao below 8 bits.
 
 Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs". bitsandbytes also runs on a CPU.
 """
@@ -20,8 +20,8 @@ from gym_fed.core.registries import TUNING
 from gym_fed.core.requirements import require_cuda, require_package
 from gym_fed.training.model.packed_layers import packed_by
 
-# Methods of stored quantised models: packages that transformers 5.23 needs to load them, and True if it loads
-# them on a CPU. (EETQ's kernels are fetched by the package kernels; AWQ's by gptqmodel, no longer by
+# Methods of stored quantised models: the packages that transformers 5.23 needs to load them, and whether it
+# can load them on a CPU. (EETQ's kernels come from the package kernels; AWQ's from gptqmodel, no longer from
 # autoawq.)
 _PREQUANTISED: dict[str, tuple[tuple[str, ...], bool]] = {
     "bitsandbytes": (("bitsandbytes",), True),
@@ -48,32 +48,30 @@ def check_quantization(config: TrainingConfig) -> None:
         return
     subject = f"model: {config.model} is quantised by {method}, which"
     untrained = f"finetuning: {config.finetuning} cannot train {config.model}, whose weights are quantised by {method}"
-    unknown = f"{subject} gym train does not know"
-    hqq = f"{subject} transformers 5.23 cannot load"
+    original = "use the model that it was made from, with quantization: {method: hqq, bits: 4}"
     refuse_first(
-        (
-            method == "hqq",
-            hqq,
-            "use the model that it was made from, with quantization: {method: hqq, bits: 4}",
-        ),
+        (method == "hqq", f"{subject} transformers 5.23 cannot load", original),
         (not TUNING.type_of(config.finetuning).on_quantized, untrained, "use finetuning: lora"),
-        (method not in _PREQUANTISED, unknown, f"one of {', '.join(_PREQUANTISED)}"),
+        (
+            method not in _PREQUANTISED,
+            f"{subject} gym train does not support",
+            f"one of {', '.join(_PREQUANTISED)}",
+        ),
     )
     packages, on_cpu = _PREQUANTISED[method]
     for package in packages:
         name = package.replace(".", "-")
-        remedy = f"pip install {name} (in an environment of its own where it conflicts)"
+        remedy = f"pip install {name} (in an environment of its own if it conflicts)"
         require_package(package, subject, remedy=remedy)
     if not on_cpu:
         require_cuda(subject)
 
 
 def _require_method(config: TrainingConfig, key: str) -> None:
-    """Refuse a method whose package is missing, and one of ``packed_layers`` that the run does not support."""
+    """Refuse a method whose package is missing, and a method of ``packed_layers`` without plain LoRA."""
     assert config.quantization is not None
     method = config.quantization.method
-    remedy = "pip install hqq" if method == "hqq" else ""
-    require_package(method, key, "quant", remedy=remedy)
+    require_package(method, key, "quant", remedy="pip install hqq" if method == "hqq" else "")
     if method == "bitsandbytes":
         return
     settings = config.lora
@@ -83,7 +81,7 @@ def _require_method(config: TrainingConfig, key: str) -> None:
 
 
 def is_quantised(model: Any) -> bool:
-    """Return True if a model's layers are quantised, while it was loaded or afterwards."""
+    """Return True if a model's layers are quantised, by transformers or by ``pack_layers``."""
     return bool(getattr(model, "is_quantized", False)) or packed_by(model) is not None
 
 
@@ -96,31 +94,32 @@ def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
     from transformers import BitsAndBytesConfig
 
     if settings.bits == 8:
-        how = BitsAndBytesConfig(load_in_8bit=True)
+        quantization_config = BitsAndBytesConfig(load_in_8bit=True)
     else:
-        how = BitsAndBytesConfig(
+        quantization_config = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type=settings.quant_type,
             bnb_4bit_use_double_quant=settings.double_quant,
             bnb_4bit_compute_dtype=getattr(torch, settings.compute_dtype or config.loaded_dtype),
         )
-    return {"quantization_config": how, "device_map": {"": str(pick_device(config.device))}}
+    device_map = {"": str(pick_device(config.device))}
+    return {"quantization_config": quantization_config, "device_map": device_map}
 
 
 def require_quantised(model: Any, config: TrainingConfig) -> None:
-    """Refuse an unquantised model in memory although the config has ``quantization``."""
+    """Refuse an unquantised model in memory if the config has ``quantization``."""
     if config.quantization is not None and not is_quantised(model):
         reason = (
-            "quantization: the model in memory is not quantised, and only a model that gym-fed loads can be"
+            "quantization: the model in memory is not quantised; gym-fed quantises only models that it loads"
         )
         remedy = "set model: NAME in the config, or quantise the model first and remove the section"
         raise GymError(ErrorCode.USAGE, reason, remedy)
 
 
 def settle(model: Any) -> None:
-    """Keep 4-bit weights on a CPU in their layout.
+    """Keep bitsandbytes from repacking 4-bit weights on a CPU in evaluation.
 
-    bitsandbytes would repack them in evaluation, which fails for some sizes and prevents further training.
+    Repacking fails for some sizes and prevents further training.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -129,7 +128,7 @@ def settle(model: Any) -> None:
 
 @contextmanager
 def uncast_adapters(model: Any) -> Iterator[None]:
-    """Keep TRL from casting adapters on quantised bases to bfloat16; only ``dtype`` decides their type."""
+    """Keep TRL from casting adapters on quantised bases to bfloat16 within a context; ``dtype`` sets their type."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     flags = [name for name in ("is_loaded_in_4bit", "is_loaded_in_8bit") if vars(base).get(name)]
     for name in flags:

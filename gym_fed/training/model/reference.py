@@ -1,4 +1,4 @@
-"""The reference model of a loss: a copy of the policy before training, or a model that the config names."""
+"""Build the reference model of a loss: a copy of the policy before training, or a model that the config names."""
 
 from __future__ import annotations
 
@@ -68,9 +68,8 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
     if not has_named_reference(config):
         return None
     name = _base_of(config)
-    model = merged(
-        load_model(name, dtype=config.loaded_dtype, arguments=quantization_arguments(config)).model, name
-    )
+    loaded = load_model(name, dtype=config.loaded_dtype, arguments=quantization_arguments(config))
+    model = merged(loaded.model, name)
     adapters = _adapters(config)
     with quiet_loading():
         if config.quantization is not None and adapters:
@@ -87,7 +86,7 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
 
 
 def copy_at_start(policy: Any) -> Any:
-    """Return a frozen copy of ``policy``; a PEFT model's copy shares the untrained weights."""
+    """Return a frozen copy of ``policy``; for a PEFT model, it shares the untrained weights."""
     if not hasattr(policy, "peft_config"):
         return copy.deepcopy(policy).requires_grad_(False).eval()
     shared = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
@@ -97,9 +96,8 @@ def copy_at_start(policy: Any) -> Any:
 def _base_of(config: TrainingConfig) -> str:
     name = config.reference_model or config.model
     if name is None:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID, "reference_adapter: needs a model, but model is not set", "set model"
-        )
+        reason = "reference_adapter: needs a model, but model is not set"
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, "set model")
     return name
 
 

@@ -23,14 +23,14 @@ from gym_fed.training.processes.sharding import is_split
 def save_final(
     trainer: Any, model: Any, tokenizer: Any, algorithm: Algorithm, config: TrainingConfig, folder: Path
 ) -> None:
-    """Save the result in the run folder; if killed, the run stays unfinished but has no partial model.
+    """Save the result in the run folder. If killed, the run stays unfinished, without a partial model.
 
     Args:
         trainer: The trainer after its run.
-        model: The trained model or PEFT model; it is not changed.
-        tokenizer: Saved with it.
-        algorithm: Also writes its own files (a critic, a head).
-        config: Gives the tuning method, ``save_dtype`` and the base's name.
+        model: The trained model or PEFT model; not changed.
+        tokenizer: Saved with the model.
+        algorithm: Writes files of its own too (a critic, a head).
+        config: The run's config.
         folder: The run folder.
 
     Raises:
@@ -49,7 +49,8 @@ def save_final(
 def _save_final(
     trainer: Any, model: Any, tokenizer: Any, algorithm: Algorithm, config: TrainingConfig, part: Path
 ) -> None:
-    on_main(lambda: _recreate(part))
+    on_main(lambda: shutil.rmtree(part, ignore_errors=True))
+    on_main(part.mkdir)
     if is_split(config):
         _gather(trainer, config, part)
     if not is_main():
@@ -64,7 +65,7 @@ def _save_final(
 
 
 def _move_into(part: Path, folder: Path) -> None:
-    """Move everything in ``part`` into ``folder``, replacing files of a killed save."""
+    """Move everything in ``part`` into ``folder``, replacing the files of a killed save."""
     for entry in part.iterdir():
         if (folder / entry.name).is_dir():
             shutil.rmtree(folder / entry.name)  # rename does not replace a folder that is not empty
@@ -73,11 +74,11 @@ def _move_into(part: Path, folder: Path) -> None:
 
 
 def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
-    """Write the unsplit tuned weights of this process: a model folder, or an adapter with changes of its base.
+    """Write the tuned weights of a model that is not split: a model folder, or an adapter with changes to its base.
 
     Args:
-        model: The trained model or PEFT model; it is not changed.
-        config: Gives the tuning method, ``save_dtype`` and the base's name.
+        model: The trained model or PEFT model; not changed.
+        config: The run's config.
         folder: A new or empty folder.
     """
     TUNING.new(config.finetuning).save(model, config, folder, portable_name(config.model))
@@ -85,30 +86,21 @@ def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
 
 
 def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
-    """Apply ``save_dtype`` to an adapter, and write the changes of its base, which PEFT does not write."""
+    """Apply ``save_dtype`` to an adapter, and write the changes to its base, which PEFT does not write."""
     if not TUNING.new(config.finetuning).is_adapter:
         return
     if config.save_dtype is not None:
         cast_adapter(folder, config.save_dtype)
-    if config.rope_scaling is not None or _scaled_before(config):
+    was_scaled = any((adapter.folder / BASE_CHANGES).is_file() for adapter in starting_adapters(config))
+    if config.rope_scaling is not None or was_scaled:
         write_base_changes(model.get_base_model(), folder)
     write_base_adapters(merged_first(config), folder)
 
 
-def _scaled_before(config: TrainingConfig) -> bool:
-    """Return True if an adapter that the run started from has changed the rotary positions."""
-    return any((adapter.folder / BASE_CHANGES).is_file() for adapter in starting_adapters(config))
-
-
-def _recreate(part: Path) -> None:
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-
-
 def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
-    """Gather a model that is split over the processes, by the trainer; every process takes part."""
+    """Write a model that is split over the processes; every process must call this."""
     is_adapter = TUNING.new(config.finetuning).is_adapter
-    # By default PEFT reads the base's config again to detect changes of its vocabulary.
+    # By default, PEFT loads the base's config again to detect changes to its vocabulary.
     options: dict[str, Any] = {"save_embedding_layers": False} if is_adapter else {}
     if config.distributed_strategy == "pipeline_parallel":
         save = trainer.model.save_pretrained
@@ -125,13 +117,12 @@ def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
         name_base(part, portable_name(config.model))
         return
     tied = dict(getattr(trainer.model, "_tied_weights_keys", None) or {})
-    _drop_duplicates(
-        part, tied if trainer.model.config.tie_word_embeddings else {}, config.save_dtype or config.dtype
-    )
+    tied = tied if trainer.model.config.tie_word_embeddings else {}
+    _drop_duplicates(part, tied, config.save_dtype or config.dtype)
 
 
 def _drop_duplicates(part: Path, tied: dict[str, str], dtype: str) -> None:
-    """Drop gathered duplicates of weights that share memory, and convert all weights to the saved type."""
+    """Drop the duplicates of tied weights in a gathered model, and convert all weights to the saved dtype."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -140,14 +131,13 @@ def _drop_duplicates(part: Path, tied: dict[str, str], dtype: str) -> None:
         unique = {name: value for name, value in tensors.items() if tied.get(name) not in tensors}
         cast = {name: value.to(getattr(torch, dtype)) for name, value in unique.items()}
         save_file(cast, file, metadata={"format": "pt"})
-    config = json.loads((part / "config.json").read_text(encoding="utf-8"))
-    (part / "config.json").write_text(
-        json.dumps({**config, "dtype": dtype}, indent=2) + "\n", encoding="utf-8"
-    )
+    file = part / "config.json"
+    config = {**json.loads(file.read_text(encoding="utf-8")), "dtype": dtype}
+    file.write_text(f"{json.dumps(config, indent=2)}\n", encoding="utf-8")
 
 
 def portable_name(name: str | None) -> str | None:
-    """Return a path as absolute, so that the adapter finds its base from anywhere; a model name unchanged."""
+    """Make a path absolute, so that the adapter finds its base from any folder; model names are unchanged."""
     if name is None or name == NANO or not Path(name).expanduser().exists():
         return name
     return str(Path(name).expanduser().resolve())

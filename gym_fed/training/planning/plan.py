@@ -21,7 +21,7 @@ from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.core.text import counted
 from gym_fed.doctor.checks.devices import total_memory_bytes
-from gym_fed.training.model.architecture import empty_config
+from gym_fed.training.model.architecture import fresh_config
 from gym_fed.training.planning.memory import Memory, memory_of, row_length, tokens_of_batch
 from gym_fed.training.planning.sizes import Sizes, has_causal_lm, model_of, sizes_of, without_start
 
@@ -224,7 +224,7 @@ def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming 
     weights = 3 * block + 2 * shape.vocabulary * shape.hidden
     tokens = min(tokens_of_batch(config), int(_MAX_OPERATIONS / (6 * weights)))
     length = min(row_length(config), tokens)
-    alone = has_causal_lm(empty_config(config).get_text_config())
+    alone = has_causal_lm(fresh_config(config).get_text_config())
     if weights > _MAX_WEIGHTS or tokens < _FEWEST_TOKENS or not alone:
         return None
     rows = max(tokens // length, 1)
@@ -272,7 +272,7 @@ def _short_model(config: TrainingConfig, layers: int, ids: Any) -> tuple[Any, Ca
 
     kind = ALGORITHMS.type_of(config.algorithm).logits(config)
     with quiet_loading():
-        body = model_of(_truncate(empty_config(config), layers))
+        body = model_of(_truncate(fresh_config(config), layers))
     body = body.to(device=ids.device, dtype=getattr(torch, config.loaded_dtype)).train()
     if config.gradient_checkpointing:
         body.gradient_checkpointing_enable({"use_reentrant": False})

@@ -9,7 +9,7 @@ from gym_fed.base.modeling.config_checks import largest_size
 from gym_fed.base.models import quiet_loading
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import TUNING
-from gym_fed.training.model.architecture import empty_config, read_config
+from gym_fed.training.model.architecture import fresh_config, read_config
 from gym_fed.training.optimizers.base import TrainedWeight
 
 _INNER = ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner", "d_ff", "ffn_hidden_size")
@@ -97,7 +97,7 @@ def sizes_of(config: TrainingConfig) -> Sizes:
     from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 
     with torch.device("meta"), quiet_loading():
-        model = model_of(empty_config(config))
+        model = model_of(fresh_config(config))
         total = sum(value.numel() for value in model.parameters())
         hidden = hidden_matrices(model)
         linear = sum(value.numel() for value in model.parameters() if id(value) in hidden)

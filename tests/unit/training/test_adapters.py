@@ -205,7 +205,7 @@ def test_shapes_that_do_not_fit_are_refused_with_the_weight(sft: Path, tmp_path:
             r"is 'all-linear', but the adapter .*sft is on \['q_proj', 'v_proj'\]",
         ),
         ({"target_modules": ["q_proj"]}, r"they differ in .*v_proj"),
-        ({"init_lora_weights": "pissa"}, "is trained already"),
+        ({"init_lora_weights": "pissa"}, "is already trained"),
     ],
 )
 def test_a_section_that_contradicts_the_adapter_is_refused_and_both_are_named(
