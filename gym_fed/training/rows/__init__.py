@@ -1,1 +1,1 @@
-"""The rows of a run as batches: sources, packing, lengths, batch sizes, templates."""
+"""Read, encode and pack the rows of a run, and find its batch size."""

@@ -1,4 +1,4 @@
-"""Prompts and answers as token ids, cut to ``max_length``, for algorithms that learn from answers to prompts."""
+"""Encode prompts and answers to token ids, cut to ``max_length``, for algorithms that learn from answers to prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def encode_answers(
     """Encode prompts and answers to token ids without truncation, a thousand rows at a time.
 
     Conversations are rendered by the chat template; plain texts get an end token. As in TRL, the answer starts at the
-    first token in which prompt and prompt with answer differ; for a pair, at the earlier of both.
+    first token in which the prompt and the prompt with the answer differ; for a pair, at the earlier one.
 
     Args:
         tokenizer: Tokenizer; it needs a chat template for conversations.
@@ -58,7 +58,7 @@ def cut_answers(encoded: Iterable[dict[str, Any]], max_length: int) -> EncodedRo
     """Return the rows of ``iter_cut`` with their ``counts``.
 
     Raises:
-        GymError: ``DATA_INVALID`` if no row is left.
+        GymError: ``DATA_INVALID`` if no rows are left.
     """
     counts = RowCounts()
     cut_rows = EncodedRows(iter_cut(encoded, max_length, counts), counts)
@@ -69,10 +69,10 @@ def cut_answers(encoded: Iterable[dict[str, Any]], max_length: int) -> EncodedRo
 def iter_cut(
     encoded: Iterable[dict[str, Any]], max_length: int, counts: RowCounts
 ) -> Iterator[dict[str, Any]]:
-    """Cut answers so that prompt and answer have at most ``max_length`` tokens; TRL's ``keep_start``.
+    """Cut answers so that prompt and answer have at most ``max_length`` tokens, like TRL's ``keep_start``.
 
-    Rows whose prompt leaves no room are dropped. ``counts`` counts rows and tokens of answers while iterating; the rows
-    have a ``length``: that of the prompt with the longer answer.
+    Rows whose prompt leaves no room are dropped. ``counts`` is updated while iterating. The key ``length`` of a row is
+    the length of the prompt with the longer answer.
     """
     for row in encoded:
         prompt, answers = len(row["prompt_ids"]), answers_of(row)
@@ -88,9 +88,9 @@ def iter_cut(
             yield {**cut, "length": prompt + max(map(len, answers_of(cut)))}
 
 
-def require_some(kept: Sequence[Any], counts: RowCounts, max_length: int) -> None:
-    """Refuse an empty set of rows."""
-    if not kept:
+def require_some(rows: Sequence[Any], counts: RowCounts, max_length: int) -> None:
+    """Refuse an empty sequence of encoded rows."""
+    if not rows:
         raise counts.nothing_learned(max_length)
 
 
@@ -119,8 +119,7 @@ def _is_conversation(value: Any) -> bool:
 def _tokenise(
     tokenizer: Any, rows: Sequence[Row], answer: str | None, first: int, reasoning: Reasoning
 ) -> list[list[int]]:
-    """Return ids of the prompts (``answer`` None) or of prompts with that answer; ``first`` is the first row's
-    number."""
+    """Return the ids of the prompts (``answer`` None), or of prompts with answers; ``first`` numbers the first row."""
     result: list[list[int]] = [[] for _ in rows]
     chats = [i for i, row in enumerate(rows) if not isinstance(row["prompt"], str)]
     texts = [i for i, row in enumerate(rows) if isinstance(row["prompt"], str)]
@@ -149,6 +148,5 @@ def _render(tokenizer: Any, row: Row, answer: str | None, number: int, reasoning
 
 
 def _common_prefix(ids: list[int], other: list[int]) -> int:
-    return next(
-        (i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other))
-    )
+    pairs = enumerate(zip(ids, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(ids), len(other)))

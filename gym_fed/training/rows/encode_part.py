@@ -26,18 +26,13 @@ from gym_fed.training.rows.tokenized import encoding_facts
 from gym_fed.training.vision.conversations import without_media
 
 _PRINTS_THE_DATE = ("strftime_now", "datetime")
-"""Functions by which a chat template prints the date, so that its tokens change from day to day."""
+"""Functions with which a chat template prints the date, so that its tokens change from day to day."""
 
 _CHUNK_ROWS = 1000
 
 
 class LearnedRows(Sequence[Row]):
-    """Stored rows, each converted to the kind of an algorithm when it is read.
-
-    Args:
-        rows: The stored rows, of which each becomes one row.
-        kind: The kind.
-    """
+    """Stored rows, each of which is converted to one row of an algorithm's kind when it is read."""
 
     def __init__(self, rows: SelectedRows, kind: RowKind) -> None:
         self._rows, self._kind = rows, kind
@@ -55,7 +50,7 @@ class LearnedRows(Sequence[Row]):
 
     @property
     def is_mapped(self) -> bool:
-        """True if the rows are in files that other processes can map."""
+        """True if the rows are in files that all processes can map."""
         return self._rows.is_mapped
 
     @property
@@ -79,7 +74,7 @@ def encode_part(
     """Encode rows of ``rows_to_learn``, or read those that an earlier run has encoded.
 
     Returns:
-        The encoded rows, in an ``EncodedTable`` if the algorithm encodes rows one by one; and their counts.
+        The encoded rows, as an ``EncodedTable`` if the algorithm encodes rows one by one, and their counts.
     """
     seen = RowCounts()
     prepared = prepared_rows(config, algorithm, tokenizer, rows, seen)
@@ -109,7 +104,7 @@ def _store_each(
     encoded: Iterable[dict[str, Any]],
     counts: RowCounts,
 ) -> EncodedTable:
-    """Store the rows of ``Algorithm.encode_each``; those of large sources in the cache, for every process."""
+    """Store the rows of ``Algorithm.encode_each`` in memory; those of large sources in the cache, for all processes."""
     if not isinstance(rows, LearnedRows) or not rows.is_mapped or prints_the_date(tokenizer):
         return collect_encoded(encoded, counts)
     facts = encoding_facts(config, tokenizer, without=("eval_split", "seed"))
@@ -130,7 +125,7 @@ def _store_each(
 def prepared_rows(
     config: TrainingConfig, algorithm: Algorithm, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
 ) -> Iterator[Row]:
-    """Yield the rows in the form that ``Algorithm.encode`` takes; count their forms and unread keys."""
+    """Yield the rows in the form that ``Algorithm.encode`` takes, and count their forms and unread keys."""
     source = iter(rows if algorithm.reads_images else without_media(rows, algorithm=config.algorithm))
     forms, unread = Counter(counts.forms), Counter(counts.unread)
     while chunk := list(islice(source, _CHUNK_ROWS)):
@@ -153,13 +148,13 @@ def rows_to_encode(config: TrainingConfig, tokenizer: Any, rows: Sequence[Row]) 
 
 
 def prints_the_date(tokenizer: Any) -> bool:
-    """Return True if the tokens of the chat template may differ from day to day."""
+    """Return True if the chat template may print the date, so that its tokens change from day to day."""
     template = str(getattr(tokenizer, "chat_template", None))
     return any(word in template for word in _PRINTS_THE_DATE)
 
 
 def shown(activity: Activity, progress: Iterable[tuple[int, int]]) -> Iterator[None]:
-    """Show the finished and the total number of rows after each item."""
+    """Report each pair of finished and total rows on ``activity``."""
     for done, total in progress:
         activity.report(done, total)
         yield

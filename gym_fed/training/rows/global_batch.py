@@ -1,9 +1,9 @@
-"""Loss means over an optimiser step: divide by the count over all its batches, on every process.
+"""Make losses means over all items of an optimiser step, on all processes.
 
 A mean of means over batches of unequal size differs from the mean over their rows or tokens. So every batch's mean is
 weighted by its share of the step's items: ``share = n_batch * processes / n_step``, where the factor ``processes``
-undoes the averaging of gradients over them. The sum over a step is then the mean over its items, independent of
-batches and processes.
+undoes the averaging of gradients over them. The sum over a step is then the mean over its items, whatever the number
+of batches and processes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _Trainer: Any = object  # the class that the mix-in precedes
 class GlobalBatch(_Trainer):  # type: ignore[misc]
     """A mix-in, placed before a ``transformers.Trainer`` whose loss is a mean over a batch.
 
-    A subclass counts a batch (``items``) and weights the parts of its loss by ``share``. In evaluation every share is
-    1.
+    A subclass counts the items of a batch (``items``) and weights the parts of its loss by ``share``, which is 1 in
+    evaluation.
     """
 
     loss_is_scaled_for_ga = True
@@ -28,40 +28,34 @@ class GlobalBatch(_Trainer):  # type: ignore[misc]
     _waiting: tuple[Any, ...] = ()
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the number of items of each kind (rows, tokens) in the batch's means; integers or one-element
-        tensors."""
+        """Return the number of items of each kind (rows, tokens) in the batch, as integers or one-element tensors."""
         raise NotImplementedError
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
-        """Return the step's batches. They are counted in ``training_step``, since a resume sets random states in
-        between."""
+        """Return the step's batches. ``training_step`` counts them, after a resume has set the random states."""
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._waiting = tuple(batches)
         return batches, number
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Run the trainer's step; a batch outside the loop, as in trials of batch sizes, counts as a step of its
-        own."""
+        """Run the trainer's step. A batch outside the loop (``auto_batch_size``) counts as a step of its own."""
         waiting, self._waiting = self._waiting, ()
         if waiting or self._step_items is None:
             self.count(list(waiting) or [inputs])
         return super().training_step(model, inputs, num_items_in_batch)
 
     def count(self, batches: list[Any]) -> None:
-        """Count the items of a step's batches, which are not empty. All processes have the same number of batches."""
-        counts = [self.items(batch) for batch in batches]
-        names = list(counts[0])
+        """Count the items of a step's batches, of which there is at least one, over all processes."""
         import torch
 
-        sums = torch.tensor(
-            [sum(int(batch_counts[name]) for batch_counts in counts) for name in names],
-            device=self.args.device,
-        )
-        total = self.accelerator.reduce(sums, reduction="sum")
+        counts = [self.items(batch) for batch in batches]
+        names = list(counts[0])
+        sums = [sum(int(batch_counts[name]) for batch_counts in counts) for name in names]
+        total = self.accelerator.reduce(torch.tensor(sums, device=self.args.device), reduction="sum")
         self._step_items = dict(zip(names, map(float, total.tolist()), strict=True))
 
     def share(self, name: str, number: Any) -> Any:
-        """Return the weight in the step of a batch's mean over ``number`` items of a kind."""
+        """Return the weight of a batch's mean over ``number`` items of a kind."""
         if self._step_items is None or not self.model.training:
             return 1.0
         return number * self.accelerator.num_processes / max(self._step_items[name], 1.0)
@@ -71,7 +65,7 @@ class RowMeans(GlobalBatch):
     """A mix-in for trainers whose loss is a mean over rows or pairs."""
 
     def rows(self, batch: dict[str, Any]) -> int:
-        """Return the rows (or pairs) of a batch; by default pairs, whose two halves follow each other."""
+        """Return the number of rows in a batch; by default pairs, all chosen answers before all rejected ones."""
         return len(batch["input_ids"]) // 2
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:

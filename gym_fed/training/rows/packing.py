@@ -1,4 +1,4 @@
-"""Row packing: models that support it, and TRL's best-fit-decreasing packing of unsplit rows."""
+"""Pack rows by TRL's best-fit decreasing, and refuse packing for models that do not support it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pack_best_fit(rows: Iterable[Encoded], max_length: int) -> Iterator[dict[str
         max_length: Maximum tokens of a packed row.
 
     Yields:
-        ``{"input_ids", "labels", "seq_lengths"}``. From ``seq_lengths`` TRL's collator makes positions that restart
+        ``{"input_ids", "labels", "seq_lengths"}``. From ``seq_lengths``, TRL's collator computes positions that restart
         with each row, and transformers a block mask.
     """
     from datasets import Dataset
@@ -37,8 +37,8 @@ def pack_best_fit(rows: Iterable[Encoded], max_length: int) -> Iterator[dict[str
     while chunk := list(islice(source, _PACKED_AT_ONCE)):
         columns = {key: [row[key] for row in chunk] for key in ("input_ids", "labels")}
         with quiet_datasets():
-            packed = pack_dataset(Dataset.from_dict(columns), max_length, "bfd")
-        yield from packed
+            packed_rows = pack_dataset(Dataset.from_dict(columns), max_length, "bfd")
+        yield from packed_rows
 
 
 def check_packing(config: TrainingConfig) -> None:
@@ -51,11 +51,11 @@ def require_packable(model_config: Any, config: TrainingConfig) -> None:
     """Refuse packing for a model in which one packed row would affect the next.
 
     With ``True``, rows of a sequence may attend to each other, but must not share a recurrent state, whose code reads
-    padding and positions differently. With ``bfd``, rows must have the same loss and gradient as alone.
+    padding and positions differently. With ``bfd``, rows must have the same loss and gradient as without packing.
 
     Args:
         model_config: The model's ``transformers`` config.
-        config: The run's.
+        config: The run's config.
     """
     if not (packing := _packing(config)):
         return

@@ -1,7 +1,7 @@
-"""The rows of a run: read from its sources, split, converted for the algorithm, and encoded with their digest.
+"""Read the rows of a run from its sources, split them, convert them for the algorithm, and encode them.
 
-Rows and ids of large files are in Arrow files that the first start writes and every process maps. Small sources are
-in memory, in the same form.
+The rows and token ids of large sources are in Arrow files, which the first run writes and every process maps. Small
+sources are in memory, in the same form.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from gym_fed.training.rows.encode_part import LearnedRows, encode_part, prepared
 from gym_fed.training.rows.streamed import StreamedRows
 from gym_fed.training.rows.tokenized import RunRows, TokenizedRows
 
-_IRRELEVANT = {"output_dir", "seed", "learning_rate", "max_steps", "save_steps"}
-"""Keys that differ between rounds but change no tokens."""
+_ROUND_KEYS = {"output_dir", "seed", "learning_rate", "max_steps", "save_steps"}
+"""Keys that differ between rounds but do not affect tokens."""
 
 _SAMPLE_ROWS = 512
-"""Number of rows of a stream that determine the defaults."""
+"""Number of rows of a stream from which defaults are chosen."""
 
 
 def rows_of_run(
@@ -54,27 +54,25 @@ def rows_of_run(
         config: The run's config.
         dataset: Rows, or a name or path, instead of ``config.data``.
         eval_dataset: Rows, or a name or path, instead of ``config.eval_data``.
-        split_of: Function from the number of distinct rows to ``eval_split``, used if no held-out rows are named.
+        split_of: Maps the number of distinct rows to ``eval_split``; used if no held-out rows are named.
     """
-    if dataset is None and not config.data and _has_encoded(config):
+    encoded = config.tokenized_path
+    if dataset is None and not config.data and encoded is not None and TokenizedRows(encoded).is_filled():
         return [], None
-    if config.streaming and dataset is not None:
-        reason = "streaming: rows are passed to train()"
-        raise GymError(ErrorCode.USAGE, reason, "remove streaming, or list the rows under data in the config")
     if config.streaming:
-        sample: Sequence[Row] = _stream(config).sample(_SAMPLE_ROWS)
-        return sample, _held_out(config, eval_dataset)
+        if dataset is not None:
+            reason, remedy = "streaming: rows are passed to train()", "list the rows under data in the config"
+            raise GymError(ErrorCode.USAGE, reason, f"remove streaming, or {remedy}")
+        return _stream(config).sample(_SAMPLE_ROWS), _held_out(config, eval_dataset)
     rows = rows_of(config) if dataset is None else _given_rows(config, dataset)
     split = config.eval_split
     if eval_dataset is None and not split and split_of is not None:
         split = split_of(len(np.unique(_contents(rows))))
-    held_out: Sequence[Row] | None = None
     if eval_dataset is None and split:
         rows, held_out = split_rows(rows, split, seed=config.seed)
-        held_out = rows_to_learn(config, held_out)
+        return rows_to_learn(config, rows), rows_to_learn(config, held_out)
     _require_rows("data", rows)
-    held_out = held_out if held_out is not None else _held_out(config, eval_dataset)
-    return rows_to_learn(config, rows), held_out
+    return rows_to_learn(config, rows), _held_out(config, eval_dataset)
 
 
 def encode_run(
@@ -88,25 +86,24 @@ def encode_run(
     store = None if config.tokenized_path is None else TokenizedRows(config.tokenized_path)
     if store is not None and on_main(store.is_filled):
         return store.read(config, tokenizer, _digests_of(data, eval_data, tokenizer) if data else None)
-    public = config.model_copy(update={"privacy": None})  # held-out rows are not protected
     if config.streaming:
         encoded, counts, digest = _streamed(config, algorithm, tokenizer)
     else:
         encoded, counts = encode_part(config, algorithm, tokenizer, data)
         digest = _digest_of(data, tokenizer)
-    eval_encoded, eval_counts = (
-        (None, None) if eval_data is None else encode_part(public, algorithm, tokenizer, eval_data)
-    )
-    digests = digest, None if eval_data is None else _digest_of(eval_data, tokenizer)
-    rows = RunRows(encoded, eval_encoded, digests, counts, eval_counts)
+    eval_encoded, eval_counts, eval_digest = None, None, None
+    if eval_data is not None:
+        public = config.model_copy(update={"privacy": None})  # held-out rows are not protected
+        eval_encoded, eval_counts = encode_part(public, algorithm, tokenizer, eval_data)
+        eval_digest = _digest_of(eval_data, tokenizer)
+    rows = RunRows(encoded, eval_encoded, (digest, eval_digest), counts, eval_counts)
     if store is not None:
         on_main(lambda: store.write(config, tokenizer, rows))
     return rows
 
 
 class LastEncoded:
-    """A cache of the last encoded rows, for successive runs on the same rows (the rounds of a
-    federation)."""
+    """A cache of the last encoded rows, for successive runs on the same rows: the rounds of a federation."""
 
     def __init__(self) -> None:
         self._key: Any = None
@@ -123,16 +120,16 @@ class LastEncoded:
         """Return ``run_rows.encode_run``, or its last result if rows, tokenizer and config are the same."""
         if not algorithm.keeps_encoded or prints_the_date(tokenizer):
             return encode_run(config, algorithm, tokenizer, data, eval_data)
-        key = (_digests_of(data, eval_data, tokenizer), config.model_dump(mode="json", exclude=_IRRELEVANT))
+        key = (_digests_of(data, eval_data, tokenizer), config.model_dump(mode="json", exclude=_ROUND_KEYS))
         if self._rows is None or key != self._key:
             self._key, self._rows = key, encode_run(config, algorithm, tokenizer, data, eval_data)
         return self._rows
 
 
 def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") -> SelectedRows:
-    """Return the rows of ``config.data`` (or ``eval_data``), weighted, in the order of the sources.
+    """Return the rows of ``config.data`` (or ``eval_data``), repeated by weight, in the order of the sources.
 
-    Rows with ``role: forget`` get the key ``forget``.
+    Rows of a source with ``role: forget`` get the key ``forget``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if no data is named; see ``source_rows`` for other errors.
@@ -186,8 +183,7 @@ def split_rows(rows: Sequence[Row], size: float, *, seed: int) -> tuple[Sequence
     refuse_first(
         (not 0 < number < len(first), reason, "keep at least one row for training and one for evaluation")
     )
-    in_order = np.sort(first)
-    held = np.sort(in_order[random.Random(seed).sample(range(len(first)), number)])
+    held = np.sort(np.sort(first)[random.Random(seed).sample(range(len(first)), number)])
     learned = np.flatnonzero(~np.isin(first[groups], held))
     if isinstance(rows, SelectedRows):
         return rows.take(learned), rows.take(held)
@@ -209,7 +205,7 @@ def _stream(config: TrainingConfig) -> RowStream:
 def _streamed(
     config: TrainingConfig, algorithm: Algorithm, tokenizer: Any
 ) -> tuple[StreamedRows, RowCounts, str]:
-    """Return the rows of ``streaming``, their counts, which are still empty, and the digest of their files."""
+    """Return the rows of ``streaming``, their counts, which are still zero, and the digest of their files."""
     stream = _stream(config)
 
     def prepare(rows: list[Row], counts: RowCounts) -> Iterator[Row]:
@@ -220,7 +216,7 @@ def _streamed(
 
 
 def _held_out(config: TrainingConfig, eval_dataset: Any) -> Sequence[Row] | None:
-    """Return the held-out rows that are given or named; None if there are none."""
+    """Return the held-out rows that are passed or named in the config; None if there are none."""
     if eval_dataset is None and not config.eval_data:
         return None
     rows = rows_of(config, "eval_data") if eval_dataset is None else _given_rows(config, eval_dataset)
@@ -234,7 +230,7 @@ def _require_rows(name: str, rows: Sequence[Row]) -> None:
 
 
 def _stored(config: TrainingConfig, source: DataConfig) -> ArrowRows:
-    """Return the rows of a source; large ones are read by the main process, for every process."""
+    """Return the rows of a source; a large one is read by the main process, and mapped by all."""
     kind = ALGORITHMS.type_of(config.algorithm).row_kind
     if not is_large(source):
         return stored_rows(source, kind)
@@ -247,24 +243,21 @@ def _stored(config: TrainingConfig, source: DataConfig) -> ArrowRows:
 
 
 def _given_rows(config: TrainingConfig, dataset: Any) -> Sequence[Row]:
-    """Return the rows that are passed to ``Trainer.train``; a name is opened, and a pipeline is run."""
+    """Return the rows that are passed to ``Trainer.train``, which may be a name or a pipeline."""
     if isinstance(dataset, str):
         return SelectedRows.whole(_stored(config, named_source(dataset)))
-    if isinstance(dataset, ArrowRows | SelectedRows):
-        return dataset if isinstance(dataset, SelectedRows) else SelectedRows.whole(dataset)
+    if isinstance(dataset, SelectedRows):
+        return dataset
+    if isinstance(dataset, ArrowRows):
+        return SelectedRows.whole(dataset)
     if isinstance(dataset, DataPipeline):
         kind = ALGORITHMS.type_of(config.algorithm).row_kind
         return SelectedRows.whole(collect_rows(convertible(dataset, kind)))
     return list(memory_rows(dataset))
 
 
-def _has_encoded(config: TrainingConfig) -> bool:
-    """Return True if ``tokenized_path`` contains rows."""
-    return config.tokenized_path is not None and TokenizedRows(config.tokenized_path).is_filled()
-
-
 def _contents(rows: Sequence[Row]) -> NDArray[Any]:
-    """Return ``[rows]``: texts or bytes that are equal for equal rows."""
+    """Return an array ``[rows]`` of texts or digests that are equal for equal rows."""
     if isinstance(rows, SelectedRows):
         return rows.content_digests()
     return np.array([json.dumps(row, sort_keys=True, default=repr) for row in rows], object)
@@ -278,13 +271,13 @@ def _digests_of(
 
 
 def _digest_of(rows: Sequence[dict[str, Any]], tokenizer: Any) -> str:
-    """Return the digest of rows and their encoding, so that a resumed run cannot silently use different ones.
+    """Return the digest of rows, vocabulary and chat template, so that a resumed run cannot silently use others.
 
-    The tokens themselves may differ from day to day: templates print the date.
+    The tokens themselves are not included: they may change from day to day, since templates print the date.
     """
-    words = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
+    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor wraps its tokenizer
     digest = hashlib.sha256()
-    encoder = [sorted(words.get_vocab().items()), getattr(tokenizer, "chat_template", None)]
+    encoder = [sorted(text_tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)]
     for value in (encoder, *([rows.digest] if isinstance(rows, LearnedRows) else rows)):
         digest.update(json.dumps(value, sort_keys=True, default=repr).encode())
         digest.update(b"\n")

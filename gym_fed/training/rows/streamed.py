@@ -1,7 +1,7 @@
-"""``streaming: true``: rows that are encoded while training, and a run that resumes at the same row.
+"""Encode rows while training (``streaming: true``), and resume at the same row.
 
-A checkpoint stores the position of the block of rows that it is in, and how many encoded rows came before the block.
-A resumed run reads from there, and skips the encoded rows of the block that were learned.
+A checkpoint stores the position of the current block of rows, and how many encoded rows came before it. A resumed run
+reads from there, and skips the encoded rows of the block that were already learned.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
 
 FILE = "stream.json"
-_KEPT_BLOCKS = 16
-"""Number of blocks whose positions are kept: batches are prepared ahead of the step that is saved."""
+_MAX_BLOCKS = 16
+"""Number of blocks whose positions are remembered: batches are prepared ahead of the step that is saved."""
 
 Prepare = Callable[[list[Row], RowCounts], Iterator[Row]]
 
 
 class StreamedRows:
-    """Encoded rows of a stream, as the training data of a trainer.
+    """The encoded rows of a stream, as the training data of a trainer.
 
     Args:
         config: The run's config.
         algorithm: An algorithm that encodes rows one by one.
         tokenizer: The run's tokenizer.
         stream: The rows.
-        prepare: Function that prepares rows for ``Algorithm.encode``, counting them.
+        prepare: Function that prepares rows for ``Algorithm.encode``, and counts them.
 
     Attributes:
-        counts: Counts of the rows that were read.
+        counts: Counts of the rows read so far.
     """
 
     largest: Mapping[str, int] = MappingProxyType({})
-    """No ids are known before the rows are read; ``as_dataset`` checks them."""
+    """Empty: ids are known only when the rows are read, and ``as_dataset`` checks them."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class StreamedRows:
         self._start, self._number, self._learned = StreamPosition(), 0, 0
         self._begun: Callable[[], None] | None = None
         self._noted = False
-        self._blocks: deque[tuple[int, StreamPosition, dict[str, Any]]] = deque(maxlen=_KEPT_BLOCKS)
+        self._blocks: deque[tuple[int, StreamPosition, dict[str, Any]]] = deque(maxlen=_MAX_BLOCKS)
         self._encoded([])  # refuses a model whose rows are not token ids
 
     def as_dataset(self, num_embeddings: int) -> Any:
         """Return an endless ``datasets.IterableDataset``.
 
         Args:
-            num_embeddings: Number of rows of the model's embeddings; larger ids are refused.
+            num_embeddings: Number of rows in the model's embeddings; larger ids are refused.
         """
         from datasets import IterableDataset
         from datasets.iterable_dataset import ExamplesIterable
@@ -117,10 +117,10 @@ class StreamedRows:
         raise GymError(ErrorCode.INTERNAL, reason, "raise buffer_size")
 
     def start(self, state: dict[str, Any] | None, begun: Callable[[], None] | None = None) -> None:
-        """Begin the next iteration at a state of ``state``, or at the first row.
+        """Start the next iteration at a saved state, or at the first row.
 
         Args:
-            state: The state; None for the first row.
+            state: The result of ``state``; None for the first row.
             begun: Called when the first row is requested.
         """
         vars(self.counts).update(vars(RowCounts(**state["counts"]) if state else RowCounts()))
@@ -138,7 +138,7 @@ class StreamedRows:
 
 
 class _Examples:
-    """The generator of a data set. ``datasets`` copies it before every iteration; the copy must be the same stream."""
+    """The generator of a dataset. ``datasets`` deep-copies it before every iteration; a copy is the same stream."""
 
     def __init__(self, rows: StreamedRows, num_embeddings: int) -> None:
         self._rows, self._num_embeddings = rows, num_embeddings
@@ -162,7 +162,7 @@ class StreamCheckpoints(TrainerCallback):
             return
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         stored = json.loads((checkpoint / FILE).read_text(encoding="utf-8"))
-        # The iterator of torch's dataloader draws a number before the first row.
+        # Restored at the first row, since the iterator of torch's dataloader draws a random number before it.
         self._rows.start(stored, lambda: self._trainer._load_rng_state(str(checkpoint)))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -172,23 +172,21 @@ class StreamCheckpoints(TrainerCallback):
 
 
 def follow_stream(trainer: Any, rows: Any) -> None:
-    """Let the checkpoints of a trainer store the position of its rows, if they are a stream."""
+    """Make the checkpoints of a trainer store the position of its rows, if they are a stream."""
     if isinstance(rows, StreamedRows):
         trainer.add_callback(StreamCheckpoints(rows, trainer))
 
 
-_STRATEGIES = ("save_strategy", "eval_strategy")
-
-
 def check_streaming(config: TrainingConfig, num_processes: int) -> None:
-    """Refuse ``streaming`` with keys that need all rows before the first step, or the end of an epoch."""
+    """Refuse ``streaming`` with keys that need all rows before the first step, or epochs."""
     if not config.streaming:
         return
     algorithm = ALGORITHMS.type_of(config.algorithm)
     keys = ("eval_split", "group_by_length", "tokenized_path", "auto_batch_size", "privacy")
     excluded = next((key for key in keys if getattr(config, key)), None)
     fraction = next((source.weight for source in config.data if source.weight % 1), None)
-    epochs = next((key for key in _STRATEGIES if getattr(config, key, None) == "epoch"), None)
+    strategies = ("save_strategy", "eval_strategy")
+    epochs = next((key for key in strategies if getattr(config, key) == "epoch"), None)
     those = " or ".join(ALGORITHMS.own_with("streams"))
     refuse_first(
         (excluded, f"{excluded} needs all rows before the first step", f"remove {excluded}"),
@@ -210,6 +208,6 @@ def _require_embedded(row: dict[str, Any], num_embeddings: int) -> None:
     for key, ids in row.items():
         if key.endswith("ids") and max(ids, default=0) >= num_embeddings:
             reason = (
-                f"a row holds token {max(ids)}, but the embeddings only have {counted(num_embeddings, 'row')}"
+                f"a row holds token {max(ids)}, but the embeddings have only {counted(num_embeddings, 'row')}"
             )
             raise GymError(ErrorCode.CONFIG_INVALID, reason, "use the model's own tokenizer")

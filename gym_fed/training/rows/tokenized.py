@@ -28,29 +28,22 @@ from gym_fed.data.encoding import tokenizer_digest
 from gym_fed.data.row_counts import RowCounts
 
 FORMAT_VERSION = 3
-"""Incremented with every change of the format or of how rows are encoded."""
+"""Incremented with every change to the format or to how rows are encoded."""
 
 _KEYS = (
-    "algorithm",
-    "max_length",
-    "packing",
-    "assistant_only_loss",
-    "mask_history",
-    "reasoning",
-    "default_system",
-    "eval_split",
-    "seed",
+    *("algorithm", "max_length", "packing", "assistant_only_loss", "mask_history", "reasoning"),
+    *("default_system", "eval_split", "seed"),
 )
 """Keys that determine how rows are encoded. The seed determines which rows are held out, and their order."""
 
 _INDEX = "index.json"
-_IMAGES = "the model reads images or sound, which are prepared during training"
+_MEDIA_MODEL = "the model reads images or sound, which are prepared during training"
 _REMEDY = "set the keys that the rows were encoded with, or choose another tokenized_path"
 
 
 @dataclass(frozen=True)
 class RunRows:
-    """The rows of a run, encoded.
+    """The encoded rows of a run.
 
     Attributes:
         encoded: Encoded training rows.
@@ -68,16 +61,13 @@ class RunRows:
 
 
 class TokenizedRows:
-    """The folder of ``config.tokenized_path``.
-
-    Args:
-        path: Folder; it need not exist.
-    """
+    """The folder of ``config.tokenized_path``, which need not exist."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def is_filled(self) -> bool:
+        """Return True if the folder holds encoded rows."""
         return (self.path / _INDEX).is_file()
 
     def has_held_out(self) -> bool:
@@ -92,9 +82,9 @@ class TokenizedRows:
         """
         try:
             index = json.loads((self.path / _INDEX).read_text(encoding="utf-8"))
-            if index["format"] != FORMAT_VERSION:
+            if (version := index["format"]) != FORMAT_VERSION:
                 raise ValueError(
-                    f"it is of format {plain(index['format'], 40)}, but this release reads {FORMAT_VERSION}"
+                    f"its format is {plain(version, 40)}, but this release reads {FORMAT_VERSION}"
                 )
             if not (isinstance(index["made_by"], dict) and isinstance(index["files"], dict)):
                 raise ValueError("made_by and files are not mappings")
@@ -108,13 +98,13 @@ class TokenizedRows:
         """Return the rows.
 
         Args:
-            config: Config whose encoding keys equal those of the run that wrote the folder.
-            tokenizer: Tokenizer that encodes like that of the run that wrote the folder.
+            config: The run's config, whose encoding keys must equal those of the run that wrote the folder.
+            tokenizer: The run's tokenizer, which must encode like that of the run that wrote the folder.
             digests: Digests of the current rows of ``data`` and ``eval_data``; None without any.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for different keys, tokenizer or chat template; ``DATA_INVALID`` for different
-                rows; ``STATE_CORRUPT`` if files were changed.
+                rows; ``STATE_CORRUPT`` if files have changed.
         """
         index = self.index()
         now = encoding_facts(config, tokenizer)
@@ -124,8 +114,8 @@ class TokenizedRows:
                 raise GymError(ErrorCode.CONFIG_INVALID, reason, _REMEDY)
         reason = f"tokenized_path: the rows of data and eval_data differ from those in {self.path}"
         remedy = f"delete {self.path}, or remove data and eval_data: the encoded rows suffice"
-        others = digests is not None and list(digests) != index["digests"]
-        refuse_first((others, reason, remedy), code=ErrorCode.DATA_INVALID)
+        differ = digests is not None and list(digests) != index["digests"]
+        refuse_first((differ, reason, remedy), code=ErrorCode.DATA_INVALID)
         size, eval_counts = len(tokenizer), None
         counts = RowCounts(**index["counts"])
         encoded, eval_encoded = self._rows("train.arrow", index, size, counts), None
@@ -181,9 +171,9 @@ class TokenizedRows:
             if not is_encoded(file):
                 return list(ArrowRows(file))
             table = EncodedTable(file, counts, largest_ids(file))
-            beyond = next((key for key, largest in table.largest.items() if largest >= size), None)
-            if beyond is not None:
-                raise ValueError(f"{beyond} has ids outside the model's vocabulary")
+            for key, largest in table.largest.items():
+                if largest >= size:
+                    raise ValueError(f"{key} has ids outside the model's vocabulary")
             return table
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             raise self._unusable(name, error) from error
@@ -200,7 +190,7 @@ class TokenizedRows:
 
 
 def check_tokenized(config: TrainingConfig) -> None:
-    """Refuse ``tokenized_path`` if a later run could not read the encoded rows."""
+    """Refuse ``tokenized_path`` if later runs could not use the encoded rows."""
     if config.tokenized_path is None:
         return
     algorithm = ALGORITHMS.type_of(config.algorithm)
@@ -208,7 +198,7 @@ def check_tokenized(config: TrainingConfig) -> None:
     varies = f"the rows of {config.algorithm} need a second model, or are generated during training"
     refuse_first(
         (not algorithm.keeps_encoded, varies),
-        (reads_images and is_vision_model(str(config.model)), _IMAGES),
+        (reads_images and is_vision_model(str(config.model)), _MEDIA_MODEL),
         prefix="tokenized_path: ",
         remedy="remove the key",
     )
@@ -217,9 +207,9 @@ def check_tokenized(config: TrainingConfig) -> None:
 def encoding_facts(
     config: TrainingConfig, tokenizer: Any, *, without: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return all settings that determine how rows are encoded, as JSON, except those of the keys ``without``."""
+    """Return all settings that determine how rows are encoded, as JSON values, except the keys ``without``."""
     if is_processor(tokenizer):
-        raise GymError(ErrorCode.CONFIG_INVALID, f"tokenized_path: {_IMAGES}", "remove the key")
+        raise GymError(ErrorCode.CONFIG_INVALID, f"tokenized_path: {_MEDIA_MODEL}", "remove the key")
     values = config.model_dump(mode="json")
     template = tokenizer.chat_template or ""
     return {
