@@ -1,6 +1,6 @@
-"""The base class of training algorithms: row kind, row encoding and TRL trainer.
+"""Define the base class of training algorithms: kind of rows, encoding, and TRL trainer.
 
-Properties of an algorithm are class attributes, so that configs and checks never compare names.
+The properties of an algorithm are class attributes, so that configs and checks never compare names.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Algorithm(ABC):
     """Kind of the rows that ``encode`` takes; see ``gym_fed.data.rows``. Other rows are converted or refused."""
 
     learning_rate_scale: ClassVar[float] = 1.0
-    """Default learning rate for large pre-trained models, divided by that of supervised fine-tuning."""
+    """Default learning rate for large pre-trained models, relative to that of supervised fine-tuning."""
 
     task_type: ClassVar[str] = "CAUSAL_LM"
-    """PEFT's name of the model's task."""
+    """PEFT's name for the model's task."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """Schema of its section; None without a section. Sections of built-in algorithms are typed keys in the
-    config (``gym_fed/config/algorithms``), so they leave this None."""
+    """Schema of its section of the config; None without a section. Built-in algorithms leave this None, since their
+    sections are typed keys of the config (``gym_fed/config/algorithms``)."""
 
     needs_graders: ClassVar[bool] = False
-    """True if graders reward the answers; the run then needs at least one. Other algorithms refuse graders."""
+    """True if a run needs graders, which reward the answers. Other algorithms refuse graders."""
 
     sequences_per_row: ClassVar[int] = 1
-    """Sequences per row of a batch: two for a pair."""
+    """Number of sequences per row of a batch: two for a pair."""
 
     generates: ClassVar[bool] = False
     """True if batches consist of whole groups of answers that the trained model generates."""
@@ -52,7 +52,7 @@ class Algorithm(ABC):
     """True if the loss always compares the model with the initial one."""
 
     scores_reference_once: ClassVar[bool] = False
-    """True if the reference scores the rows only once, before the first step."""
+    """True if the reference scores the rows once, before the first step."""
 
     takes_reference: ClassVar[bool] = False
     """True if the config may name the reference (``reference_model``)."""
@@ -61,13 +61,13 @@ class Algorithm(ABC):
     """True if rows with ``role: forget`` are unlearned; other algorithms refuse that role."""
 
     orders_rows: ClassVar[bool] = False
-    """True if the algorithm orders the rows itself, so that ``shuffle: false`` is refused."""
+    """True if the algorithm determines the order of rows, so that ``shuffle: false`` is refused."""
 
     streams: ClassVar[bool] = False
     """True if rows may be encoded while training (``streaming``)."""
 
     keeps_encoded: ClassVar[bool] = True
-    """True if later runs may read its encoded rows (``tokenized_path``), which do not depend on a second model."""
+    """True if later runs may reuse its encoded rows (``tokenized_path``): they do not depend on a second model."""
 
     packs: ClassVar[bool] = False
     """True if ``packing: bfd`` is supported."""
@@ -82,32 +82,31 @@ class Algorithm(ABC):
     """True if the loss is a mean over independent examples, as DP-SGD needs."""
 
     shards: ClassVar[bool] = False
-    """True if the model's weights may be split over processes; False if it generates, scores or copies the model."""
+    """True if the model's weights may be split over processes; False if training generates with or copies the model."""
 
     splits_rows: ClassVar[bool] = False
     """True if the tokens of a row may be split over processes."""
 
     pipelines: ClassVar[bool] = False
-    """True if processes may hold consecutive blocks of the model: its loss calls the model once per batch."""
+    """True if each process may hold consecutive blocks of the model: the loss calls the model once per batch."""
 
     multiplies_by_head: ClassVar[bool] = True
-    """True if the loss multiplies by the output head's weights itself, so that an adapter on the head would not
-    learn."""
+    """True if the loss reads the output head's weights directly, so that an adapter on the head would not learn."""
 
     uses_model_loss: ClassVar[bool] = False
     """True if the loss is computed by the model itself."""
 
     reads_images: ClassVar[bool] = False
-    """True if models that read images can be trained on images."""
+    """True if it can train models that read images on images."""
 
     federates: ClassVar[bool] = False
-    """True if a hub may request it, since it needs only the contributor's own rows."""
+    """True if a hub may request it: it needs only the contributor's own rows."""
 
     of_few_rows: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Defaults of its section for small data sets (a few dozen rows)."""
 
     tried: ClassVar[str] = ""
-    """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows it."""
+    """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows them."""
 
     untried: ClassVar[str] = ""
     """Supported combinations that no test runs."""
@@ -119,9 +118,11 @@ class Algorithm(ABC):
 
     @classmethod
     def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
-        """Return how the loss reads the logits: in tiles that are recomputed in the backward pass (TRL's
-        ``fused_lm_head``, for some architectures; assumed for a model that is not on this machine), all of a batch at
-        once, or not at all."""
+        """Return how the loss reads the logits of a batch: in tiles, all at once, or not at all.
+
+        Tiles are recomputed in the backward pass (TRL's ``fused_lm_head``). Some architectures support them; a model
+        that is not on this machine is assumed to.
+        """
         return "whole" if reads_whole_logits(config) else "tiled"
 
     def packing(self, config: TrainingConfig) -> bool | Literal["bfd"]:
@@ -130,11 +131,11 @@ class Algorithm(ABC):
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
-        """Return the number of frozen and of trained copies of the model in addition to the trained model.
+        """Return the number of frozen and of trained copies of the model, in addition to the trained model.
 
         Args:
-            config: The run's.
-            adapted: True if an adapter is trained, which is disabled to get the reference.
+            config: The run's config.
+            adapted: True if an adapter is trained: the model with its adapter disabled is then the reference.
         """
         section = config.chosen_sections().get(config.algorithm)
         # The default, None, precomputes.
@@ -150,7 +151,7 @@ class Algorithm(ABC):
 
     @classmethod
     def least_batch(cls, settings: Any) -> int:
-        """Return the minimum number of rows in a batch under the given section."""
+        """Return the minimum number of rows in a batch under these settings."""
         return 1
 
     @classmethod
@@ -163,9 +164,9 @@ class Algorithm(ABC):
         return config.chosen_sections()[config.algorithm]
 
     def loss_measures_rows(self, config: TrainingConfig) -> bool:
-        """Return True if the loss of a step measures how well the model fits its rows, so that a spike means bad rows.
+        """Return True if a step's loss measures how well the model fits its rows, so that a spike indicates bad rows.
 
-        False if the model learns from its own answers, or if the loss is meant to rise.
+        False if the model learns from its own answers, or if the loss should rise.
         """
         return True
 
@@ -177,7 +178,7 @@ class Algorithm(ABC):
         """
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Return the number of tokens of each row before truncation; by default of supervised rows.
+        """Return the number of tokens of each row before truncation; by default for supervised rows.
 
         Raises:
             GymError: See ``encode``.
@@ -188,20 +189,15 @@ class Algorithm(ABC):
     def encode_each(
         self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
     ) -> Iterator[dict[str, Any]] | None:
-        """Return an iterator over the rows of ``encode``, which holds few of them in memory at a time; None if rows are
-        not encoded one by one, or not to ids alone.
+        """Return an iterator that encodes rows like ``encode``, with few of them in memory at a time.
 
-        Args:
-            config: The run's.
-            tokenizer: Tokenizer or processor.
-            rows: Rows as for ``encode``.
-            counts: Is filled while iterating.
+        None if rows are not encoded one by one, or not to token ids alone. ``counts`` is updated while iterating.
         """
         return None
 
     @abstractmethod
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """Encode rows to the columns of the trainer; their digest decides whether a run may resume.
+        """Encode rows to the columns of the trainer.
 
         If rows may be dropped or cut, the list is an ``EncodedRows``, whose ``counts`` count them.
 
@@ -210,9 +206,9 @@ class Algorithm(ABC):
         """
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
-        """Return the model to tune: the loaded causal LM, or its body with a different head.
+        """Return the model to tune, which is also the result's model: the causal LM, or its body with another head.
 
-        Called before the tuning method prepares the model. The returned model is also the result's model.
+        Called before the tuning method prepares the model.
         """
         return model
 
@@ -220,5 +216,5 @@ class Algorithm(ABC):
     def build(self, job: Job) -> Any:
         """Build the ``transformers.Trainer`` of the run: a TRL trainer made by ``trl_glue.local``."""
 
-    def save(self, trainer: Any, folder: Path) -> None:  # noqa: B027 - most have nothing besides the model
-        """Write further parts of the result (a critic, a head) into ``folder``."""
+    def save(self, trainer: Any, folder: Path) -> None:  # noqa: B027 - most have no other parts
+        """Write parts of the result other than the model (a critic, a head) into ``folder``."""

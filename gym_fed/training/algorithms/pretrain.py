@@ -1,4 +1,4 @@
-"""Pre-training: next-token loss on every token; texts are joined and cut into rows of ``max_length``."""
+"""Pre-training: next-token loss on every token of texts that are joined and cut into rows of ``max_length``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gym_fed.training.algorithms.sft import Sft as _Sft
 
 
 class Pretrain(_Sft):
-    """``sft`` with the defaults of pre-training; it also trains ``model_init`` from random weights."""
+    """``sft`` with the defaults of pre-training; also trains models with random weights (``model_init``)."""
 
     assistant_only_default = False
     packing_default = True

@@ -1,7 +1,7 @@
 """Supervised fine-tuning: next-token loss on the assistant's messages (conversations) or on all tokens (texts).
 
-Models that read images, sound or video learn conversations with them; see ``gym_fed.training.vision``. Of the other
-losses (``sft.loss_type``) DFT is TRL's; EAFT and ASFT are defined here.
+Models that read images, sound or video also learn from conversations with media; see ``gym_fed.training.vision``. Of
+the other losses (``sft.loss_type``), TRL computes DFT; EAFT and ASFT are defined here.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _Trainer: Any = object  # the class that the mix-in precedes
 
-_TOP = 20
-"""Number of most likely tokens that approximate the whole distribution, as in the paper."""
+_TOP_TOKENS = 20
+"""Number of most likely tokens that approximate the whole distribution, as in the EAFT paper."""
 
 
 class Sft(Algorithm):
-    """SFT by TRL's ``SFTTrainer`` on rows tokenised in memory, without TRL's cache or worker processes."""
+    """SFT by TRL's ``SFTTrainer`` on rows that are already tokenised, without TRL's cache or worker processes."""
 
     packs = True
     streams = True
@@ -70,13 +70,8 @@ class Sft(Algorithm):
             require_plain_loss(config)
             reason = "privacy: per-example gradients are not tested with models that read images or sound"
             refuse_first((config.privacy is not None, reason, "use a text-only model"))
-            return encode_media_rows(
-                config,
-                tokenizer,
-                rows,
-                assistant_only=self.assistant_only(config),
-                packing=bool(self.packing(config)),
-            )
+            options = {"assistant_only": self.assistant_only(config), "packing": bool(self.packing(config))}
+            return encode_media_rows(config, tokenizer, rows, **options)
         counts = RowCounts()
         encoded = EncodedRows(self._encode_each(config, tokenizer, rows, counts), counts)
         if not encoded:
@@ -92,10 +87,10 @@ class Sft(Algorithm):
         self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
     ) -> Iterator[dict[str, Any]]:
         packing = self.packing(config)
-        seen = _Seen()
+        row_notes = _RowNotes()
         encoded = iter_encoded(
             tokenizer,
-            seen.watched(without_media(rows)),
+            row_notes.watched(without_media(rows)),
             max_length=config.max_length,
             assistant_only=self.assistant_only(config),
             packing=packing is True,
@@ -104,13 +99,10 @@ class Sft(Algorithm):
             mask_history=config.mask_history,
             reasoning=config.reasoning,
         )
-        joined = pack_best_fit(encoded, config.max_length) if packing == "bfd" else encoded
-        for row in joined:
+        for row in pack_best_fit(encoded, config.max_length) if packing == "bfd" else encoded:
             yield {**row, "length": len(row["input_ids"])}
-        learns_prompts = self.assistant_only_default and not self.assistant_only(config)
-        counts.notes += seen.notes(
-            config, learns_prompts=learns_prompts and config.assistant_only_loss is None
-        )
+        by_default = self.assistant_only_default and config.assistant_only_loss is None
+        counts.notes += row_notes.notes(config, learns_prompts=by_default and not self.assistant_only(config))
 
     def build(self, job: Job) -> Any:
         from trl import SFTConfig, SFTTrainer
@@ -161,11 +153,13 @@ class Sft(Algorithm):
 
     def assistant_only(self, config: TrainingConfig) -> bool:
         """Return True if prompts are excluded from the loss."""
-        return _or(config.assistant_only_loss, self.assistant_only_default and config.packing is not True)
+        if config.assistant_only_loss is not None:
+            return config.assistant_only_loss
+        return self.assistant_only_default and config.packing is not True
 
 
-class _Seen:
-    """Counts of the rows that are encoded, for messages."""
+class _RowNotes:
+    """Counts the rows that are encoded, for messages about them."""
 
     def __init__(self) -> None:
         self._rows, self._reasoning, self._no_text = 0, 0, 0
@@ -180,8 +174,7 @@ class _Seen:
             yield row
 
     def notes(self, config: TrainingConfig, *, learns_prompts: bool) -> list[str]:
-        """Describe reasoning that is dropped, and ``packing: true`` alone, which reverses the default of
-        ``assistant_only_loss``."""
+        """Return notes about dropped reasoning, and about prompts that are learned only because of ``packing``."""
         notes, rows = [], counted(self._rows, "row")
         if config.reasoning != "learn" and self._reasoning:
             every = counted(self._rows, "row", "are")
@@ -189,42 +182,35 @@ class _Seen:
         if learns_prompts and self._no_text:
             notes.append(
                 f"warning: packing: true also learns the prompts of {self._no_text} of {rows}; packing: bfd learns "
-                "only "
-                "the answers, and train_on_prompt: true says that prompts are intended"
+                "only the answers, and train_on_prompt: true says that prompts are intended"
             )
         return notes
-
-
-def _or(value: bool | None, default: bool) -> bool:
-    return default if value is None else value
 
 
 def check_token_loss(config: TrainingConfig) -> None:
     """Refuse a loss other than ``nll`` if it would not be computed."""
     named = "reference_model" if config.reference_model else "reference_adapter"
-    changed = "" if config.sft is None else _changed(config)
-    strategy = config.distributed_strategy
+    changed, strategy = _changed(config), config.distributed_strategy
     unused = f"{named}: {config.algorithm} does not use a reference model with this loss"
-    split = f"sft.loss_type: asft keeps a second model, but {strategy} shards only one"
+    split = f"sft.loss_type: asft keeps a second model, but {strategy} can shard only one"
     conflict = next((key for key in ("privacy", "mixture_of_depths", "liger") if getattr(config, key)), None)
-    own_loss = f"sft.{changed}: {conflict} has its own loss"
+    ignored = has_named_reference(config) and not uses_anchor(config)
     refuse_first(
-        (
-            has_named_reference(config) and not uses_anchor(config),
-            unused,
-            f"set sft.loss_type: asft, or remove {named}",
-        ),
+        (ignored, unused, f"set sft.loss_type: asft, or remove {named}"),
         (uses_anchor(config) and strategy != "ddp", split, "use distributed.strategy: ddp, or dft"),
-        (changed and conflict, own_loss, f"remove sft.{changed}, or {conflict}"),
+        (
+            changed and conflict,
+            f"sft.{changed}: {conflict} has its own loss",
+            f"remove sft.{changed}, or {conflict}",
+        ),
     )
 
 
 def require_plain_loss(config: TrainingConfig) -> None:
     """Refuse a loss other than ``nll`` for a model that reads images or sound."""
-    key = "" if config.sft is None else _changed(config)
-    refuse_first(
-        (key, f"sft.{key}: models that read images or sound are trained with nll", f"remove sft.{key}")
-    )
+    key = _changed(config)
+    reason = f"sft.{key}: models that read images or sound are trained with nll"
+    refuse_first((key, reason, f"remove sft.{key}"))
 
 
 def loss_arguments(config: TrainingConfig) -> tuple[dict[str, Any], Callable[..., Any] | None]:
@@ -244,21 +230,21 @@ def entropy_adaptive_loss(
 ) -> Tensor:
     """``- sum_t (H_t / ln K)^alpha log p(y_t)`` over the labelled tokens, divided by their number.
 
-    ``H_t`` is the entropy of the ``K = 20`` likeliest tokens, renormalised, without a gradient: where the model is
-    certain and the label contradicts it, little is learned. Diao et al. 2026, "Entropy-Adaptive Fine-Tuning".
+    ``H_t`` is the entropy of the ``K = 20`` most likely tokens, renormalised, without a gradient: little is learned
+    from labels that contradict a confident model. Diao et al. 2026, "Entropy-Adaptive Fine-Tuning".
 
     Args:
         outputs: The model's outputs, with ``logits`` ``[n, t, v]``.
-        labels: ``[n, t]``; -100 is not learned.
-        num_items_in_batch: Labelled tokens of the whole step; by default those of this batch.
-        alpha: Power of the weight.
+        labels: ``[n, t]``; -100 is ignored.
+        num_items_in_batch: Number of labelled tokens in the whole step; by default in this batch.
+        alpha: Exponent of the weight.
     """
     import torch
     from torch.nn.functional import cross_entropy
 
     logits, targets = outputs.logits[:, :-1].float(), labels[:, 1:].to(outputs.logits.device)
     with torch.no_grad():
-        count = min(_TOP, logits.shape[-1])
+        count = min(_TOP_TOKENS, logits.shape[-1])
         top = logits.topk(count).values.log_softmax(-1)
         weights = (-(top.exp() * top).sum(-1) / math.log(count)).clamp(min=0) ** alpha
     losses = cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
@@ -277,14 +263,14 @@ def anchored_loss(
 ) -> Tensor:
     """``sum_t -p_t log p_t + alpha KL(reference || policy)`` over the labelled tokens, divided by their number.
 
-    ``p_t`` is the label's probability, of which the first factor has no gradient (DFT). Zhu et al. 2025, "Anchored
-    Supervised Fine-Tuning"; the divergence is in the direction of its code, and of LLaMA-Factory's.
+    ``p_t`` is the label's probability; the factor ``p_t`` has no gradient (DFT). Zhu et al. 2025, "Anchored Supervised
+    Fine-Tuning"; the divergence has the direction that its code and LLaMA-Factory's use.
 
     Args:
         outputs: The model's outputs, with ``logits`` ``[n, t, v]``.
-        labels: ``[n, t]``; -100 is not learned.
-        num_items_in_batch: Labelled tokens of the whole step; by default those of this batch.
-        reference_logits: ``[n, t, v]`` of the model that is not trained.
+        labels: ``[n, t]``; -100 is ignored.
+        num_items_in_batch: Number of labelled tokens in the whole step; by default in this batch.
+        reference_logits: ``[n, t, v]`` of the frozen model.
         alpha: Weight of the divergence.
     """
     learned = labels[:, 1:].to(outputs.logits.device) != IGNORED
@@ -304,7 +290,7 @@ def uses_anchor(config: TrainingConfig) -> bool:
 
 
 class _Anchored(_Trainer):  # type: ignore[misc]
-    """A mix-in, placed before a TRL trainer, that passes the logits of ``anchor`` to ``compute_loss_func``."""
+    """A mix-in for TRL trainers that passes the logits of ``anchor`` to ``compute_loss_func``."""
 
     anchor: Any
     compute_loss_func: Any
@@ -312,21 +298,21 @@ class _Anchored(_Trainer):  # type: ignore[misc]
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
         import torch
 
-        whole = self.compute_loss_func
+        loss = self.compute_loss_func
         with torch.no_grad():
-            seen = {key: value for key, value in inputs.items() if key != "labels"}
-            logits = self.anchor(**seen, use_cache=False).logits
-        self.compute_loss_func = partial(whole, reference_logits=logits)
+            unlabelled = {key: value for key, value in inputs.items() if key != "labels"}
+            logits = self.anchor(**unlabelled, use_cache=False).logits
+        self.compute_loss_func = partial(loss, reference_logits=logits)
         try:
             return super().compute_loss(model, inputs, *args, **more)
         finally:
-            self.compute_loss_func = whole
+            self.compute_loss_func = loss
 
 
 class _Routed(_Trainer):  # type: ignore[misc]
-    """A mix-in, placed before a TRL trainer, that adds the routers' loss of a mixture of experts to a custom loss.
+    """A mix-in for TRL trainers that adds the router loss of a mixture of experts to a custom loss.
 
-    TRL adds ``router_aux_loss_coef`` times that loss only to losses that it computes itself.
+    TRL adds ``router_aux_loss_coef`` times the router loss only to losses that it computes itself.
     """
 
     compute_loss_func: Any
@@ -348,7 +334,7 @@ class _Routed(_Trainer):  # type: ignore[misc]
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
             setattr(self, name, own)
-        # As in TRL: a mean over the batch, where transformers leaves the accumulation of steps to the loss.
+        # A mean over batches as in TRL; with num_items_in_batch, transformers does not divide by their number.
         steps = 1 if num_items_in_batch is None else self.current_gradient_accumulation_steps
         more = sum(self.router_aux_loss_coef * router / steps for router in routers)
         return (loss[0] + more, loss[1]) if return_outputs else loss + more
@@ -356,7 +342,7 @@ class _Routed(_Trainer):  # type: ignore[misc]
 
 @cache
 def routed(trainer: type) -> type:
-    """Return a TRL trainer class whose custom losses include the routers' loss of a mixture of experts."""
+    """Return a TRL trainer class whose custom losses include the router loss of a mixture of experts."""
     return type(trainer.__name__, (_Routed, trainer), {"__doc__": trainer.__doc__})
 
 
@@ -367,7 +353,9 @@ def anchored(trainer: type) -> type:
 
 
 def _changed(config: TrainingConfig) -> str | None:
-    assert config.sft is not None
+    """Return the key of ``sft`` that changes the loss; None if none does."""
+    if config.sft is None:
+        return None
     if config.sft.loss_type != "nll":
         return "loss_type"
     return "label_smoothing" if config.sft.label_smoothing else None

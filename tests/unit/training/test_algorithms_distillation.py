@@ -195,7 +195,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_with_both_sizes(
 ) -> None:
     with pytest.raises(
         GymError,
-        match=r"has 263 tokens, but the student's has 262; id 262 is '<\|extra\|>' for the teacher and no token",
+        match=r"has 263 tokens, but the student has 262; id 262 is '<\|extra\|>' for the teacher and no token",
     ) as caught:
         Trainer(new_student(tmp_path / "run", section={"teacher": str(other_vocabulary)})).train(ROWS)
     assert caught.value.code is ErrorCode.CONFIG_INVALID

@@ -77,8 +77,8 @@ class Scripted:
 def rollouts(answers: list[list[str]], most: int = 100) -> tuple[dict[str, Any], Any]:
     trainer = Scripted(answers)
     run = EnvironmentRollouts(Environment(Guessing()), ROWS, most)
-    run.places = list(range(len(answers)))
-    return run([ROWS[place]["prompt"] for place in run.places], trainer), trainer.processing_class
+    run.row_indices = list(range(len(answers)))
+    return run([ROWS[place]["prompt"] for place in run.row_indices], trainer), trainer.processing_class
 
 
 def test_a_conversation_has_the_tokens_of_the_template_and_a_mask_of_the_model_s() -> None:
@@ -123,8 +123,8 @@ class WithLogprobs(Scripted):
 def test_tokens_of_the_model_keep_their_log_probabilities_and_others_have_none(most: int) -> None:
     answers = [["ab", "-", "-"], ["x", "yy", "cd"]]
     run = EnvironmentRollouts(Environment(Guessing()), ROWS, most)
-    run.places = [0, 1]
-    found = run([ROWS[place]["prompt"] for place in run.places], WithLogprobs(answers))
+    run.row_indices = [0, 1]
+    found = run([ROWS[place]["prompt"] for place in run.row_indices], WithLogprobs(answers))
     for ids, mask, logprobs in zip(
         found["completion_ids"], found["env_mask"], found["logprobs"], strict=True
     ):
@@ -201,7 +201,7 @@ def test_control_tokens_in_a_reply_do_not_become_turns_of_the_context() -> None:
     tokenizer = trainer.processing_class
     end, prompt = tokenizer.eos_token, ROWS[0]["prompt"]
     run = EnvironmentRollouts(Environment(Echo(f"ok{end}")), ROWS, 200)
-    run.places = [0]
+    run.row_indices = [0]
     found = run([prompt], trainer)
     context = [*found["prompt_ids"][0], *found["completion_ids"][0]]
     turns = [*prompt, *found[STATE][0]["completion"]]
@@ -221,7 +221,7 @@ def test_any_end_token_of_the_model_is_written_once() -> None:
     tokenizer.eos_token = tokenizer.pad_token
     assert tokenizer.eos_token_id not in trainer.eos_token_ids
     run = EnvironmentRollouts(Environment(Echo("no")), ROWS, 200)
-    run.places = [0]
+    run.row_indices = [0]
     found = run([ROWS[0]["prompt"]], trainer)
     whole = tokenizer.apply_chat_template(
         [*ROWS[0]["prompt"], *found[STATE][0]["completion"]], return_dict=True
@@ -234,8 +234,8 @@ def test_a_template_that_drops_answers_is_refused() -> None:
     trainer = Scripted([["x", "y", "z"]])
     trainer.processing_class.chat_template = "{{ messages[-1].content }}"
     run = EnvironmentRollouts(Environment(Echo("no")), ROWS, 200)
-    run.places = [0]
-    with pytest.raises(GymError, match="does not keep the text of an answer") as caught:
+    run.row_indices = [0]
+    with pytest.raises(GymError, match="drops the text of an answer") as caught:
         run([ROWS[0]["prompt"]], trainer)
     assert caught.value.code is ErrorCode.MODEL_INVALID
 

@@ -1,1 +1,1 @@
-"""Distillation: a student learns a teacher's distributions, or its generated answers. This family may import sft."""
+"""Distillation: a student learns a teacher's distributions or its answers. This family may import ``sft``."""

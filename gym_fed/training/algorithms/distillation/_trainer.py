@@ -1,7 +1,7 @@
-"""TRL's ``GKDTrainer`` for tokenised rows, with the temperature in the divergence.
+"""Extend TRL's ``GKDTrainer`` by tokenised rows, and by the temperature in the divergence.
 
-TRL 1.16 uses ``temperature`` for sampling alone, and divides an on-policy batch by the number of tokens of the rows
-that the student's answers replaced. Here the student answers all batches of a step before the first one is trained on,
+TRL 1.16 uses ``temperature`` only for sampling, and divides the loss of an on-policy batch by the number of tokens of
+the answers that the student's replaced. Here, the student answers all batches of a step before training on the first,
 so that the step's tokens can be counted.
 """
 
@@ -24,7 +24,7 @@ _Gkd: Any = GKDTrainer  # do not rely on its annotations
 
 
 class _Unanswered(_Gkd):  # type: ignore[misc]
-    """A subclass of TRL's trainer whose step only trains; it generates no answers."""
+    """A subclass of TRL's trainer whose step generates no answers."""
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
         return super(_Gkd, self).training_step(model, inputs, num_items_in_batch)
@@ -35,8 +35,8 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
 
     Args:
         args: Arguments of ``GKDTrainer``.
-        divergence: Divergence of ``[n, vocabulary]`` logits of student and teacher, summed over ``n``.
-        tokens: Columns of both models' logits that belong to tokens; the others are padding.
+        divergence: Maps ``[n, vocabulary]`` logits of student and teacher to their divergence, summed over ``n``.
+        tokens: Columns of both models' logits that belong to tokens; the other columns are padding.
         kwargs: Arguments of ``GKDTrainer``.
     """
 
@@ -60,7 +60,7 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
         return {"tokens": (batch["labels"][:, 1:] != IGNORED).sum()}
 
     def count(self, batches: list[Any]) -> None:
-        """Replace the data's answers by the student's in a fraction ``lmbda`` of the batches, then count tokens."""
+        """Replace the answers in a fraction ``lmbda`` of the batches by the student's own, then count tokens."""
         for batch in batches:
             if random.random() <= self.lmbda:
                 self._answer(batch)
@@ -101,7 +101,7 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
 
 
 class PromptedRows:
-    """A collator that pads ``input_ids`` and ``labels`` on the right, and the prompt of the last answer on the left."""
+    """A collator that pads ``input_ids`` and ``labels`` on the right, and the last answers' prompts on the left."""
 
     def __init__(self, pad_token_id: int) -> None:
         self._pad = pad_token_id

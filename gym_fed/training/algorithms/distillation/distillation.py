@@ -30,7 +30,7 @@ _HINT = "choose a teacher of the student's family, or algorithm: sequence_distil
 
 
 class Distillation(Algorithm):
-    """Distillation by TRL's ``GKDTrainer``; the teacher is a model name or folder."""
+    """Distillation with TRL's ``GKDTrainer``; the teacher is a model name or folder."""
 
     keeps_encoded = False  # encoding compares vocabularies with the teacher's
     tried = "full; off-policy and on-policy"
@@ -66,9 +66,8 @@ class Distillation(Algorithm):
         if (differs := _first_difference(ours, theirs)) is not None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"distillation.teacher: {settings.teacher} has {counted(len(theirs), 'token')}, but the student's has "
-                f"{len(ours):,}; "
-                f"{differs}",
+                f"distillation.teacher: {settings.teacher} has {counted(len(theirs), 'token')}, but the student has "
+                f"{len(ours):,}; {differs}",
                 _HINT,
             )
         encoded = _Sft().encode(config, tokenizer, rows)
@@ -97,7 +96,7 @@ class Distillation(Algorithm):
             temperature=settings.temperature,
             lmbda=settings.lmbda,
             max_new_tokens=settings.max_completion_length,
-            disable_dropout=False,  # lora_dropout is the config's to decide
+            disable_dropout=False,  # the config sets lora_dropout
         )
         teacher, rows = _teacher(job, settings)
         return local(DistillationTrainer)(
@@ -120,9 +119,9 @@ def divergence(student: Tensor, teacher: Tensor, *, beta: float, temperature: fl
 
     Args:
         student: ``[n, vocabulary]`` logits.
-        teacher: ``[n, vocabulary]`` logits of the teacher.
+        teacher: The same for the teacher.
         beta: Weight of the teacher in the mixture ``m``.
-        temperature: Divides the logits of student and teacher.
+        temperature: Divisor of the logits of student and teacher.
 
     Returns:
         A scalar float32, in nats.
@@ -139,12 +138,12 @@ def divergence(student: Tensor, teacher: Tensor, *, beta: float, temperature: fl
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """``KL(p || q)``, summed over the rows of ``[n, vocabulary]`` log-probabilities."""
+    """Return ``KL(p || q)`` of ``[n, vocabulary]`` log-probabilities, summed over ``n``."""
     return (log_p.exp() * (log_p - log_q)).sum()
 
 
 def _prompt_length(labels: list[int]) -> int:
-    """Return the number of tokens before the last answer (the last run of labels)."""
+    """Return the number of tokens before the last answer, the last run of labels."""
     end = max(i for i, label in enumerate(labels) if label != IGNORED)
     while end >= 0 and labels[end] != IGNORED:
         end -= 1
@@ -155,11 +154,8 @@ def _teacher(job: Job, settings: DistillationSettings) -> tuple[Any, int]:
     """Return the frozen teacher, and the number of embedding rows that both models have."""
     from gym_fed.base.models import load_model
 
-    teacher = load_model(
-        settings.teacher,
-        dtype=settings.teacher_dtype or job.config.dtype,
-        device=str(next(job.model.parameters()).device),
-    ).model
+    device, dtype = str(next(job.model.parameters()).device), settings.teacher_dtype or job.config.dtype
+    teacher = load_model(settings.teacher, dtype=dtype, device=device).model
     teacher.requires_grad_(False)
     theirs, ours = (model.config.get_text_config().vocab_size for model in (teacher, job.model))
     largest = max(max(row["input_ids"]) for row in (*job.encoded, *(job.eval_encoded or ())))
@@ -167,11 +163,10 @@ def _teacher(job: Job, settings: DistillationSettings) -> tuple[Any, int]:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"distillation.teacher: {settings.teacher} has {counted(theirs, 'row')} of embeddings, but the data "
-            "has the token "
-            f"{largest:,}",
+            f"has the token {largest:,}",
             "restore its weights and tokenizer, or choose another teacher",
         )
-    # TRL refuses models with different vocab_size; nothing else reads it, since the teacher is not saved.
+    # TRL refuses models whose vocab_size differs; nothing else reads it, since the teacher is not saved.
     teacher.config.get_text_config().vocab_size = ours
     return teacher.eval(), min(theirs, ours)
 
@@ -180,12 +175,12 @@ def token_columns(tokenizer: Any, rows: int) -> slice | list[int]:
     """Return the columns of the logits that belong to tokens and have an embedding row in both models.
 
     Models of one family pad their embeddings to different sizes (Qwen2.5 has 151,665 tokens, and 151,936 rows at 0.5B
-    and 152,064 at 7B). The logits of padding rows belong to no token and are never trained, so they are left out of
+    and 152,064 at 7B). The logits of padding rows belong to no token and are never trained, so they are excluded from
     the softmax of teacher and student.
 
     Args:
-        tokenizer: Tokenizer of both models. It may have tokens without a row, such as Gemma 3's for pictures at 1B.
-        rows: Embedding rows of the smaller of the two embeddings.
+        tokenizer: Tokenizer of both models. It may have tokens without a row, such as Gemma 3 1B's image token.
+        rows: Number of rows of the smaller of the two embeddings.
     """
     ids = sorted({number for number in tokenizer.get_vocab().values() if number < rows})
     return slice(len(ids)) if ids[-1] == len(ids) - 1 else ids

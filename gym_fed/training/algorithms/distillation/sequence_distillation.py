@@ -1,18 +1,17 @@
 """Sequence-level distillation: the teacher answers the rows' prompts, and the student is fine-tuned on its answers.
 
-Kim and Rush 2016, "Sequence-Level Knowledge Distillation", section 3.2, with greedy (or sampled) answers in place of
-beam search. Only texts pass from teacher to student, so that vocabularies may differ.
+Kim and Rush 2016, "Sequence-Level Knowledge Distillation", section 3.2, with greedy or sampled answers instead of
+beam search. Only texts pass from teacher to student, so their vocabularies may differ.
 
-Answers are stored as they are generated, each generated only once: in ``.NAME.teacher.jsonl`` next to the run
-folder until it is opened, then in its ``teacher.jsonl``. A line is ``{"key", "prompt", "answer", "finished"}``; the
-key is a digest of teacher, settings and prompt.
+Each answer is generated once and stored at once: in ``.NAME.teacher.jsonl`` next to the run folder until that is
+opened, then in its ``teacher.jsonl``. A line is ``{"key", "prompt", "answer", "finished"}``; the key is a digest of
+teacher, settings and prompt.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,14 @@ from gym_fed.data.row_counts import EncodedRows, RowCounts, counts_of
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.sft import Sft as _Sft
+from gym_fed.training.processes.ranks import is_main
 from gym_fed.training.run.job import Job
 
-_LINES_OF_PROGRESS = 10
+_PROGRESS_LINES = 10
 
 
 class SequenceDistillation(Algorithm):
-    """``sft`` on the teacher's answers, stored in ``teacher.jsonl`` in the run folder."""
+    """``sft`` on the teacher's answers, which ``teacher.jsonl`` in the run folder stores."""
 
     tried = "full; greedy and sampled"
     untried = "adapters"
@@ -48,36 +48,36 @@ class SequenceDistillation(Algorithm):
         resolve(self.settings(config).teacher)
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Return the number of tokens of each prompt with the longest answer that the teacher may write."""
+        """Return the number of tokens of each prompt with the longest answer that the teacher may generate."""
         longest = self.settings(config).max_completion_length
         return [len(prompt_ids(tokenizer, row["prompt"])) + longest for row in rows]
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         answers = TeacherAnswers(config).of(rows)
-        taught = [
+        answered = [
             _with_answer(row, a["answer"]) for row, a in zip(rows, answers, strict=True) if a["finished"]
         ]
-        if unfinished := len(rows) - len(taught):
+        if unfinished := len(rows) - len(answered):
             limit = self.settings(config).max_completion_length
-            place = f"sequence_distillation.max_completion_length: {counted(limit, 'token')}"
-            if not taught:
-                reason = f"{place} allow none of the teacher's {counted(unfinished, 'answer')}"
+            key = f"sequence_distillation.max_completion_length: {counted(limit, 'token')}"
+            if not answered:
+                reason = f"{key} allow none of the teacher's {counted(unfinished, 'answer')}"
                 remedy = "raise it, or choose a teacher that ends its answers"
                 raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
             console.err.print(
-                f"{place}: skipped {unfinished} of {counted(len(rows), 'answer')}, without an end"
+                f"{key}: skipped {unfinished} of {counted(len(rows), 'answer')}, without an end"
             )
-        encoded = _Sft().encode(config, tokenizer, taught)
+        encoded = _Sft().encode(config, tokenizer, answered)
         dropped = RowCounts(rows=unfinished, dropped=unfinished)
-        return EncodedRows(encoded, counts_of(encoded, len(taught)) + dropped)
+        return EncodedRows(encoded, counts_of(encoded, len(answered)) + dropped)
 
     def build(self, job: Job) -> Any:
-        TeacherAnswers(job.config).keep()
+        TeacherAnswers(job.config).move_into_folder()
         return _Sft().build(job)
 
 
 def _with_answer(row: Row, answer: str) -> Row:
-    """Return the row with the teacher's answer in place of its own."""
+    """Return the row with the teacher's answer instead of its own."""
     others = {key: value for key, value in row.items() if key not in ("prompt", "answer")}
     if isinstance(row["prompt"], str):
         return {**others, "text": row["prompt"] + answer}
@@ -85,52 +85,47 @@ def _with_answer(row: Row, answer: str) -> Row:
 
 
 class TeacherAnswers:
-    """The answers of one run's teacher.
-
-    Args:
-        config: The run's config.
-    """
+    """The teacher's answers of one run, generated or read from its files."""
 
     def __init__(self, config: TrainingConfig) -> None:
         assert config.sequence_distillation is not None  # filled in by the config
         self._config = config
         self._settings: SequenceDistillationSettings = config.sequence_distillation
         self._dtype = self._settings.teacher_dtype or config.dtype
-        self._kept = config.output_dir / "teacher.jsonl"
+        self._file = config.output_dir / "teacher.jsonl"
         self._part = config.output_dir.parent / f".{config.output_dir.name}.teacher.jsonl"
-        self._writes = os.environ.get("RANK", "0") == "0"
 
     def of(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Return ``{"answer", "finished"}`` for each row's ``prompt``, generating the answers that no file has.
+        """Return ``{"answer", "finished"}`` for each row's ``prompt``, generating the answers that are not stored.
 
-        Every answer depends only on settings, seed and rows, not on the files.
+        Every answer depends only on settings, seed and rows, not on the stored ones.
         """
         keys = [self._key(row) for row in rows]
         distinct = dict(zip(keys, rows, strict=True))
-        known = {line["key"]: line for file in (self._kept, self._part) for line in _read(file)}
-        # Ordered by length for little padding. Batches do not depend on stored answers, so a resumed run
-        # draws the same.
+        known = {line["key"]: line for file in (self._file, self._part) for line in _read(file)}
+        # Sorted by length for little padding. Batches do not depend on stored answers, so that a resumed run
+        # samples the same answers.
         order = sorted(distinct, key=lambda key: (len(json.dumps(distinct[key]["prompt"])), key))
         size = self._settings.teacher_batch_size
-        batches = [order[at : at + size] for at in range(0, len(order), size)]
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
         missing = [batch for batch in batches if any(key not in known for key in batch)]
         if missing:
             self._generate(missing, distinct, known)
         return [known[key] for key in keys]
 
-    def keep(self) -> None:
+    def move_into_folder(self) -> None:
         """Move the generated answers into the opened run folder."""
-        if self._writes and self._part.exists():
-            lines = {line["key"]: line for file in (self._kept, self._part) for line in _read(file)}
-            _append(self._kept.with_suffix(".part"), lines.values(), "w")
-            self._kept.with_suffix(".part").replace(self._kept)
+        if is_main() and self._part.exists():
+            lines = {line["key"]: line for file in (self._file, self._part) for line in _read(file)}
+            _append(self._file.with_suffix(".part"), lines.values(), "w")
+            self._file.with_suffix(".part").replace(self._file)
             self._part.unlink()
 
     def _key(self, row: Row) -> str:
         settings = self._settings
         seed = self._config.seed if settings.temperature else None
-        about = [settings.teacher, self._dtype, settings.max_completion_length, settings.temperature, seed]
-        content = json.dumps([*about, row["prompt"], row.get("tools")], sort_keys=True)
+        facts = [settings.teacher, self._dtype, settings.max_completion_length, settings.temperature, seed]
+        content = json.dumps([*facts, row["prompt"], row.get("tools")], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _generate(
@@ -143,19 +138,19 @@ class TeacherAnswers:
         device = str(pick_device(self._config.device))
         loaded = load_model(self._settings.teacher, dtype=self._dtype, device=device)
         total, done = sum(map(len, batches)), 0
-        every = max(1, total // _LINES_OF_PROGRESS)
-        if self._writes:
+        interval = max(1, total // _PROGRESS_LINES)
+        if is_main():
             self._part.parent.mkdir(parents=True, exist_ok=True)
             drop_torn_line(self._part)
         for batch in batches:
             with torch.inference_mode():
                 lines = self._answer(loaded.model, loaded.tokenizer, batch, [rows[key] for key in batch])
-            if self._writes:
+            if is_main():
                 _append(self._part, [line for line in lines if line["key"] not in known], "a")
             known.update((line["key"], line) for line in lines)
-            if done // every != (done + len(batch)) // every or done + len(batch) == total:
-                console.err.print(f"teacher: {done + len(batch)} of {counted(total, 'answer')}")
-            done += len(batch)
+            before, done = done, done + len(batch)
+            if before // interval != done // interval or done == total:
+                console.err.print(f"teacher: {done} of {counted(total, 'answer')}")
 
     def _answer(self, model: Any, tokenizer: Any, keys: list[str], rows: list[Row]) -> list[dict[str, Any]]:
         import torch
@@ -168,14 +163,13 @@ class TeacherAnswers:
         sampling: dict[str, Any] = {"do_sample": False}
         if settings.temperature:
             sampling = {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
+        masks = [[0] * (width - len(p)) + [1] * len(p) for p in prompts]
         state = torch.get_rng_state()
         torch.manual_seed(int.from_bytes(hashlib.sha256("".join(keys).encode()).digest()[:8], "little") >> 1)
         try:
             out = model.generate(
                 input_ids=torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device),
-                attention_mask=torch.tensor(
-                    [[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device
-                ),
+                attention_mask=torch.tensor(masks, device=device),
                 max_new_tokens=settings.max_completion_length,
                 pad_token_id=pad,
                 eos_token_id=sorted(ends) or None,
@@ -208,11 +202,10 @@ def _end_tokens(model: Any, tokenizer: Any) -> set[int]:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a file; its last line may be truncated if the process was killed."""
+    """Return the complete lines of a file; the last line may be truncated if the process was killed."""
     if not file.is_file():
         return []
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # the last line may be incomplete
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 def _append(file: Path, lines: Any, mode: str) -> None:

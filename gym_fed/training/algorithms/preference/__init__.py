@@ -1,1 +1,1 @@
-"""Algorithms that learn from preferred and rejected answers. This family imports no other."""
+"""Algorithms that learn from preferred and rejected answers. They import no other family."""

@@ -1,6 +1,6 @@
-"""The common part of the preference algorithms: their checks, TRL's trainers on tokenised rows, and reference models.
+"""The code that the preference algorithms share: checks, TRL's trainers on tokenised rows, and reference models.
 
-TRL's ORPO and CPO trainers are experimental; any release of TRL may change them.
+TRL's ORPO and CPO trainers are experimental: any release of TRL may change them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.reference import copy_at_start, has_named_reference, named_reference
-from gym_fed.training.rows.answers import (
-    answer_lengths,
-    answers_of,
-    encode_answers,
-    iter_cut,
-    require_some,
-)
+from gym_fed.training.rows.answers import answer_lengths, answers_of, encode_answers, iter_cut, require_some
 from gym_fed.training.rows.global_batch import GlobalBatch
 from gym_fed.training.run.job import Job
 from gym_fed.training.vision.conversations import without_media
@@ -42,9 +36,7 @@ class Pairs(Algorithm):
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
         """Return the number of tokens of each prompt with its longer answer."""
-        return answer_lengths(
-            encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
-        )
+        return answer_lengths(encode_pairs(config, tokenizer, rows))
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
         """Encode prompts and answers; see ``cut_answers`` for rows longer than ``max_length``."""
@@ -61,9 +53,12 @@ class Pairs(Algorithm):
     def _encode_each(
         self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
     ) -> Iterator[dict[str, Any]]:
-        texts = without_media(rows)
-        encoded = encode_answers(tokenizer, texts, ("chosen", "rejected"), reasoning=config.reasoning)
-        return iter_cut(encoded, config.max_length, counts)
+        return iter_cut(encode_pairs(config, tokenizer, without_media(rows)), config.max_length, counts)
+
+
+def encode_pairs(config: TrainingConfig, tokenizer: Any, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    """Encode the two answers of each pair; see ``encode_answers``."""
+    return encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
 
 
 def check_preference(config: TrainingConfig) -> None:
@@ -71,27 +66,23 @@ def check_preference(config: TrainingConfig) -> None:
     keys = ("packing", "train_on_prompt", "assistant_only_loss", "mask_history")
     refuse_set(config, keys, f"{config.algorithm} learns from answers to prompts and does not use it")
     sections = config.chosen_sections()
-    settings = sections.get(config.algorithm)
-    dropout = next(
-        (
-            f"{config.finetuning}.{key}"
-            for key, value in sections.get(config.finetuning, ())
-            if key.endswith("dropout") and value
-        ),
-        None,
+    disables = getattr(sections.get(config.algorithm), "disable_dropout", False)
+    dropouts = (
+        key for key, value in sections.get(config.finetuning, ()) if key.endswith("dropout") and value
     )
-    reason = f"{dropout}: {config.algorithm} switches dropout off"
+    dropout = next(dropouts, None)
+    reason = f"{config.finetuning}.{dropout}: {config.algorithm} switches dropout off"
     remedy = f"remove it, or set {config.algorithm}.disable_dropout: false"
-    refuse_first((getattr(settings, "disable_dropout", False) and dropout is not None, reason, remedy))
+    refuse_first((disables and dropout is not None, reason, remedy))
 
 
 def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool, **more: Any) -> Any:
-    """Build a TRL trainer that uses the job's rows unchanged.
+    """Build a TRL trainer that uses the job's tokenised rows unchanged.
 
     Args:
-        job: The job.
-        trainer: TRL's class.
-        arguments: Its config.
+        job: The run's job.
+        trainer: TRL's trainer class.
+        arguments: The config of the trainer.
         reference: True if it needs a ``ref_model``: the model that the config names, or a frozen copy of the initial
             policy. No copy is made if disabling the adapter gives the initial policy, or if ``arguments`` precompute
             its log-probabilities.
@@ -99,15 +90,16 @@ def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool, **
     """
     from gym_fed.training.trl_glue import local, quiet_datasets
 
-    adapter_off = False
-    given: dict[str, Any] = {}
-    if reference and (named := named_reference(job.config, job.model)) is not None:
-        given["ref_model"] = named
-    elif reference and is_adapted(job.model) and (_precomputed(arguments) or starts_as_base(job)):
-        adapter_off = True
-        given["ref_model"] = job.model.get_base_model()
-    elif reference and not _precomputed(arguments):
-        given["ref_model"] = copy_at_start(job.model)
+    adapter_off, given = False, dict[str, Any]()
+    if reference:
+        precomputes = bool(arguments.precompute_ref_log_probs)
+        if (named := named_reference(job.config, job.model)) is not None:
+            given["ref_model"] = named
+        elif is_adapted(job.model) and (precomputes or starts_as_base(job)):
+            adapter_off = True
+            given["ref_model"] = job.model.get_base_model()
+        elif not precomputes:
+            given["ref_model"] = copy_at_start(job.model)
     with quiet_datasets():
         return local(_on_ids(trainer, adapter_off))(
             model=job.model,
@@ -126,16 +118,12 @@ def _on_ids(trainer: type, adapter: bool) -> type:
     return type(trainer.__name__, (*mixins, trainer), {"__doc__": trainer.__doc__})
 
 
-def _precomputed(arguments: Any) -> bool:
-    return bool(arguments.precompute_ref_log_probs)
-
-
-def precompute(job: Job, wanted: bool | None) -> bool:
+def precompute(job: Job, setting: bool | None) -> bool:
     """Return True if reference log-probabilities are computed before training; see ``ReferenceSettings``."""
-    if wanted is not None:
-        return wanted
+    if setting is not None:
+        return setting
     if job.config.distributed_strategy == "pipeline_parallel":
-        return True  # a batch passes through the stages once
+        return True  # a batch passes through the stages only once
     if has_named_reference(job.config):
         return False
     return not is_adapted(job.model) or not starts_as_base(job)
@@ -147,14 +135,14 @@ def is_adapted(model: Any) -> bool:
 
 
 def starts_as_base(job: Job) -> bool:
-    """Return True if a PEFT model initially has its base's outputs, as with LoRA but not PiSSA."""
+    """Return True if the outputs of a PEFT model are initially those of its base: with LoRA, but not with PiSSA."""
     from gym_fed.training.trl_glue import adapter_is_idle
 
     return adapter_is_idle(job.model, job.encoded[0]["prompt_ids"] or answers_of(job.encoded[0])[0])
 
 
 class _OnIds(_Trainer):  # type: ignore[misc]
-    """A mix-in, placed before a TRL trainer, for tokenised rows."""
+    """A mix-in for TRL trainers of tokenised rows."""
 
     _precompute_engine: Any
 
@@ -162,22 +150,21 @@ class _OnIds(_Trainer):  # type: ignore[misc]
         return dataset
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Keep ``length``, for batches of rows of similar length."""
+        """Keep the column ``length``, which groups rows of similar length."""
         super()._set_signature_columns_if_needed()
         if "length" not in self._signature_columns:
             self._signature_columns.append("length")
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        """Return the data set with columns of the reference's log-probabilities, in memory.
+        """Return the dataset with the reference's log-probabilities as columns, in memory.
 
-        TRL passes them through a file in the data set's cache. For rows in memory, this is a folder of the main process
+        TRL passes them through a file in the dataset's cache. For rows in memory, this is a folder of the main process
         that other processes cannot find.
         """
         from torch.utils.data import DataLoader
 
-        loader = self.accelerator.prepare(
-            DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator, shuffle=False)
-        )
+        loader = DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator, shuffle=False)
+        loader = self.accelerator.prepare(loader)
         model = self.ref_model or self.model
         if self.ref_model is None and self.is_deepspeed_enabled:
             from trl.models.utils import prepare_deepspeed
@@ -196,7 +183,7 @@ class _OnIds(_Trainer):  # type: ignore[misc]
         return dataset
 
     def _reference_columns(self) -> tuple[str, str]:
-        """Return the collator's names of the two tensors that ``compute_ref_log_probs`` returns."""
+        """Return the collator's names for the two tensors that ``compute_ref_log_probs`` returns."""
         if hasattr(self, "calculate_KL"):
             return "ref_logps", "ref_KL_logps"
         return "ref_chosen_logps", "ref_rejected_logps"
@@ -229,7 +216,7 @@ class _AdapterOff(_Trainer):  # type: ignore[misc]
 
 
 class WholePairs(Pairs):
-    """Pairs, encoded for the collator of TRL's ORPO and CPO trainers."""
+    """Pairs, encoded as whole sequences for the collator of TRL's ORPO and CPO trainers."""
 
     multiplies_by_head = False
 
@@ -240,31 +227,31 @@ class WholePairs(Pairs):
     def _encode_each(
         self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
     ) -> Iterator[dict[str, Any]]:
-        """Encode whole sequences with masks and labels."""
-        return map(_whole, super()._encode_each(config, tokenizer, rows, counts))
+        return map(_with_labels, super()._encode_each(config, tokenizer, rows, counts))
 
 
-def _whole(row: dict[str, Any]) -> dict[str, Any]:
+def _with_labels(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of the collator: whole sequences, with attention masks and labels."""
     prompt = row["prompt_ids"]
-    whole: dict[str, Any] = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
+    columns: dict[str, Any] = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
     for key in ("chosen", "rejected"):
         answer = row[f"{key}_ids"]
-        whole[f"{key}_input_ids"] = prompt + answer
-        whole[f"{key}_attention_mask"] = [1] * (len(prompt) + len(answer))
-        whole[f"{key}_labels"] = [-100] * len(prompt) + answer
-    return {**whole, "length": row["length"]}
+        columns[f"{key}_input_ids"] = prompt + answer
+        columns[f"{key}_attention_mask"] = [1] * (len(prompt) + len(answer))
+        columns[f"{key}_labels"] = [-100] * len(prompt) + answer
+    return {**columns, "length": row["length"]}
 
 
 class _Tokenised(GlobalBatch):
-    """A mix-in, placed before ``ORPOTrainer`` or ``CPOTrainer``, for tokenised rows; it counts tokens like TRL.
+    """A mix-in for ``ORPOTrainer`` and ``CPOTrainer`` on tokenised rows, which also counts tokens.
 
-    Their loss is a mean over pairs plus one over tokens, the chosen answer's next-token loss.
+    Their loss is a mean over pairs plus a mean over tokens, the chosen answer's next-token loss.
     """
 
     pair_loss: Callable[..., Any]
     """Set after construction: the formula of ``orpo.py`` or ``simpo.py``."""
 
-    _seen = 0
+    _num_tokens = 0
     _nll: Any = None
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -296,15 +283,15 @@ class _Tokenised(GlobalBatch):
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
         masks: Any = sum(inputs[f"{key}_attention_mask"].sum() for key in ("chosen", "rejected"))
-        self._seen += int(self.accelerator.gather_for_metrics(masks.to(self.args.device)).sum())
+        self._num_tokens += int(self.accelerator.gather_for_metrics(masks.to(self.args.device)).sum())
         return super().training_step(model, inputs, *args)
 
     def log(self, logs: dict[str, float], *args: Any) -> None:
-        super().log({**logs, "num_tokens": self._seen} if "loss" in logs else logs, *args)
+        super().log({**logs, "num_tokens": self._num_tokens} if "loss" in logs else logs, *args)
 
 
 class OddsRatios(_Tokenised):
-    """A mix-in, placed before ``ORPOTrainer``, that uses the odds-ratio loss of ``orpo.py``."""
+    """A mix-in for ``ORPOTrainer`` that uses the odds-ratio loss of ``orpo.py``."""
 
     answer_nll = False
     """Set after construction: True if the next-token loss is that of the chosen answer, averaged over pairs."""
@@ -318,8 +305,7 @@ class OddsRatios(_Tokenised):
         return (*outputs[:4], -outputs[0].mean(), *outputs[5:])
 
     def odds_ratio_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:
-        """Return the term that TRL subtracts from the next-token loss, ``[n]``, rewards ``[n]``, and two means to
-        log."""
+        """Return the term ``[n]`` that TRL subtracts from the next-token loss, two rewards ``[n]``, and two means."""
         chosen, rejected = policy_chosen_logps.float(), policy_rejected_logps.float()
         loss, log_odds_ratio = self.pair_loss(chosen, rejected)
         rewards = self.beta * chosen.detach(), self.beta * rejected.detach()
@@ -327,15 +313,15 @@ class OddsRatios(_Tokenised):
 
 
 class Margins(_Tokenised):
-    """A mix-in, placed before ``CPOTrainer``, that uses the pair loss of ``simpo.py``."""
+    """A mix-in for ``CPOTrainer`` that uses the pair loss of ``simpo.py``."""
 
     def cpo_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:
-        """Return losses and the two rewards that TRL logs, each ``[n]``."""
+        """Return losses, and the two rewards that TRL logs, each ``[n]``."""
         chosen, rejected = policy_chosen_logps, policy_rejected_logps
         return self.pair_loss(chosen, rejected), self.beta * chosen.detach(), self.beta * rejected.detach()
 
 
 @cache
 def with_pair_loss(trainer: type, losses: type) -> type:
-    """Return ``trainer`` for rows of ``WholePairs``, with the mix-in ``losses`` before it."""
+    """Return a TRL trainer class for rows of ``WholePairs``, with the mix-in ``losses``."""
     return type(trainer.__name__, (losses, trainer), {"__doc__": trainer.__doc__})

@@ -1,4 +1,4 @@
-"""TRL's preference trainers with losses that are means over the whole step (``rows.global_batch``)."""
+"""Extend TRL's preference trainers so that losses are means over the whole step (``rows.global_batch``)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class RewardMeans(RowMeans, _Reward):  # type: ignore[misc]
 class DpoMeans(RowMeans, _Dpo):  # type: ignore[misc]
     """A ``DPOTrainer`` whose loss is a mean over pairs; the loss ``sft`` is a mean over the chosen answers' tokens.
 
-    ``aot`` and ``aot_unpaired`` sort the pairs of a batch, and ``use_weighting`` multiplies ``sft`` by a batch's mean
-    weight: these are still per batch.
+    Some terms are still computed per batch: ``aot`` and ``aot_unpaired`` sort the pairs of a batch, and
+    ``use_weighting`` multiplies ``sft`` by the mean weight of a batch.
     """
 
     loss_weights: list[float]
@@ -56,8 +56,8 @@ def _chosen_tokens(batch: dict[str, Any]) -> Any:
 class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
     """A ``KTOTrainer`` whose loss is a mean over rows, with one estimate of the KL for all batches of a step.
 
-    Ethayarajh et al. 2024, section 4.1, take the mean over a batch, TRL over the current batches of all processes. Here
-    it is the mean over the whole step, computed before its first batch at the same cost. Evaluation uses TRL's.
+    Ethayarajh et al. 2024, section 4.1, average over a batch, TRL over the current batches of all processes. This class
+    averages over the whole step, before its first batch and at the same cost. Evaluation uses TRL's average.
     """
 
     _step_kl: float | None = None
@@ -66,7 +66,7 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
         self._given_kl: list[float] = []  # the constructor may compute reference log-probabilities
         arguments = kwargs["args"]
         size = arguments.per_device_train_batch_size
-        # TRL refuses batches of one row, which have no neighbour to estimate the KL on; here a step has several.
+        # TRL refuses batches of one row, which have no other answer to estimate the KL with; a step has several rows.
         arguments.per_device_train_batch_size = max(size, 2)
         try:
             super().__init__(*args, **kwargs)
@@ -95,7 +95,7 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         if self.model.training and self._step_kl is not None:
-            # TRL computes mean(policy - reference): the policy's values are replaced by the step's mean, the
+            # TRL computes mean(policy - reference): replace the policy's values by the step's mean, and the
             # reference's by 0.
             self._given_kl = [self._step_kl, 0.0]
             if "ref_KL_logps" in inputs:
@@ -112,7 +112,7 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
 
     @torch.no_grad()
     def _reference_kl(self, batch: dict[str, Any]) -> Any:
-        """Return log-probabilities ``[n]`` of the neighbours' answers under the reference."""
+        """Return the log-probabilities ``[n]`` of the neighbouring rows' answers under the reference."""
         if self.precompute_ref_logps:
             return batch["ref_KL_logps"]
         model: Any = self.ref_model
@@ -120,8 +120,7 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
         if model is None:
             model = self.model
             unwrapped = self.accelerator.unwrap_model(model)
-            name = "ref" if "ref" in unwrapped.peft_config else None
-            reference = use_adapter(unwrapped, adapter_name=name)
+            reference = use_adapter(unwrapped, "ref" if "ref" in unwrapped.peft_config else None)
         checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with checkpointing, reference, self.compute_loss_context_manager():
             return super()._compute_kl_logps(model, batch)
@@ -140,9 +139,8 @@ class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
         outputs = model(**batch, use_cache=False)
         with torch.no_grad():
             reference = self._reference_logits(batch)
-        log_prob, log_ratio, sequential_kl = self.answer_terms(
-            outputs.logits.float(), reference.float(), labels
-        )
+        terms = self.answer_terms(outputs.logits.float(), reference.float(), labels)
+        log_prob, log_ratio, sequential_kl = terms
         ratios, kls = log_ratio.chunk(2), sequential_kl.chunk(2)  # chosen answers, rejected answers
         loss = self.pair_loss((ratios[0], kls[0]), (ratios[1], kls[1])).mean()
         rewards = self.beta * log_ratio.detach()
@@ -150,16 +148,14 @@ class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
         return (loss, outputs) if return_outputs else loss
 
     def _reference_logits(self, batch: dict[str, Any]) -> torch.Tensor:
-        if self.ref_model is not None:
-            logits: torch.Tensor = self.ref_model(**batch, use_cache=False).logits
-            return logits
-        model: Any = self.model
-        with self.accelerator.unwrap_model(model).disable_adapter():
-            logits = model(**batch, use_cache=False).logits
+        model: Any = self.model if self.ref_model is None else self.ref_model
+        unwrapped = self.accelerator.unwrap_model(model)
+        with unwrapped.disable_adapter() if self.ref_model is None else nullcontext():
+            logits: torch.Tensor = model(**batch, use_cache=False).logits
         return logits
 
     def _log_pairs(self, inputs: dict[str, Any], pairs: dict[str, tuple[torch.Tensor, ...]]) -> None:
-        """Store metrics under TRL's names, averaged over processes; ``pairs`` are chosen and rejected ``[n]`` each."""
+        """Store metrics under TRL's names, averaged over processes; ``pairs`` holds chosen and rejected values."""
         model: Any = self.model
         metrics = self._metrics["train" if model.training else "eval"]
         gathered = {

@@ -1,11 +1,11 @@
-"""Direct preference optimisation: the log-ratio to the reference grows for chosen answers against rejected ones.
+"""Direct preference optimisation: raise the log-ratio to the reference of chosen answers over that of rejected ones.
 
-With ``h_w = log pi(y_w|x) - log ref(y_w|x)``, ``h_l`` the same of the rejected answer, and log-probabilities summed
+With ``h_w = log pi(y_w|x) - log ref(y_w|x)``, ``h_l`` the same for the rejected answer, and log-probabilities summed
 over the answer's tokens, the loss of a pair is ``-log sigmoid(beta * (h_w - h_l))``: Rafailov et al. 2023, "Direct
 Preference Optimization", equation 7 (``loss_type: sigmoid``). The other losses use the same two log-ratios.
 
-All of them are computed by ``trl.trainer.dpo_trainer.DPOTrainer._compute_loss``; ``DpoMeans`` takes their means over
-the whole step. ``tests/unit/training/test_losses_on_the_page.py`` compares the trainer's loss with the formula.
+``trl.trainer.dpo_trainer.DPOTrainer._compute_loss`` computes all of them; ``DpoMeans`` averages them over the whole
+step. ``tests/unit/training/test_losses_on_the_page.py`` compares the trainer's loss with the formula.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Dpo(Pairs):
 
     uses_reference = True
     takes_reference = True
-    # 5e-5 with LoRA. A twentieth, as for the other algorithms, does not change margins; with a half, the model forgets.
+    # 5e-5 with LoRA. With 0.05, as for the other algorithms, margins do not change; with 0.5, the model forgets.
     learning_rate_scale = 0.25
     federates = True
     splits_rows = True
     pipelines = True
-    # DPO alone on a few dozen pairs makes both answers unlikely: after 30 pairs, gym-nano generated neither.
+    # On a few dozen pairs, DPO alone makes both answers unlikely: after 30 pairs, gym-nano generated neither.
     of_few_rows = MappingProxyType({"loss_type": ["sigmoid", "sft"]})
     reads_images = True
     tried = "full, LoRA; pictures and sound; federated rounds with both; two processes"

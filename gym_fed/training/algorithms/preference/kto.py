@@ -31,7 +31,7 @@ class Kto(Algorithm):
     """KTO on single answers labelled desirable or undesirable; a preference pair becomes two such rows.
 
     Rows are shuffled once by ``seed``, and every epoch uses that order: the KL of a step is estimated on its prompts
-    with the answers of neighbouring rows.
+    combined with the answers of neighbouring rows.
     """
 
     orders_rows = True
@@ -51,7 +51,9 @@ class Kto(Algorithm):
         check_preference(config)
         if not _estimates_kl(config):
             return
-        too_few = "per_device_train_batch_size: kto estimates the KL across a step and needs more than one row in it"
+        too_few = (
+            "per_device_train_batch_size: kto estimates the KL over a step, which needs more than one row"
+        )
         fixed = "group_by_length: kto uses its rows in a fixed order"
         other = "or use kto.loss_type: apo_zero_unpaired"
         refuse_first(
@@ -67,7 +69,7 @@ class Kto(Algorithm):
         """Encode prompts and answers; see ``cut_answers`` for rows longer than ``max_length``.
 
         Raises:
-            GymError: ``DATA_INVALID`` for a label that is not true or false, and for a single row.
+            GymError: ``DATA_INVALID`` for a label other than true or false, or a single row.
         """
         labels = _labels(rows)
         ids = encode_answers(tokenizer, rows, ("completion",), reasoning=config.reasoning)
@@ -93,14 +95,14 @@ class Kto(Algorithm):
 
 
 def _labels(rows: list[Row]) -> list[bool]:
-    """Return the labels as booleans; warn if all are the same."""
+    """Return the labels as booleans; warn if all are equal."""
     labels = []
     for number, row in enumerate(rows, 1):
-        liked = label_of(row["label"])
-        if liked is None:
+        label = label_of(row["label"])
+        if label is None:
             reason = f"row {number}: label is {row['label']!r}"
             raise GymError(ErrorCode.DATA_INVALID, reason, "use true or false, or 1 or 0")
-        labels.append(liked)
+        labels.append(label)
     if len(set(labels)) == 1:
         console.err.print(
             f"warning: kto: the label of all {counted(len(labels), 'row')} is {str(labels[0]).lower()}, so the run "
@@ -120,7 +122,7 @@ def _step_rows(config: TrainingConfig) -> int:
 
 
 def _with_neighbours(rows: list[dict[str, Any]], config: TrainingConfig) -> list[dict[str, Any]]:
-    """Add to each row the answer of the previous row in its step; a step of one row uses the last row before it."""
+    """Add to each row the answer of the previous row in its step; for a step of one row, of the row before it."""
     if len(rows) < 2:
         raise GymError(ErrorCode.DATA_INVALID, "kto needs at least two rows", "add rows")
     size = _step_rows(config)

@@ -1,4 +1,4 @@
-"""Odds-ratio preference optimisation, Hong et al. 2024, "ORPO"; over TRL's experimental ``ORPOTrainer``.
+"""Odds-ratio preference optimisation, Hong et al. 2024, "ORPO", with TRL's experimental ``ORPOTrainer``.
 
 ``L = L_NLL(y_w) + beta * L_OR`` (equation 6): the next-token loss of the chosen answer, with its prompt or alone
 (``nll``), and ``odds_ratio_loss``.
@@ -51,7 +51,7 @@ def odds_ratio_loss(chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         chosen: ``[n]`` float32 log-probabilities of the chosen answers.
-        rejected: The same of the rejected answers.
+        rejected: The same for the rejected answers.
 
     Returns:
         ``L_OR`` and the log odds ratio, each ``[n]``.
@@ -63,7 +63,7 @@ def odds_ratio_loss(chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log1mexp(x: Tensor) -> Tensor:
-    """``log(1 - exp(x))`` for ``x < 0``, by the numerically stable formula for ``x`` near 0 or far below it."""
+    """Return ``log(1 - exp(x))`` for ``x < 0``, by the formula that is stable near 0 or the one far below it."""
     import torch
 
     return torch.where(x < -math.log(2), torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))

@@ -1,9 +1,10 @@
-"""A reward model: a score ``r`` of an answer, learned from pairs by ``-log sigmoid(r(x, y_w) - r(x, y_l))``.
+"""A reward model: a score ``r`` for an answer, learned from pairs by ``-log sigmoid(r(x, y_w) - r(x, y_l))``.
 
 Bradley and Terry 1952; Ouyang et al. 2022, equation 1. ``center_rewards_coefficient`` adds that multiple of the mean
-of ``(r(x, y_w) + r(x, y_l))**2`` (Eisenstein et al. 2023, equation 2). Both are computed by
-``trl.trainer.reward_trainer.RewardTrainer.compute_loss``; ``tests/unit/training/test_losses_on_the_page.py`` compares
-the trainer's loss with the formula.
+of ``(r(x, y_w) + r(x, y_l))**2`` (Eisenstein et al. 2023, equation 2).
+
+``trl.trainer.reward_trainer.RewardTrainer.compute_loss`` computes both.
+``tests/unit/training/test_losses_on_the_page.py`` compares the trainer's loss with the formula.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.algorithms.preference._tokenised import build_on_ids, check_preference
-from gym_fed.training.rows.answers import answer_lengths, encode_answers, require_some
+from gym_fed.training.algorithms.preference._tokenised import build_on_ids, check_preference, encode_pairs
+from gym_fed.training.rows.answers import answer_lengths, require_some
 from gym_fed.training.run.job import Job
 
 _QUANTISED = (
@@ -28,7 +29,7 @@ _QUANTISED = (
 
 
 class RewardModel(Algorithm):
-    """A causal LM whose head is replaced by one number, read at the last token."""
+    """A causal LM whose head is replaced by a scalar one, read at the last token."""
 
     row_kind = "preference"
     learning_rate_scale = 0.5
@@ -52,14 +53,12 @@ class RewardModel(Algorithm):
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
         """Return the number of tokens of the longer conversation of each pair."""
-        return answer_lengths(
-            encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
-        )
+        return answer_lengths(encode_pairs(config, tokenizer, rows))
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """Encode pairs; pairs with a conversation of more than ``max_length`` tokens are skipped, as in TRL.
+        """Encode pairs; skip those with a conversation of more than ``max_length`` tokens, like TRL.
 
-        A truncated answer cannot be scored. ``length`` is that of the longer conversation.
+        A truncated answer cannot be scored. ``length`` is the length of the longer conversation.
         """
         counts = RowCounts()
         encoded = EncodedRows(self.encode_each(config, tokenizer, rows, counts), counts)
@@ -69,7 +68,7 @@ class RewardModel(Algorithm):
     def encode_each(
         self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
     ) -> Iterator[dict[str, Any]]:
-        for row in encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning):
+        for row in encode_pairs(config, tokenizer, rows):
             whole = {key: row["prompt_ids"] + row[key] for key in ("chosen_ids", "rejected_ids")}
             length = max(map(len, whole.values()))
             fits, answers = length <= config.max_length, len(row["chosen_ids"]) + len(row["rejected_ids"])
@@ -78,7 +77,7 @@ class RewardModel(Algorithm):
                 yield {**whole, "length": length}
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
-        """Return the same body (not a copy) with a one-output head, initialised from ``seed``.
+        """Return the model's body (not a copy) with a scalar head, initialised from ``seed``.
 
         Raises:
             GymError: ``MODEL_INVALID`` for an architecture without sequence classification.
@@ -102,9 +101,9 @@ class RewardModel(Algorithm):
         for name, head in scorer.named_children():
             if name != scorer.base_model_prefix:
                 head.to_empty(device="cpu").apply(scorer._init_weights)
-        for mark in _QUANTISED:  # a quantised model is recognised by these attributes too
-            if hasattr(model, mark):
-                setattr(scorer, mark, getattr(model, mark))
+        for attribute in _QUANTISED:  # by which a quantised model is recognised
+            if hasattr(model, attribute):
+                setattr(scorer, attribute, getattr(model, attribute))
         return scorer
 
     def build(self, job: Job) -> Any:

@@ -1,4 +1,4 @@
-"""Simple preference optimisation, Meng et al. 2024, "SimPO"; over TRL's experimental ``CPOTrainer``.
+"""Simple preference optimisation, Meng et al. 2024, "SimPO", with TRL's experimental ``CPOTrainer``.
 
 The loss is ``simpo_loss`` plus ``cpo_alpha`` times the chosen answer's next-token loss.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Simpo(WholePairs):
-    """SimPO, whose reward is the mean log-probability; it needs no reference model."""
+    """SimPO: the reward is the mean log-probability, and no reference model is needed."""
 
     federates = True
     tried = "full, LoRA"
@@ -40,9 +40,8 @@ class Simpo(WholePairs):
             remove_unused_columns=False,
         )
         trainer = build_on_ids(job, with_pair_loss(CPOTrainer, Margins), arguments, reference=False)
-        trainer.pair_loss = partial(
-            simpo_loss, beta=settings.beta, gamma=settings.gamma, label_smoothing=settings.label_smoothing
-        )
+        weights = settings.model_dump(include={"beta", "gamma", "label_smoothing"})
+        trainer.pair_loss = partial(simpo_loss, **weights)
         return trainer
 
 
@@ -53,7 +52,7 @@ def simpo_loss(
 
     Args:
         chosen: ``[n]`` mean log-probabilities per token of the chosen answers.
-        rejected: The same of the rejected answers.
+        rejected: The same for the rejected answers.
         beta: Scale of the reward, which is the mean log-probability.
         gamma: The target reward margin.
         label_smoothing: Assumed fraction of pairs with swapped labels.

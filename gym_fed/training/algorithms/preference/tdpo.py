@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Tdpo(Pairs):
-    """TDPO by TRL's ``DPOTrainer``; every step computes the reference's full distributions."""
+    """TDPO with TRL's ``DPOTrainer``; every step computes the reference's full distributions."""
 
     uses_reference = True
     takes_reference = True
@@ -54,15 +54,15 @@ class Tdpo(Pairs):
 def answer_terms(
     logits: torch.Tensor, reference: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the two terms of TDPO's loss: log-ratios and sequential KLs of answers.
+    """Return the two terms of TDPO's loss, log-ratios and sequential KLs of answers, after their log-probabilities.
 
     Args:
-        logits: ``[n, length, vocabulary]`` of the policy.
-        reference: The same of the reference.
+        logits: ``[n, length, vocabulary]`` logits of the policy.
+        reference: The same for the reference.
         labels: ``[n, length]`` int64: the token at each position, -100 outside the answer.
 
     Returns:
-        Three ``[n]``: ``log pi(y|x)``, ``log pi(y|x) / ref(y|x)``, and ``D(x, y)``.
+        Three tensors ``[n]``: ``log pi(y|x)``, ``log pi(y|x) / ref(y|x)``, and ``D(x, y)``.
     """
     targets = labels[:, 1:]
     mask = targets != -100
@@ -85,11 +85,11 @@ def tdpo_loss(
     rejected: tuple[torch.Tensor, torch.Tensor],
     settings: TdpoSettings,
 ) -> torch.Tensor:
-    """Return the loss TDPO1 or TDPO2 of pairs, ``[n]``.
+    """Return the TDPO1 or TDPO2 loss of pairs, ``[n]``.
 
     Args:
         chosen: Log-ratios to the reference and sequential KLs of the chosen answers, ``[n]`` each.
-        rejected: The same of the rejected answers.
+        rejected: The same for the rejected answers.
         settings: ``variant``, ``beta`` and, for variant 2, ``alpha``.
     """
     from torch.nn.functional import logsigmoid

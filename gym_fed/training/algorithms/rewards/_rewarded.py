@@ -1,8 +1,7 @@
-"""The common part of algorithms that learn from rewards: checks, rows, and arguments of TRL's trainers."""
+"""Define the base class of algorithms that learn from rewards: checks, rows, and arguments of TRL's trainers."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any, ClassVar
 
@@ -13,10 +12,12 @@ from gym_fed.core.text import counted
 from gym_fed.data.encoding import prompt_ids, require_chat_template, text_ids
 from gym_fed.data.rows import MEDIA, Row, RowKind
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.processes.ranks import world_size
 from gym_fed.training.run.job import Job
 from gym_fed.training.run.reproducibility import RunWarning
 
-_NEVER_READ = ("packing", "assistant_only_loss", "group_by_length", "mask_history", "reasoning")
+_UNUSED_KEYS = ("packing", "assistant_only_loss", "group_by_length", "mask_history", "reasoning")
+_TEXT = "training on rewards supports only text"
 _CHUNK_ROWS = 1000
 
 
@@ -36,9 +37,8 @@ class Rewarded(Algorithm):
         return False
 
     def check(self, config: TrainingConfig) -> None:
-        refuse_set(
-            config, _NEVER_READ, f"{self.name} learns from answers that it generates, and never uses it"
-        )
+        reason = f"{self.name} learns from answers that it generates, and never uses it"
+        refuse_set(config, _UNUSED_KEYS, reason)
         settings = self.settings(config)
         prompts_per_generation(self.name, settings, config)
         if settings.rollouts is not None:
@@ -63,22 +63,13 @@ class Rewarded(Algorithm):
         return rows
 
     def arguments(self, job: Job, *names: str) -> dict[str, Any]:
-        """Return keyword arguments that the configs of GRPO and RLOO share, and the settings that ``names`` lists."""
+        """Return the keyword arguments that the configs of GRPO and RLOO share, and the settings in ``names``."""
         settings: RolloutSettings = self.settings(job.config)
-        self._warn_of_left_out(job)
+        self._warn_of_skipped_prompts(job)
         shared = (
-            "num_generations",
-            "max_completion_length",
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "repetition_penalty",
-            "steps_per_generation",
-            "num_iterations",
-            "mask_truncated_completions",
-            "epsilon",
-            "epsilon_high",
+            *("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p"),
+            *("repetition_penalty", "steps_per_generation", "num_iterations"),
+            *("mask_truncated_completions", "epsilon", "epsilon_high"),
         )
         return {
             **job.arguments(),
@@ -93,12 +84,12 @@ class Rewarded(Algorithm):
         """Count a reference model if the loss penalises the divergence from it."""
         return (int(config.chosen_sections()[config.algorithm].beta > 0 and not adapted), 0)
 
-    def _warn_of_left_out(self, job: Job) -> None:
+    def _warn_of_skipped_prompts(self, job: Job) -> None:
         """Warn of prompts that do not fill a generation; TRL's sampler drops different ones in each epoch."""
         needed = prompts_per_generation(self.name, self.settings(job.config), job.config)
-        if left_out := len(job.encoded) % needed:
+        if skipped := len(job.encoded) % needed:
             warnings.warn(
-                f"data: an epoch skips {left_out} of {counted(len(job.encoded), 'prompt')}, different ones each time: "
+                f"data: an epoch skips {skipped} of {counted(len(job.encoded), 'prompt')}, different ones each time: "
                 f"a generation takes {needed}",
                 RunWarning,
                 stacklevel=2,
@@ -106,12 +97,12 @@ class Rewarded(Algorithm):
 
 
 def prompts_per_generation(name: str, settings: RolloutSettings, config: TrainingConfig) -> int:
-    """Return the number of prompts that are answered at once.
+    """Return the number of prompts per generation.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with the numbers, if a generation cannot hold all answers to its prompts.
+        GymError: ``CONFIG_INVALID`` if a generation does not consist of whole groups of answers to a prompt.
     """
-    batch, processes = config.per_device_train_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
+    batch, processes = config.per_device_train_batch_size, world_size()
     steps, key = settings.steps_per_generation, f"{name}.steps_per_generation"
     if steps is None:
         steps, key = config.gradient_accumulation_steps, "gradient_accumulation_steps"
@@ -129,23 +120,20 @@ def prompts_per_generation(name: str, settings: RolloutSettings, config: Trainin
     return answers // settings.num_generations
 
 
-_TEXT = "training on rewards supports only text"
-
-
 def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
     """Refuse a mix of conversations and texts: TRL checks only the first prompt of a batch."""
     first_is_text = isinstance(rows[0]["prompt"], str)
     for number, row in enumerate(rows, 1):
-        mixed = isinstance(row["prompt"], str) != first_is_text
-        unnamed = "has tools, but prompts for generated answers would omit them"
+        is_mixed = isinstance(row["prompt"], str) != first_is_text
+        omitted = "has tools, but prompts for generated answers would omit them"
         refuse_first(
             (
-                mixed,
+                is_mixed,
                 "plain strings and conversations are mixed",
                 "write all prompts as strings, or all as messages",
             ),
             *((row.get(c) or row.get(m), f"has {c}", _TEXT) for c, m in MEDIA.items()),
-            (row.get("tools"), unnamed, "describe them in a system message, or drop the key"),
+            (row.get("tools"), omitted, "describe them in a system message, or drop the key"),
             code=ErrorCode.DATA_INVALID,
             prefix=f"row {number}: ",
         )
@@ -158,14 +146,13 @@ def _require_length(tokenizer: Any, rows: list[Row], start: int, max_length: int
     if isinstance(prompts[0], str):
         ids = text_ids(tokenizer, prompts)
     else:
-        ids = tokenizer.apply_chat_template(
-            prompts, tokenize=True, return_dict=True, add_generation_prompt=True
-        )["input_ids"]
+        options = {"tokenize": True, "return_dict": True, "add_generation_prompt": True}
+        ids = tokenizer.apply_chat_template(prompts, **options)["input_ids"]
     for number, row in enumerate(ids, start + 1):
-        if not 0 < len(row) <= max_length:
-            length = (
-                f"has {counted(len(row), 'token')}, but max_length is {max_length}" if row else "is empty"
-            )
-            reason = f"row {number}: its prompt {length}"
-            remedy = "shorten the prompt, or raise max_length" if row else "fill it in, or delete the row"
-            raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
+        too_long = f"has {counted(len(row), 'token')}, but max_length is {max_length}"
+        refuse_first(
+            (not row, "is empty", "fill it in, or delete the row"),
+            (len(row) > max_length, too_long, "shorten the prompt, or raise max_length"),
+            code=ErrorCode.DATA_INVALID,
+            prefix=f"row {number}: its prompt ",
+        )

@@ -1,5 +1,4 @@
-"""TRL's trainers that generate answers, with graders, a reference copied from the model in memory, and exact
-resume."""
+"""Extend TRL's trainers that generate answers by graders, a reference copied from memory, and exact resume."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from safetensors.torch import save_file
 from trl import GRPOTrainer, RLOOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.text import counted
 from gym_fed.data.encoding import without_second_bos
 from gym_fed.evaluation.environments import STATE, Environment
@@ -34,20 +33,19 @@ if TYPE_CHECKING:
 
 _PROBE_TOKENS = 16
 _MAX_DIFFERENCE = 0.5
-"""Mean difference of log-probabilities per token, in nats: in bfloat16 it is 0.05; between different models it is
-above 1."""
+"""Mean difference of log-probabilities per token, in nats: 0.05 in bfloat16; above 1 between different models."""
 
 
 _Trainer: Any = object  # the class that the mix-in precedes
-_Grpo: Any = GRPOTrainer  # their annotations are not relied on
+_Grpo: Any = GRPOTrainer  # do not rely on their annotations
 _Rloo: Any = RLOOTrainer
 
 
 class Rollouts(_Trainer):  # type: ignore[misc]
-    """A mix-in, placed before ``GRPOTrainer`` or ``RLOOTrainer``.
+    """A mix-in for ``GRPOTrainer`` and ``RLOOTrainer``.
 
-    A checkpoint between two uses of the same answers contains them, so that a resumed run uses them again
-    and ends with the same weights.
+    A checkpoint between two uses of the same answers contains them, so that a resumed run reuses them and ends with
+    the same weights.
     """
 
     _buffered_inputs: Any
@@ -60,7 +58,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
 
     _resent = 0
     _num_tokens = 0
-    """Tokens since this process started; the trainer's own count is of the whole run."""
+    """Tokens since this process started; the trainer counts those of the whole run."""
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
         return EpochSampler(super()._get_train_sampler(dataset))
@@ -97,17 +95,17 @@ class Rollouts(_Trainer):  # type: ignore[misc]
             self.vllm_generation.load(Path(resume_from_checkpoint))
 
     def prompts_of_generation(self, generation: int) -> list[list[int]]:
-        """Return the token ids of all prompts of a generation, ``[answers]``, before its batch is loaded."""
+        """Return the token ids of each prompt of a generation, ``[answers]``, before its batch is loaded."""
         sampler = self._get_train_sampler()
-        epoch, place = divmod(generation, sampler.num_samples // sampler.batch_size)
-        prompts = [self.prompts[index] for index in sampler.group(epoch, place)]
+        epoch, number = divmod(generation, sampler.num_samples // sampler.batch_size)
+        prompts = [self.prompts[index] for index in sampler.group(epoch, number)]
         ids, *_ = self._tokenize_prompts(prompts)
         return [list(each) for each in ids]
 
     def _require_same_policy(self, difference: float) -> None:
         """Refuse answers of a policy other than the trained one.
 
-        Probabilities that sampling truncates or penalises always differ, and are not compared.
+        Not compared if sampling truncates or penalises probabilities, which then always differ.
 
         Args:
             difference: Mean over tokens of the difference of log-probabilities between vLLM and the trained model.
@@ -127,8 +125,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
             self._resent = resent
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log tokens since this process started, as TRL's other trainers do, but not times, which are not
-        reproducible."""
+        """Log the tokens since this process started, like TRL's other trainers; omit times, which vary between runs."""
         if self.model.training:
             metrics = self._metrics["train"]
             metrics.pop("step_time", None)
@@ -150,7 +147,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         """Generate as TRL does, from the original prompts: an Arrow table would give all messages the same keys."""
         prompted = [{**row, "prompt": self.prompts[row["row"]]} for row in inputs]
         if (rollouts := getattr(self, "rollout_func", None)) is not None:
-            rollouts.places = [row["row"] for row in inputs]
+            rollouts.row_indices = [row["row"] for row in inputs]
         batch: dict[str, Any] = super()._generate_and_score_completions(prompted)
         if self.use_vllm:
             self._warn_of_resent()
@@ -170,9 +167,9 @@ class Rollouts(_Trainer):  # type: ignore[misc]
 
 
 class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
-    """The trainer of GRPO and GSPO, and the generation of answers for PPO.
+    """The trainer of GRPO and GSPO, which also generates the answers for PPO.
 
-    TRL's losses are means over the step, except ``bnpo``, a mean over a batch's tokens by definition, and the entropy
+    TRL's losses are means over the step, except ``bnpo``, by definition a mean over a batch's tokens, and the entropy
     bonus, whose mean over a batch is weighted here by the batch's tokens.
     """
 
@@ -184,12 +181,12 @@ class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
     _rewards_by_grader: torch.Tensor
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        """Return TRL's rewards, ``[answers of all processes, graders]``, and store them for the advantages."""
+        """Return TRL's rewards ``[answers of all processes, graders]``, and store them for the advantages."""
         self._rewards_by_grader = super()._calculate_rewards(*arguments, **named)
         return self._rewards_by_grader
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return TRL's generated answers with the advantages of ``advantages``, ``[B]``."""
+        """Return TRL's generated answers, with advantages ``[B]`` by ``advantages``."""
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.use_vllm and self.vllm_importance_sampling_correction:
             metrics = self._metrics["train" if self.model.training else "eval"]
@@ -225,9 +222,9 @@ class RlooRollouts(Rollouts, _Rloo):  # type: ignore[misc]
     """The trainer of RLOO."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return TRL's generated answers; advantages of answers from vLLM have the answer's importance weight.
+        """Return TRL's generated answers; multiply the advantage of an answer from vLLM by its importance weight.
 
-        TRL corrects GRPO only.
+        TRL corrects only GRPO.
         """
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not self.use_vllm or not self.vllm_importance_sampling_correction:
@@ -245,7 +242,7 @@ class RlooRollouts(Rollouts, _Rloo):  # type: ignore[misc]
 
 
 class EpochSampler(RepeatSampler):
-    """TRL's order of prompts, drawn from seed and epoch, so that a run resumed in a later epoch has the same order."""
+    """Orders prompts like TRL, but by seed and epoch alone, so that a resumed run has the same order."""
 
     def __init__(self, of: RepeatSampler) -> None:
         super().__init__(
@@ -258,14 +255,14 @@ class EpochSampler(RepeatSampler):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; accelerate's dataloader calls it before each one."""
+        """Set the epoch; accelerate's dataloader calls this before each one."""
         self.generator.manual_seed((self.seed or 0) + epoch)
 
-    def group(self, epoch: int, place: int) -> list[int]:
-        """Return the rows of the ``place``-th generation of an epoch, each as often as it is answered."""
+    def group(self, epoch: int, number: int) -> list[int]:
+        """Return the rows of a generation of an epoch (numbered from 0), each as often as it is answered."""
         self.set_epoch(epoch)
         order = torch.randperm(self.num_samples, generator=self.generator)
-        rows = order[place * self.batch_size : (place + 1) * self.batch_size]
+        rows = order[number * self.batch_size : (number + 1) * self.batch_size]
         return [int(row) for row in rows.repeat_interleave(self.mini_repeat_count)]
 
 
@@ -274,9 +271,9 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
 
     Args:
         trainer_class: A subclass of ``Rollouts``.
-        job: The run; its graders are set up.
-        arguments: Its ``GRPOConfig`` or ``RLOOConfig``, with ``beta`` 0.
-        beta: Weight of the KL term; above 0 it needs a reference, see ``reference_of``.
+        job: The run's job, with graders that are set up.
+        arguments: The trainer's ``GRPOConfig`` or ``RLOOConfig``, with ``beta`` 0.
+        beta: Weight of the KL term; if above 0, it needs a reference, see ``reference_of``.
         more: Further keyword arguments of the trainer.
     """
     reference = reference_of(job) if beta else None
@@ -302,7 +299,7 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
 
 
 def _environment_rollouts(
-    trainer_class: Any, job: Job, rows: Sequence[dict[str, Any]], most: int
+    trainer_class: Any, job: Job, rows: Sequence[dict[str, Any]], max_tokens: int
 ) -> EnvironmentRollouts | None:
     """Return the rollouts of the job's environment; None without one.
 
@@ -316,26 +313,24 @@ def _environment_rollouts(
     strategy = job.config.distributed_strategy
     engine = job.config.chosen_sections()[job.config.algorithm].rollouts
     is_ahead = engine is not None and engine.max_staleness > 0
-    # Processes generate a split model together, and conversations of different length would leave some waiting
-    split = f"distributed.strategy: {strategy} splits the model, and environments need ddp"
-    for is_wrong, reason in (
-        (strategy != "ddp", split),
+    # All processes generate with a split model together: with conversations of different length, some would hang.
+    refuse_first(
+        (strategy != "ddp", f"distributed.strategy: {strategy} splits the model, and environments need ddp"),
         (is_ahead, "conversations cannot be generated ahead: set rollouts.max_staleness to 0"),
         (len(environments) > 1, "a run supports only one environment"),
         (trainer_class is not GrpoRollouts, f"{job.config.algorithm} has no environments: use grpo or gspo"),
         (any(isinstance(row["prompt"], str) for row in rows), "environments need prompts that are messages"),
-    ):
-        if is_wrong:
-            raise GymError(ErrorCode.USAGE, f"graders: {environments[-1].name}: {reason}")
-    return EnvironmentRollouts(environments[0], rows, most)
+        code=ErrorCode.USAGE,
+        prefix=f"graders: {environments[-1].name}: ",
+    )
+    return EnvironmentRollouts(environments[0], rows, max_tokens)
 
 
 def reference_of(job: Job) -> Any | None:
-    """Return the reference that the config names, or a copy of the policy; None for the policy with its adapter
-    disabled.
+    """Return the reference that the config names, or a copy of the policy; None if disabling the adapter suffices.
 
-    None is for an adapter that does not change the model yet, as a forward pass shows; PiSSA, OLoRA and continued
-    adapters do.
+    It suffices if the adapter does not change the model yet, as a forward pass shows; PiSSA, OLoRA and continued
+    adapters do change it.
     """
     named = named_reference(job.config, job.model)
     if named is not None:
@@ -348,11 +343,11 @@ def reference_of(job: Job) -> Any | None:
 def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[..., list[float]]:
     """Wrap a grader as a reward function of TRL.
 
-    Two figures are logged: ``rewards/NAME/mean`` is the grader's contribution to the reward, ``graders/NAME`` its value
+    Two metrics are logged: ``rewards/NAME/mean`` is the grader's contribution to the reward, ``graders/NAME`` its value
     before ``weight`` and ``clip`` (for each part of a ``CombinedGrader``).
 
     Args:
-        grader: Set up already.
+        grader: The grader, which is set up.
         rows: All rows, indexed by the dataset's column ``row``; an answer is graded with the columns of its row.
     """
 
@@ -366,8 +361,8 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
         ]
         rewards = [float(value) for value in grader.grade(samples)]
         if len(rewards) != len(samples) or not all(map(math.isfinite, rewards)):
-            reason = f"the grader {grader.name} gave {rewards} for {counted(len(samples), 'answer')}"
-            raise GymError(ErrorCode.DATA_INVALID, reason, "a grader gives one finite number for each answer")
+            reason = f"the grader {grader.name} returned {rewards} for {counted(len(samples), 'answer')}"
+            raise GymError(ErrorCode.DATA_INVALID, reason, "return one finite number for each answer")
         by_name = grader.values if isinstance(grader, CombinedGrader) else {grader.name: rewards}
         for name, values in by_name.items():
             log_metric(f"graders/{name}", sum(values) / len(values))
@@ -378,7 +373,7 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
 
 
 def _sample(row: dict[str, Any], completion: Any, state: dict[str, Any] | None) -> Sample:
-    """Return the sample of an answer; after a conversation with an environment, of its last answer."""
+    """Return the sample of an answer, or of the last answer in a conversation with an environment."""
     columns = {key: value for key, value in row.items() if key != "prompt"}
     if state is not None:
         columns[STATE] = state
@@ -388,9 +383,9 @@ def _sample(row: dict[str, Any], completion: Any, state: dict[str, Any] | None) 
 
 
 def _prompts(rows: Sequence[dict[str, Any]], start: int) -> Any:
-    """Create the dataset that TRL samples: row numbers, and a prompt column with TRL's name.
+    """Create the dataset that TRL samples: row numbers, and the column ``prompt``, which TRL requires.
 
-    The prompts themselves are stored separately, because Arrow requires one type per column.
+    The prompts themselves are in ``Rollouts.prompts``, because Arrow requires one type per column.
     """
     from datasets import Dataset
 

@@ -1,4 +1,4 @@
-"""Group relative policy optimisation: an answer's advantage is its reward against other answers to the same prompt.
+"""Group relative policy optimisation: an answer's advantage is its reward relative to other answers to its prompt.
 
 Shao et al. 2024, "DeepSeekMath", section 4.1. Every token of an answer has the answer's advantage ``A``, which
 ``group_advantages`` computes. With ``r = pi / pi_old`` the loss of a token is (equations 3 and 4)
@@ -25,7 +25,7 @@ _SMALLEST_DEVIATION = 1e-4
 
 
 class Grpo(Rewarded):
-    """GRPO, and the averages of DAPO, Dr. GRPO and BNPO by ``loss_type``."""
+    """GRPO, with the averages of DAPO, Dr. GRPO and BNPO as choices of ``loss_type``."""
 
     name = "grpo"
     tried = "full, LoRA, LoRA on vLLM; every grader"

@@ -1,4 +1,4 @@
-"""Group sequence policy optimisation: GRPO with one importance ratio for a whole answer.
+"""Group sequence policy optimisation: GRPO with one importance ratio per answer.
 
 Zheng et al. 2025, "Group Sequence Policy Optimization". The ratio of an answer ``y`` is ``s = exp(mean over tokens of
 log(pi / pi_old))`` (equation 7), and its loss ``-min(s * A, clip(s, 1 - epsilon, 1 + epsilon_high) * A)`` (equation
@@ -18,7 +18,7 @@ from gym_fed.training.run.job import Job
 
 
 class Gspo(Rewarded):
-    """The ratio is the geometric mean over the answer's tokens; losses are averaged answer by answer."""
+    """GSPO: the ratio of an answer is the geometric mean over its tokens, and losses are averaged over answers."""
 
     name = "gspo"
     tried = "full, LoRA, LoRA on vLLM"
@@ -29,11 +29,8 @@ class Gspo(Rewarded):
 
         from gym_fed.training.algorithms.rewards._rollouts import GrpoRollouts, build_trainer
 
-        arguments = GRPOConfig(
-            **self.arguments(job, "scale_rewards", "entropy_coef"),
-            importance_sampling_level="sequence",
-            loss_type="grpo",
-        )
+        shared = self.arguments(job, "scale_rewards", "entropy_coef")
+        arguments = GRPOConfig(**shared, importance_sampling_level="sequence", loss_type="grpo")
         settings = self.settings(job.config)
         trainer = build_trainer(GrpoRollouts, job, arguments, settings.beta)
         trainer.advantages = partial(group_advantages, scale=settings.scale_rewards)

@@ -1,9 +1,9 @@
-"""Proximal policy optimisation: a critic estimates the value of each token, and the policy moves by clipped ratios.
+"""Proximal policy optimisation: a critic estimates the value of each token, and policy updates are clipped.
 
 The loss is ``-L_CLIP + L_VF - entropy_coef * S``, a mean over tokens: Schulman et al. 2017, "Proximal Policy
 Optimization Algorithms", equation 9. Its parts, in the order of a step:
 
-1. ``token_rewards``: the graders' reward, less the penalty that keeps the policy near the initial model.
+1. ``token_rewards``: the graders' reward, minus the penalty that keeps the policy near the initial model.
 2. ``generalised_advantages``: the advantage ``A`` and return ``R`` of each token.
 3. ``clipped_objective``: ``L_CLIP``.
 4. ``value_loss``: ``L_VF``, the critic's loss.
@@ -34,15 +34,14 @@ class Ppo(Rewarded):
         super().check(config)
         settings = self.settings(config)
         strategy = config.distributed_strategy
-        # The critic's weights are a group of the policy's optimiser, which must not depend on one model's
-        # layers.
+        # The policy's optimiser also updates the critic, so it must not depend on the layers of one model.
         optimizer = OPTIMIZERS.new(config.optimizer)
         conflict = TUNING.type_of(config.finetuning).own_optimizer(config)
         if optimizer.of_one_model:
             conflict = f"optimizer: {config.optimizer} {optimizer.of_one_model}"
         answers = prompts_per_generation(self.name, settings, config) * settings.num_generations
         no_critic = "ppo.critic: not set, but a quantised policy's body cannot be copied for it"
-        split = f"distributed.strategy: {strategy} shards one model, but ppo trains two"
+        split = f"distributed.strategy: {strategy} can shard only one model, but ppo trains two"
         single = "per_device_train_batch_size: a generation of one answer has nothing to compare it with"
         another = "or grpo, which needs no critic"
         refuse_first(
@@ -62,7 +61,7 @@ class Ppo(Rewarded):
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
-        """Count the critic, whose body is trained unless that is switched off."""
+        """Count the reference and the critic, whose body is frozen if ``train_critic_body`` is false."""
         frozen, _ = super().beside(config, adapted=adapted)
         trained = config.chosen_sections()[config.algorithm].train_critic_body
         return (frozen, 1) if trained else (frozen + 1, 0)
@@ -78,17 +77,14 @@ class Ppo(Rewarded):
         named = self.arguments(job, "entropy_coef")
         prompts = prompts_per_generation(self.name, settings, job.config)
         # TRL refuses groups of one, from which GRPO could not learn, so the number is set after its check.
-        arguments = GRPOConfig(
-            **{**named, "num_generations": settings.num_generations * prompts},
-            loss_type="dapo",
-            scale_rewards="none",
-        )
+        named["num_generations"] = settings.num_generations * prompts
+        arguments = GRPOConfig(**named, loss_type="dapo", scale_rewards="none")
         arguments.num_generations = settings.num_generations
         train_body = settings.train_critic_body
         if settings.critic is None:
             critic = critic_like(job.model, train_body=train_body)
             if job.config.base_dtype is not None:
-                critic = critic.float()  # all its weights are trained
+                critic = critic.float()  # all weights of the critic are trained
         else:
             critic = load_critic(settings.critic, job.model, dtype=job.config.dtype, train_body=train_body)
         return build_trainer(PpoTrainer, job, arguments, settings.beta, critic=critic, settings=settings)

@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out: an answer's baseline is the mean reward of the other answers to the same prompt.
+"""REINFORCE leave-one-out: an answer's baseline is the mean reward of the other answers to its prompt.
 
 Ahmadian et al. 2024, "Back to Basics", section 3.2. Of ``k`` answers, the ``i``-th has the advantage ``A_i = R_i -
 sum(R_j for j != i) / (k - 1)``, where ``R`` is the sum of the graders less ``beta`` times the answer's ``log(pi /
@@ -27,7 +27,5 @@ class Rloo(Rewarded):
 
         from gym_fed.training.algorithms.rewards._rollouts import RlooRollouts, build_trainer
 
-        names = ("normalize_advantages", "reward_clip_range")
-        return build_trainer(
-            RlooRollouts, job, RLOOConfig(**self.arguments(job, *names)), self.settings(job.config).beta
-        )
+        arguments = RLOOConfig(**self.arguments(job, "normalize_advantages", "reward_clip_range"))
+        return build_trainer(RlooRollouts, job, arguments, self.settings(job.config).beta)

@@ -1,7 +1,7 @@
-"""The base class of the unlearning algorithms: it pairs rows to forget with rows to retain, and validates both.
+"""Define the base class of the unlearning algorithms, which pairs rows to forget with rows to retain.
 
 Pairs are drawn once from the seed: an epoch covers the larger group, and repeats the rows of the smaller one, each time
-in another order. So every batch has both kinds, and a resumed run has the same batches.
+in a new order. So every batch has both kinds, and a resumed run has the same batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Unlearning(Algorithm):
 
     @abstractmethod
     def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
-        """Return the trainer's class, and its own keyword arguments."""
+        """Return the trainer class, and the keyword arguments that only it takes."""
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[Encoded]:
         forget = [row for row in rows if row.get("forget")]
@@ -47,12 +47,13 @@ class Unlearning(Algorithm):
                 "mark a source with role: forget, or rows with forget: true",
             )
         if bool(retain) != bool(weight):
-            problem = (
-                f"all {counted(len(rows), 'row', 'are')} to be forgotten"
-                if weight
-                else f"{counted(len(retain), 'row', 'are')} to be retained"
-            )
-            remedy = "add rows to retain" if weight else "remove them"
+            if weight:
+                problem, remedy = (
+                    f"all {counted(len(rows), 'row', 'are')} to be forgotten",
+                    "add rows to retain",
+                )
+            else:
+                problem, remedy = f"{counted(len(retain), 'row', 'are')} to be retained", "remove them"
             reason = f"{problem}, but {config.algorithm}.retain_weight is {weight:g}"
             raise GymError(ErrorCode.DATA_INVALID, reason, f"{remedy}, or set another retain_weight")
         groups = [Sft().encode(config, tokenizer, group) if group else [] for group in (forget, retain)]
@@ -82,7 +83,7 @@ class Unlearning(Algorithm):
 
 
 def _pair(forget: list[Encoded], retain: list[Encoded], *, seed: int) -> list[Encoded]:
-    """Return ``{"forget": row, "retain": row}``; only ``forget`` if no row is retained."""
+    """Return pairs ``{"forget": row, "retain": row}``, without ``retain`` if no row is retained."""
     if not retain:
         return [{"forget": row, "length": row["length"]} for row in forget]
     number = max(len(forget), len(retain))
@@ -94,7 +95,7 @@ def _pair(forget: list[Encoded], retain: list[Encoded], *, seed: int) -> list[En
 
 
 def _repeat_to(rows: list[Encoded], number: int, seed: int) -> list[Encoded]:
-    """Return ``number`` rows: all of them, then all in another order, and so on."""
+    """Return ``number`` rows: all of them, then all in a new order, and so on."""
     drawn, order = list(rows), random.Random(seed)
     while len(drawn) < number:
         drawn += order.sample(rows, len(rows))

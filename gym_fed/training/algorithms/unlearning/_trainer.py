@@ -1,4 +1,4 @@
-"""TRL's ``SFTTrainer`` with a two-part loss: on rows to forget and on rows to retain."""
+"""Extend TRL's ``SFTTrainer`` by a loss on rows to forget and a loss on rows to retain."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _Sft: Any = SFTTrainer  # do not rely on its annotations
 class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
     """Minimises ``retain_weight * L_retain + forget_loss``, each a mean over its items in the whole step.
 
-    ``L_retain`` is in nats per token. It also logs ``forget_nll`` and ``retain_nll``, the plain
-    losses of the two halves in nats per token.
+    ``L_retain`` is in nats per token. It also logs ``forget_nll`` and ``retain_nll``, the next-token losses of the two
+    halves in nats per token.
 
     Args:
         args: Arguments of ``SFTTrainer``.
         retain_weight: Weight of ``L_retain``.
-        forget_loss: Loss of the rows to forget: a function of ``[n, t]`` log-probabilities (0 if not labelled) and the
-            mask of labels that returns a scalar.
+        forget_loss: Maps ``[n, t]`` log-probabilities of the rows to forget (0 if not labelled) and the mask of labels
+            to a scalar loss.
         kwargs: Arguments of ``SFTTrainer``.
     """
 
@@ -85,19 +85,18 @@ class ReferenceTrainer(UnlearningTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Before the first step and before a checkpoint is loaded the model is the reference, so no copy is
-        # needed.
+        # Needs no copy: before the first step, and before a checkpoint is loaded, the model is the reference.
         self.train_dataset = self._with_reference(self.train_dataset)
         if self.eval_dataset is not None:
             self.eval_dataset = self._with_reference(self.eval_dataset)
 
     def forget_loss(self, log_probs: Tensor, labelled: Tensor, reference: Tensor | None) -> Tensor:
-        assert reference is not None  # a column of both data sets
+        assert reference is not None  # a column of both datasets
         return self._forget_loss(log_probs.sum(dim=1) - reference)
 
     @torch.no_grad()
     def _with_reference(self, dataset: Any) -> Any:
-        """Return the data set with the reference's log-probabilities of the rows to forget as a column."""
+        """Return the dataset with the reference's log-probabilities of the rows to forget as a column."""
         was_training = self.model.training
         self.model.eval()
         log_probs: list[float] = []

@@ -1,8 +1,8 @@
 """Gradient difference: raise the loss on rows to forget, lower the loss on rows to retain.
 
 ``L = retain_weight * L_retain - L_forget``, where ``-L_forget`` is ``gradient_ascent_loss`` and ``L_retain`` the
-next-token loss. Liu et al. 2022, "Continual Learning and Private Unlearning", section 4;
-the name is that of Maini et al. 2024 (TOFU), section 4.
+next-token loss. Liu et al. 2022, "Continual Learning and Private Unlearning", section 4; named by Maini et al. 2024
+(TOFU), section 4.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GradientDifference(_Unlearning):
-    """Gradient difference by a custom loss over TRL's ``SFTTrainer``."""
+    """Gradient difference as a custom loss of TRL's ``SFTTrainer``."""
 
     tried = "full, LoRA; two processes"
 
@@ -29,12 +29,12 @@ class GradientDifference(_Unlearning):
 
 
 def gradient_ascent_loss(log_probs: Tensor, labelled: Tensor, cap: float | None) -> Tensor:
-    """Return ``-L_forget`` of Liu et al. 2022, section 4, a mean over tokens; with a cap, over tokens of rows below it.
+    """Return ``-L_forget`` of Liu et al. 2022, section 4, a mean over tokens.
 
     Args:
         log_probs: ``[n, t]`` float32, 0 if not labelled.
         labelled: ``[n, t]`` bool.
-        cap: Nats per token at which a row counts as ``cap`` and has no gradient.
+        cap: Loss in nats per token above which a row has no gradient, and counts as ``cap``; None for no cap.
     """
     counts = labelled.sum(dim=1)
     rows = -log_probs.sum(dim=1) / counts.clamp(min=1)

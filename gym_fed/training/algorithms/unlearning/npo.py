@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Npo(_Unlearning):
-    """NPO as a custom loss on TRL's ``SFTTrainer``; the reference, the untrained model, scores the rows once."""
+    """NPO as a custom loss of TRL's ``SFTTrainer``; the reference, the untrained model, scores the rows once."""
 
     tried = "full, LoRA; two processes"
 
