@@ -1,4 +1,4 @@
-"""Evaluation without training (``evaluate_only``): metrics of a model on ``eval_data``."""
+"""Evaluate a model on ``eval_data`` without training (``evaluate_only``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from gym_fed.base.models import pick_device, quiet_loading
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import write_atomically
 from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.data.row_counts import RowCounts
@@ -31,11 +31,11 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     """Evaluate a model on ``eval_data`` and write the metrics into ``output_dir``.
 
     Returns:
-        The content of ``eval_results.json``: the metrics of an evaluation of a run of this config (``eval_loss``, ...),
-        and ``eval_perplexity``; and the row counts.
+        The metrics in ``eval_results.json``: those that a run with this config logs in an evaluation (``eval_loss``,
+        ...), and ``eval_perplexity``; and the row counts.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` without ``eval_data`` or for an algorithm whose metrics describe a training run;
+        GymError: ``CONFIG_INVALID`` without ``eval_data``, or for an algorithm whose metrics need training;
             ``FILE_EXISTS`` if ``output_dir`` holds results; errors from ``Trainer.train``.
     """
     from transformers import PrinterCallback
@@ -67,9 +67,8 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
         trainer = algorithm.build(Job(config, model, tokenizer, encoded, encoded, Path(scratch), []))
         trainer.remove_callback(PrinterCallback)
         metrics = trainer.evaluate()
-    figures = {
-        name: float(value) for name, value in metrics.items() if not _TIMED.search(name) and name != "epoch"
-    }
+    names = [name for name in metrics if not _TIMED.search(name) and name != "epoch"]
+    figures = {name: float(metrics[name]) for name in names}
     if algorithm.uses_model_loss:
         figures["eval_perplexity"] = math.exp(min(figures["eval_loss"], 700.0))
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -80,16 +79,12 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
 
 def _require_figures(config: TrainingConfig) -> None:
     kind = ALGORITHMS.type_of(config.algorithm)
-    problem = None
-    if not config.eval_data:
-        problem, remedy = "there are no rows to evaluate on", "add eval_data"
-    elif kind.uses_reference:
-        problem, remedy = (
-            f"{config.algorithm} compares a model with its initial state, but here the two are the same",
-            "sft",
-        )
-    elif kind.task_type != "CAUSAL_LM" or not kind.keeps_encoded:
-        problem, remedy = f"{config.algorithm} has no metrics for an untrained model", "sft"
-    if problem is not None:
-        hint = remedy if not config.eval_data else f"use algorithm: {remedy}"
-        raise GymError(ErrorCode.CONFIG_INVALID, f"evaluate_only: {problem}", hint)
+    same = f"{config.algorithm} compares a model with its initial state, but here the two are the same"
+    unmeasured = kind.task_type != "CAUSAL_LM" or not kind.keeps_encoded
+    refuse_first(
+        (not config.eval_data, "there are no rows to evaluate on", "add eval_data"),
+        (kind.uses_reference, same),
+        (unmeasured, f"{config.algorithm} has no metrics for an untrained model"),
+        prefix="evaluate_only: ",
+        remedy="use algorithm: sft",
+    )

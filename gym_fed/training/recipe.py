@@ -1,6 +1,6 @@
-"""Recipes: Python training scripts whose context provides devices, a tracker, models and storage.
+"""Recipes: Python training scripts with a context that provides devices, a tracker, models and storage.
 
-See docs/recipes.md for an example. If a config is sufficient, use ``gym train``.
+See docs/recipes.md for an example. If a config suffices, use ``gym train``.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class RecipeContext:
             context.save_safely("policy", policy)
 
     Args:
-        output_dir: Folder of the recipe; created if missing, otherwise resumed.
+        output_dir: Folder of the recipe; created if missing, otherwise continued.
         devices: Names of devices, or ``auto`` for all CUDA GPUs, else MPS, else the CPU.
         seed: Seed for Python, numpy and torch, set when the block is entered.
-        experiment: Tracker; by default a ``gym_fed.Experiment`` in ``output_dir``, which is closed at the end.
-            A given tracker stays open.
+        experiment: Tracker, which stays open; by default a ``gym_fed.Experiment`` in ``output_dir``, which is closed
+            at the end.
 
     Attributes:
         output_dir: The recipe's folder.
@@ -72,7 +72,11 @@ class RecipeContext:
         self.seed = seed
         self.storage = self.output_dir / "storage"
         self._own = experiment is None
-        self.experiment: Tracks = _experiment(self.output_dir) if experiment is None else experiment
+        if experiment is None:
+            from gym_fed.tracking.experiment import Experiment
+
+            experiment = Experiment(self.output_dir)
+        self.experiment: Tracks = experiment
 
     def __enter__(self) -> RecipeContext:
         from transformers import set_seed
@@ -134,7 +138,7 @@ class RecipeContext:
         device: str | torch.device | None = None,
         dtype: str = "float32",
     ) -> LoadedModel:
-        """Create a model for a role; its source stays unchanged.
+        """Create a model for a role; its source is not changed.
 
         ========== =============================================================================================
         policy     trained: a causal LM with all weights trainable; with an adapter, only the adapter's
@@ -147,7 +151,7 @@ class RecipeContext:
             role: See above.
             model: A name as for ``load_model``, or a spawned model, which is copied.
             device: By default the first of ``devices``.
-            dtype: Type of the weights of a loaded model.
+            dtype: Dtype of the weights of a loaded model.
 
         Raises:
             GymError: ``USAGE`` for an unknown role; errors from ``load_model``.
@@ -162,7 +166,9 @@ class RecipeContext:
         else:
             spawned = LoadedModel(copy.deepcopy(model.model), copy.deepcopy(model.tokenizer), model.name)
         if role == "value":
-            spawned.model = _critic(spawned)
+            from gym_fed.training.model.critic import critic_like
+
+            spawned.model = critic_like(spawned.model, train_body=True)
         elif role == "reference":
             spawned.model.requires_grad_(False)
         elif hasattr(spawned.model, "peft_config"):
@@ -190,9 +196,8 @@ class RecipeContext:
             GymError: ``USAGE`` for an invalid name or an object that cannot be saved.
         """
         if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
-            raise GymError(
-                ErrorCode.USAGE, f"save_safely: {name!r} is not a valid file name", "give one plain name"
-            )
+            reason = f"save_safely: {name!r} is not a valid file name"
+            raise GymError(ErrorCode.USAGE, reason, "give one plain name")
         write = _writer(what)
         self.storage.mkdir(parents=True, exist_ok=True)
         part = self.storage / f".{name}.{secrets.token_hex(8)}.partial"
@@ -216,37 +221,25 @@ class RecipeContext:
             GymError: ``USAGE`` for an object that is not a spawned model.
         """
         if not isinstance(model, LoadedModel):
-            reason = f"save_model_safely: {type(model).__name__} is not a model that was spawned"
+            reason = f"save_model_safely: {type(model).__name__} is not a model that spawn created"
             remedy = "pass the result of spawn, or write other objects with save_safely"
             raise GymError(ErrorCode.USAGE, reason, remedy)
         return self.save_safely(name, model)
 
 
-def _devices(wanted: str | Sequence[str]) -> list[torch.device]:
+def _devices(devices: str | Sequence[str]) -> list[torch.device]:
     import torch
 
-    if wanted == "auto" and torch.cuda.is_available():
+    if devices == "auto" and torch.cuda.is_available():
         return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    names = [devices] if isinstance(devices, str) else list(devices)
     if not names:
         raise GymError(ErrorCode.USAGE, "devices: the list is empty", "use auto, or a device such as cpu")
     return [pick_device(name) for name in names]
 
 
-def _experiment(folder: Path) -> Tracks:
-    from gym_fed.tracking.experiment import Experiment
-
-    return Experiment(folder)
-
-
-def _critic(loaded: LoadedModel) -> Any:
-    from gym_fed.training.model.critic import critic_like
-
-    return critic_like(loaded.model, train_body=True)
-
-
 def _writer(what: Any) -> Callable[[Path], Any]:
-    """Return a function that writes the value to a new path."""
+    """Return a function that writes ``what`` to a new path."""
     if isinstance(what, str):
         return lambda path: path.write_text(what, encoding="utf-8")
     if isinstance(what, bytes | bytearray | memoryview):
@@ -269,20 +262,18 @@ def _writer(what: Any) -> Callable[[Path], Any]:
     return write
 
 
-def _claim(part: Path, wanted: Path) -> Path:
-    """Rename the written part to the first free name; other processes may claim a name at the same time."""
-    number = 1
+def _claim(part: Path, path: Path) -> Path:
+    """Rename the written part to the first free name; other processes may claim names at the same time."""
+    number, target = 1, path
     while True:
-        place = wanted if number == 1 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
         try:
-            if part.is_dir():
-                if place.exists():
-                    raise FileExistsError
-                part.rename(place)  # fails if a non-empty folder exists there
-            else:
-                os.link(part, place)
-            return place
+            if not part.is_dir():
+                os.link(part, target)
+                return target
+            if not target.exists():
+                return part.rename(target)  # fails if a non-empty folder exists there
         except OSError:
-            if not place.exists():
+            if not target.exists():
                 raise
-            number += 1
+        number += 1
+        target = path.with_name(f"{path.stem}-{number}{path.suffix}")

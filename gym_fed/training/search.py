@@ -1,7 +1,7 @@
-"""Search for the best settings with Optuna: each trial has a run folder, can resume, and may be pruned.
+"""Search for the best settings with Optuna; each trial is a run with its own folder, and may be pruned and resumed.
 
-Akiba et al. 2019, "Optuna". Optuna's journal in the search's folder holds the study, which several workers may share,
-also over a network's file system. An interrupted trial runs again with the same settings in the same folder, where it
+Akiba et al. 2019, "Optuna". Optuna's journal in the search's folder holds the study. Several workers may share it, also
+over a network file system. An interrupted trial runs again with the same settings in the same folder, where it
 resumes from its last checkpoint.
 """
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 _FOLDER = "folder"  # user attribute: folder of the trial
-_ENDED = "ended"  # user attribute: reason for a missing value
+_REASON = "ended"  # user attribute: why the trial has no value
 _WORKERS = "workers"  # contains a folder per trial, locked by the trial's worker
-_SECONDS_BETWEEN_TURNS = 0.1
+_LOCK_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The outcome of a trial: settings, state (``complete``, ``pruned``, ``failed``), and metric if it has one."""
+    """The outcome of a trial: settings, state (``complete``, ``pruned``, ``fail``), and metric if it has one."""
 
     number: int
     parameters: dict[str, Any]
@@ -51,7 +51,7 @@ class TrialResult:
 
 
 class _Stopped(BaseException):
-    """Raised on Ctrl-C. Not an ``Exception``, so that Optuna counts the trial as running and it runs again."""
+    """Raised on Ctrl-C. Not an ``Exception``, so that Optuna still counts the trial as running, and it runs again."""
 
 
 OnTrial = Callable[[TrialResult], None]
@@ -64,7 +64,7 @@ class Search:
         config: The config of the search.
         on_trial: Called with every finished trial.
         on_report: Called with every step's report and the number of its trial.
-        should_stop: Called after every step; True leaves the trial at a checkpoint and raises ``INTERRUPTED``.
+        should_stop: Called after every step; if True, the trial saves a checkpoint and ``INTERRUPTED`` is raised.
     """
 
     def __init__(
@@ -83,45 +83,42 @@ class Search:
         reason = "privacy: every trial of a search costs privacy, which is not accounted for"
         remedy = "search on rows that are not private, and train with the best settings"
         refuse_first((config.privacy is not None, reason, remedy))
-        for values in _settings_to_check(
-            config.search.parameters
-        ):  # refuse invalid values before the first trial
+        for values in _settings_to_check(config.search.parameters):
             check_config(self._trial_config(values, self.folder / "trials"))
 
     def run(self, num_trials: int | None = None) -> list[TrialResult]:
-        """Run trials until N have ended without interruption.
+        """Run trials until ``num_trials`` have ended, by default the number in the config.
 
         Returns:
-            Finished trials by number. The config of the best one is in ``best.yaml``.
+            The ended trials by number. The config of the best one is in ``best.yaml``.
 
         Raises:
             GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` if the folder has a different search.
         """
         import optuna
 
-        # Optuna calls its sampler for several workers (constant_liar) experimental.
+        # Optuna marks its sampler for several workers (constant_liar) as experimental.
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._claim_folder()
-        wanted = num_trials or self.config.search.num_trials
+        num_trials = num_trials or self.config.search.num_trials
         study = self._study()
-        while (asked := self._ask(study, wanted)) is not None:
-            trial, lock = asked
+        while (next_trial := self._next_trial(study, num_trials)) is not None:
+            trial, lock = next_trial
             try:
-                self._tell(study, trial)
+                self._run_trial(study, trial)
             except _Stopped as stop:
-                raise GymError(
-                    ErrorCode.INTERRUPTED, str(stop), "run the same command again to resume"
-                ) from stop
+                remedy = "run the same command again to resume"
+                raise GymError(ErrorCode.INTERRUPTED, str(stop), remedy) from stop
             finally:
                 lock.release()
-            with self._turn():
+            with self._locked():
                 self._write_best(study)
         return [_result(trial) for trial in _ended(study)]
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Keep other workers from choosing a trial or writing the results within the block."""
+    def _locked(self) -> Iterator[None]:
+        """Keep other workers from choosing a trial or writing results within a context."""
         while True:
             try:
                 lock = FolderLock(self.folder)
@@ -129,19 +126,19 @@ class Search:
             except GymError as error:
                 if error.code is not ErrorCode.STATE_LOCKED:
                     raise
-            time.sleep(_SECONDS_BETWEEN_TURNS)
+            time.sleep(_LOCK_POLL_SECONDS)
         try:
             yield
         finally:
             lock.release()
 
-    def _ask(self, study: optuna.Study, wanted: int) -> tuple[optuna.Trial, FolderLock] | None:
-        """Choose the next trial and lock its folder; None if the requested number have ended or are running."""
-        with self._turn():
-            in_work = self._retry_unfinished(study)
-            if len(_ended(study)) + in_work >= wanted:
+    def _next_trial(self, study: optuna.Study, num_trials: int) -> tuple[optuna.Trial, FolderLock] | None:
+        """Choose the next trial and lock its folder; None if ``num_trials`` have ended or are running."""
+        with self._locked():
+            num_running = self._retry_interrupted(study)
+            if len(_ended(study)) + num_running >= num_trials:
                 return None
-            # Each sampler draws once; otherwise, workers and resumed searches would draw the same settings.
+            # A new seed per trial: otherwise, workers and resumed searches would draw the same settings.
             study.sampler = self._sampler(self.config.search.seed + len(study.get_trials(deepcopy=False)))
             trial = study.ask()
             name = trial.user_attrs.get(_FOLDER) or f"trial-{trial.number:04d}"
@@ -150,7 +147,7 @@ class Search:
             folder.mkdir(parents=True, exist_ok=True)
             return trial, FolderLock(folder)
 
-    def _tell(self, study: optuna.Study, trial: optuna.Trial) -> None:
+    def _run_trial(self, study: optuna.Study, trial: optuna.Trial) -> None:
         """Train a trial and record its metric."""
         import optuna
 
@@ -181,7 +178,7 @@ class Search:
         import optuna
 
         if self.config.search.sampler == "tpe":
-            # Running trials of other workers count as bad, so that no settings are tried twice.
+            # With constant_liar, running trials count as bad ones, so that no settings are tried twice.
             return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         return optuna.samplers.RandomSampler(seed=seed)
 
@@ -195,19 +192,19 @@ class Search:
             return optuna.pruners.HyperbandPruner(min_resource=pruner.min_resource)
         return optuna.pruners.NopPruner()
 
-    def _retry_unfinished(self, study: optuna.Study) -> int:
-        """Queue interrupted trials, so that they run first and in their own folders; return how many are running."""
+    def _retry_interrupted(self, study: optuna.Study) -> int:
+        """Queue interrupted trials to run first, in their own folders; return the number of running trials."""
         from optuna.trial import TrialState
 
-        in_work = 0
+        num_running = 0
         for trial in study.get_trials(states=(TrialState.RUNNING,)):
             name = trial.user_attrs.get(_FOLDER)
             if name is not None and is_held(self.folder / _WORKERS / name):
-                in_work += 1
+                num_running += 1
                 continue
             study.tell(trial.number, state=TrialState.FAIL)
             study.enqueue_trial(trial.params, user_attrs={_FOLDER: name})
-        return in_work
+        return num_running
 
     def _objective(self, trial: optuna.Trial) -> float:
         import optuna
@@ -223,7 +220,7 @@ class Search:
                 return
             trial.report(value, report.step)
             if trial.should_prune():
-                trial.set_user_attr(_ENDED, f"pruned at step {report.step} of {report.total}")
+                trial.set_user_attr(_REASON, f"pruned at step {report.step} of {report.total}")
                 raise optuna.TrialPruned
 
         try:
@@ -233,11 +230,11 @@ class Search:
                 raise _Stopped(f"stopped in trial {trial.number}") from error
             if not isinstance(error, Diverged):
                 raise
-            trial.set_user_attr(_ENDED, error.message)
+            trial.set_user_attr(_REASON, error.message)
             raise optuna.TrialPruned from error
         value = self._final_metric(result)
         if not math.isfinite(value):
-            trial.set_user_attr(_ENDED, f"{self.config.search.metric} is {value}")
+            trial.set_user_attr(_REASON, f"{self.config.search.metric} is {value}")
             raise optuna.TrialPruned
         return value
 
@@ -261,9 +258,8 @@ class Search:
         values = [float(line[metric]) for line in lines if metric in line]
         if not values:
             known = ", ".join(sorted({key for line in lines for key in line} - {"step"}))
-            raise GymError(
-                ErrorCode.CONFIG_INVALID, f"search.metric: the run does not log {metric!r}", f"one of {known}"
-            )
+            reason = f"search.metric: the run does not log {metric!r}"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, f"one of {known}")
         return values[-1]
 
     def _trial_config(self, values: dict[str, Any], folder: Path) -> TrainingConfig:
@@ -274,32 +270,28 @@ class Search:
         """
         plain = json.loads(json.dumps(self.config.trial(output_dir=str(folder))))
         for key, value in values.items():
-            place = plain
+            parent = plain
             *sections, name = key.split(".")
             for section in sections:
-                if not isinstance(place.get(section), dict):
-                    place[section] = {}
-                place = place[section]
-            place[name] = value
+                if not isinstance(parent.get(section), dict):
+                    parent[section] = {}
+                parent = parent[section]
+            parent[name] = value
         return validate(plain, TrainingConfig, f"search ({', '.join(f'{k}={v}' for k, v in values.items())})")
 
     def _claim_folder(self) -> None:
-        """Refuse a folder of a different search; only the number of trials and the location may change."""
+        """Refuse a folder with a different search; only the number of trials and the location may change."""
         text = dump_yaml(self.config)
         file = self.folder / "search.yaml"
         if file.exists():
+            remedy = "choose another output_dir, or delete the folder"
             try:
                 stored = parse_value(file.read_text(encoding="utf-8"))
             except ValueError as error:
-                reason = f"{file}: cannot be read: {error}"
-                remedy = "choose another output_dir, or delete the folder"
-                raise GymError(ErrorCode.STATE_CORRUPT, reason, remedy) from error
-            if _comparable(with_schema_defaults(stored, self.config)) != _comparable(
-                with_schema_defaults(parse_value(text), self.config)
-            ):
-                reason = f"{self.folder}: contains another search"
-                remedy = "choose another output_dir, or delete the folder"
-                raise GymError(ErrorCode.FILE_EXISTS, reason, remedy)
+                raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: cannot be read: {error}", remedy) from error
+            old, new = (with_schema_defaults(values, self.config) for values in (stored, parse_value(text)))
+            if _comparable(old) != _comparable(new):
+                raise GymError(ErrorCode.FILE_EXISTS, f"{self.folder}: contains another search", remedy)
         elif self.folder.exists() and any(self.folder.iterdir()):
             reason = f"{self.folder}: is not empty and contains no search"
             raise GymError(ErrorCode.FILE_EXISTS, reason, "choose an empty or new output_dir")
@@ -325,7 +317,7 @@ class Search:
 
 
 def _suggest(trial: optuna.Trial, key: str, values: SearchRange) -> Any:
-    """Draw one value with the study's sampler. Choices are passed as JSON, so that they may be lists."""
+    """Draw a value with the study's sampler. Choices are passed as JSON, so that they may be lists."""
     if values.choices is not None:
         return json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in values.choices]))
     assert values.low is not None
@@ -350,7 +342,7 @@ def _result(trial: optuna.trial.FrozenTrial) -> TrialResult:
         for key, value in trial.params.items()
     }
     state = trial.state.name.lower()
-    why = str(trial.user_attrs.get(_ENDED, ""))
+    why = str(trial.user_attrs.get(_REASON, ""))
     folder = str(trial.user_attrs.get(_FOLDER, ""))
     return TrialResult(trial.number, parameters, state, trial.value, folder, why)
 
@@ -358,8 +350,8 @@ def _result(trial: optuna.trial.FrozenTrial) -> TrialResult:
 def _settings_to_check(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any]]:
     """Yield settings that cover every choice and both ends of every range, with the first value of the others."""
     values = {
-        key: r.choices or [int(v or 0) if r.integer else v for v in (r.low, r.high)]
-        for key, r in ranges.items()
+        key: values.choices or [int(end or 0) if values.integer else end for end in (values.low, values.high)]
+        for key, values in ranges.items()
     }
     first = {key: options[0] for key, options in values.items()}
     yield first
@@ -368,11 +360,6 @@ def _settings_to_check(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any
 
 
 def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **{
-            key: value
-            for key, value in values.items()
-            if key not in ("output_dir", "logging_steps", "tracking")
-        },
-        "search": {key: value for key, value in values["search"].items() if key != "num_trials"},
-    }
+    ignored = ("output_dir", "logging_steps", "tracking", "search")
+    search = {key: value for key, value in values["search"].items() if key != "num_trials"}
+    return {**{key: value for key, value in values.items() if key not in ignored}, "search": search}

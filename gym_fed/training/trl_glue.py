@@ -1,7 +1,7 @@
-"""TRL's trainers without side effects: no telemetry, no model cards, no patches left on the model.
+"""Use TRL's trainers without side effects: no telemetry, no model cards, no patches left on the model.
 
-Also checkpoints of models that are split while loading (FSDP2, tensor parallelism), which transformers cannot resume:
-torch's distributed checkpoints gather weights and optimiser state to whole tensors, and one process writes them.
+Also write checkpoints of models that are split while loading (FSDP2, tensor parallelism), which transformers cannot
+resume: torch gathers weights and optimiser state to whole tensors, and one process writes them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _Trainer: Any = object  # the class that the mix-in precedes
 
 
 class LocalOnly(_Trainer):  # type: ignore[misc]
-    """A mix-in, placed before a TRL trainer, that sends nothing and writes no README into checkpoints.
+    """A mix-in for TRL trainers that sends no telemetry and writes no README into checkpoints.
 
-    TRL reports each new trainer to the Hub by default. A method is overridden, since the environment variable is read
-    only when huggingface_hub is first imported.
+    TRL reports each new trainer to the Hub by default. The environment variable against it would be read only when
+    huggingface_hub is first imported, so a method is overridden.
     """
 
     optimizer: Any
@@ -68,9 +68,7 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         return super().create_optimizer(model)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        """Return the trainer's sampler; rows grouped by length get a new order per epoch."""
-        from transformers.trainer_pt_utils import LengthGroupedSampler
-
+        """Return the trainer's sampler; for rows grouped by length, one whose order depends only on seed and epoch."""
         sampler = super()._get_train_sampler(dataset)
         if isinstance(sampler, LengthGroupedSampler):
             return EpochLengthGroups(sampler, self.args.seed)
@@ -84,29 +82,25 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that does not fit the model; transformers would only warn."""
         model = self.model
-        spared = {
+        ignored = {
             *(getattr(model, "all_tied_weights_keys", None) or ()),
             *(model._keys_to_ignore_on_save or ()),
         }
-        missing = sorted(set(load_result.missing_keys) - spared)
-        unexpected = sorted(set(load_result.unexpected_keys) - spared)
-        if missing or unexpected:
-            lack = (
-                f"lacks {counted(len(missing), 'weight')} of the model, such as {missing[0]}"
-                if missing
-                else ""
-            )
-            more = (
-                f"has {len(unexpected)} that it does not have, such as {unexpected[0]}" if unexpected else ""
-            )
-            reason = f"the checkpoint {' and '.join(filter(None, (lack, more)))}"
+        missing = sorted(set(load_result.missing_keys) - ignored)
+        unexpected = sorted(set(load_result.unexpected_keys) - ignored)
+        differences = []
+        if missing:
+            differences.append(f"lacks {counted(len(missing), 'weight')} of the model, such as {missing[0]}")
+        if unexpected:
+            differences.append(f"has {len(unexpected)} that it does not have, such as {unexpected[0]}")
+        if differences:
             remedy = "delete the checkpoint, or start again in another output_dir"
-            raise GymError(ErrorCode.MODEL_INVALID, reason, remedy)
+            raise GymError(ErrorCode.MODEL_INVALID, f"the checkpoint {' and '.join(differences)}", remedy)
         if load_result.missing_keys:
             model.tie_weights()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load as the trainer does, after comparing an adapter's names, whose differences PEFT ignores.
+        """Load a checkpoint, after checking the names of an adapter's weights: PEFT ignores missing ones.
 
         Raises:
             GymError: ``MODEL_INVALID`` naming a weight of the adapter that the checkpoint lacks.
@@ -162,7 +156,7 @@ class ShardedCheckpoints(_Trainer):  # type: ignore[misc]
 
 
 def _spread(*, strict: bool) -> StateDictOptions:
-    """Return options that distribute whole tensors of the main process to all processes."""
+    """Return the options that distribute the main process's whole tensors to all processes."""
     return StateDictOptions(
         full_state_dict=True, broadcast_from_rank0=True, strict=strict, ignore_frozen_params=True
     )
@@ -176,10 +170,10 @@ def _read(folder: str, name: str) -> dict[str, Any]:
 
 
 class EpochLengthGroups(LengthGroupedSampler):
-    """transformers' order of ``group_by_length``, drawn from seed and epoch.
+    """Orders rows like transformers' ``group_by_length``, but by seed and epoch alone.
 
-    That of transformers depends on the random state at the start of an epoch, which a run resumed later does not
-    have.
+    The order of transformers depends on the random state at the start of an epoch, which a run that resumes later in
+    the epoch does not have.
     """
 
     def __init__(self, of: LengthGroupedSampler, seed: int) -> None:
@@ -187,7 +181,7 @@ class EpochLengthGroups(LengthGroupedSampler):
         self._seed = seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; accelerate's dataloader calls it before each one."""
+        """Set the epoch; accelerate's dataloader calls this before each one."""
         self.generator.manual_seed(self._seed + epoch)
 
 
@@ -199,8 +193,8 @@ def _require_adapter(model: Any, folder: Path) -> None:
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as weights:
-        held = set(weights.keys())
-    missing = sorted(get_peft_model_state_dict(model, save_embedding_layers=False).keys() - held)
+        names = set(weights.keys())
+    missing = sorted(get_peft_model_state_dict(model, save_embedding_layers=False).keys() - names)
     if missing:
         reason = f"{folder}: lacks {counted(len(missing), 'weight')} of the adapter, such as {missing[0]}"
         remedy = "delete the checkpoint, or start again in another output_dir"
@@ -209,7 +203,7 @@ def _require_adapter(model: Any, folder: Path) -> None:
 
 @contextmanager
 def restore_after_run(model: Any) -> Iterator[None]:
-    """Restore ``forward``, ``use_cache``, dropout and tags of ``model`` on exit, which TRL changes."""
+    """Restore on exit what TRL changes on ``model``: ``forward``, ``use_cache``, dropout and tags."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     missing = object()
     before = base.__dict__.get("forward", missing)
@@ -233,7 +227,7 @@ def restore_after_run(model: Any) -> Iterator[None]:
 
 @contextmanager
 def quiet_datasets() -> Iterator[None]:
-    """Hide progress bars of ``datasets``; TRL's are shown on a terminal only."""
+    """Hide the progress bars of ``datasets``, and without a terminal also those of TRL."""
     from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     disabled, before = are_progress_bars_disabled(), os.environ.get("TQDM_DISABLE")
@@ -253,8 +247,6 @@ def quiet_datasets() -> Iterator[None]:
 
 def adapter_is_idle(model: Any, ids: list[int]) -> bool:
     """Return True if a PEFT model has the same logits as its base for ``ids``, apart from rounding."""
-    import torch
-
     batch, was_training = torch.tensor([ids], device=model.device), model.training
     model.eval()
     try:

@@ -232,7 +232,7 @@ def test_a_context_knows_its_processes_and_holds_whole_models(
     model = context.spawn_train("gym-nano", tp=1)
     assert (context.save_model_safely("m", model) / "config.json").is_file()
     assert context.save_model_safely("m", model).name == "m-2"
-    with pytest.raises(GymError, match="dict is not a model that was spawned"):
+    with pytest.raises(GymError, match="dict is not a model that spawn created"):
         context.save_model_safely("m", {})  # type: ignore[arg-type]
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert context.world_size == 2
