@@ -1,1 +1,1 @@
-"""Fine-tuning of models that read images, sound or video."""
+"""Fine-tune models that read images, sound or video."""

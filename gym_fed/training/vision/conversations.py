@@ -1,8 +1,8 @@
 """Encode conversations with images, sound and video for models that read them.
 
-A row is ``{"messages": [...], "images": [path, ...]}``, with ``audios`` and ``videos`` likewise. The position of a
-medium is ``<image>``, ``<audio>`` or ``<video>`` in a text, or a part such as ``{"type": "image"}``. Media are read
-from disk batch by batch. Rows are never packed. A row longer than ``max_length`` is truncated only after its last
+A row is ``{"messages": [...], "images": [path, ...]}``, with ``audios`` and ``videos`` in the same form. The position
+of a medium is ``<image>``, ``<audio>`` or ``<video>`` in a text, or a part such as ``{"type": "image"}``. Media are
+read from disk batch by batch. Rows are never packed. A row longer than ``max_length`` is truncated only after its last
 medium, since the tokens of a medium cannot be split.
 """
 
@@ -36,7 +36,7 @@ from gym_fed.training.vision.media import ImageLimits, MediaCounts, MediaProcess
 
 
 def check_vision_keys(config: TrainingConfig) -> None:
-    """Check the model's files by ``require_model_of_text`` and ``require_image_model``, before it is loaded.
+    """Apply ``require_model_of_text`` and ``require_image_model`` before the model is loaded.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not on this machine.
@@ -76,26 +76,26 @@ def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
 def without_media(
     rows: Iterable[Row], reads: frozenset[str] = frozenset(), algorithm: str | None = None
 ) -> Iterator[Row]:
-    """Yield the rows; at the first one with media that would be ignored, count the others and refuse them.
+    """Yield the rows; at the first row with media that would be ignored, count such rows and refuse them.
 
     Args:
         rows: The rows.
         reads: The columns of media that are read.
-        algorithm: The algorithm, if it is the reason.
+        algorithm: The algorithm, if media are ignored because of it and not because of the model.
     """
     columns = [column for column in MEDIA if column not in reads]
     numbered = enumerate(rows, start=1)
     for number, row in numbered:
-        if found := Counter(column for column in columns if row.get(column)):
-            place, first = place_of(row, number), next(iter(found))
+        if ignored := Counter(column for column in columns if row.get(column)):
+            place, first = place_of(row, number), next(iter(ignored))
             break
         yield row
     else:
         return
     for number, row in numbered:  # noqa: B007 - the last number is the number of rows
-        found.update(column for column in columns if row.get(column))
-    many = ", ".join(f"{count} with {name}" for name, count in sorted(found.items()))
-    more = f"; of {counted(number, 'row')}: {many}" if found.total() > 1 else ""
+        ignored.update(column for column in columns if row.get(column))
+    many = ", ".join(f"{count} with {name}" for name, count in sorted(ignored.items()))
+    more = f"; of {counted(number, 'row')}: {many}" if ignored.total() > 1 else ""
     reader = algorithm or "the model"
     remedy = f"use {' or '.join(_readers())}" if algorithm else f"use a model that reads {first}"
     raise GymError(
@@ -108,14 +108,14 @@ def without_media(
 def encode_media_rows(
     config: TrainingConfig, processor: Any, rows: Sequence[Row], *, assistant_only: bool, packing: bool
 ) -> EncodedRows:
-    """Return rows for ``MediaBatches``: ``row`` (JSON: text, learned spans, sources of media), and ``length``.
+    """Return rows for ``MediaBatches``: ``row`` (JSON: text, learned spans, sources of media) and ``length``.
 
-    ``MediaBatches`` truncates rows to ``max_length``; rows with nothing to learn within it are left out. The ``counts``
-    of the result include all rows, and the tokens with a label.
+    ``MediaBatches`` truncates rows to ``max_length``; rows without a label within it are dropped. The ``counts`` of the
+    result include all rows, and the tokens with a label.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for packing; ``DATA_INVALID`` for a row whose media do not match its text, cannot
-            be read or exceed ``max_length``, for a template in which the assistant's words cannot be located, and if
+            be read or exceed ``max_length``, for a template in which the assistant's text cannot be located, and if
             no row is left to learn from.
     """
     refuse_first((packing, "packing: rows with media cannot be packed", "set packing: false"))
@@ -132,9 +132,8 @@ def encode_media_rows(
             remedy="drop it from the row",
         )
         if row.get("videos") and "videos" not in reader.media.kinds and hasattr(processor, "video_processor"):
-            require_package(
-                "torchvision", f"{place_of(row, number)}: a video, which this model reads,", "vision"
-            )
+            subject = f"{place_of(row, number)}: a video, which this model reads,"
+            require_package("torchvision", subject, "vision")
     rows = list(without_media(rows, reader.media.kinds))
     reads = reader.read(rows, assistant_only)
     reader.require_mixable(reads, [place_of(row, number) for number, row in enumerate(rows, start=1)])
@@ -155,7 +154,7 @@ def encode_media_rows(
 
 
 def require_conversations(rows: Sequence[Row]) -> None:
-    """Refuse rows that are not conversations, nor pairs of answers to one.
+    """Refuse rows that are neither conversations nor pairs of answers to a conversation.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the row.
@@ -163,15 +162,14 @@ def require_conversations(rows: Sequence[Row]) -> None:
     for number, row in enumerate(rows, start=1):
         texts = (row.get(key, ()) for key in ("prompt", "chosen", "rejected"))
         if not row.keys() & {"messages", "chosen"} or any(isinstance(text, str) for text in texts):
+            reason = f"{place_of(row, number)} is not a conversation"
             raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"{place_of(row, number)} is not a conversation",
-                "models that read images or sound train on messages",
+                ErrorCode.DATA_INVALID, reason, "models that read images or sound train on messages"
             )
 
 
 class RowReader:
-    """Reads rows for a processor: renders their conversations, and computes their labels.
+    """Reads rows for a processor: renders their conversations and computes their labels.
 
     Args:
         config: The run's config.
@@ -191,53 +189,52 @@ class RowReader:
         self._counts_images: bool | None = None if hasattr(processor, "_get_num_multimodal_tokens") else False
 
     def read(self, rows: Sequence[Row], assistant_only: bool) -> list[Row]:
-        """Return the rendered text, the learned spans and the sources of each row.
+        """Return the rendered text, the learned spans and the media sources of each row.
 
         Raises:
-            GymError: ``DATA_INVALID`` for media that do not match the text, and as ``ChatRenderer``.
+            GymError: ``DATA_INVALID`` for media that do not match the text; errors from ``ChatRenderer``.
         """
         placed, sources = [], []
         for number, row in enumerate(rows, start=1):
             place = place_of(row, number)
-            own = {column: [source_of(m, column, place) for m in row.get(column) or ()] for column in MEDIA}
-            messages = place_media(row["messages"], {column: len(own[column]) for column in MEDIA}, place)
+            media = {column: [source_of(m, column, place) for m in row.get(column) or ()] for column in MEDIA}
+            messages = place_media(row["messages"], {column: len(media[column]) for column in MEDIA}, place)
             messages = [self._shaped(message, place) for message in messages]
             placed.append(({**{k: row[k] for k in ("tools",) if k in row}, "messages": messages}, place))
-            sources.append(own)
-        renderer = ChatRenderer(
-            self._tokenizer, assistant_only, self._config.mask_history, self._config.reasoning
-        )
+            sources.append(media)
+        config = self._config
+        renderer = ChatRenderer(self._tokenizer, assistant_only, config.mask_history, config.reasoning)
         conversations: list[RenderedConversation] = render_rows(renderer, placed)
         return [
-            {"text": conversation.text, "spans": [list(span) for span in conversation.spans], **own}
-            for conversation, own in zip(conversations, sources, strict=True)
+            {"text": conversation.text, "spans": [list(span) for span in conversation.spans], **media}
+            for conversation, media in zip(conversations, sources, strict=True)
         ]
 
     def require_mixable(self, reads: Sequence[Row], places: Sequence[str]) -> None:
-        """Refuse rows with and without media, if the processor takes no batch of both (Audio Flamingo 3's).
+        """Refuse a mix of rows with and without media if the processor rejects such batches (Audio Flamingo 3).
 
         Raises:
             GymError: ``DATA_INVALID`` with the processor's reason.
         """
-        by_kind = {any(read[column] for column in MEDIA): at for at, read in reversed([*enumerate(reads)])}
-        if len(by_kind) == 2:
-            pair = sorted(by_kind.values())
-            self.media.inputs([reads[at] for at in pair], [f"{places[pair[0]]} and {places[pair[1]]}"] * 2)
+        first = {any(read[column] for column in MEDIA): i for i, read in reversed([*enumerate(reads)])}
+        if len(first) == 2:
+            pair = sorted(first.values())
+            self.media.inputs([reads[i] for i in pair], [f"{places[pair[0]]} and {places[pair[1]]}"] * 2)
 
     def labels(self, read: Row, place: str) -> tuple[list[int], int]:
-        """Return the labels of a row as its batch has them, and the position of its last medium's token; -1: none.
+        """Return the labels of a row in its batch, and the position of its last media token; -1 for none.
 
-        Only the headers of images are read, if the processor can count their tokens. Whether it counts as it writes is
-        checked with the first row; otherwise the processor prepares every row.
+        If the processor can count the tokens of images, only image headers are read. The first row is prepared too, to
+        verify the count; if it is wrong, the processor prepares every row.
         """
-        if self._counts_images is not False and not read["audios"] and not read["videos"]:
-            quick = self._quick_labels(read, place)
-            if quick is not None and (self._counts_images or not read["images"]):
-                return quick
-            exact = self._exact_labels(read, place)
-            self._counts_images = quick == exact
-            return exact
-        return self._exact_labels(read, place)
+        if self._counts_images is False or read["audios"] or read["videos"]:
+            return self._exact_labels(read, place)
+        quick = self._quick_labels(read, place)
+        if quick is not None and (self._counts_images or not read["images"]):
+            return quick
+        exact = self._exact_labels(read, place)
+        self._counts_images = quick == exact
+        return exact
 
     def _exact_labels(self, read: Row, place: str) -> tuple[list[int], int]:
         batch = self.media.inputs([read], [place])
@@ -253,17 +250,17 @@ class RowReader:
             return labels, -1
         sizes = [self.media.limits.size(*_size(source, place))[::-1] for source in read["images"]]
         counts = iter(processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"])
-        mark = self._tokenizer.convert_tokens_to_ids(processor.image_token)
-        if ids.count(mark) != len(sizes):
+        image_token = self._tokenizer.convert_tokens_to_ids(processor.image_token)
+        if ids.count(image_token) != len(sizes):
             return None
-        last, whole = -1, []
+        last, expanded = -1, []
         for token, label in zip(ids, labels, strict=True):
-            whole += [label] * (next(counts) if token == mark else 1)
-            last = len(whole) - 1 if token == mark else last
-        return whole, last
+            expanded += [label] * (next(counts) if token == image_token else 1)
+            last = len(expanded) - 1 if token == image_token else last
+        return expanded, last
 
     def _shaped(self, message: Row, place: str) -> Row:
-        """Return a message whose content has the form that the template takes: a list of parts, or a text."""
+        """Return a message whose content is a list of parts or a text, as the template expects."""
         content, role = message.get("content"), message["role"]
         if content is None or content == "":
             return message
@@ -275,7 +272,7 @@ class RowReader:
         if media := [part["type"] for part in parts if part["type"] != "text"]:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: the model's chat template does not support {media[0]} in a message of the {role} role",
+                f"{place}: the model's chat template does not support {media[0]} in a message with role {role}",
                 "set chat_template to the template of the model's processor, or drop the row",
             )
         return {**message, "content": "".join(part["text"] for part in parts)}
@@ -291,7 +288,7 @@ class RowReader:
 
 
 class TooLong:
-    """Counts rows whose media exceed ``max_length``; ``refuse`` names the first."""
+    """Counts the rows whose media exceed ``max_length``; ``refuse`` names the first."""
 
     def __init__(self, max_length: int) -> None:
         self._max_length, self._count, self._longest, self._first = max_length, 0, 0, ""
@@ -315,17 +312,17 @@ class TooLong:
 
 
 def place_media(messages: list[Row], counts: dict[str, int], place: str) -> list[Row]:
-    """Replace each ``<image>``, ``<audio>`` and ``<video>`` in ``messages`` by a part.
+    """Replace each ``<image>``, ``<audio>`` and ``<video>`` in ``messages`` with a part.
 
-    Media of a kind that has no place precede the first question.
+    Media without a placeholder of their kind are put before the first question.
 
     Args:
         messages: The messages of a row.
         counts: The number of media by column.
-        place: The name of the row in messages.
+        place: The name of the row in error messages.
 
     Raises:
-        GymError: ``DATA_INVALID`` if places and media differ in number.
+        GymError: ``DATA_INVALID`` if the numbers of placeholders and media differ.
     """
     placed = messages
     if kinds := [MEDIA[column] for column in MEDIA if counts.get(column)]:
@@ -341,17 +338,15 @@ def place_media(messages: list[Row], counts: dict[str, int], place: str) -> list
         elif places != count:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place} has {counted(count, name)} and {counted(places, 'place')} for them",
+                f"{place} has {counted(count, name)} and {counted(places, 'placeholder')} for them",
                 f"write <{name}> once for each",
             )
     return placed
 
 
 def _parts(content: Any, kinds: Sequence[str]) -> list[Row]:
-    """Split a text, or parts whose texts may contain places, into text parts and parts of media."""
-    parts: list[Row] = (
-        list(content) if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    )
+    """Split a text, or parts with texts, at placeholders into text parts and media parts."""
+    parts: list[Row] = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
     for kind in kinds:
         split: list[Row] = []
         for part in parts:
@@ -366,7 +361,7 @@ def _parts(content: Any, kinds: Sequence[str]) -> list[Row]:
 
 
 def _size(source: str, place: str) -> tuple[int, int]:
-    """Return width and height, reading only the header of a file."""
+    """Return the width and height of an image; of a file, only the header is read."""
     from PIL import Image, UnidentifiedImageError
     from transformers.image_utils import load_image
 
@@ -382,7 +377,7 @@ def _size(source: str, place: str) -> tuple[int, int]:
 
 
 def report_media(counts: MediaCounts) -> None:
-    """Report what the processor does not read of sounds and videos."""
+    """Report the truncation of sounds and the sampling of videos."""
     if counts.sounds_cut:
         console.err.print(
             f"audios: {counted(counts.sounds_cut, 'sound', 'are')} longer than the model reads, and truncated"

@@ -1,4 +1,4 @@
-"""Locate the learned tokens of rows in a processor's batch, in which the places of media are expanded."""
+"""Locate the learned tokens of rows in a processor's batch, in which media placeholders are expanded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.chat_templates.rendering import Span
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.rows import Row
 
@@ -16,94 +15,88 @@ from gym_fed.data.rows import Row
 def batch_labels(
     tokenizer: Any, batch: Any, rows: Sequence[Row], places: Sequence[str] | None = None
 ) -> tuple[list[list[int]], list[int]]:
-    """Take the offsets out of a processor's batch, and return each row's labels and the end of its media.
+    """Return the labels of each row in a processor's batch, and the position of its last media token.
 
     Args:
         tokenizer: The processor's tokenizer.
         batch: The result of ``MediaProcessor.inputs``; ``offset_mapping`` and ``text_replacement_offsets`` are removed.
-        rows: Its rows, with ``text`` and ``spans``.
-        places: The names of the rows in messages.
+        rows: The rows of the batch, with ``text`` and ``spans``.
+        places: The names of the rows in error messages.
 
     Returns:
-        The labels of each row without padding, and the position of its last medium's last token; -1 for none.
+        The labels of each row without padding, and the position of the last token of its last medium; -1 for none.
 
     Raises:
-        GymError: ``DATA_INVALID`` for a processor that does not say where it put media, if only answers are learned.
+        GymError: ``DATA_INVALID`` if only answers are learned and the processor does not report where media are.
     """
     offsets = batch.pop("offset_mapping", None)
     replaced = batch.pop("text_replacement_offsets", None)
     labels, lasts = [], []
-    for number, row in enumerate(rows):
-        kept = batch["attention_mask"][number].tolist()
-        ids = [token for token, keep in zip(batch["input_ids"][number].tolist(), kept, strict=True) if keep]
-        own = replaced[number] if isinstance(replaced, list) and number < len(replaced) else []
-        read = None
+    for i, row in enumerate(rows):
+        mask = batch["attention_mask"][i].bool()
+        ids = batch["input_ids"][i][mask].tolist()
+        expansions = replaced[i] if isinstance(replaced, list) and i < len(replaced) else []
+        located = None
         if offsets is not None:
-            at = [pair for pair, keep in zip(offsets[number].tolist(), kept, strict=True) if keep]
-            read = _by_offsets(ids, at, row, own)
-        if read is None:
-            read = _by_tokens(tokenizer, ids, row)
-        if read is None:
-            place = places[number] if places else f"row {number + 1}"
+            located = _by_offsets(ids, offsets[i][mask].tolist(), row, expansions)
+        if located is None:
+            located = _by_tokens(tokenizer, ids, row)
+        if located is None:
+            place = places[i] if places else f"row {i + 1}"
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: the model's processor does not report where media are placed, so the answers' tokens cannot "
+                f"{place}: the model's processor does not report the positions of media, so the answers' tokens cannot "
                 "be located",
                 "set assistant_only_loss: false, which also learns the prompts",
             )
-        labels.append(read[0])
-        lasts.append(read[1])
+        labels.append(located[0])
+        lasts.append(located[1])
     return labels, lasts
 
 
 def _by_offsets(
-    ids: list[int], offsets: list[list[int]], row: Row, replaced: Sequence[Any]
+    ids: list[int], offsets: list[list[int]], row: Row, expansions: Sequence[Any]
 ) -> tuple[list[int], int] | None:
-    """Locate spans by the offsets of tokens in the expanded text; None if the expansions are not known.
+    """Locate spans by the offsets of tokens in the expanded text; None if not all expansions are known.
 
-    A processor expands a medium's place in the text, so spans move by what was inserted before them.
+    A processor expands placeholders in the text, so a span moves by the length inserted before it.
     """
-    length = len(row["text"]) + sum(int(one["new_span"][1]) - int(one["new_span"][0]) for one in replaced)
-    length -= sum(int(one["span"][1]) - int(one["span"][0]) for one in replaced)
+    spans = [(*map(int, each["span"]), *map(int, each["new_span"])) for each in expansions]
+    length = len(row["text"]) + sum((new_end - new) - (end - start) for start, end, new, new_end in spans)
     if max((end for _, end in offsets), default=0) != length:
         return None
-    last = max((int(one["new_span"][1]) for one in replaced), default=0)
-    ends = [at for at, (start, stop) in enumerate(offsets) if start < last and stop > start]
-    return span_labels(ids, offsets, [_moved(span, replaced) for span in row["spans"]]), max(ends, default=-1)
+    last = max((new_end for *_, new_end in spans), default=0)
+    ends = [i for i, (start, stop) in enumerate(offsets) if start < last and stop > start]
+    old_ends = [end for _, end, _, _ in spans]
+    shifts = [0, *(new_end - end for _, end, _, new_end in spans)]
+    moved = [[at + shifts[bisect_right(old_ends, at)] for at in span] for span in row["spans"]]
+    return span_labels(ids, offsets, moved), max(ends, default=-1)
 
 
 def _by_tokens(tokenizer: Any, ids: list[int], row: Row) -> tuple[list[int], int] | None:
-    """Locate spans by the tokens of the unexpanded text, if media only repeat the tokens of their places."""
+    """Locate spans by the tokens of the unexpanded text, if expansion only repeats the tokens of placeholders."""
     out = tokenizer(row["text"], add_special_tokens=False, return_offsets_mapping=True)
-    plain: list[int] = out["input_ids"]
-    labels = span_labels(plain, out["offset_mapping"], row["spans"])
-    whole: list[int] = []
-    at, last = 0, -1
-    repeated = Counter(ids) - Counter(plain)
-    for token, label in zip(plain, labels, strict=True):
-        if at == len(ids) or ids[at] != token:
+    unexpanded: list[int] = out["input_ids"]
+    labels = span_labels(unexpanded, out["offset_mapping"], row["spans"])
+    expanded: list[int] = []
+    start, last = 0, -1
+    repeated = Counter(ids) - Counter(unexpanded)
+    for token, label in zip(unexpanded, labels, strict=True):
+        if start == len(ids) or ids[start] != token:
             return None
-        end = at + 1
+        end = start + 1
         while end < len(ids) and ids[end] == token and token in repeated:
             end += 1
-        whole += [label] * (end - at)
-        last = end - 1 if end - at > 1 else last
-        at = end
-    return (whole, last) if at == len(ids) else None
-
-
-def _moved(span: Sequence[int], replaced: Sequence[Any]) -> Span:
-    """Return a span of the rendered text as a span of the text in which places are expanded."""
-    ends = [int(one["span"][1]) for one in replaced]
-    gained = [0, *(int(one["new_span"][1]) - int(one["span"][1]) for one in replaced)]
-    start, end = (at + gained[bisect_right(ends, at)] for at in span)
-    return start, end
+        expanded += [label] * (end - start)
+        last = end - 1 if end - start > 1 else last
+        start = end
+    return (expanded, last) if start == len(ids) else None
 
 
 def span_labels(
     ids: Sequence[int], offsets: Sequence[Sequence[int]], spans: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Return the ids of tokens that overlap a span, and ``IGNORED`` for others."""
+    """Return the ids of tokens that overlap a span, and ``IGNORED`` for all others."""
     return [
         token if any(start < end and stop > begin for begin, end in spans) and stop > start else IGNORED
         for token, (start, stop) in zip(ids, offsets, strict=True)

@@ -22,7 +22,7 @@ from gym_fed.base.modeling.processors import media_of
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.media.decoder import MAX_FRAME_PIXELS
-from gym_fed.core.media.reading import MAX_FRAMES, MAX_SOUND_SECONDS, VideoFacts, read_sound, read_video
+from gym_fed.core.media.reading import MAX_FRAMES, MAX_SOUND_SECONDS, read_sound, read_video
 from gym_fed.core.text import counted
 from gym_fed.data.rows import MEDIA, Row
 
@@ -31,26 +31,26 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """The minimum and maximum pixels (width times height) of images; None leaves it to the processor."""
+    """The minimum and maximum number of pixels (width times height) of images; None for no limit."""
 
-    least: int | None = None
-    most: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
 
     @classmethod
     def of(cls, config: TrainingConfig) -> ImageLimits:
-        """Return the limits of a config."""
+        """Return the limits in a config."""
         return cls(config.image_min_pixels, config.image_max_pixels)
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height within the limits, rounded down to whole pixels, at least one each."""
-        if self.most is not None and width * height > self.most:
-            return _scaled(width, height, self.most)
-        if self.least is not None and width * height < self.least:
-            return _scaled(width, height, self.least)
+        if self.max_pixels is not None and width * height > self.max_pixels:
+            return _scaled(width, height, self.max_pixels)
+        if self.min_pixels is not None and width * height < self.min_pixels:
+            return _scaled(width, height, self.min_pixels)
         return width, height
 
     def fit(self, image: Any) -> Any:
-        """Return a ``PIL.Image`` within the limits; the same object if no change is needed."""
+        """Return a ``PIL.Image`` resized to the limits; the same object if it is within them."""
         target = self.size(*image.size)
         return image if target == image.size else image.resize(target)
 
@@ -62,7 +62,7 @@ def _scaled(width: int, height: int, pixels: int) -> tuple[int, int]:
 
 @dataclass
 class MediaCounts:
-    """What is not read of the media: sounds that are cut, and videos of which a part is read."""
+    """Counts of truncated sounds, and of the frames of videos that are read."""
 
     sounds_cut: int = 0
     videos: int = 0
@@ -72,13 +72,9 @@ class MediaCounts:
 
 
 class MediaProcessor:
-    """Loads the media of rows, and turns rows into the model's inputs.
+    """Loads the media of rows, and converts rows to the model's inputs.
 
     A row has ``text``, the rendered conversation, and the sources of ``images``, ``audios`` and ``videos``.
-
-    Args:
-        processor: The model's processor.
-        limits: Minimum and maximum image sizes.
     """
 
     def __init__(self, processor: Any, limits: ImageLimits | None = None) -> None:
@@ -92,7 +88,7 @@ class MediaProcessor:
 
     @cached_property
     def sound_rate(self) -> int:
-        """Samples per second of its sounds."""
+        """Samples per second of the sounds that the processor reads."""
         return sound_rate(self.processor)
 
     def inputs(self, rows: Sequence[Row], places: Sequence[str] | None = None) -> Any:
@@ -100,27 +96,18 @@ class MediaProcessor:
 
         Args:
             rows: The rows.
-            places: The names of the rows in messages.
+            places: The names of the rows in error messages.
 
         Raises:
-            GymError: ``DATA_INVALID`` for a medium that cannot be read, and for a template that does not write a place
-                for each medium.
+            GymError: ``DATA_INVALID`` for a medium that cannot be read, and for a template that does not write a
+                placeholder for each medium.
         """
         names = places or [f"row {number}" for number in range(1, len(rows) + 1)]
+        named = list(zip(rows, names, strict=True))
         given: dict[str, Any] = {}
-        images = [
-            [self._image(source, name) for source in row["images"]]
-            for row, name in zip(rows, names, strict=True)
-        ]
-        sounds = [
-            self._sound(source, name)
-            for row, name in zip(rows, names, strict=True)
-            for source in row["audios"]
-        ]
-        videos = [
-            [self._video(source, name) for source in row["videos"]]
-            for row, name in zip(rows, names, strict=True)
-        ]
+        images = [[self._image(source, name) for source in row["images"]] for row, name in named]
+        sounds = [self._sound(source, name) for row, name in named for source in row["audios"]]
+        videos = [[self._video(source, name) for source in row["videos"]] for row, name in named]
         if any(images):
             given["images"] = images
         if sounds:
@@ -146,8 +133,8 @@ class MediaProcessor:
             if not given:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
-                    f"{names[0]}: some rows have no picture: {type(self.processor).__name__} needs media in every row",
-                    "use rows with pictures or sound, or train a text model",
+                    f"{names[0]}: some rows have no media, but {type(self.processor).__name__} needs media in each row",
+                    "use rows with images or sound, or train a text model",
                 ) from error
             raise GymError(
                 ErrorCode.DATA_INVALID,
@@ -161,46 +148,46 @@ class MediaProcessor:
         try:
             return self.limits.fit(load_image(source))
         except (OSError, ValueError) as error:
-            raise bad_medium(
-                place, "images", source, "cannot be read", "use a PNG, JPEG or WebP file"
-            ) from error
+            remedy = "use a PNG, JPEG or WebP file"
+            raise bad_medium(place, "images", source, "cannot be read", remedy) from error
 
     def _sound(self, source: str, place: str) -> Any:
         try:
             sound = read_sound(source, self.sound_rate, MAX_SOUND_SECONDS)
         except GymError as error:
             raise _named(error, place, "audios", source) from error
-        most = self._most_samples
-        self.counts.sounds_cut += most is not None and len(sound) > most
+        limit = self._max_samples
+        self.counts.sounds_cut += limit is not None and len(sound) > limit
         return sound
 
     @cached_property
-    def _most_samples(self) -> int | None:
-        """The samples after which the processor cuts a sound off; None if it reads all of it."""
+    def _max_samples(self) -> int | None:
+        """The number of samples to which the processor truncates sounds; None if it does not truncate them."""
         import numpy as np
 
-        most = getattr(sound_part(self.processor), "n_samples", None)  # of Whisper's front end: 30 seconds
+        limit = getattr(sound_part(self.processor), "n_samples", None)  # Whisper's front end: 30 seconds
         token = getattr(self.processor, "audio_token", None)
-        if most is None or token is None:
+        if limit is None or token is None:
             return None
         sizes = []
-        for length in (int(most), 2 * int(most)):
-            sound = np.zeros(length, dtype=np.float32)
-            out = self.processor(
-                text=[str(token)], audio=[sound], audio_kwargs={"sampling_rate": self.sound_rate}
-            )
+        for length in (int(limit), 2 * int(limit)):
+            sound, rate = np.zeros(length, dtype=np.float32), {"sampling_rate": self.sound_rate}
+            out = self.processor(text=[str(token)], audio=[sound], audio_kwargs=rate)
             sizes.append(len(out["input_ids"][0]))
-        return int(most) if sizes[0] == sizes[1] else None
+        return int(limit) if sizes[0] == sizes[1] else None
 
     def _video(self, source: Any, place: str) -> tuple[Any, dict[str, Any]]:
-        """Return frames ``[n, height, width, 3]`` uint8, and the metadata that the processor takes."""
+        """Return frames ``[n, height, width, 3]`` uint8, and the metadata that the processor expects."""
         if isinstance(source, list):
             return self._frame_list(source, place)
         try:
             frames, facts, indices = read_video(source, partial(frames_to_read, self.processor))
         except GymError as error:
             raise _named(error, place, "videos", str(source)) from error
-        self._count_video(facts, len(indices))
+        self.counts.videos += 1
+        self.counts.frames += facts.frames
+        self.counts.frames_read += len(indices)
+        self.counts.videos_scaled += facts.is_scaled
         return frames, video_metadata(facts, indices)
 
     def _frame_list(self, sources: list[str], place: str) -> tuple[Any, dict[str, Any]]:
@@ -208,7 +195,7 @@ class MediaProcessor:
 
         if not 0 < len(sources) <= MAX_FRAMES:
             problem = f"has {counted(len(sources), 'frame')}; 1 to {MAX_FRAMES} are allowed"
-            raise bad_medium(place, "videos", "a list", problem, "list fewer of them")
+            raise bad_medium(place, "videos", "a list", problem, "list fewer frames")
         images = [self._image(frame, place).convert("RGB") for frame in sources]
         (width, height), *others = dict.fromkeys(image.size for image in images)
         if others or width * height > MAX_FRAME_PIXELS:
@@ -218,24 +205,15 @@ class MediaProcessor:
             raise bad_medium(place, "videos", sources[0], problem, remedy)
         frames = np.stack([np.asarray(image) for image in images])
         fps = float(getattr(self.processor.video_processor, "fps", None) or DEFAULT_FPS)
-        return frames, {
-            "total_num_frames": len(frames),
-            "fps": fps,
-            "frames_indices": list(range(len(frames))),
-        }
-
-    def _count_video(self, facts: VideoFacts, read: int) -> None:
-        self.counts.videos += 1
-        self.counts.frames += facts.frames
-        self.counts.frames_read += read
-        self.counts.videos_scaled += facts.is_scaled
+        indices = list(range(len(frames)))
+        return frames, {"total_num_frames": len(frames), "fps": fps, "frames_indices": indices}
 
 
 def source_of(medium: Any, column: str, place: str) -> Any:
-    """Return a medium of a row as JSON: a path, a data URL, or a list of them (the frames of a video).
+    """Return a medium of a row as a JSON value: a path, a data URL, or a list of them (the frames of a video).
 
     Raises:
-        GymError: ``DATA_INVALID`` for another form, and for an address on the network.
+        GymError: ``DATA_INVALID`` for any other form, and for a URL on the network.
     """
     if isinstance(medium, list) and column == "videos":
         return [source_of(frame, "images", place) for frame in medium]
@@ -253,19 +231,18 @@ def source_of(medium: Any, column: str, place: str) -> Any:
     if isinstance(medium, Path):
         medium = str(medium)
     if not isinstance(medium, str):
-        raise bad_medium(
-            place, column, type(medium).__name__, "is not a path", f"use paths of {MEDIA[column]} files"
-        )
+        remedy = f"use paths of {MEDIA[column]} files"
+        raise bad_medium(place, column, type(medium).__name__, "is not a path", remedy)
     if "://" in medium.split(",")[0]:
         raise bad_medium(place, column, medium, "is a URL", "download it, and use its path")
     return medium if medium.startswith("data:") else str(Path(medium).expanduser())
 
 
 def _wave_url(samples: Any, rate: int) -> str:
-    """Return samples as a data URL of a mono WAV file of float32; the channels are the shorter axis.
+    """Return samples as a data URL of a mono float32 WAV file; channels, the shorter axis, are averaged.
 
     Raises:
-        ValueError: For samples of another shape or type, or a rate of less than 1.
+        ValueError: For samples of any other shape or type, or a rate below 1.
     """
     import numpy as np
 
@@ -280,7 +257,7 @@ def _wave_url(samples: Any, rate: int) -> str:
 
 
 def bad_medium(place: str, column: str, source: Any, problem: str, remedy: str) -> GymError:
-    """Return the error for a medium of a row, which names the row, the column and the medium."""
+    """Create the error for a medium of a row, which names the row, the column and the medium."""
     text = str(source)
     shown = text if len(text) < 200 and not text.startswith("data:") else text[:_SHOWN] + "..."
     return GymError(ErrorCode.DATA_INVALID, f"{place}: {column}: {shown} {problem}", remedy)

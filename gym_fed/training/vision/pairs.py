@@ -1,4 +1,4 @@
-"""Preference pairs about images, sound and video: their encoding, and the batches of TRL's ``DPOTrainer``."""
+"""Encode preference pairs with images, sound or video, and collate them for TRL's ``DPOTrainer``."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ANSWERS = ("chosen", "rejected")
 def encode_media_pairs(config: TrainingConfig, processor: Any, rows: Sequence[Row]) -> EncodedRows:
     """Return rows for ``PairBatches``: ``chosen`` and ``rejected`` (JSON), ``prompt_ids`` and ``length``.
 
-    ``prompt_ids`` are tokens of the answer: what runs the model once on a row's tokens needs some without media.
+    ``prompt_ids`` are tokens of the answer, since probing the model (``starts_as_base``) needs tokens without media.
 
     Raises:
-        GymError: ``DATA_INVALID`` as ``encode_media_rows``, and for a row that is not a conversation.
+        GymError: ``DATA_INVALID`` as in ``encode_media_rows``, and for a row that is not a conversation.
     """
     reader = RowReader(config, processor)
     rows = list(without_media(rows, reader.media.kinds))
@@ -42,16 +42,15 @@ def encode_media_pairs(config: TrainingConfig, processor: Any, rows: Sequence[Ro
         if (last := max(end for _, end in labels.values())) >= config.max_length:
             too_long.add(row, number, last + 1)
             continue
-        learned = [[label for label in each if label != IGNORED] for each, _ in labels.values()]
-        kept = [sum(label != IGNORED for label in each[: config.max_length]) for each, _ in labels.values()]
-        length = max(len(each) for each, _ in labels.values())
-        lost = sum(map(len, learned)) - sum(kept)
-        counts.count(length, cut=length > config.max_length, tokens=sum(kept), tokens_cut=lost)
-        if all(kept):
-            rows_of_pair = {answer: json.dumps(read) for answer, read in pair.items()}
-            encoded.append(
-                {**rows_of_pair, "prompt_ids": learned[0], "length": min(length, config.max_length)}
-            )
+        limit, both = config.max_length, [row_labels for row_labels, _ in labels.values()]
+        answers = [[label for label in row_labels if label != IGNORED] for row_labels in both]
+        num_learned = [sum(label != IGNORED for label in row_labels[:limit]) for row_labels in both]
+        length = max(map(len, both))
+        lost = sum(map(len, answers)) - sum(num_learned)
+        counts.count(length, cut=length > limit, tokens=sum(num_learned), tokens_cut=lost)
+        if all(num_learned):
+            texts = {answer: json.dumps(read) for answer, read in pair.items()}
+            encoded.append({**texts, "prompt_ids": answers[0], "length": min(length, limit)})
     too_long.refuse()
     if not encoded:
         raise counts.nothing_learned(config.max_length)
@@ -60,36 +59,30 @@ def encode_media_pairs(config: TrainingConfig, processor: Any, rows: Sequence[Ro
 
 
 def read_pairs(reader: RowReader, rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Read both answers of each row like supervised conversations; ``chosen`` and ``rejected``.
+    """Read the conversations that end with the ``chosen`` and with the ``rejected`` answers, like supervised rows.
 
     Raises:
         GymError: See ``require_conversations`` and ``RowReader.read``.
     """
     require_conversations(rows)
-    return {
-        answer: reader.read([_conversation(row, answer) for row in rows], assistant_only=True)
-        for answer in _ANSWERS
-    }
+    pairs = {answer: [_conversation(row, answer) for row in rows] for answer in _ANSWERS}
+    return {answer: reader.read(chats, assistant_only=True) for answer, chats in pairs.items()}
 
 
 def _conversation(row: Row, answer: str) -> Row:
-    """Return a supervised row of the prompt and one answer, of which only the answer is learned."""
-    silent = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in row["prompt"]]
-    kept = {key: row[key] for key in ("tools", *MEDIA) if key in row}
-    return PlacedDict.like({"messages": [*silent, *row[answer]], **kept}, row)
+    """Return a supervised row of the prompt and one answer, in which only the answer is learned."""
+    prompt = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in row["prompt"]]
+    others = {key: row[key] for key in ("tools", *MEDIA) if key in row}
+    return PlacedDict.like({"messages": [*prompt, *row[answer]], **others}, row)
 
 
 class PairBatches:
-    """Collates rows of ``encode_media_pairs``: the chosen answers, then the rejected ones, each with its media.
+    """Collates rows of ``encode_media_pairs``: the chosen answers, then the rejected ones, each with its media."""
 
-    Args:
-        batches: Collates conversations.
-    """
-
-    def __init__(self, batches: MediaBatches) -> None:
-        self._batches = batches
+    def __init__(self, collator: MediaBatches) -> None:
+        self._collator = collator
 
     def __call__(self, encoded: list[dict[str, Any]]) -> Any:
-        batch = self._batches([{"row": pair[answer]} for answer in _ANSWERS for pair in encoded])
+        batch = self._collator([{"row": pair[answer]} for answer in _ANSWERS for pair in encoded])
         batch["completion_mask"] = (batch.pop("labels") != IGNORED).to(torch.int64)
         return batch

@@ -1,4 +1,4 @@
-"""Freezing the parts of a model that reads images or sound: tower, projector, language model (``base.media_parts``)."""
+"""Freeze parts of a model that reads images or sound: tower, projector, language model (see ``base.media_parts``)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
 
 
-_WORDS = {
-    TOWER: "vision tower",
-    PROJECTOR: "projector",
-    LANGUAGE_MODEL: "language model",
-}
+_LABELS = {TOWER: "vision tower", PROJECTOR: "projector", LANGUAGE_MODEL: "language model"}
 
 
 def reads_images(model: Any) -> bool:
     """Return True if the model has a part for images or sound."""
     parts = {name for name, value in vars(model.config).items() if value is not None}
-    # Granite Speech's sound part is called the encoder, as parts of text models are (Blt).
+    # Granite Speech's sound part is called encoder, like a part of some text models (Blt).
     return bool(parts & {"vision_config", "audio_config"}) or {"encoder_config", "projector_config"} <= parts
 
 
 def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
-    """Return the keys of the frozen parts; none for a model that reads only text.
+    """Return the config keys of the frozen parts; empty for a model that reads only text.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for a part that is not found, or if nothing would be trained.
@@ -39,11 +35,11 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
         refuse_first((config.freeze_language_model, reason, "remove it"))
         return frozenset()
     present = {part_of(name) for name, _ in model.named_parameters()}
-    optional = {PROJECTOR} - config.model_fields_set  # not every model has one of its own
+    optional = {PROJECTOR} - config.model_fields_set  # some models have no projector
     for key in sorted(frozen - present - optional):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{key}: no {_WORDS[key]} was found in {type(model).__name__}: looked for modules called "
+            f"{key}: no {_LABELS[key]} was found in {type(model).__name__}: looked for modules called "
             f"{', '.join((*PART_NAMES[key], *(['visual.merger'] if 'projector' in key else [])))}",
             f"set {key}: false, and list the layers to train in the section of finetuning",
         )
@@ -72,7 +68,7 @@ def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section
             ErrorCode.CONFIG_INVALID,
             f"{section}.target_modules: it matches {counted(len(names), 'layer')}, all in frozen parts "
             f"({', '.join(sorted(frozen))})",
-            "choose others, or set one of these keys to false",
+            "choose other layers, or set one of these keys to false",
         )
     if names:
         peft_config.target_modules = set(trained)
@@ -93,15 +89,16 @@ def freeze_parts(model: Any, config: TrainingConfig, frozen: frozenset[str]) -> 
 
 
 def outside_tower(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield ``named_modules`` outside the part that reads images."""
+    """Yield the ``named_modules`` outside the parts that read images or sound."""
     for name, module in model.named_modules():
         if part_of(name) not in (TOWER, PROJECTOR):
             yield name, module
 
 
-def _refuse_named(model: Any, wanted: str, frozen: frozenset[str], key: str) -> None:
-    words = wanted.split(".")
+def _refuse_named(model: Any, suffix: str, frozen: frozenset[str], key: str) -> None:
+    """Refuse a module name, possibly without its first components, that is in a frozen part."""
+    components = suffix.split(".")
     for name, _ in model.named_modules():
-        if name.split(".")[-len(words) :] == words and (part := part_of(name)) in frozen:
-            reason = f"{key}: {wanted!r} names {name}, which {part} freezes"
+        if name.split(".")[-len(components) :] == components and (part := part_of(name)) in frozen:
+            reason = f"{key}: {suffix!r} names {name}, which {part} freezes"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, f"set {part}: false, or remove the name")

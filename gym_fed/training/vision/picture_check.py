@@ -1,4 +1,4 @@
-"""Decode the pictures of rows, to find broken ones before a run."""
+"""Decode the images of rows, to find broken ones before a run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gym_fed.training.vision.media import bad_medium, source_of
 
 _SHOWN = 5
 _DECODED_PIXELS = (64, 64)
-"""JPEG files are decoded at a scale near this size, which reads all of the file in a fraction of the time."""
+"""Size to which JPEG files are scaled while decoding, which reads the whole file in a fraction of the time."""
 
 
 @dataclass
 class PictureCheck:
-    """Broken pictures of rows.
+    """Counts the images of rows that cannot be decoded.
 
     Attributes:
-        pictures: The number of decoded pictures.
-        broken: Those that cannot be decoded.
-        first: The first of them, with their places and problems.
+        pictures: The number of images checked.
+        broken: The number of images that cannot be decoded.
+        first: The first problems, with their places.
     """
 
     pictures: int = 0
@@ -29,7 +29,7 @@ class PictureCheck:
     first: list[str] = field(default_factory=list)
 
     def add(self, place: str, row: Row) -> None:
-        """Decode the pictures of a row."""
+        """Decode the images of a row."""
         for picture in row.get("images") or ():
             self.pictures += 1
             try:
@@ -40,7 +40,7 @@ class PictureCheck:
                     self.first.append(error.message)
 
     def describe(self) -> str:
-        """Return a sentence on the broken pictures."""
+        """Return a sentence about the broken images."""
         return f"{self.broken} of {counted(self.pictures, 'picture')} cannot be read; training refuses their rows"
 
 

@@ -1,4 +1,4 @@
-"""The trainer of models that read media: TRL's, with batches read from disk and resumable checkpoints."""
+"""Train models that read media with TRL's ``SFTTrainer``, on batches whose media are read from disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_fed.training.trl_glue import local
 from gym_fed.training.vision.labels import batch_labels
 from gym_fed.training.vision.media import ImageLimits, MediaProcessor
 
-_Sft: Any = SFTTrainer  # their annotations are not relied on
+_Sft: Any = SFTTrainer  # do not rely on its annotations
 _PER_TOKEN = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
 """Columns of a batch with a value per token, ``[n, t]``, padded on the right."""
 
@@ -51,13 +51,13 @@ class VisionTrainer(_Sft):  # type: ignore[misc]
     """A trainer that resumes from checkpoints whose weight names differ from the model's."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load through ``from_pretrained``, which knows both names.
+        """Load with ``from_pretrained``, which converts names.
 
-        ``save_pretrained`` writes LLaVA's and others' weights under the names of older releases; transformers' trainer
-        then finds none of them in the model, warns, and continues from the initial weights.
+        ``save_pretrained`` writes the weights of LLaVA and other models under the names of older releases;
+        transformers' trainer would not find them in the model, warn, and continue from the initial weights.
         """
         model = model or self.model
-        if hasattr(model, "get_base_model"):  # an adapter's names are PEFT's
+        if hasattr(model, "get_base_model"):  # PEFT names an adapter's weights
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         arguments = {"dtype": model.dtype}
@@ -71,8 +71,8 @@ class MediaBatches:
     Args:
         processor: The model's processor.
         limits: Minimum and maximum image sizes.
-        max_length: Maximum tokens of a row, to which rows are truncated; ``encode_media_rows`` refuses longer media.
-        dtype: The model's type, for a processor that rounds its inputs (Llama 4's) whatever the model's type is.
+        max_length: Number of tokens to which rows are truncated; ``encode_media_rows`` refuses media beyond it.
+        dtype: The model's dtype, for processors that always round their inputs (Llama 4).
     """
 
     def __init__(

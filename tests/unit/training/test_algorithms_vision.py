@@ -298,7 +298,7 @@ def test_pictures_stand_where_the_text_puts_them() -> None:
     assert shown("what?", 2) == "##what?"
     assert shown([{"type": "text", "text": "x<image>"}, {"type": "image"}], 2) == "x##"
     assert place_media([{"role": "user", "content": "a"}], {}, "row 1") == [{"role": "user", "content": "a"}]
-    with pytest.raises(GymError, match="row 7 has 1 image and 2 places for them"):
+    with pytest.raises(GymError, match="row 7 has 1 image and 2 placeholders for them"):
         place_media([{"role": "user", "content": "<image><image>"}], {"images": 1}, "row 7")
 
 

@@ -337,7 +337,7 @@ def test_a_check_before_a_run_reads_pairs_as_the_run_does(listener: Path, tmp_pa
     placed = [(f"row {number}", row) for number, row in enumerate([*given, text], 1)]
     assert check_template(settings, placed) == 3
     changed = {**given[0], "prompt": [{"role": "user", "content": "<audio><audio>what?"}]}
-    with pytest.raises(GymError, match="row 1 has 1 audio and 2 places for them"):
+    with pytest.raises(GymError, match="row 1 has 1 audio and 2 placeholders for them"):
         check_template(settings, [("row 1", changed)])
 
 
@@ -346,7 +346,7 @@ def test_a_place_without_a_medium_is_refused_before_training(kind: str, listener
     _, processor = load_vision_model(str(listener), dtype="float32", arguments={})
     content = [{"type": kind}, {"type": "text", "text": "what?"}]
     row = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "y"}]}
-    with pytest.raises(GymError, match=f"row 1 has 0 {kind}s and 1 place for them"):
+    with pytest.raises(GymError, match=f"row 1 has 0 {kind}s and 1 placeholder for them"):
         encode_media_rows(config(listener), processor, [row], assistant_only=True, packing=False)
 
 
@@ -402,7 +402,7 @@ def test_a_processor_that_needs_media_refuses_rows_of_text_by_its_name(
 
     monkeypatch.setattr(media, "processor", needs_pictures)
     row = {"text": "x", "images": [], "audios": [], "videos": []}
-    with pytest.raises(GymError, match="rows have no picture: function needs media in every row"):
+    with pytest.raises(GymError, match="rows have no media, but function needs media in each row"):
         media.inputs([row])
 
 
