@@ -1,4 +1,4 @@
-"""Optimisers that need only a class name and settings, including GaLore and APOLLO; the others have a file each."""
+"""List the optimisers that need only a class name and settings, including GaLore and APOLLO."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from gym_fed.training.optimizers.base import (
     LibraryOptimizer,
     TrainedWeight,
     factored_bytes,
-    hidden_matrices,
+    hidden_groups,
     import_class,
     refuse_adapters,
     refuse_loraplus,
-    split,
 )
 
 _BNB = "bitsandbytes.optim"
 
 _LION_RATE = 0.3
-"""Chen et al. 2023, section 5: 3 to 10 times smaller than AdamW's, since every step has the same size."""
+"""Chen et al. 2023, section 5: a rate 3 to 10 times smaller than AdamW's, since all updates have the same size."""
 
 _PAGED = "its state moves between GPU and main memory"
 
@@ -36,15 +35,17 @@ _CHOICES = {
 
 
 class Factored(LibraryOptimizer):
-    """An optimiser whose second moments are a row and a column per matrix; Shazeer and Stern 2018, algorithm 4."""
+    """An optimiser that stores a row and a column of second moments per matrix; Shazeer and Stern 2018, algorithm 4."""
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
         return factored_bytes(weight)
 
 
 class Soap(LibraryOptimizer):
-    """An optimiser with Adam's moments, and a preconditioner and eigenvectors per side of a matrix; Vyas et al.
-    2024."""
+    """An optimiser with Adam's moments, and a preconditioner and eigenvectors per side of a matrix.
+
+    Vyas et al. 2024, "SOAP: Improving and Stabilizing Shampoo using Adam".
+    """
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
         largest = int(config.optimizer_args.get("max_precondition_dim", 10000))
@@ -55,10 +56,10 @@ class Soap(LibraryOptimizer):
 
 @dataclass(frozen=True)
 class ScheduleFree(LibraryOptimizer):
-    """An optimiser that averages the iterates instead of lowering the learning rate; Defazio et al. 2024.
+    """An optimiser that averages the iterates instead of lowering the learning rate (Defazio et al. 2024).
 
-    Gradients are taken at y and the result is x: the weights must be exchanged before the model is used. transformers
-    does so for evaluation, the callback here at the end.
+    Gradients are computed at y, but the result is x: the weights must be swapped before the model is used. transformers
+    swaps them for evaluation, and the callback at the end.
 
     Attributes:
         warms_up: True if it accepts ``warmup_steps``.
@@ -97,7 +98,7 @@ class ScheduleFree(LibraryOptimizer):
         from transformers import TrainerCallback
 
         class AverageAtEnd(TrainerCallback):
-            """Replaces the weights by the average after the last step, before its checkpoint."""
+            """Replaces the weights with the average after the last step, before its checkpoint."""
 
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 if state.global_step >= state.max_steps:
@@ -111,12 +112,12 @@ class ScheduleFree(LibraryOptimizer):
 
 @dataclass(frozen=True)
 class ProjectedOptimizer(LibraryOptimizer):
-    """An optimiser that projects the gradients of linear layers, and so their state, to a low rank.
+    """An optimiser that projects the gradients of linear layers, and therefore their state, to a low rank.
 
     Attributes:
-        projection: Arguments of the projected group, with defaults; users may set them.
-        projectors: ``module:Class`` of the projectors that the state holds.
-        factored: True if its second moments are a row and a column of each matrix.
+        projection: Arguments of the projected group that users may set, with defaults.
+        projectors: ``module:Class`` of the projectors in the state.
+        factored: True if it stores a row and a column of second moments per matrix.
     """
 
     projection: Mapping[str, Any] = field(default_factory=dict)
@@ -125,13 +126,13 @@ class ProjectedOptimizer(LibraryOptimizer):
     whole_weights: bool = True
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
-        """Return the state's bytes: for a projected ``[m, n]`` that of ``[rank, max(m, n)]``, and the projection."""
+        """Return the bytes of state: for a projected ``[m, n]``, those of ``[rank, max(m, n)]`` and the projection."""
         if not weight.hidden:
             return self._moments(weight, config)
         wide, narrow = max(weight.shape), min(weight.shape)
         rank = int(config.optimizer_args.get("rank", self.projection["rank"]))
-        if self.projection.get("proj") != "random":  # there are only that many singular vectors
-            rank = min(rank, narrow)
+        if self.projection.get("proj") != "random":
+            rank = min(rank, narrow)  # the number of singular vectors
         state = self._moments(TrainedWeight((rank, wide), weight.itemsize), config)
         return state + rank * narrow * weight.itemsize
 
@@ -146,21 +147,16 @@ class ProjectedOptimizer(LibraryOptimizer):
             _require_value(config, name, config.optimizer_args.get(name, default))
 
     def known(self) -> list[str]:
-        unread = {"no_deprecation_warning", "correct_bias"}
-        return [*self.projection, *(name for name in super().known() if name not in unread)]
+        ignored = {"no_deprecation_warning", "correct_bias"}
+        return [*self.projection, *(name for name in super().known() if name not in ignored)]
 
     def make(self, model: Any, config: TrainingConfig) -> Any:
-        hidden = hidden_matrices(model)
-        groups: dict[tuple[bool, float], list[Any]] = {}
-        for _, value, decay in split(model, config):
-            groups.setdefault((id(value) in hidden, decay), []).append(value)
-        return self.construct(
-            [
-                {"params": values, "weight_decay": decay, **(self._group(config) if projected else {})}
-                for (projected, decay), values in groups.items()
-            ],
-            config,
-        )
+        arguments = {name: config.optimizer_args.get(name, value) for name, value in self.projection.items()}
+        groups = [
+            {"params": values, "weight_decay": decay, **(arguments if is_hidden else {})}
+            for (is_hidden, decay), values in hidden_groups(model, config).items()
+        ]
+        return self.construct(groups, config)
 
     def construct(self, groups: Any, config: TrainingConfig) -> Any:
         rest = {name: value for name, value in config.optimizer_args.items() if name not in self.projection}
@@ -170,9 +166,6 @@ class ProjectedOptimizer(LibraryOptimizer):
 
     def type(self) -> Any:
         return _resumable(import_class(self.source), self.projectors)
-
-    def _group(self, config: TrainingConfig) -> dict[str, Any]:
-        return {name: config.optimizer_args.get(name, value) for name, value in self.projection.items()}
 
 
 def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
@@ -191,7 +184,7 @@ def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
 def _resumable(optimizer: Any, projectors: tuple[str, ...]) -> Any:
     """Return a subclass whose state holds only tensors and numbers.
 
-    The libraries store projector objects, which ``weights_only`` does not load from a checkpoint.
+    The libraries store projector objects, which ``torch.load`` with ``weights_only`` refuses.
     """
     kinds = {source: import_class(source) for source in projectors}
 
@@ -235,14 +228,13 @@ def _to_device(fields: dict[str, Any], device: Any) -> dict[str, Any]:
 def _bnb(
     name: str, *, bits: int, values: float = 2.0, gpu: str = "", rate_scale: float = 1.0
 ) -> LibraryOptimizer:
-    fixed = {"optim_bits": bits}
     return LibraryOptimizer(
         f"{_BNB}:{name}",
         package="bitsandbytes",
         extra="quant",
         gpu=gpu,
         learning_rate_scale=rate_scale,
-        fixed={**fixed, "is_paged": True} if gpu else {**fixed, "is_paged": False},
+        fixed={"optim_bits": bits, "is_paged": bool(gpu)},
         state_values=values,
         state_bits=bits,
     )
@@ -269,7 +261,7 @@ def _galore(
 
 
 TABLE: dict[str, LibraryOptimizer] = {
-    # Of torch and transformers.
+    # From torch and transformers.
     "sgd": LibraryOptimizer(
         "torch.optim:SGD",
         betas=False,
@@ -288,7 +280,7 @@ TABLE: dict[str, LibraryOptimizer] = {
         fixed={"scale_parameter": False, "relative_step": False},
         per_example=True,
     ),
-    # Dettmers et al. 2022: the state in 8 bits, block by block; small tensors keep 32.
+    # Dettmers et al. 2022: state in 8 bits, quantised in blocks; in 32 bits for small tensors.
     "adamw_8bit": _bnb("AdamW", bits=8),
     "lion_8bit": _bnb("Lion", bits=8, values=1.0, rate_scale=_LION_RATE),
     "ademamix": _bnb("AdEMAMix", bits=32, values=3.0),  # Pagliardini et al. 2024
@@ -297,16 +289,15 @@ TABLE: dict[str, LibraryOptimizer] = {
     "paged_adamw_8bit": _bnb("AdamW", bits=8, gpu=_PAGED),
     "paged_lion": _bnb("Lion", bits=32, values=1.0, gpu=_PAGED, rate_scale=_LION_RATE),
     "paged_lion_8bit": _bnb("Lion", bits=8, values=1.0, gpu=_PAGED, rate_scale=_LION_RATE),
-    # Of pytorch-optimizer.
-    "lion": LibraryOptimizer(
+    # From pytorch-optimizer.
+    "lion": LibraryOptimizer(  # Chen et al. 2023
         "pytorch_optimizer:Lion",
         package="pytorch_optimizer",
         learning_rate_scale=_LION_RATE,
         state_values=1.0,
-    ),  # Chen et al. 2023
+    ),
     "soap": Soap("pytorch_optimizer:SOAP", package="pytorch_optimizer"),  # Vyas et al. 2024
-    # Zhao et al. 2024, algorithm 1: gradients in the subspace of their singular vectors, updated
-    # periodically.
+    # Zhao et al. 2024, algorithm 1: gradients in the subspace of their singular vectors, updated periodically.
     "galore_adamw": _galore("GaLoreAdamW"),
     "galore_adafactor": _galore(
         "GaLoreAdafactor",
@@ -319,8 +310,8 @@ TABLE: dict[str, LibraryOptimizer] = {
         fixed={"optim_bits": 8, "is_paged": False},
         gpu="galore_torch calls CUDA in every step",
     ),
-    # Zhu et al. 2024: a random subspace is enough to scale each channel as AdamW would. Mini: rank 1, scale 128,
-    # scale_type tensor.
+    # Zhu et al. 2024: a random subspace suffices to scale each channel as AdamW would. APOLLO-Mini: rank 1, scale
+    # 128, scale_type tensor.
     "apollo_adamw": ProjectedOptimizer(
         "apollo_torch:APOLLOAdamW",
         package="apollo_torch",

@@ -1,6 +1,6 @@
 """Adam-mini: one second moment per block of weights (a head, a row of embeddings, an MLP) instead of per weight.
 
-Zhang et al. 2024, "Adam-mini: Use Fewer Learning Rates To Gain More"; pytorch-optimizer's.
+Zhang et al. 2024, "Adam-mini: Use Fewer Learning Rates To Gain More"; implemented by pytorch-optimizer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gym_fed.training.optimizers.base import LibraryOptimizer, TrainedWeight, cr
 
 
 class AdamMini(LibraryOptimizer):
-    """``pytorch_optimizer.AdamMini`` with the numbers of the model's heads."""
+    """``pytorch_optimizer.AdamMini``, configured with the model's number of heads."""
 
     of_one_model = "groups the weights by the heads of one model"
 
@@ -35,14 +35,13 @@ class AdamMini(LibraryOptimizer):
         self._create(torch.nn.Linear(4, 4), config, hidden=4, heads=1, key_heads=1)
 
     def make(self, model: Any, config: TrainingConfig) -> Any:
-        shape = model.config.get_text_config()
-        hidden, heads = shape.hidden_size, shape.num_attention_heads
-        optimizer = self._create(
-            model, config, hidden=hidden, heads=heads, key_heads=getattr(shape, "num_key_value_heads", heads)
-        )
-        head_dim = getattr(shape, "head_dim", None) or hidden // heads
+        text = model.config.get_text_config()
+        hidden, heads = text.hidden_size, text.num_attention_heads
+        key_heads = getattr(text, "num_key_value_heads", heads)
+        optimizer = self._create(model, config, hidden=hidden, heads=heads, key_heads=key_heads)
+        head_dim = getattr(text, "head_dim", None) or hidden // heads
         for group in optimizer.param_groups:
-            if "parameter_per_head" in group:  # the library takes hidden / heads for the width of a head
+            if "parameter_per_head" in group:  # the library assumes that a head's width is hidden / heads
                 group["parameter_per_head"] = head_dim * hidden
         return optimizer
 

@@ -1,4 +1,4 @@
-"""AdamW, Loshchilov and Hutter 2019; torch's, fused if the device supports it."""
+"""AdamW, Loshchilov and Hutter 2019; implemented by torch, fused if the device supports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gym_fed.training.optimizers.base import OptimizerChoice, check_known, creat
 
 
 class AdamW(OptimizerChoice):
-    """transformers' default AdamW; with LoRA+ and LoRA-FA the one that PEFT builds."""
+    """transformers' default AdamW; with LoRA+ or LoRA-FA, the one that PEFT builds."""
 
     shards = True
     per_example = True

@@ -1,4 +1,4 @@
-"""BAdam: Adam on one block of layers at a time, so that only one block's state is in memory.
+"""BAdam: Adam on one block of layers at a time, so that only the state of one block is in memory.
 
 Luo et al. 2024, "BAdam: A Memory Efficient Full Parameter Optimization Method for Large Language Models".
 """
@@ -33,11 +33,11 @@ _OWN = {
 
 
 class BAdam(LibraryOptimizer):
-    """``badam.BlockOptimizer`` around torch's AdamW. Its other variant, by ratio, fails on CPU and is not offered."""
+    """``badam.BlockOptimizer`` around torch's AdamW. The ratio variant, which fails on CPUs, is not offered."""
 
     whole_weights = True
     of_one_model = "trains the layers of one model in turn"
-    of_one_process = "switches weights on and off, so several processes would no longer share gradients"
+    of_one_process = "turns weights on and off, so several processes would no longer share gradients"
 
     def __init__(self) -> None:
         super().__init__("badam:BlockOptimizer", package="badam")
@@ -48,63 +48,49 @@ class BAdam(LibraryOptimizer):
         check_known(config, [*_OWN, "eps"])
         values = {**_OWN, **config.optimizer_args}
         mode, has_start = values["switch_mode"], values["start_block"] is not None
+        unused = "start_block has no effect with switch_mode random"
         refuse_first(
             (mode not in _MODES, f"switch_mode {mode!r} is unknown", f"one of {', '.join(_MODES)}"),
-            (
-                mode == "random" and has_start,
-                "start_block has no effect with switch_mode random",
-                "remove it",
-            ),
+            (mode == "random" and has_start, unused, "remove it"),
             (mode == "fixed" and not has_start, "switch_mode fixed needs start_block", "set it"),
-            *(
-                (
-                    values[name] != _OWN[name]
-                    and (not isinstance(values[name], int) or values[name] < lowest),
-                    f"{name} is {values[name]!r}",
-                    f"use an integer of at least {lowest}",
-                )
-                for name, lowest in (("switch_block_every", 1), ("start_block", 0))
-            ),
-            *(
-                (not isinstance(values[name], bool), f"{name} is {values[name]!r}", "use true or false")
-                for name in ("include_embedding", "include_lm_head")
-            ),
             prefix="optimizer_args: ",
         )
+        for name, lowest in (("switch_block_every", 1), ("start_block", 0)):
+            value = values[name]
+            is_invalid = value != _OWN[name] and (not isinstance(value, int) or value < lowest)
+            reason = f"optimizer_args: {name} is {value!r}"
+            refuse_first((is_invalid, reason, f"use an integer of at least {lowest}"))
+        for name in ("include_embedding", "include_lm_head"):
+            reason = f"optimizer_args: {name} is {values[name]!r}"
+            refuse_first((not isinstance(values[name], bool), reason, "use true or false"))
         self.try_arguments(config)
 
     def construct(self, groups: Any, config: TrainingConfig) -> Any:
         """Create the inner AdamW from the arguments that are not BAdam's."""
         import torch
 
-        rest = {name: value for name, value in config.optimizer_args.items() if name not in _OWN}
-        return create_checked(
-            config,
-            lambda: torch.optim.AdamW(
-                groups,
-                lr=config.learning_rate,
-                betas=(config.adam_beta1, config.adam_beta2),
-                weight_decay=config.weight_decay,
-                **rest,
-            ),
-        )
+        arguments: dict[str, Any] = {
+            "lr": config.learning_rate,
+            "betas": (config.adam_beta1, config.adam_beta2),
+            "weight_decay": config.weight_decay,
+            **{name: value for name, value in config.optimizer_args.items() if name not in _OWN},
+        }
+        return create_checked(config, lambda: torch.optim.AdamW(groups, **arguments))
 
     def make(self, model: Any, config: TrainingConfig) -> Any:
         weights = split(model, config)
         own = {name: config.optimizer_args.get(name, default) for name, default in _OWN.items()}
         adam = self.construct([value for _, value, _ in weights], config)
+        named = [(name, value) for name, value, _ in weights]
+
+        def create() -> Any:
+            optimizer_class = _resumable(import_class(self.source))
+            return optimizer_class(base_optimizer=adam, named_parameters_list=named, verbose=0, **own)
+
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="BAdam expect")  # float32 weights cost only memory
+            warnings.filterwarnings("ignore", message="BAdam expect")  # float32 weights only cost memory
             try:
-                return create_checked(
-                    config,
-                    lambda: _resumable(import_class(self.source))(
-                        base_optimizer=adam,
-                        named_parameters_list=[(name, value) for name, value, _ in weights],
-                        verbose=0,
-                        **own,
-                    ),
-                )
+                return create_checked(config, create)
             except IndexError as error:
                 reason = (
                     f"optimizer_args: start_block is {own['start_block']}, but the model has fewer blocks"
@@ -155,7 +141,7 @@ def _resumable(block_optimizer: Any) -> Any:
                     value.copy_(saved)
             inner = {key: value for key, value in state_dict.items() if key != "blocks"}
             self.base_optimizer.load_state_dict(inner)
-            for group in self.param_groups:  # the schedule writes here; the inner groups follow at a step
+            for group in self.param_groups:  # the schedule sets these; a step copies them to the inner groups
                 group["lr"] = blocks["lr"]
 
     return Resumable

@@ -1,6 +1,6 @@
-"""The base classes of optimisers: any value of ``optimizer``, and classes of a library.
+"""Define the base classes of optimisers: of any value of ``optimizer``, and of those that are a library's class.
 
-No library is imported before an optimiser is checked or created, so that the registry can list them.
+No library is imported before an optimiser is checked or created, so that the registry can list them quickly.
 """
 
 from __future__ import annotations
@@ -18,23 +18,34 @@ from gym_fed.core.errors import ErrorCode, GymError, refuse_first, refuse_set
 from gym_fed.core.registries import TUNING
 from gym_fed.core.requirements import require_cuda, require_package
 
-_SMALLEST_IN_8_BITS = 4096
-"""Minimum number of values of a tensor whose state bitsandbytes keeps in 8 bits."""
+_MIN_8_BIT_VALUES = 4096
+"""Minimum number of values in a tensor for bitsandbytes to keep its state in 8 bits."""
 
-_OURS = {"self", "params", "model", "lr", "betas", "weight_decay", "kwargs", "args", "maximize", "closure"}
+_OWN_ARGUMENTS = {
+    "self",
+    "params",
+    "model",
+    "lr",
+    "betas",
+    "weight_decay",
+    "kwargs",
+    "args",
+    "maximize",
+    "closure",
+}
 
 
 class OptimizerChoice:
-    """The base class of optimisers, stateless. A subclass overrides ``arguments`` or ``make``."""
+    """An optimiser. Instances are stateless; a subclass overrides ``arguments`` or ``make``."""
 
     shards: bool = False
     """True if it supports weights that are split over processes."""
 
     per_example: bool = False
-    """True if it needs only noised gradients, so that ``privacy`` may use it."""
+    """True if it reads only (noised) gradients, so that ``privacy`` may use it."""
 
     learning_rate_scale: float | None = 1.0
-    """Its usual learning rate divided by AdamW's; None if unknown, so that the user must set the rate."""
+    """Its usual learning rate relative to AdamW's; None if unknown, so that the user must set the rate."""
 
     replaces_schedule: bool = False
     """True if it replaces the learning rate schedule, so that a constant one is required."""
@@ -46,18 +57,18 @@ class OptimizerChoice:
     """True if it implements LoRA-FA under ``lora.lora_fa``."""
 
     state_values: float = 2.0
-    """State values per trained value, of the same type; read by ``state_bytes``."""
+    """State values per trained value, of the same dtype; read by ``state_bytes``."""
 
     of_one_model: str = ""
-    """Why it cannot train a second model (a critic) too, as a verb phrase for messages; empty if it can."""
+    """Why it cannot train a second model (a critic), as a verb phrase for messages; empty if it can."""
 
     of_one_process: str = ""
-    """Why several processes cannot use it, as a verb phrase for messages; empty if they can."""
+    """Why it cannot be used by several processes, as a verb phrase for messages; empty if it can."""
 
     def check(self, config: TrainingConfig) -> None:
         """Refuse a config that this optimiser, machine or installation does not support, before anything is loaded.
 
-        Refuses ``optimizer_args``, betas and LoRA+'s ratio; an optimiser that uses them overrides this.
+        This implementation refuses ``optimizer_args``, betas and LoRA+; an optimiser that supports them overrides it.
 
         Raises:
             GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
@@ -71,7 +82,7 @@ class OptimizerChoice:
         return {}
 
     def make(self, model: Any, config: TrainingConfig) -> Any | None:
-        """Create the ``torch.optim.Optimizer`` of the model's trainable weights; None if transformers creates it."""
+        """Create the ``torch.optim.Optimizer`` for the model's trainable weights; None if transformers creates it."""
         return None
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
@@ -85,20 +96,18 @@ class OptimizerChoice:
 
 @dataclass(frozen=True)
 class LibraryOptimizer(OptimizerChoice):
-    """An optimiser that is created by calling its class on groups of weights, with and without decay.
+    """An optimiser that is created by calling a library's class on groups of weights, with and without decay.
 
     Attributes:
         source: ``module:Class``.
         package: Required package; None for torch and transformers.
-        extra: Extra of gym-fed that installs it.
+        extra: Extra of gym-fed that installs the package.
         betas: True if it accepts ``betas``; otherwise ``adam_beta1`` and ``adam_beta2`` are refused.
         fixed: Arguments that users cannot set.
-        gpu: Reason why it needs a CUDA GPU; empty if it does not.
-        shards: See ``OptimizerChoice``.
-        per_example: See ``OptimizerChoice``.
-        learning_rate_scale: See ``OptimizerChoice``.
-        state_values: See ``OptimizerChoice``; a momentum set in the config adds one.
+        gpu: Why it needs a CUDA GPU; empty if it does not.
         state_bits: Bits of a state value in bitsandbytes, whose blocks of 256 share a scale; 0 for other libraries.
+
+    See ``OptimizerChoice`` for the others. A momentum in the config adds one to ``state_values``.
     """
 
     source: str
@@ -117,7 +126,7 @@ class LibraryOptimizer(OptimizerChoice):
         values = self.state_values + bool(config.optimizer_args.get("momentum"))
         if not self.state_bits:
             return values * weight.numel * weight.itemsize
-        if self.state_bits == 32 or weight.numel < _SMALLEST_IN_8_BITS:
+        if self.state_bits == 32 or weight.numel < _MIN_8_BIT_VALUES:
             return values * weight.numel * 4
         return values * (weight.numel + 4 * math.ceil(weight.numel / 256))
 
@@ -135,15 +144,15 @@ class LibraryOptimizer(OptimizerChoice):
         self.try_arguments(config)
 
     def check_loraplus(self, config: TrainingConfig) -> None:
-        """Refuse ``lora.loraplus_lr_ratio`` if the optimiser groups weights in its own way."""
+        """Refuse ``lora.loraplus_lr_ratio`` if the optimiser has its own parameter groups."""
 
     def known(self) -> list[str]:
         """Return the valid names in ``optimizer_args``."""
         parameters = inspect.signature(self.type().__init__).parameters
-        return [name for name in parameters if name not in _OURS and name not in self.fixed]
+        return [name for name in parameters if name not in _OWN_ARGUMENTS and name not in self.fixed]
 
     def try_arguments(self, config: TrainingConfig) -> None:
-        """Create an optimiser of one small tensor, so that invalid values are refused before a model is loaded."""
+        """Create an optimiser for a small tensor, so that invalid values are refused before a model is loaded."""
         import torch
 
         self.construct([{"params": [torch.nn.Parameter(torch.zeros(2, 2))]}], config)
@@ -152,15 +161,15 @@ class LibraryOptimizer(OptimizerChoice):
         return self.construct(parameter_groups(model, config), config)
 
     def construct(self, groups: Any, config: TrainingConfig) -> Any:
-        """Create the optimiser of ``groups``.
+        """Create the optimiser for parameter groups.
 
         Raises:
             GymError: ``CONFIG_INVALID`` if the class refuses its arguments.
         """
-        taken: dict[str, Any] = {"lr": config.learning_rate, **self.fixed, **config.optimizer_args}
+        arguments: dict[str, Any] = {"lr": config.learning_rate, **self.fixed, **config.optimizer_args}
         if self.betas:
-            taken["betas"] = (config.adam_beta1, config.adam_beta2)
-        return create_checked(config, lambda: self.type()(groups, **taken))
+            arguments["betas"] = (config.adam_beta1, config.adam_beta2)
+        return create_checked(config, lambda: self.type()(groups, **arguments))
 
     def type(self) -> Any:
         """Return the optimiser's class."""
@@ -169,12 +178,12 @@ class LibraryOptimizer(OptimizerChoice):
 
 @dataclass(frozen=True)
 class TrainedWeight:
-    """A trained tensor, with the properties that determine the size of its optimiser state.
+    """The properties of a trained tensor that determine the size of its optimiser state.
 
     Attributes:
-        shape: Its shape.
-        itemsize: Bytes of one of its values.
-        hidden: True if it is the matrix of a linear layer that is not an output head.
+        shape: The shape.
+        itemsize: Bytes per value.
+        hidden: True for the matrix of a linear layer other than the output head.
     """
 
     shape: tuple[int, ...]
@@ -188,7 +197,7 @@ class TrainedWeight:
 
 
 def factored_bytes(weight: TrainedWeight) -> float:
-    """Return the bytes of float32 second moments as a row and a column per matrix (Shazeer and Stern 2018)."""
+    """Return the bytes of second moments in float32, a row and a column per matrix (Shazeer and Stern 2018)."""
     shape = weight.shape
     if len(shape) < 2:
         return 4.0 * weight.numel
@@ -198,12 +207,9 @@ def factored_bytes(weight: TrainedWeight) -> float:
 def check_known(config: TrainingConfig, known: list[str]) -> None:
     """Refuse names in ``optimizer_args`` that are not ``known``."""
     remedy = f"it accepts {', '.join(sorted(known)) or 'none'}"
-    refuse_first(
-        *(
-            (name not in known, f"optimizer_args: {config.optimizer} has no argument {name!r}", remedy)
-            for name in config.optimizer_args
-        )
-    )
+    for name in config.optimizer_args:
+        reason = f"optimizer_args: {config.optimizer} has no argument {name!r}"
+        refuse_first((name not in known, reason, remedy))
 
 
 def refuse_betas(config: TrainingConfig) -> None:
@@ -212,18 +218,14 @@ def refuse_betas(config: TrainingConfig) -> None:
 
 
 def refuse_loraplus(config: TrainingConfig) -> None:
-    """Refuse LoRA+ for an optimiser that groups the weights in its own way."""
-    refuse_first(
-        (
-            config.lora is not None and config.lora.loraplus_lr_ratio is not None,
-            f"lora.loraplus_lr_ratio: optimizer {config.optimizer} has its own parameter groups",
-            "use optimizer: adamw",
-        )
-    )
+    """Refuse LoRA+ for an optimiser with its own parameter groups."""
+    is_set = config.lora is not None and config.lora.loraplus_lr_ratio is not None
+    reason = f"lora.loraplus_lr_ratio: optimizer {config.optimizer} has its own parameter groups"
+    refuse_first((is_set, reason, "use optimizer: adamw"))
 
 
 def import_class(source: str) -> Any:
-    """Import ``module:name`` without its library's warnings."""
+    """Import ``module:name``, and hide the library's warnings."""
     module, _, name = source.partition(":")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -231,14 +233,14 @@ def import_class(source: str) -> Any:
 
 
 def create_checked(config: TrainingConfig, make: Any) -> Any:
-    """Return ``make()``, converting errors about values to a ``GymError``.
+    """Return ``make()``, and convert errors about its arguments to a ``GymError``.
 
     Raises:
         GymError: ``CONFIG_INVALID``.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of GaLore and APOLLO, about their own AdamW
+            warnings.simplefilter("ignore", FutureWarning)  # GaLore and APOLLO warn about their own AdamW
             return make()
     except (TypeError, ValueError, AssertionError) as error:
         reason = f"optimizer_args: {config.optimizer} refuses them: {error}"
@@ -246,25 +248,20 @@ def create_checked(config: TrainingConfig, make: Any) -> Any:
 
 
 def refuse_adapters(config: TrainingConfig, why: str) -> None:
-    """Refuse an optimiser that trains whole weights in combination with an adapter."""
+    """Refuse to train an adapter with an optimiser of whole weights."""
     is_adapter = TUNING.type_of(config.finetuning).is_adapter
     reason = f"optimizer: {config.optimizer} {why}; finetuning is {config.finetuning}"
     refuse_first((is_adapter, reason, "use finetuning: full or freeze, or another optimizer"))
 
 
 def split(model: Any, config: TrainingConfig) -> list[tuple[str, Any, float]]:
-    """Return trainable weights of ``model``: name, parameter, and decay (norms and biases have none)."""
+    """Return the name, parameter and decay of each trainable weight; norms and biases have no decay."""
     from torch import nn
     from transformers.trainer_pt_utils import get_parameter_names
 
-    spared = [
-        r"bias",
-        r"layernorm",
-        r"rmsnorm",
-        r"(?:^|\.)norm(?:$|\.)",
-        r"_norm(?:$|\.)",
-    ]  # as in transformers
-    decayed = set(get_parameter_names(model, [nn.LayerNorm], spared))
+    # As in transformers.
+    excluded = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+    decayed = set(get_parameter_names(model, [nn.LayerNorm], excluded))
     return [
         (name, value, config.weight_decay if name in decayed else 0.0)
         for name, value in model.named_parameters()
@@ -273,7 +270,7 @@ def split(model: Any, config: TrainingConfig) -> list[tuple[str, Any, float]]:
 
 
 def hidden_matrices(model: Any) -> set[int]:
-    """Return the ids (``id``) of the weights of linear layers, except the output head."""
+    """Return the ``id`` of the weight of each linear layer except the output head."""
     from torch import nn
 
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -281,23 +278,27 @@ def hidden_matrices(model: Any) -> set[int]:
     return {id(module.weight) for module in linear if module is not head}
 
 
+def hidden_groups(model: Any, config: TrainingConfig) -> dict[tuple[bool, float], list[Any]]:
+    """Group trainable weights by ``(is in hidden_matrices, weight decay)``."""
+    hidden = hidden_matrices(model)
+    groups: dict[tuple[bool, float], list[Any]] = {}
+    for _, value, decay in split(model, config):
+        groups.setdefault((id(value) in hidden, decay), []).append(value)
+    return groups
+
+
 def parameter_groups(model: Any, config: TrainingConfig) -> list[dict[str, Any]]:
-    """Group trainable weights by decay, and under LoRA+ by learning rate."""
+    """Group trainable weights by decay, and under LoRA+ also by learning rate."""
     if config.lora is not None and config.lora.loraplus_lr_ratio is not None:
         return _loraplus(model, config, config.lora.loraplus_lr_ratio)
-    weights = split(model, config)
-    groups = [
-        {
-            "params": [value for _, value, decay in weights if decay == group_decay],
-            "weight_decay": group_decay,
-        }
-        for group_decay in dict.fromkeys((config.weight_decay, 0.0))
-    ]
-    return [group for group in groups if group["params"]]
+    groups: dict[float, list[Any]] = {config.weight_decay: [], 0.0: []}
+    for _, value, decay in split(model, config):
+        groups[decay].append(value)
+    return [{"params": values, "weight_decay": decay} for decay, values in groups.items() if values]
 
 
 class _Groups:
-    """A stand-in for an optimiser's class, which records the groups that PEFT builds."""
+    """Stands for an optimiser class, and records the groups that PEFT builds."""
 
     def __init__(self, groups: list[dict[str, Any]], **_: Any) -> None:
         self.groups = [group for group in groups if group["params"]]

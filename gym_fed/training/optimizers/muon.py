@@ -1,6 +1,6 @@
-"""Muon: the momentum of each hidden matrix is orthogonalised before it is applied; AdamW updates the other weights.
+"""Muon: orthogonalise the momentum of each hidden matrix before applying it, and update other weights by AdamW.
 
-Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; pytorch-optimizer's.
+Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; implemented by pytorch-optimizer.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from gym_fed.training.optimizers.base import (
     LibraryOptimizer,
     TrainedWeight,
     create_checked,
-    hidden_matrices,
+    hidden_groups,
     refuse_loraplus,
-    split,
 )
 
 
 class Muon(LibraryOptimizer):
-    """Linear layers except the output head by Muon at ``learning_rate``; embeddings, norms, biases and head by AdamW at
-    ``adamw_lr`` (by default ``learning_rate``) with ``adam_beta1`` and ``adam_beta2``."""
+    """Muon at ``learning_rate`` for linear layers, and AdamW at ``adamw_lr`` for the output head and all other weights.
+
+    ``adamw_lr`` is by default ``learning_rate``; ``adam_beta1`` and ``adam_beta2`` are AdamW's.
+    """
 
     def __init__(self) -> None:
-        super().__init__(
-            "pytorch_optimizer:Muon", package="pytorch_optimizer", betas=False, learning_rate_scale=None
-        )
+        package = "pytorch_optimizer"
+        super().__init__(f"{package}:Muon", package=package, betas=False, learning_rate_scale=None)
 
     def check(self, config: TrainingConfig) -> None:
         refuse_loraplus(config)
-        # The betas are for AdamW here, so they are not refused.
+        # The betas are AdamW's, so they are not refused.
         super().check(config.model_copy(update={"adam_beta1": 0.9, "adam_beta2": 0.999}))
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
@@ -44,26 +44,17 @@ class Muon(LibraryOptimizer):
         self.construct([{"params": [torch.nn.Parameter(torch.zeros(2, 2))], "use_muon": True}], config)
 
     def make(self, model: Any, config: TrainingConfig) -> Any:
-        hidden = hidden_matrices(model)
-        groups: dict[tuple[bool, float], list[Any]] = {}
-        for _, value, decay in split(model, config):
-            groups.setdefault((id(value) in hidden, decay), []).append(value)
-        return self.construct(
-            [
-                {"params": values, "use_muon": by_muon, "weight_decay": decay}
-                for (by_muon, decay), values in groups.items()
-            ],
-            config,
-        )
+        groups = [
+            {"params": values, "use_muon": is_hidden, "weight_decay": decay}
+            for (is_hidden, decay), values in hidden_groups(model, config).items()
+        ]
+        return self.construct(groups, config)
 
     def construct(self, groups: Any, config: TrainingConfig) -> Any:
-        taken = {"adamw_lr": config.learning_rate, **config.optimizer_args}
-        rates = {True: config.learning_rate, False: taken["adamw_lr"]}
-        betas = (config.adam_beta1, config.adam_beta2)
+        rate, betas = config.learning_rate, (config.adam_beta1, config.adam_beta2)
+        arguments = {"lr": rate, "adamw_lr": rate, "adamw_betas": betas, **config.optimizer_args}
         for group in groups:
-            group["lr"] = rates[group["use_muon"]]
+            group["lr"] = rate if group["use_muon"] else arguments["adamw_lr"]
             if not group["use_muon"]:
                 group["betas"] = betas
-        return create_checked(
-            config, lambda: self.type()(groups, lr=config.learning_rate, adamw_betas=betas, **taken)
-        )
+        return create_checked(config, lambda: self.type()(groups, **arguments))
