@@ -1,9 +1,9 @@
 """Estimate the peak memory of a run by component; docs/planning.md derives each formula.
 
-Activations are the tensors that autograd saves. For one token in a block under ``sdpa`` these are ``6 h + 2 q + 2 k + 4
+Activations are the tensors that autograd saves. For a token in a block under ``sdpa`` these are ``6 h + 2 q + 2 k + 4
 i`` values: residual stream, normed input and input of the matrices, before attention and before the MLP; queries, keys,
-values and output; gate, its SiLU, up and their product. A count of saved tensors confirms it (tests/unit/training). The
-idea is that of Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.
+values and output; gate, its SiLU, up and their product. The tests count saved tensors to confirm this. The approach
+follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gym_fed.training.planning.sizes import Sizes, TextShape, count_model
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LOSS_VALUES = 3
-"""Values in float32 for each logit while the loss is differentiated: its log-softmax and two gradients."""
+"""Float32 values per logit while the loss is differentiated: the log-softmax and two gradients."""
 
 _TILE = (4096, 32768)
-"""Tokens and words of the largest tile of logits that TRL's ``fused_lm_head`` computes at once."""
+"""Tokens and vocabulary entries of the largest tile of logits that TRL's ``fused_lm_head`` computes at once."""
 
 _TILE_BYTES = 29
-"""Bytes for each logit of a tile while torch differentiates it: 7 values in float32 and a mask. Triton needs none."""
+"""Bytes per logit of a tile while torch differentiates it: 7 float32 values and a mask. Triton needs none."""
 
 PROCESS_BYTES = {"cpu": 543 << 20, "cuda": 500 << 20, "mps": 500 << 20}
 """Bytes of a process without a model: Python and torch (measured), or a GPU context."""
@@ -31,12 +31,12 @@ ADAPTER_PROCESS_BYTES = {**PROCESS_BYTES, "cpu": 587 << 20}
 """Bytes of a process with an adapter: PEFT imports further packages, among them bitsandbytes."""
 
 ALLOCATOR_BYTES = {"cpu": 231 << 20, "cuda": 0, "mps": 0}
-"""Bytes of freed blocks that glibc holds: mean of gym-nano's runs in benchmarks/plan.py; not measured on GPUs."""
+"""Bytes of freed blocks that glibc keeps: the mean of gym-nano's runs in benchmarks/plan.py; not measured on GPUs."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device at the peak of a step.
+    """Bytes of memory on one device at the peak of a step.
 
     Attributes:
         weights: All weights, trained and frozen, in their dtypes.
@@ -44,12 +44,12 @@ class Memory:
         optimizer: State of the optimiser.
         activations: Activations that autograd saves for a batch.
         logits: Output of the head and intermediate values of the loss.
-        copies: Reference, critic and teacher, with gradients and optimiser state of those that are trained.
+        copies: Reference, critic and teacher; for trained ones, with gradients and optimiser state.
         generation: Keys and values during generation.
-        process: Libraries and context.
+        process: Libraries, and the GPU context.
         allocator: Freed blocks that are not returned to the system.
         embedding: The second gradient of a matrix that is both embeddings and head, before the two are added.
-        accumulates: True if gradients are kept while the next batch is computed.
+        accumulates: True if gradients are held while the next batch is computed.
     """
 
     weights: float
@@ -67,31 +67,28 @@ class Memory:
     @property
     def peak(self) -> float:
         """The peak memory. Activations, gradients and generation do not overlap, unless gradients accumulate."""
-        batch = self.activations + self.logits
-        held = self.gradients if self.accumulates else 0.0
-        moment = max(batch + held, self.gradients + self.embedding, self.generation)
-        fixed = self.process + self.allocator + self.weights + self.optimizer + self.copies
-        return fixed + moment
+        batch = self.activations + self.logits + (self.gradients if self.accumulates else 0.0)
+        temporary = max(batch, self.gradients + self.embedding, self.generation)
+        permanent = self.process + self.allocator + self.weights + self.optimizer + self.copies
+        return permanent + temporary
 
     def parts(self) -> dict[str, float]:
-        """Bytes by component."""
-        return {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("embedding", "accumulates")
-        }
+        """Return the bytes by component."""
+        names = [f.name for f in fields(self) if f.name not in ("embedding", "accumulates")]
+        return {name: getattr(self, name) for name in names}
 
 
 def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", processes: int = 1) -> Memory:
     """Estimate the memory of one process.
 
     Args:
-        config: The run.
+        config: The run's config.
         sizes: Weights of the run's model.
         device: ``cpu``, ``cuda`` or ``mps``.
-        processes: Number of processes that share the split parts.
+        processes: Number of processes over which parts are split.
     """
     weight_share, state_share = _shares(config, processes)
     width = _BYTES[config.dtype]
-    own = _weight_bytes(config, sizes)
     gradients = float(sum(w.numel * w.itemsize for w in sizes.trained))
     optimizer = OPTIMIZERS.new(config.optimizer)
     state = sum(optimizer.state_bytes(w, config) for w in sizes.trained)
@@ -100,34 +97,32 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
     others = sum(count_model(name) for name in algorithm.models_beside(config)) * width
     body = sizes.total * width
     copies = frozen * body + trained * (2 * body + sizes.total * 8) + others
-    tokens = tokens_of_batch(config)
-    length = row_length(config)
-    activations = activation_bytes(config, sizes.shape, length, device=device) * tokens
+    tokens, shape = tokens_of_batch(config), sizes.shape
+    activations = activation_bytes(config, shape, row_length(config), device=device) * tokens
     activations *= _activation_share(config, processes)
-    head = _head_bytes(config, sizes, tokens, device)
-    copies += trained * activations
-    whole = not sizes.adapted and sizes.num_trained == sizes.total
-    doubled = float(sizes.shape.vocabulary * sizes.shape.hidden * width) if whole and sizes.tied else 0.0
-    cache = (
-        2 * sizes.shape.layers * sizes.shape.keys * width * tokens if algorithm.writes_answers(config) else 0
-    )
+    has_two_gradients = sizes.tied and _trains_all(sizes)
+    cache = 2 * shape.layers * shape.keys * width * tokens
     return Memory(
-        weights=own * weight_share,
+        weights=_weight_bytes(config, sizes) * weight_share,
         gradients=gradients * state_share,
         optimizer=state * state_share,
         activations=activations,
-        logits=head,
-        copies=copies,
-        generation=cache,
+        logits=_head_bytes(config, sizes, tokens, device),
+        copies=copies + trained * activations,
+        generation=cache if algorithm.writes_answers(config) else 0,
         process=(ADAPTER_PROCESS_BYTES if sizes.adapted else PROCESS_BYTES)[device],
         allocator=ALLOCATOR_BYTES[device],
-        embedding=doubled,
+        embedding=float(shape.vocabulary * shape.hidden * width) if has_two_gradients else 0.0,
         accumulates=config.gradient_accumulation_steps > 1,
     )
 
 
+def _trains_all(sizes: Sizes) -> bool:
+    return not sizes.adapted and sizes.num_trained == sizes.total
+
+
 def row_length(config: TrainingConfig) -> int:
-    """Return the tokens of the longest row in a batch; for generated answers, those of prompt and answer."""
+    """Return the tokens of the longest row in a batch, with the answer if it is generated."""
     if not ALGORITHMS.type_of(config.algorithm).writes_answers(config):
         return config.max_length
     section = config.chosen_sections().get(config.algorithm)
@@ -154,17 +149,16 @@ def block_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device
     values = 2 * shape.queries + 2 * shape.keys + 4 * shape.inner
     norms = 2 * _norm_bytes(config, shape.hidden)
     if shape.normed_heads:
-        norms += _norm_bytes(config, shape.queries, shape.heads) + _norm_bytes(
-            config, shape.keys, shape.key_heads
-        )
-        norms -= (shape.queries + shape.keys) * width  # the norm's output is counted as queries and keys
+        norms += _norm_bytes(config, shape.queries, shape.heads)
+        norms += _norm_bytes(config, shape.keys, shape.key_heads)
+        norms -= (shape.queries + shape.keys) * width  # the outputs are already counted as queries and keys
     if config.attention == "eager":
         values += 2 * (shape.queries - shape.keys)  # keys and values are repeated for every head
         scores = shape.heads * length * (width if width == 4 else 4 + width)
     else:
         scores = 4 * shape.heads  # the logarithm of each row's sum
     if config.lora is None and config.mixed_precision != "no":
-        # A norm's output is float32 as its weights are, and each of five matrices copies its input.
+        # A norm's output is float32, like its weights, and each of five matrices copies its input.
         norms += shape.hidden * (2 * (4 - width) + 3 * width)
     return values * width + norms + scores + _adapter_bytes(config, shape, device)
 
@@ -178,13 +172,13 @@ def _head_bytes(config: TrainingConfig, sizes: Sizes, tokens: int, device: str) 
     if kind == "whole":
         return float(shape.vocabulary * tokens * (width + 4 * _LOSS_VALUES))
     tile = min(tokens, _TILE[0]) * min(shape.vocabulary, _TILE[1])
-    trained = not sizes.adapted and sizes.num_trained == sizes.total
-    own = shape.vocabulary * shape.hidden * 4 if trained else 0
-    return float(tile * (width + (0 if device == "cuda" else _TILE_BYTES)) + 4 * tokens * shape.hidden + own)
+    weights = shape.vocabulary * shape.hidden if _trains_all(sizes) else 0
+    tile_bytes = tile * (width + (0 if device == "cuda" else _TILE_BYTES))
+    return float(tile_bytes + 4 * tokens * shape.hidden + 4 * weights)
 
 
 def _norm_bytes(config: TrainingConfig, size: int, groups: int = 1) -> float:
-    """Return the bytes saved by an RMS norm: input, output, normalised input if trained, one number per group."""
+    """Return the bytes that an RMS norm saves: input, output, normalised input if trained, a number per group."""
     width = _compute_width(config)
     return size * (4 + (1 if config.lora is not None else 2) * width) + 4 * groups
 
@@ -192,8 +186,8 @@ def _norm_bytes(config: TrainingConfig, size: int, groups: int = 1) -> float:
 def _adapter_bytes(config: TrainingConfig, shape: TextShape, device: str) -> float:
     """Return the additional bytes that LoRA on the seven matrices of a block saves.
 
-    These are the outputs of the first factors, and their inputs if they are copies (under dropout, or of another type
-    than the base); the original inputs are then not saved.
+    These are the outputs of the first factors, and their inputs if those are copies (with dropout, or with a dtype
+    other than the base's); the original inputs are then not saved.
     """
     if config.lora is None:
         return 0.0
@@ -225,10 +219,11 @@ def _weight_bytes(config: TrainingConfig, sizes: Sizes) -> float:
 
 
 def _quantised_bytes(config: TrainingConfig) -> float:
-    """Return bytes per weight.
+    """Return the bytes per quantised weight, with scales.
 
-    bitsandbytes: 8 bits, or 4 and a scale per 64 weights, which takes 8 bits with double quantisation. HQQ: 2, 3 (ten
-    in 32 bits), 4 or 8 bits, and a scale and a zero per group. torchao: 8 bits, and a scale per group.
+    bitsandbytes: 8 bits, or 4 bits and a scale per 64 weights, which takes 8 bits with double quantisation. HQQ: 2, 3
+    (ten weights in 32 bits), 4 or 8 bits, and a scale and a zero point per group. torchao: 8 bits, and a scale per
+    group.
     """
     assert config.quantization is not None
     settings = config.quantization
@@ -245,7 +240,7 @@ def _quantised_bytes(config: TrainingConfig) -> float:
 def _activation_share(config: TrainingConfig, processes: int) -> float:
     """Return the fraction of a batch's activations that one process holds.
 
-    A stage of a pipeline holds those of its blocks, for as many micro-batches as there are stages, or for all.
+    A pipeline stage holds those of its blocks, for as many micro-batches as stages (1f1b) or for all (gpipe).
     """
     distributed = config.distributed
     if distributed is None or processes == 1:

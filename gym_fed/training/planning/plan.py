@@ -1,9 +1,9 @@
 """Plan a run from its config: memory by component, steps, and time on this machine.
 
-The time of a step follows from its operations and the measured time of one block and the head. A token costs two
-operations forward for every weight that it is multiplied by; backward it costs the same for the gradients of
+The time of a step is computed from its operations and the measured time of one block and the head. In the forward
+pass, a token costs two operations per weight that multiplies it; the backward pass costs the same for the gradients of
 activations, and once more for those of weights (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section
-2.1). Attention adds ``2 q T`` for each block forward: a token attends to ``T / 2`` tokens on average.
+2.1). Attention adds ``2 q T`` per block in the forward pass: a token attends to ``T / 2`` tokens on average.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 _MAX_OPERATIONS = 1e11
 _MAX_WEIGHTS = 3e8
-_FEWEST_TOKENS = 32
+_MIN_TOKENS = 32
 _REPETITIONS = 3
 
 _VALUES_PER_UPDATE = 6
-"""Values per trained weight that an update reads or writes in addition to its state: the gradient four times (norm,
-clipping, use) and the weight twice."""
+"""Values per trained weight that an update reads or writes in addition to the optimiser's state: the gradient four
+times (norm, clipping, use) and the weight twice."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The requirements of a run.
+    """The memory, steps and time that a run needs.
 
     Attributes:
         sizes: Weights of the run's model.
         memory: Memory of one process.
-        device: Device of the run.
-        available: Memory of the device in bytes; None if this machine does not have it.
+        device: Type of the run's device.
+        available: Memory of the device in bytes; None if this machine has no such device.
         tokens: Maximum tokens per step.
         operations: Floating-point operations of one step.
         steps: Steps of the run; None if the number of rows is unknown.
@@ -64,7 +64,7 @@ class RunPlan:
     seconds: float | None
 
     def facts(self) -> dict[str, Any]:
-        """The plan for ``--json``."""
+        """Return the plan for ``--json``."""
         return {
             "weights": self.sizes.total,
             "trained": self.sizes.num_trained,
@@ -79,10 +79,10 @@ class RunPlan:
         }
 
     def lines(self) -> list[tuple[str, str]]:
-        """The plan as text."""
+        """Return the plan as names and texts."""
         trained = self.sizes.num_trained
-        whole = self.sizes.frozen + trained
-        lines = [("weights", f"{self.sizes.total:,}"), ("trained", f"{trained:,} ({trained / whole:.2%})")]
+        share = trained / (self.sizes.frozen + trained)
+        lines = [("weights", f"{self.sizes.total:,}"), ("trained", f"{trained:,} ({share:.2%})")]
         lines += [(f"  {name}", gib(value)) for name, value in self.memory.parts().items() if value]
         has = "not on this machine" if self.available is None else f"which has {gib(self.available)}"
         lines += [
@@ -94,9 +94,8 @@ class RunPlan:
         if self.available is None:
             lines.append(("time", f"not measured: this machine has no {self.device}"))
         elif self.seconds is None:
-            lines.append(
-                ("time", "not measured: its blocks are too large for this machine, or it reads images")
-            )
+            reason = "its blocks are too large for this machine, or it reads images"
+            lines.append(("time", f"not measured: {reason}"))
         else:
             lines.append(("time per step", f"{self.seconds:.2f} s, calibrated on this machine"))
             if self.steps is not None:
@@ -107,12 +106,12 @@ class RunPlan:
 def plan_run(
     config: TrainingConfig, *, processes: int = 1, device: str | None = None, timed: bool = True
 ) -> RunPlan:
-    """Estimate the memory, steps and time of ``config``'s run without reading weights.
+    """Estimate the memory, steps and time of a run without reading weights.
 
     Args:
-        config: The run.
+        config: The run's config.
         processes: Number of processes of the run.
-        device: Device whose memory is estimated (``cpu``, ``cuda`` or ``mps``); by default the run's.
+        device: Type of the device whose memory is estimated (``cpu``, ``cuda`` or ``mps``); by default the run's.
         timed: True to time some blocks on this machine.
 
     Raises:
@@ -136,7 +135,7 @@ def plan_run(
 
 
 def steps_of(config: TrainingConfig, processes: int = 1) -> int | None:
-    """Return the optimiser steps of a run; None if the rows are on the Hub and their number is unknown."""
+    """Return the number of optimiser steps of a run; None if its rows are on the Hub and their number is unknown."""
     if config.max_steps is not None:
         return config.max_steps
     counts = [_rows_of(source) for source in config.data]
@@ -154,15 +153,15 @@ def _rows_of(source: DataConfig) -> int | None:
     from gym_fed.data.sources import source_rows
 
     if source.hub is not None or source.name is not None:
-        stated = None if source.name is None else catalogue_entry(source.name).rows
-        if source.split is not None or stated is None:
+        rows = None if source.name is None else catalogue_entry(source.name).rows
+        if source.split is not None or rows is None:
             return source.num_examples
-        return round(min(stated, source.num_examples or stated) * source.weight)
+        return round(min(rows, source.num_examples or rows) * source.weight)
     return round(sum(1 for _ in source_rows(source)) * source.weight)
 
 
 def _device_of(config: TrainingConfig, kind: str | None) -> Any:
-    """Return the run's device, or a device of type ``kind``; None if this machine does not have it."""
+    """Return the run's device, or a device of type ``kind``; None if this machine has no such device."""
     try:
         return pick_device(kind or config.device)
     except GymError:
@@ -170,7 +169,7 @@ def _device_of(config: TrainingConfig, kind: str | None) -> Any:
 
 
 def available_bytes(device: Any) -> int:
-    """Return the total memory of a device in bytes; for a CPU at most the container's limit."""
+    """Return the total memory of a device in bytes; for a CPU, at most the container's limit."""
     import torch
 
     if device.type == "cuda":
@@ -186,7 +185,7 @@ class BlockTiming:
         block: Seconds per token in one block, forward and backward.
         rest: Seconds per token in embeddings, head and loss.
         update: Seconds per byte that clipping and the optimiser read or write.
-        length: Tokens per timed row.
+        length: Number of tokens per timed row.
     """
 
     block: float
@@ -201,21 +200,20 @@ def step_operations(config: TrainingConfig, sizes: Sizes) -> float:
 
 
 def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) -> float:
-    """Return the seconds of one optimiser step: measured for the trained model, otherwise scaled by operations."""
+    """Return the seconds per optimiser step: the measured time, scaled by the ratio of operations."""
     tokens = tokens_of_batch(config) * config.gradient_accumulation_steps
-    whole = sizes.shape.layers * measured.block + measured.rest
-    timed = _trained_operations(config, sizes, measured.length)
-    seconds = tokens * whole * _operations_per_token(config, sizes) / timed
+    per_token = sizes.shape.layers * measured.block + measured.rest
+    timed_operations = _trained_operations(config, sizes, measured.length)
+    seconds = tokens * per_token * _operations_per_token(config, sizes) / timed_operations
     return seconds + measured.update * _moved_bytes(config, sizes)
 
 
 def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming | None:
-    """Time steps of one and three blocks of the model on ``device``.
+    """Time steps of one and of three blocks of the model on ``device``; return None if that would take long.
 
-    Return None if that would take long, or for a model that reads images and has no separate language model class.
-
-    The blocks have random weights, use ``config``'s tuning and checkpointing, and are updated by AdamW. On a CPU this
-    thread's CPU time is measured, which other processes affect less.
+    Also None for a model that reads images and has no separate language model class. The blocks have random weights,
+    use the config's tuning method and checkpointing, and are updated by AdamW. On a CPU, the CPU time of this thread is
+    measured, which other processes affect less.
     """
     import torch
 
@@ -224,21 +222,20 @@ def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming 
     weights = 3 * block + 2 * shape.vocabulary * shape.hidden
     tokens = min(tokens_of_batch(config), int(_MAX_OPERATIONS / (6 * weights)))
     length = min(row_length(config), tokens)
-    alone = has_causal_lm(fresh_config(config).get_text_config())
-    if weights > _MAX_WEIGHTS or tokens < _FEWEST_TOKENS or not alone:
+    is_separate = has_causal_lm(fresh_config(config).get_text_config())
+    if weights > _MAX_WEIGHTS or tokens < _MIN_TOKENS or not is_separate:
         return None
     rows = max(tokens // length, 1)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, shape.vocabulary, (rows, length), generator=generator).to(device)
     seconds = {layers: _time_blocks(config, layers, ids) for layers in (1, 3)}
     (single, _, _), (triple, update, moved) = seconds[1], seconds[3]
-    measured = max(triple - single, 0.0) / 2
-    each = rows * length
-    return BlockTiming(measured / each, max(single - measured, 0.0) / each, update / moved, length)
+    per_block, timed = max(triple - single, 0.0) / 2, rows * length
+    return BlockTiming(per_block / timed, max(single - per_block, 0.0) / timed, update / moved, length)
 
 
 def _time_blocks(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float, float]:
-    """Return median seconds of forward, backward and update of ``layers`` blocks, and the bytes the update moves."""
+    """Return the median seconds of both passes and of the update of ``layers`` blocks, and the update's bytes."""
     import torch
 
     model, loss = _short_model(config, layers, ids)
@@ -246,7 +243,7 @@ def _time_blocks(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, 
     optimizer = torch.optim.AdamW(trained)
     half = torch.float16 if config.mixed_precision == "fp16" else torch.bfloat16
     timings = []
-    for _ in range(1 + _REPETITIONS):  # the first one warms up
+    for _ in range(1 + _REPETITIONS):  # the first is a warm-up
         begun = _now(ids.device)
         with torch.autocast(ids.device.type, half, enabled=config.mixed_precision != "no"):
             value = loss()
@@ -257,10 +254,8 @@ def _time_blocks(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, 
         optimizer.zero_grad(set_to_none=True)
         timings.append((passed - begun, _now(ids.device) - passed))
     passes, updates = (statistics.median(values) for values in zip(*timings[1:], strict=True))
-    state = 2  # of AdamW
-    moved = sum(weight.numel() * weight.element_size() for weight in trained) * (
-        _VALUES_PER_UPDATE + 2 * state
-    )
+    num_values = _VALUES_PER_UPDATE + 2 * 2  # AdamW reads and writes two moments
+    moved = num_values * sum(weight.numel() * weight.element_size() for weight in trained)
     return passes, updates, float(moved)
 
 
@@ -283,28 +278,29 @@ def _short_model(config: TrainingConfig, layers: int, ids: Any) -> tuple[Any, Ca
     model = _tune(config, body)
     if kind == "none":
         return model, lambda: model(input_ids=ids, logits_to_keep=1, use_cache=False).logits.float().sum()
-    given = {"fused_lm_head": True} if kind == "tiled" else {"use_cache": False}
-    return model, lambda: model(input_ids=ids, labels=ids, **given).loss
+    options = {"fused_lm_head": True} if kind == "tiled" else {"use_cache": False}
+    return model, lambda: model(input_ids=ids, labels=ids, **options).loss
 
 
 def _tune(config: TrainingConfig, model: Any) -> Any:
-    """Add LoRA to ``model``, or freeze it as other adapters do; unchanged for full tuning."""
+    """Add LoRA to ``model``, or freeze it like other adapters do; unchanged for full tuning."""
     if not TUNING.type_of(config.finetuning).is_adapter:
         return model
     if config.lora is not None:
-        named = config.lora.target_modules  # only names: a path may point to a missing block
-        has_names = isinstance(named, list) and all(name.isidentifier() for name in named)
-        lora = config.lora.model_copy(update={"target_modules": named if has_names else "all-linear"})
-        return TUNING.new(config.finetuning).prepare(
-            model, without_start(config.model_copy(update={"lora": lora}))
-        )
+        targets = config.lora.target_modules
+        has_names = isinstance(targets, list) and all(name.isidentifier() for name in targets)
+        if not has_names:
+            targets = "all-linear"  # a path may point to a missing block
+        lora = config.lora.model_copy(update={"target_modules": targets})
+        plain = without_start(config.model_copy(update={"lora": lora}))
+        return TUNING.new(config.finetuning).prepare(model, plain)
     for name, weight in model.named_parameters():
-        weight.requires_grad_("norm" in name)  # few trained weights, so that gradients reach every block
+        weight.requires_grad_("norm" in name)  # few weights, but gradients reach every block
     return model
 
 
 def _now(device: torch.device) -> float:
-    """Return seconds: thread time on a CPU, otherwise wall time after synchronising the device."""
+    """Return the current time in seconds: thread time on a CPU, else wall time after synchronising the device."""
     import torch
 
     if device.type == "cpu":
@@ -322,7 +318,7 @@ def _moved_bytes(config: TrainingConfig, sizes: Sizes) -> float:
 
 
 def _truncate(config: Any, layers: int) -> Any:
-    """Return the text config with another number of layers, whose kinds repeat those of the first ones."""
+    """Return the text config with another number of layers, whose types repeat those of the original layers."""
     text = config.get_text_config()
     before = text.num_hidden_layers
     for key, value in vars(text).items():
@@ -337,12 +333,12 @@ def _forward(sizes: Sizes, length: int) -> float:
 
 
 def _trained_operations(config: TrainingConfig, sizes: Sizes, length: int) -> float:
-    """Return the operations per learned token of the trained model, in a row of ``length``."""
-    passes = 2 if sizes.adapted else 3  # frozen matrices need no gradients of their own
+    """Return the operations per learned token of the trained model, in a row of ``length`` tokens."""
+    passes = 2 if sizes.adapted else 3  # frozen matrices need no weight gradients
     adapter = 6.0 * sizes.num_trained if sizes.adapted else 0.0
     head = 2.0 * sizes.shape.vocabulary * sizes.shape.hidden
-    again = head if ALGORITHMS.type_of(config.algorithm).logits(config) == "tiled" else 0.0
-    return (passes + config.gradient_checkpointing) * _forward(sizes, length) + adapter + again
+    recomputed = head if ALGORITHMS.type_of(config.algorithm).logits(config) == "tiled" else 0.0
+    return (passes + config.gradient_checkpointing) * _forward(sizes, length) + adapter + recomputed
 
 
 def _operations_per_token(config: TrainingConfig, sizes: Sizes) -> float:
@@ -352,22 +348,23 @@ def _operations_per_token(config: TrainingConfig, sizes: Sizes) -> float:
     frozen, trained = algorithm.beside(config, adapted=sizes.adapted)
     passes = float(frozen + 3 * trained + len(algorithm.models_beside(config)))
     if algorithm.uses_reference and sizes.adapted:
-        passes += 1  # with the adapter disabled
+        passes += 1  # the reference: the model with its adapter disabled
     if algorithm.writes_answers(config):
         section = config.chosen_sections()[config.algorithm]
-        again = getattr(section, "num_iterations", 1)
-        share = section.max_completion_length / length
-        learned, passes = learned * again, passes * again + 1 + share  # scored as written, and written
+        iterations = getattr(section, "num_iterations", 1)
+        generated = section.max_completion_length / length
+        learned *= iterations
+        passes = passes * iterations + 1 + generated  # answers are scored once and generated once
     return learned + passes * _forward(sizes, length)
 
 
 def gib(value: float) -> str:
-    """Format bytes in GiB, or in MiB if small."""
+    """Format a number of bytes in GiB, or in MiB if it is small."""
     return f"{value / (1 << 30):.2f} GiB" if value >= 1 << 28 else f"{value / (1 << 20):.1f} MiB"
 
 
 def duration(seconds: float) -> str:
-    """Format seconds in a readable unit."""
+    """Format a duration in a readable unit."""
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

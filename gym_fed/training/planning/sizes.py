@@ -13,22 +13,22 @@ from gym_fed.training.model.architecture import fresh_config, read_config
 from gym_fed.training.optimizers.base import TrainedWeight
 
 _INNER = ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner", "d_ff", "ffn_hidden_size")
-"""Names of the width of an MLP in the configs of transformers."""
+"""Names for the width of an MLP in the configs of transformers."""
 
 
 @dataclass(frozen=True)
 class TextShape:
-    """The dimensions that activations depend on.
+    """The dimensions of a language model on which activations depend.
 
     Attributes:
         hidden: Width of the residual stream.
         layers: Number of blocks.
-        heads: Query heads of a block.
-        key_heads: Key and value heads.
+        heads: Number of query heads of a block.
+        key_heads: Number of key and value heads.
         head_dim: Width of a head.
-        inner: Width of the MLP, or of all experts that a token is routed to.
+        inner: Width of the MLP, or of all experts to which a token is routed.
         vocabulary: Width of the logits.
-        normed_heads: True if queries and keys have norms.
+        normed_heads: True if queries and keys are normalised.
     """
 
     hidden: int
@@ -42,12 +42,12 @@ class TextShape:
 
     @property
     def queries(self) -> int:
-        """Total width of the queries of a token."""
+        """The total width of the queries of a token."""
         return self.heads * self.head_dim
 
     @property
     def keys(self) -> int:
-        """Total width of the keys of a token, equal to that of the values."""
+        """The total width of the keys of a token, and of its values."""
         return self.key_heads * self.head_dim
 
 
@@ -56,13 +56,13 @@ class Sizes:
     """The weights of a run.
 
     Attributes:
-        total: Weights of the model without an adapter; shared ones count once.
-        linear: Weights in matrices that can be quantised.
-        trained: Every tensor that is trained.
-        active: Weights of the matrices that process one token, including the head, without an adapter.
+        total: Number of weights of the model without an adapter; shared weights count once.
+        linear: Number of weights in matrices that can be quantised.
+        trained: All trained tensors.
+        active: Number of weights in the matrices that process one token, including the head, without an adapter.
         adapted: True if an adapter is trained.
         tied: True if embeddings and head are one matrix.
-        shape: See ``TextShape``.
+        shape: Dimensions of the language model.
     """
 
     total: int
@@ -75,17 +75,17 @@ class Sizes:
 
     @property
     def num_trained(self) -> int:
-        """Number of trained weights."""
+        """The number of trained weights."""
         return sum(weight.numel for weight in self.trained)
 
     @property
     def frozen(self) -> int:
-        """Number of frozen weights."""
+        """The number of frozen weights."""
         return self.total if self.adapted else self.total - self.num_trained
 
 
 def sizes_of(config: TrainingConfig) -> Sizes:
-    """Count the weights that ``config`` would load and train.
+    """Count the weights that a run would load and train.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` for an unknown model; ``UNAVAILABLE`` if its config must be read from the Hub,
@@ -127,7 +127,7 @@ def count_model(name: str) -> int:
 
 
 def model_of(config: Any) -> Any:
-    """Build a causal LM, or a model of images or sound, from a ``transformers`` config, with random weights."""
+    """Build a causal LM, or a model that reads images or sound, with random weights from a ``transformers`` config."""
     from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
     is_whole = type(config) in AutoModelForMultimodalLM._model_mapping
@@ -143,8 +143,7 @@ def has_causal_lm(config: Any) -> bool:
 
 
 def without_start(config: TrainingConfig) -> TrainingConfig:
-    """Return ``config`` with a zero-initialised adapter: other initialisations read weights and have the same
-    size."""
+    """Return ``config`` with a zero-initialised adapter: other initialisations read weights, but have the same size."""
     changes: dict[str, Any] = {"quantization": None}
     if config.lora is not None:
         changes["lora"] = config.lora.model_copy(update={"init_lora_weights": "default", "freeze_a": False})
@@ -152,14 +151,14 @@ def without_start(config: TrainingConfig) -> TrainingConfig:
 
 
 def _shape(model: Any) -> TextShape:
-    """Return the sizes of the language model; one without attention (Mamba) is estimated as if it had one head."""
+    """Return the dimensions of the language model; one without attention (Mamba) is treated as if it had one head."""
     text = model.config.get_text_config()
     width, vocabulary = model.get_input_embeddings().weight.shape[::-1]
     hidden = largest_size(text, "hidden_size") or width  # OPT-350m's embeddings are narrower than its blocks
     heads = largest_size(text, "num_attention_heads") or 1
     inner = next((size for key in _INNER if (size := largest_size(text, key))), 4 * hidden)
-    if chosen := largest_size(text, "num_experts_per_tok"):
-        inner = chosen * (largest_size(text, "moe_intermediate_size") or inner)
+    if num_experts := largest_size(text, "num_experts_per_tok"):
+        inner = num_experts * (largest_size(text, "moe_intermediate_size") or inner)
     return TextShape(
         hidden=hidden,
         layers=largest_size(text, "num_hidden_layers") or 1,
@@ -173,7 +172,7 @@ def _shape(model: Any) -> TextShape:
 
 
 def _active(model: Any) -> int:
-    """Return the weights multiplied per token: all matrices and the head, but only the experts of a token."""
+    """Return the number of weights that process a token: all matrices and the head, but only the token's experts."""
     import torch
 
     text = model.config.get_text_config()

@@ -12,9 +12,9 @@ _STATE = "adalora.safetensors"
 
 
 class Allocation(TrainerCallback):
-    """A callback in which AdaLoRA's allocator changes ranks after each step.
+    """A callback that lets AdaLoRA's allocator change ranks after each step.
 
-    PEFT would remove masked triplets from saved files, which then do not fit a model of full rank. So the pattern is
+    PEFT would remove masked triplets from saved files, which would then not fit a model of full rank. So the pattern is
     stored separately, and files hold all triplets, masked ones as zeros.
     """
 

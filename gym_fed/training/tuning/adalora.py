@@ -1,4 +1,4 @@
-"""AdaLoRA: updates are P diag(E) Q, and each layer's rank falls to the number of its important triplets.
+"""AdaLoRA: updates have the form P diag(E) Q, and each layer's rank is reduced to its important triplets.
 
 Zhang et al. 2023, "Adaptive Budget Allocation for Parameter-Efficient Fine-Tuning", algorithm 1.
 """
@@ -15,7 +15,7 @@ from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import counted
 from gym_fed.training.tuning.base import Tuning
 
-_UNKNOWN_YET = 10**9
+_UNKNOWN_STEPS = 10**9
 
 
 class AdaLora(Tuning):
@@ -25,13 +25,9 @@ class AdaLora(Tuning):
     untried = "algorithms whose loss is not the model's own (refused)"
 
     def check(self, config: TrainingConfig) -> None:
-        refuse_first(
-            (
-                not ALGORITHMS.type_of(config.algorithm).uses_model_loss,
-                f"finetuning: adalora adds its penalty to the model's own loss, which {config.algorithm} does not use",
-                "use finetuning: lora",
-            )
-        )
+        is_missing = not ALGORITHMS.type_of(config.algorithm).uses_model_loss
+        reason = f"adalora adds its penalty to the model's own loss, which {config.algorithm} does not use"
+        refuse_first((is_missing, f"finetuning: {reason}", "use finetuning: lora"))
         if config.max_steps is not None:
             assert config.adalora is not None  # filled in by the config
             adalora_schedule(config.adalora, config.max_steps)
@@ -44,8 +40,8 @@ class AdaLora(Tuning):
         arguments = peft_arguments(config)
         del arguments["warmup_fraction"], arguments["final_fraction"]
         delta_t = arguments.pop("delta_t")
-        # The run's length is known when it begins.
-        peft_config = AdaLoraConfig(**arguments, deltaT=delta_t, total_step=_UNKNOWN_YET)
+        # Replaced when the run starts and its length is known.
+        peft_config = AdaLoraConfig(**arguments, deltaT=delta_t, total_step=_UNKNOWN_STEPS)
         return wrap_for(model, peft_config, config)
 
     def callbacks(self, model: Any, config: TrainingConfig) -> list[Any]:
@@ -61,16 +57,11 @@ def adalora_schedule(settings: AdaLoraSettings, steps: int) -> tuple[int, int]:
     Ranks are fixed at step ``steps - tfinal``, by the importance measured in the previous steps.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if no step is left to measure the importance, or to lower the ranks.
+        GymError: ``CONFIG_INVALID`` if no steps are left to measure the importance, or to lower the ranks.
     """
     first, final = int(settings.warmup_fraction * steps), int(settings.final_fraction * steps)
-    refuse_first(
-        (
-            first + final >= steps or steps - final < 2,
-            f"adalora: a run of {counted(steps, 'optimiser step')} leaves none for reducing ranks",
-            "train longer, or lower adalora.warmup_fraction and final_fraction"
-            if steps > 1
-            else "train for two steps or more",
-        )
-    )
+    reason = f"adalora: a run of {counted(steps, 'optimiser step')} leaves none for reducing ranks"
+    remedy = "train longer, or lower adalora.warmup_fraction and final_fraction"
+    is_too_short = first + final >= steps or steps - final < 2
+    refuse_first((is_too_short, reason, remedy if steps > 1 else "train for two steps or more"))
     return first, final

@@ -1,4 +1,4 @@
-"""The base class of tuning methods, which prepare a model for training and write the trained weights."""
+"""Define the base class of tuning methods, which prepare a model for training and write the trained weights."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from gym_fed.core.errors import refuse_first
 
 
 class Tuning(ABC):
-    """The base class of tuning methods, stateless."""
+    """A tuning method. Instances are stateless."""
 
     is_adapter: ClassVar[bool] = True
-    """True if only additional weights are trained and saved, and the model's own do not change."""
+    """True if only additional weights are trained and saved, and the model's own weights do not change."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """Schema of its section; None without a section. Sections of built-in methods are keys of the config
-    (``gym_fed/config/train/tuning.py``) and are not set here."""
+    """Schema of its section of the config; None without a section. Built-in methods leave this None, since their
+    sections are typed keys of the config (``gym_fed/config/train/tuning.py``)."""
 
     trains_all: ClassVar[bool] = False
     """True if every weight of the model is trained."""
 
     on_quantized: ClassVar[bool] = True
-    """True if it trains on a quantised base; only adapters do."""
+    """True if it can train on a quantised base, which only adapters can."""
 
     default_learning_rate: ClassVar[float] = 2e-4
-    """Default of ``learning_rate`` for supervised training of a pre-trained model of more than ten million weights."""
+    """Default of ``learning_rate`` for supervised training of pre-trained models with over ten million weights."""
 
     per_example: ClassVar[bool] = False
     """True if per-example gradients (``privacy``) are tested with it."""
 
     pipelines: ClassVar[bool] = False
-    """True if processes may hold consecutive blocks of the tuned model."""
+    """True if each process may hold consecutive blocks of the tuned model."""
 
     on_packed: ClassVar[bool] = False
-    """Whether it was tried on bases whose layers HQQ or torchao pack."""
+    """True if it is tested on bases whose layers are quantised by HQQ or torchao."""
 
     reaches_experts: ClassVar[bool] = False
-    """Whether it adapts fused experts, unless ``fused_experts`` in its section is false."""
+    """True if it adapts fused experts, unless ``fused_experts`` in its section is false."""
 
     federates: ClassVar[bool] = False
     """True if a hub may request it: its updates are values, or LoRA factors."""
 
     sends_factors: ClassVar[bool] = False
-    """True if an update is LoRA's two factors per weight instead of values, for methods that federate."""
+    """True if an update holds LoRA's two factors per weight instead of values, for methods that federate."""
 
     tried: ClassVar[str] = ""
     """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows them."""
@@ -59,12 +59,12 @@ class Tuning(ABC):
 
     @classmethod
     def starts_as_base(cls, config: TrainingConfig) -> bool:
-        """Return True if the prepared model has the base's outputs before its first step."""
+        """Return True if the prepared model has the base's outputs before the first step."""
         return True
 
     @classmethod
     def own_optimizer(cls, config: TrainingConfig) -> str | None:
-        """Return the reason why the method needs its own optimiser, naming the setting; None if it does not."""
+        """Return why the method needs its own optimiser, naming the setting; None if it does not."""
         return None
 
     def check(self, config: TrainingConfig) -> None:  # noqa: B027 - most methods refuse nothing
@@ -79,11 +79,11 @@ class Tuning(ABC):
         """Return the model to train: ``model`` itself with gradients enabled, or a PEFT model around it."""
 
     def callbacks(self, model: Any, config: TrainingConfig) -> list[Any]:
-        """Return ``transformers.TrainerCallback`` objects that the method needs while ``model`` is trained."""
+        """Return the ``transformers.TrainerCallback`` objects that the method needs while training ``model``."""
         return []
 
     def finish(self, model: Any, config: TrainingConfig) -> None:  # noqa: B027 - most have nothing to undo
-        """Restore the base's weights that ``prepare`` changed, after training or a stop.
+        """Restore the base's weights that ``prepare`` changed, when training ends or is stopped.
 
         The outputs of ``model`` do not change.
         """
@@ -108,10 +108,5 @@ class Tuning(ABC):
 
 def refuse_quantization(config: TrainingConfig, why: str) -> None:
     """Refuse the ``quantization`` section."""
-    refuse_first(
-        (
-            config.quantization,
-            f"quantization: finetuning {config.finetuning} cannot use it: {why}",
-            "remove the section, or train with finetuning: lora",
-        )
-    )
+    reason = f"quantization: finetuning {config.finetuning} cannot use it: {why}"
+    refuse_first((config.quantization, reason, "remove the section, or train with finetuning: lora"))

@@ -1,4 +1,4 @@
-"""Butterfly orthogonal fine-tuning: a rotation as a product of sparse factors.
+"""Butterfly orthogonal fine-tuning: learn a rotation as a product of sparse factors.
 
 Liu et al. 2023, "Parameter-Efficient Orthogonal Finetuning via Butterfly Factorization".
 """
@@ -14,7 +14,7 @@ from gym_fed.training.tuning.base import Tuning, refuse_quantization
 
 
 class Boft(Tuning):
-    """``(B_m ... B_1) W`` with butterfly factors B; PEFT's CPU path needs no compiler."""
+    """BOFT: ``(B_m ... B_1) W`` with butterfly factors B; PEFT's CPU path needs no compiler."""
 
     tried = "learns, saved, resumed to the bit; one butterfly factor"
     untried = "more factors: they need CUDA and a compiler"
@@ -36,7 +36,7 @@ class Boft(Tuning):
         assert config.boft is not None  # filled in by the config
         peft_config = BOFTConfig(**peft_arguments(config))
         with warnings.catch_warnings():
-            if config.boft.boft_n_butterfly_factor == 1:  # the missing kernel is not needed
+            if config.boft.boft_n_butterfly_factor == 1:  # needs no kernel
                 warnings.filterwarnings("ignore", message="Failed to load the CUDA extension|Setting boft_n")
             else:
                 warnings.filterwarnings("error", message="Setting boft_n")

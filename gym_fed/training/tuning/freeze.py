@@ -1,4 +1,4 @@
-"""Freeze tuning: some layers, or parts of them, are trained in place; the others are frozen."""
+"""Freeze tuning: train some layers, or parts of them, and freeze the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.training.vision.parts import outside_tower
 
 
 class Freeze(_Full):
-    """Training of a few layers; saved as a whole model."""
+    """Trains a few layers in place; saved as a whole model."""
 
     tried = "learns, saved, resumed to the bit"
 
@@ -29,21 +29,22 @@ class Freeze(_Full):
         model.requires_grad_(False)
         for head in _heads(model):
             head.requires_grad_(True)
-        chosen = layers[-count:] if count > 0 else layers[: -count or 0]
         if settings.llama_pro:
-            chosen = _added_blocks(layers, count)
-        for layer in chosen:
+            trained = _added_blocks(layers, count)
+        else:
+            trained = layers[-count:] if count > 0 else layers[:-count]
+        for layer in trained:
             if not settings.trainable_modules:
                 layer.requires_grad_(True)
         for name in settings.trainable_modules:
-            _unfreeze(chosen, name, "freeze.trainable_modules")
+            _unfreeze(trained, name, "freeze.trainable_modules")
         for name in settings.extra_modules:
             _unfreeze([model], name, "freeze.extra_modules")
         return model
 
 
 def _added_blocks(layers: list[Any], count: int) -> list[Any]:
-    """Return the last of every ``len(layers) / count`` layers, which are LLaMA Pro's added blocks."""
+    """Return the last of every ``len(layers) / count`` layers: the blocks that LLaMA Pro adds."""
     reason = f"freeze.llama_pro: {counted(len(layers), 'layer', 'are')} not a multiple of num_trainable_layers {count}"
     remedy = "set it to the number of added blocks of an expanded model"
     refuse_first((len(layers) % count, reason, remedy))
@@ -52,7 +53,7 @@ def _added_blocks(layers: list[Any], count: int) -> list[Any]:
 
 
 def _layers(model: Any) -> list[Any]:
-    """Return the decoder's layers under any architecture's names."""
+    """Return the decoder's layers, whatever their architecture names them."""
     import torch
 
     num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
@@ -64,18 +65,15 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _heads(model: Any) -> list[Any]:
-    """Return heads with random weights that an algorithm has added, such as a reward model's score."""
+    """Return the heads with random weights that an algorithm has added, such as a reward model's score."""
     return [module for name, module in model.named_children() if name in ("score", "classifier")]
 
 
 def _unfreeze(roots: list[Any], name: str, key: str) -> None:
-    parts = name.split(".")
-    is_present = False
-    for root in roots:
-        for path, module in root.named_modules():
-            if path.split(".")[-len(parts) :] == parts:
-                module.requires_grad_(True)
-                is_present = True
+    named = [item for root in roots for item in root.named_modules()]
+    matches = [module for path, module in named if f".{path}".endswith(f".{name}")]
     reason = f"{key}: {name!r} matches no module"
     remedy = "use names such as mlp, self_attn.q_proj, embed_tokens, norm or lm_head"
-    refuse_first((not is_present, reason, remedy))
+    refuse_first((not matches, reason, remedy))
+    for module in matches:
+        module.requires_grad_(True)

@@ -1,4 +1,4 @@
-"""Full fine-tuning: every weight is trained."""
+"""Full fine-tuning: train every weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.training.tuning.base import Tuning, refuse_quantization
 
 
 class Full(Tuning):
-    """Training of all weights of the model, in place."""
+    """Trains all weights of the model in place."""
 
     tried = "learns, saved, resumed to the bit"
 
@@ -27,7 +27,7 @@ class Full(Tuning):
         refuse_quantization(config, "quantised weights cannot be trained")
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
-        model.requires_grad_(True)  # a model is still frozen after an adapter is merged or removed
+        model.requires_grad_(True)  # merging or removing an adapter leaves a model frozen
         return model
 
     def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:

@@ -1,4 +1,4 @@
-"""(IA)3: keys, values and the MLP's inner activations are rescaled, element by element.
+"""(IA)3: learn to rescale keys, values and the MLP's inner activations, element by element.
 
 Liu et al. 2022, "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context Learning".
 """
@@ -12,9 +12,9 @@ from gym_fed.training.tuning.base import Tuning
 
 
 class Ia3(Tuning):
-    """``l * (W x)``, or ``W (l * x)`` for ``feedforward_modules``; l starts at one."""
+    """(IA)3: ``l * (W x)``, or ``W (l * x)`` for ``feedforward_modules``; l starts at one."""
 
-    default_learning_rate = 0.003  # of the paper
+    default_learning_rate = 0.003  # from the paper
     tried = "learns, saved, resumed to the bit"
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:

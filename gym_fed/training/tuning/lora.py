@@ -1,4 +1,4 @@
-"""LoRA, Hu et al. 2021: two trained factors per linear layer, under the base model's parameter names.
+"""LoRA, Hu et al. 2021: two trained factors per linear layer.
 
 Variants are settings: DoRA, rsLoRA, LoRA+, LoRA-FA, and the initialisations PiSSA, OLoRA and LoftQ.
 """
@@ -59,8 +59,10 @@ class LoraTuning(Tuning):
         start = settings.init_lora_weights
         chosen = config.quantization
         if start == "loftq" and (chosen is None or (chosen.method, chosen.bits) != ("bitsandbytes", 4)):
-            reason = "lora.init_lora_weights: loftq corrects quantization to 4 bits of bitsandbytes, which is not set"
-            remedy = "add quantization: {bits: 4}, or choose another start"
+            reason = (
+                "lora.init_lora_weights: loftq corrects 4-bit quantization by bitsandbytes, which is not set"
+            )
+            remedy = "add quantization: {bits: 4}, or choose another initialisation"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
         if start.startswith("pissa") or start == "olora":
             refuse_quantization(config, f"lora.init_lora_weights {start} changes the base's weights")
@@ -103,20 +105,20 @@ def add_lora(
     task: str = "CAUSAL_LM",
     frozen: frozenset[str] = frozenset(),
 ) -> Any:
-    """Wrap ``model`` for LoRA; its own weights are frozen and shared with the wrapper.
+    """Wrap ``model`` in a PEFT model with LoRA, which freezes and shares its weights.
 
     Args:
         model: A ``transformers`` model.
-        settings: Rank, scale, targets and variant. (``loftq`` starts as ``default``; ``LoraTuning.prepare`` completes
-            it.)
-        seed: Seed of the random A factors (B starts at zero). With ``settings.freeze_a`` they depend only on it and the
-            layer's name, on every machine, and are not trained.
-        task: PEFT's name of the model's task.
-        frozen: Parts without an adapter, in a model that reads images; see ``vision.parts.frozen_parts``.
+        settings: Rank, scale, targets and variant. (``loftq`` is initialised like ``default``, and completed by
+            ``LoraTuning.prepare``.)
+        seed: Seed of the random A factors (B starts at zero). With ``settings.freeze_a``, they depend only on the seed
+            and the layer's name, are the same on every machine, and are not trained.
+        task: PEFT's name for the model's task.
+        frozen: Parts of a model that reads images which get no adapter; see ``vision.parts.frozen_parts``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if ``target_modules`` matches no layer of the model, or a layer of which
-            ``freeze_a`` cannot send the frozen A.
+        GymError: ``CONFIG_INVALID`` if ``target_modules`` matches no layer of the model, or a layer whose factors
+            ``freeze_a`` cannot send.
     """
     from peft import LoraConfig
 
@@ -124,7 +126,7 @@ def add_lora(
 
     start = settings.init_lora_weights
     tied = getattr(model.config, "tie_word_embeddings", False)
-    first: Any = True if start in ("default", "loftq") else start
+    initialisation: Any = True if start in ("default", "loftq") else start
     config = LoraConfig(
         task_type=task,
         r=settings.r,
@@ -139,8 +141,8 @@ def add_lora(
         use_dora=settings.use_dora,
         use_rslora=settings.use_rslora,
         modules_to_save=settings.modules_to_save or None,
-        init_lora_weights=first,
-        # Keep the output head tied to the embeddings.
+        init_lora_weights=initialisation,
+        # Keeps the output head tied to the embeddings.
         ensure_weight_tying=bool(tied and {"embed_tokens", "lm_head"} & set(settings.modules_to_save)),
     )
 
@@ -150,9 +152,8 @@ def add_lora(
             fused_experts=settings.fused_experts, needs_layers=settings.needs_layers(),
         )  # fmt: skip
 
-    adapted = (
-        keeping_originals(model, wrapped) if start.startswith("pissa") or start == "olora" else wrapped()
-    )
+    changes_base = start.startswith("pissa") or start == "olora"
+    adapted = keeping_originals(model, wrapped) if changes_base else wrapped()
     if settings.freeze_a:
         _freeze_a(adapted, seed)
     if settings.lora_fa:
@@ -163,19 +164,18 @@ def add_lora(
 
 
 def frozen_factor(seed: int, name: str, rank: int, width: int) -> torch.Tensor:
-    """Return the shared A ``[rank, width]`` float32 of a layer: uniform within ``1 / sqrt(width)``, as PEFT's.
+    """Return a layer's shared A ``[rank, width]`` float32: uniform within ``1 / sqrt(width)``, like PEFT's.
 
-    Its bits are SHAKE-256 of seed and name, so that contributors agree whatever their library's generator. Sun et al.
-    2024, "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA).
+    Its bits are SHAKE-256 of seed and name, so that contributors agree whatever random generator their library has. Sun
+    et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA).
     """
     import numpy as np
     import torch
 
     stream = hashlib.shake_256(f"frozen A\n{seed}\n{name}".encode()).digest(4 * rank * width)
-    fractions = (np.frombuffer(stream, "<u4") >> 8).astype(np.float32) * np.float32(2.0**-23) - np.float32(
-        1.0
-    )
-    return torch.from_numpy(fractions * np.float32(1.0 / math.sqrt(width))).reshape(rank, width)
+    fractions = (np.frombuffer(stream, "<u4") >> 8).astype(np.float32) * np.float32(2.0**-23)
+    values = (fractions - np.float32(1.0)) * np.float32(1.0 / math.sqrt(width))
+    return torch.from_numpy(values).reshape(rank, width)
 
 
 def _freeze_a(model: Any, seed: int) -> None:
@@ -193,21 +193,23 @@ def _freeze_a(model: Any, seed: int) -> None:
 
 
 def _require_sendable(name: str, layer: Any) -> None:
-    """Refuse a layer whose factors are sent in another form (``delta.factors``), since A is not a factor of its own."""
+    """Refuse a layer whose update is not sent as B and the frozen A (see ``delta.factors``)."""
     ((_, rank),) = layer.r.items()
-    narrowest = min(layer.in_features, layer.out_features)
-    left_out = f"remove {name.rpartition('.')[2]} from lora.target_modules"
+    width = min(layer.in_features, layer.out_features)
+    has_matrix = layer.lora_A and next(iter(layer.lora_A.values())).weight.dim() == 2
+    is_linear = has_matrix and not getattr(layer, "fan_in_fan_out", False)
+    kind = type(layer.get_base_layer()).__name__
+    exclude = f"remove {name.rpartition('.')[2]} from lora.target_modules"
     refuse_first(
         (
-            not layer.lora_A
-            or next(iter(layer.lora_A.values())).weight.dim() != 2
-            or getattr(layer, "fan_in_fan_out", False),
-            f"lora.freeze_a: {name} is a {type(layer.get_base_layer()).__name__}, not a linear layer",
-            f"{left_out}, or set lora.freeze_a to false",
+            not is_linear,
+            f"{name} is a {kind}, not a linear layer",
+            f"{exclude}, or set lora.freeze_a to false",
         ),
         (
-            rank > narrowest,
-            f"lora.freeze_a: {name} has {narrowest} inputs or outputs, fewer than its rank {rank}",
-            f"set lora.r to at most {narrowest}, or {left_out}",
+            rank > width,
+            f"{name} has {width} inputs or outputs, fewer than its rank {rank}",
+            f"set lora.r to at most {width}, or {exclude}",
         ),
+        prefix="lora.freeze_a: ",
     )

@@ -1,4 +1,4 @@
-"""Orthogonal fine-tuning: inputs of linear layers are rotated in blocks, which preserves angles between neurons.
+"""Orthogonal fine-tuning: rotate the inputs of linear layers in blocks, which preserves angles between neurons.
 
 Qiu et al. 2023, "Controlling Text-to-Image Diffusion by Orthogonal Finetuning"; PEFT's OFT v2 (input-centric).
 """
@@ -12,7 +12,7 @@ from gym_fed.training.tuning.base import Tuning
 
 
 class Oft(Tuning):
-    """``W (R x)`` with R block-diagonal and orthogonal, by Cayley's transform."""
+    """OFT: ``W (R x)`` with R block-diagonal and orthogonal, parametrised by Cayley's transform."""
 
     tried = "learns, saved, resumed to the bit"
 

@@ -12,9 +12,9 @@ from gym_fed.training.tuning.base import Tuning
 
 
 class Vera(Tuning):
-    """VeRA: ``W x + diag(b) B diag(d) A x``; A and B follow from ``seed``."""
+    """VeRA: ``W x + diag(b) B diag(d) A x``; A and B are drawn from ``seed``."""
 
-    default_learning_rate = 0.004  # of the paper
+    default_learning_rate = 0.004  # from the paper
     tried = "learns, saved, resumed to the bit"
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:

@@ -267,7 +267,7 @@ def test_a_config_is_as_it_was_after_the_model_is_prepared() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"finetuning": "lora", "lora": {"init_lora_weights": "loftq"}}, "loftq corrects quantization"),
+        ({"finetuning": "lora", "lora": {"init_lora_weights": "loftq"}}, "loftq corrects 4-bit quantization"),
         ({"finetuning": "lora", "lora": {"lora_fa": True}, "optimizer": "sgd"}, "its own optimiser"),
         ({"finetuning": "adalora", "algorithm": "dpo"}, "adalora adds its penalty"),
         (
