@@ -1,14 +1,14 @@
 """Task definitions of lm-evaluation-harness, read from its YAML files without importing ``lm_eval``.
 
 A ``!function`` in a definition is a name whose Python file is imported on the first call. A function that gym-fed
-replaces is never imported, so nothing is downloaded by importing its file.
+replaces is never imported, so that importing its file cannot download anything.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,8 +19,8 @@ import yaml
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
 from gym_fed.evaluation.suites.own_file import read_task_file
-from gym_fed.evaluation.suites.row_files import Row, read_rows
-from gym_fed.evaluation.suites.store import ASSETS, TaskEntry, listing, split_path
+from gym_fed.evaluation.suites.row_files import read_rows
+from gym_fed.evaluation.suites.store import ASSETS, listing, split_path
 
 _DROPPED = ("include", "tag", "group", "task_list")
 _MAX_INCLUDES = 8
@@ -85,11 +85,6 @@ def _harness_folder() -> Path:
             "pip install 'gym-fed[eval]'",
         )
     return Path(spec.origin).parent / "tasks"
-
-
-def _harness_files(pattern: str) -> list[Path]:
-    """Return the definitions that a path or pattern below ``lm_eval/tasks`` matches, sorted."""
-    return sorted(_harness_folder().glob(pattern))
 
 
 @cache
@@ -177,27 +172,22 @@ def members(entry_name: str) -> Mapping[str, tuple[str | None, Mapping[str, Any]
         task = read_task_file(ASSETS / entry.file)
         definition = {**task.definition(), "grade": task.grade}
         if entry.each == "task":
-            names = dict.fromkeys(row["task"] for row in _package_rows(entry))
+            folder = str(listing().datasets[str(entry.dataset)].package)
+            rows = read_rows(ASSETS / split_path(folder, entry.subset, "test"))
+            names = dict.fromkeys(row["task"] for row in rows)
             return {f"{entry.dataset}_{name}": (entry.subset, {**definition, "only": name}) for name in names}
         if entry.each == "pair":
             return {f"{entry_name}_{pair}": (pair, definition) for pair in entry.pairs}
         return {entry_name: (entry.subset, definition)}
     assert entry.harness is not None
-    files = _harness_files(entry.harness)
+    files = sorted(_harness_folder().glob(entry.harness))
     if not files:
-        raise GymError(
-            ErrorCode.MISSING_DEPENDENCY,
-            f"{entry_name}: the installed lm-evaluation-harness has no {entry.harness}",
-            "install the one that gym-fed is tested with: pip install 'gym-fed[eval]'",
+        raise _unsupported_harness(
+            f"{entry_name}: the installed lm-evaluation-harness has no {entry.harness}"
         )
-    made: dict[str, tuple[str | None, Mapping[str, Any]]] = {}
+    tasks: dict[str, tuple[str | None, Mapping[str, Any]]] = {}
     for file in files:
         definition = {**read_definition(file), "grade": entry.grade}
         subset = entry.subset if "subset" in entry.model_fields_set else definition.get("dataset_name")
-        made[str(definition["task"])] = (subset, definition)
-    return made
-
-
-def _package_rows(entry: TaskEntry) -> Sequence[Row]:
-    folder = str(listing().datasets[str(entry.dataset)].package)
-    return read_rows(ASSETS / split_path(folder, entry.subset, "test"))
+        tasks[str(definition["task"])] = (subset, definition)
+    return tasks

@@ -13,9 +13,8 @@ from gym_fed.core.bounded.patterns import BOUNDED_REGEX
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import grading
 from gym_fed.evaluation.suites.definitions import named, resolved
-from gym_fed.evaluation.suites.rendering import TEMPLATES, refuse, sandboxed, value_of
-from gym_fed.evaluation.suites.row_files import Row, rows_sha256
-from gym_fed.evaluation.suites.store import TaskRows
+from gym_fed.evaluation.suites.rendering import TEMPLATES, require_rendering, sandboxed, value_of
+from gym_fed.evaluation.suites.row_files import Row, TaskRows, rows_sha256
 
 _RENDERED_ROWS = 8
 _SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
@@ -30,10 +29,9 @@ class EvalTask:
     Attributes:
         name: The name in the harness or the registry.
         group: The registry entry that the task belongs to; the task's own name if it is in no group.
-        version: The version of the definition.
         config: Argument of the harness's ``ConfigurableTask(config=...)``: functions are loaded, ``custom_dataset``
             returns the rows of ``lock``, and missing splits are None.
-        lock: SHA-256 of definition and rows, which must match to reproduce a result. It does not cover ``limit``.
+        lock: SHA-256 of the definition and the rows, without ``limit``; it must match to reproduce a result.
         kind: The scoring of answers.
         metric: The task's first metric.
         licence: The licence of the rows (SPDX); ``own`` for a custom file.
@@ -61,8 +59,7 @@ class EvalTask:
     @property
     def num_rows(self) -> int:
         """The number of evaluated rows."""
-        whole = len(self.rows[self.split])
-        return whole if self.limit is None else min(self.limit, whole)
+        return len(self.rows[self.split][: self.limit])
 
 
 def used_splits(definition: Mapping[str, Any]) -> list[str]:
@@ -89,23 +86,25 @@ def eval_task(
         more = f" ({task_rows.partial})" if task_rows.partial else ""
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"task {name}: {task_rows.source}: there are no rows of the split {empty[0]!r}{more}",
+            f"task {name}: {task_rows.source}: the split {empty[0]!r} has no rows{more}",
             "use the whole set" if empty[0] == splits[0] else "evaluate without examples: num_fewshot 0",
         )
     split, used = splits[0], {key: task_rows.splits[key] for key in splits}
     lock = _digest({"definition": named(definition), "rows": {key: rows_sha256(used[key]) for key in used}})
     grade = definition.pop("grade", None)
     if grade is not None:
-        _grade_here(definition, grade)
+        _use_built_in_metric(definition, grade)
     config = resolved(definition)
-    first = used[split][:_RENDERED_ROWS]
-    if not is_own:  # already checked with its rows in the child process
-        refuse(name, config, _processed(config, first), _RENDERED_ROWS)
+    if not is_own:  # the rows of an own file were rendered in the child process
+        require_rendering(name, config, _processed(config, used[split][:_RENDERED_ROWS])[:_RENDERED_ROWS])
     has_choices = config.get("doc_to_choice") is not None
     if grade is not None:
         target = config["doc_to_target"]
-        rendered = partial(_target, target, has_choices)
-        target_of = sandboxed("doc_to_target", target, has_choices) if is_own else rendered
+        target_of = (
+            sandboxed("doc_to_target", target, has_choices)
+            if is_own
+            else partial(value_of, "doc_to_target", target, has_choices=has_choices)
+        )
         config["process_results"] = grading.process_results(grade, target_of)
     if is_own:
         config.update({key: sandboxed(key, config[key], has_choices) for key in TEMPLATES})
@@ -138,11 +137,6 @@ def eval_task(
     )
 
 
-def _target(template: Any, has_choices: bool, row: Row) -> Any:
-    """Return the correct answer of a row."""
-    return value_of("doc_to_target", template, row, has_choices)
-
-
 def _processed(config: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
     """Apply the definition's ``process_docs`` to rows."""
     if config.get("process_docs") is None:
@@ -152,8 +146,8 @@ def _processed(config: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
     return [dict(row) for row in config["process_docs"](Dataset.from_list(list(rows)))]
 
 
-def _grade_here(definition: dict[str, Any], grade: str) -> None:
-    """Replace the definition's metric by the built-in one; the definition's functions are then never loaded."""
+def _use_built_in_metric(definition: dict[str, Any], grade: str) -> None:
+    """Replace the definition's metric, whose functions are then never loaded."""
     metric = {"metric": grading.GRADES[grade], "aggregation": "mean", "higher_is_better": True}
     definition["metric_list"] = [metric]
     for key in ("filter_list", "unsafe_code", "process_results"):

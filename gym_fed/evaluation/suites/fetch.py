@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gym_fed.base.downloads import hub
@@ -22,14 +23,13 @@ from gym_fed.base.downloads.offer import DownloadOffer, RepoFile, offer_dataset_
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.evaluation.suites.definitions import members
-from gym_fed.evaluation.suites.row_files import SUFFIXES, rows_bytes
+from gym_fed.evaluation.suites.row_files import SUFFIXES, read_split, rows_bytes
 from gym_fed.evaluation.suites.store import (
     LockedDataset,
     LockedFile,
     listing,
     locked_file,
     read_lock,
-    row_files_of,
     split_path,
     unknown_task,
     write_lock,
@@ -53,7 +53,6 @@ class DatasetOffer:
         dataset: The data set's name in the registry.
         download: The files, their sizes, and the licence stated on the card.
         wanted: The splits to create from them.
-        licence: The licence in the registry.
     """
 
     dataset: str
@@ -100,7 +99,6 @@ def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> lis
     """Query the Hub for data sets with missing files; complete ones need no query.
 
     Args:
-        names: Names, as for ``datasets_of``.
         home: The folder of fetched sets.
         update: True to fetch the newest commit of every set.
 
@@ -118,8 +116,8 @@ def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> lis
         entry = listing().datasets[name]
         commit = None if locked is None or update else locked.commit
         store = home / "hub" / str(entry.hub).replace("/", "--")
-        with _our_remedy(name, home):
-            download = offer_dataset_files(str(entry.hub), _SplitFiles(name, splits), store, commit)
+        with _with_own_hint(name, home):
+            download = offer_dataset_files(str(entry.hub), partial(_split_files, name, splits), store, commit)
         if locked is not None and not update:
             _require_same(name, locked, download)
         offers.append(DatasetOffer(name, download, tuple(splits), entry.licence))
@@ -137,7 +135,7 @@ def fetch_offers(offers: Sequence[DatasetOffer], home: Path, report: Report = si
     """
     written = []
     for offer in offers:
-        with _our_remedy(offer.dataset, home):
+        with _with_own_hint(offer.dataset, home):
             snapshot = fetch(offer.download, report)
         lock = read_lock(home)
         before = lock.datasets.get(offer.dataset)
@@ -161,8 +159,8 @@ def fetch_offers(offers: Sequence[DatasetOffer], home: Path, report: Report = si
 
 
 @contextmanager
-def _our_remedy(name: str, home: Path) -> Iterator[None]:
-    """Replace the hint for an unreachable Hub; these files are not in the Hugging Face cache."""
+def _with_own_hint(name: str, home: Path) -> Iterator[None]:
+    """Replace the hint for an unreachable Hub, since these files are not in the Hugging Face cache."""
     try:
         yield
     except GymError as error:
@@ -176,26 +174,17 @@ def _our_remedy(name: str, home: Path) -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True)
-class _SplitFiles:
-    """Selects the files of splits among a repository's paths."""
-
-    dataset: str
-    wanted: Sequence[WantedSplit]
-
-    def __call__(self, listed: Collection[str]) -> Iterator[str]:
-        for split in self.wanted:
-            matches = sorted(
-                path for path in fnmatch.filter(listed, split.pattern) if path.endswith(SUFFIXES)
+def _split_files(dataset: str, wanted: Sequence[WantedSplit], listed: Collection[str]) -> Iterator[str]:
+    """Select the files of splits among a repository's paths."""
+    for split in wanted:
+        matches = sorted(path for path in fnmatch.filter(listed, split.pattern) if path.endswith(SUFFIXES))
+        if not matches:
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                f"{dataset}: {listing().datasets[dataset].hub} at {hub.endpoint()} has no files {split.pattern}",
+                "its layout has changed, or the mirror is incomplete: pass a folder with --data",
             )
-            if not matches:
-                raise GymError(
-                    ErrorCode.UNAVAILABLE,
-                    f"{self.dataset}: {listing().datasets[self.dataset].hub} at {hub.endpoint()} has no files "
-                    f"{split.pattern}",
-                    "its layout has changed, or the mirror is incomplete: pass a folder with --data",
-                )
-            yield from matches
+        yield from matches
 
 
 def _require_same(name: str, locked: LockedDataset, download: DownloadOffer) -> None:
@@ -214,7 +203,7 @@ def _convert(
     dataset: str, split: WantedSplit, snapshot: Path, sources: Sequence[RepoFile], target: Path
 ) -> LockedFile:
     """Write a split as JSON Lines."""
-    rows = row_files_of(dataset, split.split, [snapshot / file.path for file in sources])
+    rows = read_split(dataset, split.split, [snapshot / file.path for file in sources])
     if not rows:
         raise GymError(
             ErrorCode.DATA_INVALID,

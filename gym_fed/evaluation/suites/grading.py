@@ -1,4 +1,4 @@
-"""Metrics that replace the harness's metrics with network access: code in gym-fed's sandbox, JSON Schema, chrF.
+"""Built-in metrics instead of those of the harness that use a network: code in a sandbox, JSON Schema, chrF.
 
 Each metric is a function of a row and the model's answers, with the interface of the harness's ``process_results``.
 """
@@ -30,8 +30,8 @@ def process_results(grade: str, target: Callable[[Mapping[str, Any]], Any]) -> P
     """Implement the harness's ``process_results`` for one of ``GRADES``; ``target`` returns a row's correct answer."""
     metric = GRADES[grade]
     value: Callable[[Mapping[str, Any], str], float] = {
-        "humaneval": _continues,
-        "mbpp": _stands_alone,
+        "humaneval": _passes_humaneval,
+        "mbpp": _passes_mbpp,
         "json_schema": _is_valid,
         "chrf": lambda row, answer: _chrf(str(target(row)), answer),
     }[grade]
@@ -55,15 +55,14 @@ def check(grade: str) -> None:
         _chrf("", "")
 
 
-def _continues(row: Mapping[str, Any], answer: str) -> float:
-    """Combine prompt and answer for HumanEval (Chen et al. 2021), where the answer continues the prompt."""
+def _passes_humaneval(row: Mapping[str, Any], answer: str) -> float:
+    """Run the tests of HumanEval (Chen et al. 2021), where the answer continues the prompt."""
     tests = f"{row['test']}\ncheck({row['entry_point']})\n"
     return float(_sandbox().passes(f"{row['prompt']}{answer}", tests))
 
 
-def _stands_alone(row: Mapping[str, Any], answer: str) -> float:
-    """Combine answer and tests for MBPP (Austin et al. 2021): the answer stands alone and runs with the first three
-    tests."""
+def _passes_mbpp(row: Mapping[str, Any], answer: str) -> float:
+    """Run the first three tests of MBPP (Austin et al. 2021), where the answer is a complete program."""
     tests = [str(row.get("test_setup_code") or ""), *map(str, row["test_list"][:3])]
     return float(_sandbox().passes(answer, "\n".join(tests)))
 

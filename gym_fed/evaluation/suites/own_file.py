@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,7 +98,7 @@ class AnswerStep(StrictModel):
 
 
 class Filter(StrictModel):
-    """A named sequence of steps; each filter has its own figure."""
+    """A named sequence of steps; each filter yields its own value of the metric."""
 
     name: str = Field(min_length=1, max_length=60)
     filter: list[AnswerStep] = Field(min_length=1)
@@ -253,74 +254,41 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
         GymError: ``CONFIG_INVALID`` with file and line for missing splits and files, and for a row that cannot be
             rendered; ``DATA_INVALID`` as ``read_rows`` and for columns that change their type.
     """
-    marks = parse_config(file, read_config_text(file))[1]
+    error_at = partial(_error_at, file, parse_config(file, read_config_text(file))[1])
     if task.dataset_kwargs is None:
-        raise _error_at(
-            file,
-            marks,
-            ("dataset_kwargs",),
-            "has no data_files",
-            "dataset_kwargs: {data_files: {test: F.jsonl}}",
-        )
+        hint = "dataset_kwargs: {data_files: {test: F.jsonl}}"
+        raise error_at(("dataset_kwargs",), "has no data_files", hint)
     splits: dict[str, list[Row]] = {}
     for split, name in task.dataset_kwargs.data_files.items():
         place = ("dataset_kwargs", "data_files", split)
-        rows_file = file.parent / name
+        rows_file, hint = file.parent / name, "put it next to the task file"
         if Path(name).is_absolute():
-            raise _error_at(
-                file,
-                marks,
-                place,
-                f"{plain(name, 200)!r} is an absolute path",
-                "put it next to the task file",
-            )
+            raise error_at(place, f"{plain(name, 200)!r} is an absolute path", hint)
         if not name.endswith(SUFFIXES):
-            raise _error_at(
-                file,
-                marks,
-                place,
-                f"{name!r} is not a data file next to the task file",
-                f"one of {' '.join(SUFFIXES)}",
-            )
+            message = f"{name!r} is not a data file next to the task file"
+            raise error_at(place, message, f"one of {' '.join(SUFFIXES)}")
         if not rows_file.is_file() or not lies_in(rows_file, file.parent):
-            raise _error_at(
-                file,
-                marks,
-                place,
-                f"no file {plain(name, 200)!r} in {file.parent}",
-                "put it next to the task file",
-            )
+            raise error_at(place, f"no file {plain(name, 200)!r} in {file.parent}", hint)
         splits[split] = read_rows(rows_file)
         _require_columns(rows_file, splits[split])
     for key in ("training_split", "validation_split", "test_split", "fewshot_split"):
         named = getattr(task, key)
         if named is not None and named not in splits:
-            raise _error_at(
-                file, marks, (key,), f"data_files has no split {named!r}", f"it has {', '.join(splits)}"
-            )
-    evaluated = str(task.test_split or task.validation_split)
-    _require_rendering(file, marks, task, splits[evaluated], evaluated)
-    return splits
-
-
-def _require_rendering(
-    file: Path, marks: Mapping[Any, Mark], task: TaskFile, rows: list[Row], split: str
-) -> None:
+            raise error_at((key,), f"data_files has no split {named!r}", f"it has {', '.join(splits)}")
+    split = str(task.test_split or task.validation_split)
+    rows = splits[split]
     if not rows:
-        raise _error_at(
-            file, marks, ("dataset_kwargs",), f"the split {split!r} has no rows", "add at least one"
-        )
+        raise error_at(("dataset_kwargs",), f"the split {split!r} has no rows", "add at least one")
     row_problem = first_bounded_problem(task.model_dump(), rows, RENDERED_ROWS)
     if row_problem is not None:
         number, problem = row_problem
         message = f"row {number} of {split}: {problem.problem}"
-        raise _error_at(file, marks, (problem.key,), message, "correct the template or the row")
+        raise error_at((problem.key,), message, "correct the template or the row")
     for column in COLUMNS[task.grade] if task.grade is not None else ():
         if missing := [number for number, row in enumerate(rows) if column not in row]:
             message = f"{task.grade} needs the column {column!r}, which row {missing[0]} does not have"
-            raise _error_at(
-                file, marks, ("grade",), message, f"it needs {', '.join(COLUMNS[task.grade or ''])}"
-            )
+            raise error_at(("grade",), message, f"it needs {', '.join(COLUMNS[task.grade or ''])}")
+    return splits
 
 
 def _require_columns(file: Path, rows: list[Row]) -> None:

@@ -23,7 +23,7 @@ from gym_fed.core.text import counted, plain
 MAX_CHARACTERS = 1000
 """Maximum characters of an expression."""
 MAX_OPEN = 3
-"""Maximum unbounded repeats; each adds a factor of the text's length to a search."""
+"""Maximum number of unbounded repeats; each multiplies the time of a search by the length of the text."""
 _MAX_WAYS = 10_000
 _MAX_TIMES = 1000
 _REPEATS = {sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT}
@@ -39,20 +39,22 @@ def require_quick(text: str) -> None:
         ValueError: Why.
     """
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"an expression of {counted(len(text), 'character')}; {MAX_CHARACTERS} at most")
+        raise ValueError(
+            f"the expression has {counted(len(text), 'character')}; at most {MAX_CHARACTERS} are allowed"
+        )
     try:
         ways, num_open = _counted(parser.parse(text))
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"not a regular expression: {error}") from error
     if ways > _MAX_WAYS or num_open > MAX_OPEN:
         raise ValueError(
-            f"there are too many ways to match it; write at most {MAX_OPEN} repeats without a limit, and fewer others"
+            f"there are too many ways to match it; use at most {MAX_OPEN} unbounded repeats, and fewer bounded ones"
         )
 
 
 def _counted(tree: Iterable[tuple[Any, Any]]) -> tuple[int, int]:
-    """Count the ways to match at one position, with unbounded repeats as one way each, and the number of these
-    repeats."""
+    """Return the number of ways to match at one position, an unbounded repeat counting as one, and the number of
+    unbounded repeats."""
     ways, num_open = 1, 0
     for kind, value in tree:
         more, also_open = _num_ways(kind, value)
@@ -109,7 +111,7 @@ Row = Mapping[str, Any]
 TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
 """The keys of a task with templates."""
 _MAX_DIGITS = 18
-"""Maximum digits of a choice's number; a longer one is text."""
+"""Maximum digits of a choice's index; a longer number is text."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Rendered:
 
 
 class TemplateProblem(ValueError):
-    """A problem of a task's key on a row."""
+    """An error in one key of a task's definition, for some row."""
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(f"{key}: {problem}")
@@ -143,7 +145,6 @@ def render(config: Mapping[str, Any], row: Row) -> Rendered:
     Args:
         config: Definition with ``doc_to_text``, ``doc_to_target``, ``doc_to_choice`` and ``output_type``; functions are
             loaded.
-        row: A row of the data.
 
     Raises:
         TemplateProblem: For a failing template, invalid choices, or a gold answer that is not among them.
@@ -158,9 +159,9 @@ def render(config: Mapping[str, Any], row: Row) -> Rendered:
         prompt = choices[prompt] if 0 <= prompt < len(choices) else ""
     else:
         gold = target
-    places = tuple(_place(answer, choices) for answer in (gold if isinstance(gold, list) else [gold]))
-    shown = str(target) if gold is not target else ", ".join(choices[place] for place in places)
-    return Rendered(str(prompt), shown, tuple(choices), places)
+    indices = tuple(_index(answer, choices) for answer in (gold if isinstance(gold, list) else [gold]))
+    shown = str(target) if gold is not target else ", ".join(choices[index] for index in indices)
+    return Rendered(str(prompt), shown, tuple(choices), indices)
 
 
 def value_of(key: str, template: Any, row: Row, has_choices: bool) -> Any:
@@ -212,7 +213,7 @@ def choices_of(template: Any, row: Row) -> list[str] | None:
         or not choices
         or not all(isinstance(choice, str) and choice for choice in choices)
     ):
-        raise TemplateProblem("doc_to_choice", f"does not give a list of strings: {plain(repr(choices), 60)}")
+        raise TemplateProblem("doc_to_choice", f"is not a list of strings: {plain(repr(choices), 60)}")
     return choices
 
 
@@ -227,7 +228,7 @@ def sandboxed(key: str, template: Any, has_choices: bool) -> Any:
     )
 
 
-def _bounded(place: str, function: Callable[..., Any], /, **arguments: Any) -> Any:
+def _bounded(key: str, function: Callable[..., Any], /, **arguments: Any) -> Any:
     """Call a function of this module in the child process.
 
     Raises:
@@ -236,12 +237,12 @@ def _bounded(place: str, function: Callable[..., Any], /, **arguments: Any) -> A
     try:
         return evaluate(function, **arguments)
     except LimitExceededError as error:
-        raise TemplateProblem(place, error.need) from error
+        raise TemplateProblem(key, error.need) from error
     except EvaluationError as error:
-        own, _, problem = str(error).partition(": ")
+        named_key, _, problem = str(error).partition(": ")
         if TemplateProblem.__name__ in error.kinds:
-            raise TemplateProblem(own, problem) from error
-        raise TemplateProblem(place, f"fails: {plain(error, 120)}") from error
+            raise TemplateProblem(named_key, problem) from error
+        raise TemplateProblem(key, f"fails: {plain(error, 120)}") from error
 
 
 def parse(key: str, template: Any) -> None:
@@ -261,14 +262,14 @@ def parse(key: str, template: Any) -> None:
             raise TemplateProblem(key, "not a Jinja template: nested too deeply") from error
 
 
-def _place(gold: Any, choices: list[str]) -> int:
+def _index(gold: Any, choices: list[str]) -> int:
     if isinstance(gold, str) and gold in choices:
         return choices.index(gold)
     if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < len(choices):
         return gold
     raise TemplateProblem(
         "doc_to_target",
-        f"{plain(repr(gold), 60)} is neither one of the {len(choices)} choices nor the number of one",
+        f"{plain(repr(gold), 60)} is neither one of the {len(choices)} choices nor the index of one",
     )
 
 
@@ -306,34 +307,17 @@ def _environment() -> Any:
 
 def _regex_replace(text: str, pattern: str, repl: str, count: int = 0) -> str:
     require_quick(pattern)
-    _require_short(text, pattern, repl)
-    return re.sub(pattern, repl, text, count=count)
-
-
-def _require_short(text: str, pattern: str, repl: str) -> None:
-    """Refuse a replacement that would produce too long a text, counting each group reference as the whole text."""
     from gym_fed.evaluation.suites.sandbox import MAX_CHARACTERS
 
-    if repl and (len(text) + 1) * len(repl) > MAX_CHARACTERS:
+    if repl and (len(text) + 1) * len(repl) > MAX_CHARACTERS:  # a group reference may insert the whole text
         raise ValueError(f"regex_replace: {counted(len(repl), 'character')} for each match in {len(text)}")
-
-
-def first_problem(
-    config: Mapping[str, Any], rows: Sequence[Row], most: int
-) -> tuple[int, TemplateProblem] | None:
-    """Return the first row among the first ``most`` rows that cannot be rendered, with the reason."""
-    for number, row in enumerate(rows[:most]):
-        try:
-            render(config, row)
-        except TemplateProblem as problem:
-            return number, problem
-    return None
+    return re.sub(pattern, repl, text, count=count)
 
 
 def first_bounded_problem(
     config: Mapping[str, Any], rows: Sequence[Row], most: int
 ) -> tuple[int, TemplateProblem] | None:
-    """Return ``first_problem`` of untrusted templates, which are rendered in the child process."""
+    """Render the first ``most`` rows with untrusted templates in the child process; return the first failure."""
     templates = {key: config.get(key) for key in TEMPLATES}
     for number, row in enumerate(rows[:most]):
         try:
@@ -344,20 +328,22 @@ def first_bounded_problem(
 
 
 def check_row(config: Mapping[str, Any], row: Row) -> None:
-    """Render a row and discard the result; called in the child process."""
+    """Render a row in the child process, whose reply cannot hold the result."""
     render(config, row)
 
 
-def refuse(task: str, config: Mapping[str, Any], rows: Sequence[Row], most: int) -> None:
-    """Raise the error for a task whose rows cannot be rendered.
+def require_rendering(task: str, config: Mapping[str, Any], rows: Iterable[Row]) -> None:
+    """Refuse a task with a row that cannot be rendered.
 
     Raises:
         GymError: ``DATA_INVALID``.
     """
-    problem = first_problem(config, rows, most)
-    if problem is not None:
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            f"task {task}: row {problem[0]}: {problem[1]}",
-            "the data does not match the definition; see `gym eval list`",
-        )
+    for number, row in enumerate(rows):
+        try:
+            render(config, row)
+        except TemplateProblem as problem:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"task {task}: row {number}: {problem}",
+                "the data does not match the definition; see `gym eval list`",
+            ) from problem

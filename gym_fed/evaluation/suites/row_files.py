@@ -151,24 +151,24 @@ _MBPP_TEST, _MBPP_EXAMPLES = range(11, 511), (2, 3, 4)
 
 
 @dataclass(frozen=True)
-class FoundRows:
-    """Rows in a folder.
+class TaskRows:
+    """Rows by split, with their origin.
 
     Attributes:
         splits: Rows by split, as the definition names it.
-        files: The files that were read.
+        source: A description of the origin: files, or a repository and its commit.
         partial: The differences from the full set; empty if there are none.
     """
 
     splits: Mapping[str, list[Row]]
-    files: tuple[Path, ...]
+    source: str
     partial: str = ""
 
 
-Reader = Callable[[Path, str], FoundRows | None]
+Reader = Callable[[Path, str], TaskRows | None]
 
 
-def mmlu(folder: Path, subset: str) -> FoundRows | None:
+def mmlu(folder: Path, subset: str) -> TaskRows | None:
     """Read ``test/SUBJECT_test.csv`` and ``dev/SUBJECT_dev.csv``: question, four answers, a letter or index."""
     splits: dict[str, list[Row]] = {}
     files = []
@@ -179,10 +179,12 @@ def mmlu(folder: Path, subset: str) -> FoundRows | None:
     if not splits:
         return None
     if "test" not in splits:
-        return FoundRows(
-            {"test": splits["dev"]}, tuple(files), "the 5 dev rows of the subject, without examples"
+        return TaskRows(
+            {"test": splits["dev"]},
+            ", ".join(map(str, files)),
+            "the 5 dev rows of the subject, without examples",
         )
-    return FoundRows(splits, tuple(files))
+    return TaskRows(splits, ", ".join(map(str, files)))
 
 
 def _mmlu_row(file: Path, row: Row, subset: str) -> Row:
@@ -194,7 +196,7 @@ def _mmlu_row(file: Path, row: Row, subset: str) -> Row:
     return {"question": values[0], "subject": subset, "choices": values[1:5], "answer": gold}
 
 
-def arc(folder: Path, subset: str) -> FoundRows | None:
+def arc(folder: Path, subset: str) -> TaskRows | None:
     """Read ``test.jsonl`` of query, choices and gold, or AllenAI's ``ARC-Easy-Test.jsonl``."""
     own = subset.lower().replace("-", "_")
     file = _first(folder, f"{subset}-Test.jsonl", f"{subset}/{subset}-Test.jsonl")
@@ -202,8 +204,8 @@ def arc(folder: Path, subset: str) -> FoundRows | None:
         file = _first(folder, "test.jsonl")
     if file is None:
         return None
-    return FoundRows(
-        {"test": [_arc_row(file, row) for row in read_rows(file)]}, (file,), "the test split only"
+    return TaskRows(
+        {"test": [_arc_row(file, row) for row in read_rows(file)]}, str(file), "the test split only"
     )
 
 
@@ -222,20 +224,20 @@ def _arc_row(file: Path, row: Row) -> Row:
     labels = [chr(ord("A") + place) for place in range(len(row["choices"]))]
     if not 0 <= row["gold"] < len(labels):
         raise _unlike(file, "a gold that is the number of a choice")
-    asked = str(row["query"]).removeprefix("Question: ").removesuffix("\nAnswer:")
+    question_text = str(row["query"]).removeprefix("Question: ").removesuffix("\nAnswer:")
     return {
-        "question": asked,
+        "question": question_text,
         "choices": {"text": row["choices"], "label": labels},
         "answerKey": labels[row["gold"]],
     }
 
 
-def winogrande(folder: Path, subset: str) -> FoundRows | None:
+def winogrande(folder: Path, subset: str) -> TaskRows | None:
     """Read AllenAI's ``dev.jsonl`` with sentence and options, or a file with two beginnings and their continuation."""
     file = _first(folder, "dev.jsonl")
     if file is None:
         return None
-    return FoundRows({"validation": [_winogrande_row(file, row) for row in read_rows(file)]}, (file,))
+    return TaskRows({"validation": [_winogrande_row(file, row) for row in read_rows(file)]}, str(file))
 
 
 def _winogrande_row(file: Path, row: Row) -> Row:
@@ -255,13 +257,13 @@ def _winogrande_row(file: Path, row: Row) -> Row:
     }
 
 
-def truthfulqa(folder: Path, subset: str) -> FoundRows | None:
+def truthfulqa(folder: Path, subset: str) -> TaskRows | None:
     """Read ``TruthfulQA.csv``; its columns of answers are split at semicolons."""
     file = _first(folder, "TruthfulQA.csv")
     if file is None:
         return None
     rows = [_truthfulqa_row(file, row) for row in read_rows(file)]
-    return FoundRows({"validation": rows}, (file,), "mc1 and mc2 are made from the columns of the CSV file")
+    return TaskRows({"validation": rows}, str(file), "mc1 and mc2 are made from the columns of the CSV file")
 
 
 def _truthfulqa_row(file: Path, row: Row) -> Row:
@@ -282,7 +284,7 @@ def _answers(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(";") if part.strip()))
 
 
-def gsm8k(folder: Path, subset: str) -> FoundRows | None:
+def gsm8k(folder: Path, subset: str) -> TaskRows | None:
     """Read ``train.jsonl`` and ``test.jsonl``, or test on training rows that are not few-shot examples."""
     test = _first(folder, "test.jsonl")
     train = _first(folder, "train.jsonl")
@@ -291,12 +293,14 @@ def gsm8k(folder: Path, subset: str) -> FoundRows | None:
     rows = [_gsm8k_row(train, row) for row in read_rows(train)]
     if test is not None:
         tests = [_gsm8k_row(test, row) for row in read_rows(test)]
-        return FoundRows({"test": tests, "train": rows}, (test, train))
+        return TaskRows({"test": tests, "train": rows}, f"{test}, {train}")
     if len(rows) <= _GSM8K_EXAMPLES:
         raise _unlike(train, f"more than {_GSM8K_EXAMPLES} rows, where there is no test.jsonl")
     split = {"train": rows[:_GSM8K_EXAMPLES], "test": rows[_GSM8K_EXAMPLES:]}
-    return FoundRows(
-        split, (train,), f"train rows from number {_GSM8K_EXAMPLES} on; models may have been trained on them"
+    return TaskRows(
+        split,
+        str(train),
+        f"train rows from number {_GSM8K_EXAMPLES} on; models may have been trained on them",
     )
 
 
@@ -306,7 +310,7 @@ def _gsm8k_row(file: Path, row: Row) -> Row:
     return {"question": str(row["question"]), "answer": str(row["answer"])}
 
 
-def mbpp(folder: Path, subset: str) -> FoundRows | None:
+def mbpp(folder: Path, subset: str) -> TaskRows | None:
     """Read ``mbpp.jsonl``; as its authors count, rows 11 to 510 are the test split."""
     file = _first(folder, "mbpp.jsonl")
     if file is None:
@@ -315,28 +319,28 @@ def mbpp(folder: Path, subset: str) -> FoundRows | None:
     if missing := [number for number in (*_MBPP_EXAMPLES, *_MBPP_TEST) if number not in rows]:
         raise _unlike(file, f"task_id 1 to 510 ({missing[0]} is missing)")
     tests = [rows[number] for number in _MBPP_TEST]
-    return FoundRows({"test": tests, "prompt": [rows[number] for number in _MBPP_EXAMPLES]}, (file,))
+    return TaskRows({"test": tests, "prompt": [rows[number] for number in _MBPP_EXAMPLES]}, str(file))
 
 
-def humaneval(folder: Path, subset: str) -> FoundRows | None:
+def humaneval(folder: Path, subset: str) -> TaskRows | None:
     """Read ``HumanEval.jsonl.gz``."""
     file = _first(folder, "HumanEval.jsonl.gz", "HumanEval.jsonl")
-    return None if file is None else FoundRows({"test": read_rows(file)}, (file,))
+    return None if file is None else TaskRows({"test": read_rows(file)}, str(file))
 
 
-def bbh(folder: Path, subset: str) -> FoundRows | None:
+def bbh(folder: Path, subset: str) -> TaskRows | None:
     """Read ``TASK.json`` with examples of input and target."""
     file = _first(folder, f"{subset}.json", f"bbh/{subset}.json")
     if file is None:
         return None
     rows = [{"input": str(row["input"]), "target": str(row["target"])} for row in read_rows(file)]
-    return FoundRows({"test": rows}, (file,))
+    return TaskRows({"test": rows}, str(file))
 
 
-def ifeval(folder: Path, subset: str) -> FoundRows | None:
+def ifeval(folder: Path, subset: str) -> TaskRows | None:
     """Read ``ifeval_input_data.jsonl``, or ``input_data.jsonl`` as Google Research publishes it."""
     file = _first(folder, "ifeval_input_data.jsonl", "input_data.jsonl")
-    return None if file is None else FoundRows({"train": read_rows(file)}, (file,))
+    return None if file is None else TaskRows({"train": read_rows(file)}, str(file))
 
 
 READERS: Mapping[str, Reader] = {
@@ -372,8 +376,9 @@ def _unlike(file: Path, expected: str) -> GymError:
     )
 
 
-def as_harness(dataset: str, split: str, rows: list[Row]) -> list[Row]:
-    """Convert rows of the Hub's files to the form of the definitions: for MBPP the examples that the harness shows."""
+def read_split(dataset: str, split: str, files: Iterable[Path]) -> list[Row]:
+    """Read a split from the Hub's files, in their order; for MBPP's prompts, the examples that the harness shows."""
+    rows = [row for file in files for row in read_rows(file)]
     if dataset == "mbpp" and split == "prompt":
         by_number: dict[Any, Row] = {row["task_id"]: row for row in rows}
         return [by_number[number] for number in _MBPP_EXAMPLES if number in by_number]

@@ -44,10 +44,10 @@ class BoundedEnvironment(SandboxedEnvironment):
             self.filters[name] = _after(check, self.filters[name])
         for name in list(self.filters):
             self.filters[name] = _after(_arguments, self.filters[name])
-        self.filters["counted turns"] = self._turns
+        self.filters["counted iterations"] = self._counted_iterations
 
     def begin(self) -> None:
-        """Reset the counters for a new rendering."""
+        """Reset the step counter for a new rendering."""
         self._steps.done = 0
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -87,7 +87,7 @@ class BoundedEnvironment(SandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _LoopCounter().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
 
-    def _turns(self, values: Any) -> Iterator[Any]:
+    def _counted_iterations(self, values: Any) -> Iterator[Any]:
         for value in values:
             self._step()
             yield value
@@ -103,7 +103,7 @@ class _LoopCounter(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
-        node.iter = _filtered(node.iter, "counted turns")
+        node.iter = _filtered(node.iter, "counted iterations")
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
@@ -121,14 +121,14 @@ class _Formatter(SandboxedFormatter):
 
     def __init__(self, environment: BoundedEnvironment) -> None:
         super().__init__(environment)
-        self._made = 0
+        self._size = 0
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        self._made += sum(map(_number, _NUMBER.findall(format_spec)))
-        _require("format", self._made)
+        self._size += sum(map(_number, _NUMBER.findall(format_spec)))
+        _require("format", self._size)
         _printable(value)
         field = super().format_field(value, format_spec)
-        self._made += len(field)
+        self._size += len(field)
         return field
 
 

@@ -8,7 +8,7 @@ A file whose sha256 differs from the lock is refused.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home, file_sha256, write_atomically
 from gym_fed.core.text import plain
-from gym_fed.evaluation.suites.row_files import READERS, Row, as_harness, folders, read_rows
+from gym_fed.evaluation.suites.row_files import READERS, TaskRows, folders, read_rows, read_split
 
 ASSETS = Path(__file__).parents[2] / "assets" / "suites"
 
@@ -132,8 +132,8 @@ class SuiteRegistry(StrictModel):
         ]
         if unknown := [name for name in named if name not in self.tasks]:
             raise ValueError(f"no task is called {unknown[0]!r}")
-        sets = [task.dataset for task in self.tasks.values() if task.dataset is not None]
-        if unknown := [name for name in sets if name not in self.datasets]:
+        datasets = [task.dataset for task in self.tasks.values() if task.dataset is not None]
+        if unknown := [name for name in datasets if name not in self.datasets]:
             raise ValueError(f"no data set is called {unknown[0]!r}")
         if shared := sorted(self.suites.keys() & self.tasks.keys()):
             raise ValueError(f"{shared[0]!r} is a suite and a task")
@@ -141,11 +141,11 @@ class SuiteRegistry(StrictModel):
 
     def entries(self, name: str) -> Iterator[str]:
         """Return the tasks and pattern groups of a suite, group or task."""
-        inside = self.suites[name].tasks if name in self.suites else self.tasks[name].tasks
-        if not inside:
+        members = self.suites[name].tasks if name in self.suites else self.tasks[name].tasks
+        if not members:
             yield name
-        for name_inside in inside:
-            yield from self.entries(name_inside)
+        for member in members:
+            yield from self.entries(member)
 
 
 @cache
@@ -258,21 +258,6 @@ def locked_file(home: Path, lock: EvalsLock, dataset: str, path: str) -> Path | 
 
 
 @dataclass(frozen=True)
-class TaskRows:
-    """Rows by split, with their origin.
-
-    Attributes:
-        splits: Rows by split, as the definition names it.
-        source: A description of the origin: a file, or a repository and its commit.
-        partial: The differences from the full set; empty if there are none.
-    """
-
-    splits: Mapping[str, list[Row]]
-    source: str
-    partial: str = ""
-
-
-@dataclass(frozen=True)
 class Places:
     """The places that are searched for rows.
 
@@ -333,22 +318,12 @@ def _given(
     for folder in folders(data, dataset):
         if not folder.is_dir():
             continue
-        files = {split: _hub_files(folder, entry.splits[split], subset) for split in splits}
+        patterns = {split: entry.splits[split].format(subset=subset or "") for split in splits}
+        files = {split: sorted(folder.glob(pattern)) for split, pattern in patterns.items()}
         if all(files.values()):
-            rows = {split: row_files_of(dataset, split, found_rows) for split, found_rows in files.items()}
+            rows = {split: read_split(dataset, split, paths) for split, paths in files.items()}
             return TaskRows(rows, str(folder))
         reader = READERS.get(dataset)
-        found_rows = None if reader is None else reader(folder, subset or "")
-        if found_rows is not None:
-            return TaskRows(found_rows.splits, ", ".join(map(str, found_rows.files)), found_rows.partial)
+        if reader is not None and (task_rows := reader(folder, subset or "")) is not None:
+            return task_rows
     return None
-
-
-def _hub_files(folder: Path, pattern: str, subset: str | None) -> list[Path]:
-    """Return the files of a split in a copy of the Hub's repository."""
-    return sorted(folder.glob(pattern.format(subset=subset or "")))
-
-
-def row_files_of(dataset: str, split: str, files: list[Path]) -> list[Row]:
-    """Read the rows of a split's files in order, in the form that definitions need."""
-    return as_harness(dataset, split, [row for file in files for row in read_rows(file)])

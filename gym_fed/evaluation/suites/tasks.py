@@ -22,12 +22,11 @@ from gym_fed.evaluation.suites.definitions import members
 from gym_fed.evaluation.suites.eval_task import EvalTask, eval_task, used_splits
 from gym_fed.evaluation.suites.own_file import TaskFile, read_task_file, read_task_rows
 from gym_fed.evaluation.suites.rendering import TEMPLATES
-from gym_fed.evaluation.suites.row_files import Row
+from gym_fed.evaluation.suites.row_files import Row, TaskRows
 from gym_fed.evaluation.suites.store import (
     MetricNeeds,
     Places,
     TaskEntry,
-    TaskRows,
     evals_home,
     listing,
     read_lock,
@@ -120,10 +119,10 @@ class _RegistryTask:
         return grade
 
     def spec(self, definition: dict[str, Any], places: Places, limit: int | None) -> EvalTask | None:
-        """The task; None if its rows are not on this machine."""
+        """Return the task; None if its rows are not on this machine."""
         require(self.name, self.entry.needs)
         only = definition.pop("only", None)
-        rows = self._rows(places, used_splits(definition))
+        rows = self.rows(places, used_splits(definition))
         if rows is None:
             return None
         if only is not None:
@@ -133,15 +132,14 @@ class _RegistryTask:
             }
             rows = replace(rows, splits=only_rows)
         if self.grade == "mbpp":
-            _show_examples(definition, rows)
+            # The harness's file with these examples imports a metric that needs a network.
+            examples = [{**row, "is_fewshot": True} for row in rows.splits["prompt"]]
+            definition["fewshot_config"] = {"sampler": "first_n", "samples": examples}
         licence = listing().datasets[self.dataset].licence
         return eval_task(self.name, self.entry_name, definition, rows, licence, limit)
 
-    def found(self, places: Places) -> TaskRows | None:
-        """The evaluated rows; None if they are not on this machine."""
-        return self._rows(places, used_splits(self.definition))
-
-    def _rows(self, places: Places, splits: list[str]) -> TaskRows | None:
+    def rows(self, places: Places, splits: list[str]) -> TaskRows | None:
+        """Return the rows of these splits; None if they are not on this machine."""
         entry = listing().datasets[self.dataset]
         if self.entry.each != "pair":
             fetched = [split for split in splits[1:] if split in entry.splits]
@@ -223,12 +221,6 @@ def _with_examples(definition: Mapping[str, Any], num_fewshot: int | None) -> di
     return {**definition, "num_fewshot": num_fewshot} if changed else dict(definition)
 
 
-def _show_examples(definition: dict[str, Any], rows: TaskRows) -> None:
-    """Use MBPP's three examples from the data; the harness's file with them imports a metric that needs a network."""
-    examples = [{**row, "is_fewshot": True} for row in rows.splits["prompt"]]
-    definition["fewshot_config"] = {"sampler": "first_n", "samples": examples}
-
-
 def _paired(pair: str, first: Sequence[Row], second: Sequence[Row]) -> list[Row]:
     """Join the sentences of two languages by id."""
     source, _, target = pair.partition("-")
@@ -269,7 +261,7 @@ def is_here(entry_name: str, places: Places) -> tuple[bool, str]:
         return True, ""
     partial = ""
     for job in _tasks_of_entry(entry_name):
-        rows = job.found(places)
+        rows = job.rows(places, used_splits(job.definition))
         if rows is None:
             return False, ""
         partial = partial or rows.partial
