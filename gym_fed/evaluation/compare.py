@@ -9,7 +9,6 @@ Sources: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import numpy as np
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult
+from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult, standard_error
 
 RESAMPLES = 10_000
 _BLOCK = 1 << 22  # draws at once: 32 MiB
@@ -34,7 +33,6 @@ class PairedDifference:
         lower: Lower bound of the confidence interval.
         upper: Upper bound of the confidence interval.
         p_value: Two-sided p-value of the difference.
-        num_samples: The number of rows.
         mcnemar_p: Two-sided p-value of McNemar's exact test; None unless all values are 0 or 1.
         first_only: The number of rows that only the first run has right; None as for ``mcnemar_p``.
         second_only: The number of rows that only the second run has right; None as for ``mcnemar_p``.
@@ -83,7 +81,6 @@ class RunComparison:
     Attributes:
         first: Name of the first model.
         second: Name of the second.
-        confidence: Confidence of the intervals.
         tasks: Comparisons by task, for common tasks.
         missing: Tasks that only one of the runs has.
     """
@@ -100,18 +97,13 @@ def compare_results(
     second: EvalResults,
     *,
     confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
     shared_only: bool = False,
 ) -> RunComparison:
     """Compare two runs on their common tasks.
 
     Args:
-        first: The first run.
         second: The second run; a positive difference means that ``first`` is higher.
         confidence: Confidence of the intervals, between 0 and 1.
-        resamples: Number of bootstrap resamples.
-        seed: Seed of the resampling.
         shared_only: If the rows differ, compare on those in both; False raises an error.
 
     Raises:
@@ -125,8 +117,7 @@ def compare_results(
             "evaluate both models on the same tasks",
         )
     tasks = {
-        name: _compared(first.tasks[name], second.tasks[name], confidence, resamples, seed, shared_only)
-        for name in names
+        name: _compared(first.tasks[name], second.tasks[name], confidence, shared_only) for name in names
     }
     missing = tuple(sorted(first.tasks.keys() ^ second.tasks.keys()))
     return RunComparison(first.model, second.model, confidence, tasks, missing)
@@ -150,7 +141,6 @@ def paired_difference(
         second: The second run's values, as many as ``first``.
         confidence: Confidence of the interval, between 0 and 1.
         resamples: Number of bootstrap resamples, at least 100.
-        seed: Seed of the bootstrap.
 
     Raises:
         GymError: ``USAGE`` for no rows, unequal lengths, or settings out of range.
@@ -171,23 +161,20 @@ def paired_difference(
     lower, upper = np.quantile(means, [tail, 1 - tail])
     # Tolerance for equal sums that were rounded differently.
     extreme = int(np.count_nonzero(np.abs(means - mean) >= abs(mean) - 1e-12))
-    mcnemar: tuple[float, int, int] | tuple[None, None, None] = (None, None, None)
+    first_only = second_only = mcnemar_p = None
     if np.isin(first_values, (0.0, 1.0)).all() and np.isin(second_values, (0.0, 1.0)).all():
-        only_first, only_second = (
-            int((first_values > second_values).sum()),
-            int((second_values > first_values).sum()),
-        )
-        mcnemar = (exact_mcnemar(only_first, only_second), only_first, only_second)
+        first_only, second_only = int((differences > 0).sum()), int((differences < 0).sum())
+        mcnemar_p = exact_mcnemar(first_only, second_only)
     return PairedDifference(
         difference=mean,
-        stderr=float(differences.std(ddof=1) / math.sqrt(count)) if count > 1 else None,
+        stderr=standard_error(differences),
         lower=float(lower),
         upper=float(upper),
         p_value=(extreme + 1) / (resamples + 1),
         num_samples=count,
-        mcnemar_p=mcnemar[0],
-        first_only=mcnemar[1],
-        second_only=mcnemar[2],
+        mcnemar_p=mcnemar_p,
+        first_only=first_only,
+        second_only=second_only,
     )
 
 
@@ -218,9 +205,7 @@ def _bootstrap_means(values: np.ndarray, resamples: int, seed: int) -> np.ndarra
     return np.concatenate(means)
 
 
-def _compared(
-    first: TaskResult, second: TaskResult, confidence: float, resamples: int, seed: int, shared_only: bool
-) -> TaskComparison:
+def _compared(first: TaskResult, second: TaskResult, confidence: float, shared_only: bool) -> TaskComparison:
     ours, theirs = _by_row(first), _by_row(second)
     shared = [key for key in ours if key in theirs]
     only_first, only_second = len(ours) - len(shared), len(theirs) - len(shared)
@@ -237,13 +222,9 @@ def _compared(
         if metric not in second.figures or not all(metric in a and metric in b for a, b in pairs):
             continue  # a metric of the full set, without values per row
         first_values, second_values = [a[metric] for a, _ in pairs], [b[metric] for _, b in pairs]
-        differences[metric] = paired_difference(
-            first_values, second_values, confidence=confidence, resamples=resamples, seed=seed
-        )
-        first_means[metric], second_means[metric] = (
-            float(np.mean(first_values)),
-            float(np.mean(second_values)),
-        )
+        differences[metric] = paired_difference(first_values, second_values, confidence=confidence)
+        first_means[metric] = float(np.mean(first_values))
+        second_means[metric] = float(np.mean(second_values))
     return TaskComparison(
         task=first.task,
         metrics=differences,

@@ -83,8 +83,6 @@ class BloomFilter:
         """Create a filter with false positive probability ``rate``.
 
         Args:
-            hashes: The hashes to add.
-            num_hashes: The number of hashes.
             rate: Between 0 and 1.
         """
         num_bits = -max(1, num_hashes) * math.log(rate) / math.log(2) ** 2
@@ -142,7 +140,6 @@ class SuiteFilter:
     """Finds the rows of a suite in other texts.
 
     Attributes:
-        suite: Name of the suite.
         locks: Digest of each task's definition and rows.
         num_rows: The number of rows that can be found.
         short_rows: The number of rows that cannot be found, since all their texts are boilerplate or shorter than 8
@@ -240,7 +237,6 @@ def build_filter(suite: str, rows: Iterable[Any], locks: dict[str, str]) -> Suit
     contains all of them; a text with half of the row very likely contains some.
 
     Args:
-        suite: The suite's name.
         rows: The evaluation rows; all texts in a row are used.
         locks: Digests that identify the rows.
     """
@@ -329,9 +325,6 @@ class ContaminationReport:
 class ContaminationCheck:
     """Checks rows one at a time.
 
-    Args:
-        filters: The filters of the suites.
-
     Attributes:
         report: The report on the rows so far.
     """
@@ -357,12 +350,11 @@ class ContaminationCheck:
         return None
 
 
-def filters_here(names: Iterable[str] | None = None, data: Path | None = None) -> list[SuiteFilter]:
+def filters_here(names: Iterable[str] | None = None) -> list[SuiteFilter]:
     """Load the filters of suites whose rows are on this machine; missing filters are built and stored.
 
     Args:
-        names: Suites or tasks; an error if one is not on this machine. None: all suites that are on this machine.
-        data: A folder of evaluation sets.
+        names: Suites or tasks, each of which must be on this machine; None for all suites that are.
 
     Raises:
         GymError: See ``tasks_of``.
@@ -372,7 +364,7 @@ def filters_here(names: Iterable[str] | None = None, data: Path | None = None) -
     filters = []
     for name in listing().suites if names is None else names:
         try:
-            filters.append(_filter_of(name, data))
+            filters.append(_filter_of(name))
         except GymError as error:
             if names is not None or error.code not in (ErrorCode.UNAVAILABLE, ErrorCode.MISSING_DEPENDENCY):
                 raise
@@ -380,11 +372,11 @@ def filters_here(names: Iterable[str] | None = None, data: Path | None = None) -
 
 
 @cache
-def _filter_of(name: str, data: Path | None) -> SuiteFilter:
+def _filter_of(name: str) -> SuiteFilter:
     from gym_fed.evaluation.suites.store import evals_home
     from gym_fed.evaluation.suites.tasks import tasks_of
 
-    tasks = tasks_of([name], data, graded=False)
+    tasks = tasks_of([name], graded=False)
     locks = {task.name: task.lock for task in tasks}
     cached = evals_home() / "filters" / f"{canonical_digest([2, name, locks])[:32]}.json"
     if cached.is_file():

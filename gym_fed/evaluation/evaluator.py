@@ -227,14 +227,14 @@ class Evaluator:
         in_template = sorted(
             source.name for source in sources if has_template and applies_template(source, apply)
         )
-        asked = {
+        suite = {
             "tasks": locks,
             "limit": self.options.limit,
             "num_fewshot": self.options.num_fewshot,
             "in_template": in_template,
         }
         shared = {
-            "suite": f"sha256:{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()}",
+            "suite": f"sha256:{hashlib.sha256(json.dumps(suite, sort_keys=True).encode()).hexdigest()}",
             "template": template_digest(models.scorer.tokenizer, bool(in_template)),
             "decoding": "greedy",
             "harness": harness_version(),

@@ -10,6 +10,7 @@ import torch
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import require_chat_template
+from gym_fed.evaluation.loss import padded
 from gym_fed.serving.reasoning.answers import AnswerReader, ReadAnswer
 
 Message = dict[str, str]
@@ -134,13 +135,12 @@ def greedy_ids(
     Args:
         model: A causal LM; its training mode is restored afterwards.
         prompts: Token ids, at least one each.
-        max_new_tokens: Maximum tokens of an answer.
     """
     device = next(model.parameters()).device
     width = max(map(len, prompts))
     pad = tokenizer.pad_token_id or 0
-    ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    ids = padded([list(prompt) for prompt in prompts], pad, left=True).to(device)
+    mask = padded([[1] * len(prompt) for prompt in prompts], 0, left=True).to(device)
     was_training = model.training
     model.eval()
     try:

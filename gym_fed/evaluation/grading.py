@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.graders.base import Grader, Sample, checked_values
-
-if TYPE_CHECKING:
-    from gym_fed.serving.reasoning.answers import ReadAnswer
+from gym_fed.evaluation.graders.base import Grader, Sample, checked_values, set_up
 
 
 @dataclass(frozen=True)
@@ -65,13 +61,15 @@ def grade(
                 f"row {number}: the prompt is plain text",
                 'use messages: [{"role": "user", "content": ...}]',
             )
-    with ExitStack() as stack:
-        _set_up(stack, graders)
+    with set_up(graders):
         conversations = [row["prompt"] for row in prompts]
         answers = generate_answers(
             model, tokenizer, conversations, max_new_tokens=max_new_tokens, batch_size=batch_size
         )
-        samples = [_sample(row, answer) for row, answer in zip(prompts, answers, strict=True)]
+        samples = [
+            Sample(prompt, answer.text, {key: row[key] for key in row if key != "prompt"}, answer.thought)
+            for row, prompt, answer in zip(prompts, conversations, answers, strict=True)
+        ]
         unfinished = sum(answer.is_unfinished for answer in answers)
         return replace(_graded(samples, graders), unfinished=unfinished)
 
@@ -88,8 +86,7 @@ def grade_answers(rows: Sequence[dict[str, Any]], graders: Sequence[Grader]) -> 
         GymError: ``DATA_INVALID`` for no rows or rows without an answer; what the graders raise.
     """
     samples = [_answered(row, number) for number, row in enumerate(rows, 1)]
-    with ExitStack() as stack:
-        _set_up(stack, graders)
+    with set_up(graders):
         return _graded(samples, graders)
 
 
@@ -107,17 +104,6 @@ def _answered(row: dict[str, Any], number: int) -> Sample:
         )
     rest = {key: value for key, value in row.items() if key not in ("prompt", "completion", "messages")}
     return Sample(prompt, completion if isinstance(completion, str) else str(completion[-1]["content"]), rest)
-
-
-def _sample(row: dict[str, Any], answer: ReadAnswer) -> Sample:
-    rest = {key: value for key, value in row.items() if key != "prompt"}
-    return Sample(row["prompt"], answer.text, rest, answer.thought)
-
-
-def _set_up(stack: ExitStack, graders: Sequence[Grader]) -> None:
-    for grader in graders:
-        stack.callback(grader.teardown)
-        grader.setup()
 
 
 def _graded(samples: list[Sample], graders: Sequence[Grader]) -> Grades:

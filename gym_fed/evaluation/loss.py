@@ -92,7 +92,7 @@ def heldout_row_losses(
 ) -> RowLosses:
     """Measure the summed loss and the number of tokens of each row that has a token to predict.
 
-    See ``heldout_loss`` for the arguments and errors.
+    Arguments and errors are those of ``heldout_loss``.
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length)
     sums, counts = np.zeros(len(encoded)), np.zeros(len(encoded))
@@ -103,7 +103,7 @@ def heldout_row_losses(
 
 @torch.inference_mode()
 def half_losses(
-    model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256, batch_size: int = 32
+    model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256
 ) -> tuple[RowLosses, RowLosses]:
     """Measure each row's loss on its tokens at even positions, and on those at odd positions.
 
@@ -112,7 +112,7 @@ def half_losses(
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length)
     sums, counts = np.zeros((2, len(encoded))), np.zeros((2, len(encoded)))
-    for at, losses, predicted in _in_batches(model, tokenizer, encoded, batch_size):
+    for at, losses, predicted in _in_batches(model, tokenizer, encoded, 32):
         for half in (0, 1):
             sums[half, at] = losses[:, half::2].sum(1).double().cpu().numpy()
             counts[half, at] = predicted[:, half::2].sum(1).cpu().numpy()

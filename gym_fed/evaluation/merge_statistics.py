@@ -203,7 +203,7 @@ class LayerError:
     """The error of one tensor of a delta.
 
     Attributes:
-        name: The tensor.
+        name: Name of the tensor.
         codec: The tensor's codec in the file; None if the file omits the tensor.
         bits_per_weight: Payload bits for each weight of the tensor.
         weight_error: ``|decoded - delta| / |delta|`` (Frobenius); NaN if the tensor did not change.

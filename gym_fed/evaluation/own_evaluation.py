@@ -71,7 +71,6 @@ class OwnEvaluation:
         rows: Rows of ``read_own_rows``.
         reference: The model to compare with; None for none.
         reference_is_base: True if ``reference`` is the model's base, which then uses the model's rendering of rows.
-        graders: Graders of the answers.
         max_tokens: Maximum tokens of an answer; None for twice the longest reference.
         check: True to measure retention, if there is a reference.
         on_load: Called with a model's name before it is loaded.

@@ -61,7 +61,6 @@ def predict(
     A stopped or killed run resumes after its last complete batch and gives the same answers.
 
     Args:
-        config: The config of the predictions.
         on_answers: Called after every batch.
         should_stop: Called after every batch; True raises ``INTERRUPTED``.
 
@@ -77,7 +76,10 @@ def predict(
     from gym_fed.data.sources import source_rows
 
     folder = config.output_dir
-    _require_unfinished(folder)
+    if (folder / RESULTS).is_file():
+        raise GymError(
+            ErrorCode.FILE_EXISTS, f"{folder}: contains finished predictions", "choose another output_dir"
+        )
     rows = [row for source in config.eval_data for _, row in source_rows(source)]
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -88,7 +90,11 @@ def predict(
     for start in range(done, len(questions), config.batch_size):
         batch = questions[start : start + config.batch_size]
         answers = _answers(model, tokenizer, config, [question.ids for question in batch], start)
-        append_lines(folder / ANSWERS, (_line(*pair) for pair in zip(batch, answers, strict=True)))
+        rows_of_batch = (
+            {"prompt": question.prompt, "predict": answer, "label": question.label}
+            for question, answer in zip(batch, answers, strict=True)
+        )
+        append_lines(folder / ANSWERS, (json.dumps(row, ensure_ascii=False) for row in rows_of_batch))
         done = start + len(batch)
         if on_answers is not None:
             on_answers(done, len(questions))
@@ -186,11 +192,9 @@ def _question(config: PredictConfig, tokenizer: Any, row: Row, number: int) -> _
         ids, label = prompt_ids(tokenizer, row["prompt"]), str(row["completion"])
     else:
         return None
-    return (
-        _Question(list(ids), tokenizer.decode(ids, skip_special_tokens=False), label)
-        if label.strip()
-        else None
-    )
+    if not label.strip():
+        return None
+    return _Question(list(ids), tokenizer.decode(ids, skip_special_tokens=False), label)
 
 
 def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> int:
@@ -199,12 +203,12 @@ def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> in
     rows = hashlib.sha256()
     for question in questions:
         rows.update(json.dumps([question.ids, question.label]).encode() + b"\n")
-    now = {"config": values, "rows_sha256": rows.hexdigest()}
+    inputs = {"config": values, "rows_sha256": rows.hexdigest()}
     file = folder / RUN
     if file.is_file():
-        then = json.loads(file.read_text(encoding="utf-8"))
-        if then != now:
-            keys = [key for key in values if then["config"].get(key) != values[key]]
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+        if recorded != inputs:
+            keys = [key for key in values if recorded["config"].get(key) != values[key]]
             difference = f"with a different {keys[0]}" if keys else "on different rows"
             raise GymError(
                 ErrorCode.FILE_EXISTS,
@@ -218,7 +222,7 @@ def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> in
             "choose another output_dir",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, f"{json.dumps(now)}\n".encode())
+    write_atomically(file, f"{json.dumps(inputs)}\n".encode())
     return _whole_batches(folder / ANSWERS, config.batch_size, len(questions))
 
 
@@ -227,20 +231,11 @@ def _whole_batches(file: Path, size: int, total: int) -> int:
     if not file.is_file():
         return 0
     drop_torn_line(file)
-    lines = file.read_bytes().splitlines(
-        keepends=True
-    )  # bytes: str.splitlines also splits at other characters
+    lines = file.read_bytes().splitlines(keepends=True)  # str.splitlines would also split at other characters
     count = len(lines) if len(lines) == total else len(lines) // size * size
     if count < len(lines):
         write_atomically(file, b"".join(lines[:count]))
     return count
-
-
-def _require_unfinished(folder: Path) -> None:
-    if (folder / RESULTS).is_file():
-        raise GymError(
-            ErrorCode.FILE_EXISTS, f"{folder}: contains finished predictions", "choose another output_dir"
-        )
 
 
 def _answers(
@@ -270,11 +265,6 @@ def _answers(
         )
     texts = tokenizer.batch_decode(out[:, width:], skip_special_tokens=config.skip_special_tokens)
     return (str(text) for text in texts)
-
-
-def _line(question: _Question, answer: str) -> str:
-    values = {"prompt": question.prompt, "predict": answer, "label": question.label}
-    return json.dumps(values, ensure_ascii=False)
 
 
 def similarity(answer: str, reference: str) -> dict[str, float]:

@@ -16,6 +16,13 @@ from gym_fed.core.files import write_atomically
 from gym_fed.core.text import counted
 
 
+def standard_error(values: Sequence[float] | np.ndarray) -> float | None:
+    """Return the standard error of the mean; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    return float(np.std(np.asarray(values, dtype=np.float64), ddof=1)) / math.sqrt(len(values))
+
+
 @dataclass(frozen=True)
 class Figure:
     """A metric of a task.
@@ -23,7 +30,7 @@ class Figure:
     Attributes:
         value: Mean over the samples, as the metric defines it.
         stderr: Standard error of ``value``; None if there is none.
-        num_samples: The number of samples.
+        num_samples: Number of samples.
         higher_is_better: True if a higher value is better.
     """
 
@@ -48,7 +55,7 @@ class SampleResult:
         target: The correct answer.
         metrics: The sample's values by metric.
         cut: Number of prompt tokens that did not fit in the context.
-        margins: See ``scoring.scorer.AnswerResult``, like the following.
+        margins: See ``scoring.scorer.AnswerResult``, as for the attributes below.
     """
 
     number: int
@@ -140,21 +147,17 @@ def with_groups(results: EvalResults, group_of: Mapping[str, str]) -> EvalResult
 
     A group's value is the mean over all rows of its tasks, so larger tasks have more weight, the same as for MMLU in
     lm-evaluation-harness; the standard error is that of this mean.
-
-    Args:
-        results: The results of the tasks.
-        group_of: The group of each task.
     """
     members: dict[str, list[TaskResult]] = {}
     for name, task in results.tasks.items():
         members.setdefault(group_of.get(name, name), []).append(task)
-    made: dict[str, TaskResult] = {}
+    with_pooled: dict[str, TaskResult] = {}
     for group, tasks in members.items():
         if len(tasks) > 1 and _can_be_pooled(tasks):
             pooled = _pooled(f"{group} ({counted(len(tasks), 'task')})", tasks)
-            made[pooled.task] = pooled
-        made |= {task.task: task for task in tasks}
-    return replace(results, tasks=made)
+            with_pooled[pooled.task] = pooled
+        with_pooled |= {task.task: task for task in tasks}
+    return replace(results, tasks=with_pooled)
 
 
 def groups_of(names: Iterable[str]) -> dict[str, str]:
@@ -194,15 +197,14 @@ def brief_figures(figures: Sequence[BriefFigure]) -> list[BriefFigure]:
     for figure in figures:
         members.setdefault((group_of.get(figure.task, figure.task), figure.metric), []).append(figure)
     pooled_figures = []
-    for (group, metric), figures_found in members.items():
-        if len(figures_found) == 1:
-            pooled_figures += figures_found
+    for (group, metric), group_figures in members.items():
+        if len(group_figures) == 1:
+            pooled_figures += group_figures
             continue
-        rows = sum(figure.num_samples for figure in figures_found)
-        mean = sum(figure.value * figure.num_samples for figure in figures_found) / max(rows, 1)
-        pooled_figures.append(
-            BriefFigure(f"{group} ({counted(len(figures_found), 'task')})", metric, mean, rows)
-        )
+        rows = sum(figure.num_samples for figure in group_figures)
+        mean = sum(figure.value * figure.num_samples for figure in group_figures) / max(rows, 1)
+        name = f"{group} ({counted(len(group_figures), 'task')})"
+        pooled_figures.append(BriefFigure(name, metric, mean, rows))
     return pooled_figures
 
 
@@ -232,8 +234,8 @@ def _pooled(name: str, tasks: Sequence[TaskResult]) -> TaskResult:
     metric = tasks[0].main_metric
     samples = tuple(sample for task in tasks for sample in task.samples)
     values = np.asarray([sample.metrics[metric] for sample in samples], dtype=np.float64)
-    error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
-    figure = Figure(float(values.mean()), error, len(values), tasks[0].figures[metric].higher_is_better)
+    higher_is_better = tasks[0].figures[metric].higher_is_better
+    figure = Figure(float(values.mean()), standard_error(values), len(values), higher_is_better)
     return replace(
         tasks[0],
         task=name,

@@ -160,24 +160,24 @@ def _losses(
 
 
 def _right(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], on_done: OnDone) -> list[bool]:
-    """Return True if the answer contains a key of the item as a word, or, without keys, equals its answer.
+    """Return for each question whether the answer contains one of its keys as a word, or, without keys, is equal.
 
     A reasoning model answers without a thought, for which there is no room.
     """
     reader = AnswerReader(tokenizer)
-    asked = [row for row in items if "text" not in row]
+    questions = [row for row in items if "text" not in row]
     prompts = [
         reader.without_thought(prompt_ids(tokenizer, row.get("prompt") or row["messages"][:-1]))
-        for row in asked
+        for row in questions
     ]
     room = min(_ANSWER_TOKENS, (context_of(model) or math.inf) - max(map(len, prompts), default=0))
     if room < 1:
         return []
     right = []
-    for start in range(0, len(asked), _ANSWERS_AT_ONCE):
+    for start in range(0, len(questions), _ANSWERS_AT_ONCE):
         part = prompts[start : start + _ANSWERS_AT_ONCE]
         answers = greedy_ids(model, tokenizer, part, max_new_tokens=int(room))
-        for row, prompt, answer in zip(asked[start:], part, answers, strict=False):
+        for row, prompt, answer in zip(questions[start:], part, answers, strict=False):
             right.append(_is_right(row, reader.read(prompt, answer.ids).text))
         on_done(len(answers))
     return right
@@ -197,7 +197,6 @@ def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], los
     no such knowledge to lose.
 
     Args:
-        model: The base.
         items: Items of ``retention_items``.
         losses: Losses of ``retention_scores``.
     """

@@ -10,17 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.row_counts import RowCounts, teaches
 from gym_fed.evaluation.compare import paired_difference
-from gym_fed.evaluation.generation import greedy_ids
+from gym_fed.evaluation.generation import context_of, greedy_ids
 from gym_fed.evaluation.graders.base import Grader, build_graders
 from gym_fed.evaluation.grading import grade_answers
 from gym_fed.evaluation.loss import BATCH_TOKENS, row_losses
 from gym_fed.evaluation.own_set import DEFAULT_LENGTH, MAX_TOKENS, OwnRow, Rendering, render
+from gym_fed.evaluation.results import standard_error
 from gym_fed.serving.reasoning.answers import AnswerReader, ReadAnswer
 
 LOSS, EXACT_MATCH = "loss", "exact_match"
@@ -36,11 +35,9 @@ class RowScores:
 
     Attributes:
         metrics: ``loss`` in nats per token, ``exact_match`` of short answers, and each grader's values, by name.
-        answers: The model's answers.
         ended: For each answer, True if the model ended it within ``max_tokens``.
         counts: Counts of used, cut and dropped rows.
         max_length: Maximum tokens of a row.
-        max_tokens: Maximum tokens of an answer.
         too_long: Rows whose prompt leaves no room for an answer.
         thoughts: The thoughts before the answers.
         unfinished: The number of answers that ended inside a thought; they count as empty.
@@ -129,7 +126,6 @@ def score_rows(
         rows: Rows of ``read_own_rows``.
         rendering: The run's rendering options.
         max_length: Maximum tokens of a row.
-        graders: Graders of the answers.
         max_tokens: Maximum tokens of an answer; None for twice the longest reference, or 512 with thoughts.
         on_progress: Called with the rows done, their total, and the name of the step.
 
@@ -160,13 +156,11 @@ def score_rows(
     room = max_tokens or (_MAX_ANSWER if reader.thinks else _room(tokenizer, [rows[i] for i in to_answer]))
     read, ended = _answers(model, tokenizer, reader, prompts, to_answer, room, on_progress)
     answers = [None if answer is None else answer.text for answer in read]
-    metrics: dict[str, list[float | None]] = {LOSS: losses}
     exact: list[float | None] = [
         float(answer.strip() == row.reference) if i in short and answer is not None else None
         for i, (row, answer) in enumerate(zip(rows, answers, strict=True))
     ]
-    metrics[EXACT_MATCH] = exact
-    metrics |= _grades(rows, answers, graders)
+    metrics = {LOSS: losses, EXACT_MATCH: exact, **_grades(rows, answers, graders)}
     too_long = sum(answers[i] is None for i in to_answer)
     return RowScores(
         metrics,
@@ -197,7 +191,7 @@ def row_metrics(
             continue
         own_values = [value for value, _ in pairs]
         if others is None:
-            metrics.append(RowMetric(name, len(own_values), _mean(own_values), _stderr(own_values)))
+            metrics.append(RowMetric(name, len(own_values), _mean(own_values), standard_error(own_values)))
             continue
         other_values = [other for _, other in pairs]
         metrics.append(paired_metric(name, own_values, other_values))
@@ -211,9 +205,9 @@ def paired_metric(name: str, after: Sequence[float], before: Sequence[float]) ->
         name,
         len(after),
         _mean(after),
-        _stderr(after),
+        standard_error(after),
         _mean(before),
-        _stderr(before),
+        standard_error(before),
         change.difference,
         change.stderr,
     )
@@ -277,15 +271,8 @@ def _num_tokens(tokenizer: Any, text: str | None) -> int:
 
 
 def _context(model: Any) -> int:
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(positions) if positions else 1 << 30
+    return context_of(model) or 1 << 30
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _stderr(values: Sequence[float]) -> float | None:
-    if len(values) < 2:
-        return None
-    return float(np.std(np.asarray(values, dtype=np.float64), ddof=1)) / math.sqrt(len(values))

@@ -26,12 +26,12 @@ FOLDER = ".running"
 
 
 @contextmanager
-def evaluation_lock(folder: Path | None, asked: Mapping[str, Any]) -> Iterator[None]:
+def evaluation_lock(folder: Path | None, options: Mapping[str, Any]) -> Iterator[None]:
     """Prevent concurrent evaluations with the same options, before a model is loaded.
 
     Args:
         folder: The folder of records; None disables the check, since nothing is written.
-        asked: The options that results depend on.
+        options: The options that results depend on.
 
     Raises:
         GymError: ``BUSY``.
@@ -39,8 +39,8 @@ def evaluation_lock(folder: Path | None, asked: Mapping[str, Any]) -> Iterator[N
     if folder is None:
         yield
         return
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
-    path = folder / FOLDER / f"asked-{digest[:32]}.lock"
+    digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode()).hexdigest()
+    path = folder / FOLDER / f"options-{digest[:32]}.lock"
     try:
         lock = _locked(path)
     except OSError as error:

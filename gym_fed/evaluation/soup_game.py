@@ -24,6 +24,7 @@ from gym_fed.soup.stacks import stacks_of
 WORST = 10.0
 """Bound in nats on the loss increase of a coalition, for example one that breaks the model."""
 
+_BATCH_SIZE = 32
 KEPT_BYTES = 64 << 20
 """Maximum bytes of decoded updates that are kept in memory; beyond it, updates are decoded on each use."""
 
@@ -42,7 +43,6 @@ class SoupGame:
         rows: Held-out rows, as for ``heldout_loss``.
         coefficients: ``[n]`` coefficient of each update in the soup of all updates; see ``round_coefficients``.
         max_length: Maximum tokens of a row.
-        batch_size: Rows per forward pass.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class SoupGame:
         coefficients: Sequence[float],
         *,
         max_length: int = 256,
-        batch_size: int = 32,
     ) -> None:
         if not updates or len(updates) != len(coefficients):
             raise GymError(
@@ -64,7 +63,7 @@ class SoupGame:
         self._model, self._tokenizer, self._updates = model, tokenizer, updates
         self._rows = encode_rows(tokenizer, rows, max_length=max_length)
         self._coefficients = [float(c) for c in coefficients]
-        self._length, self._batch = max_length, batch_size
+        self._max_length = max_length
         self._names = sorted({name for update in updates for name in update.names})
         tensors = model_tensors(model)
         self._check(tensors)
@@ -126,14 +125,14 @@ class SoupGame:
             self._add(step, i, share)
         tokens, blocks = float(self._before().counts.sum()), len(self.block_weights)
         slopes, spread = np.zeros((self.n, blocks)), np.zeros(self.n)
-        whole = {name: self._zeros(name) for name in self._names}
+        gradients = {name: self._zeros(name) for name in self._names}
         with self._with_step(step):
             del step
             for k in range(blocks):
                 gradient = self._gradient(self._rows[k::blocks], tokens)
                 for name in self._names:
                     slope = gradient.pop(name)
-                    whole[name] += slope
+                    gradients[name] += slope
                     slope = slope.to("cpu", torch.float64)
                     for i, update in enumerate(self._updates):
                         if name in update:
@@ -141,7 +140,7 @@ class SoupGame:
                                 (slope * self._change(i, name)).sum()
                             )
         for name in self._names:
-            steepness = float(whole.pop(name).double().square().sum())
+            steepness = float(gradients.pop(name).double().square().sum())
             for i, (update, coefficient) in enumerate(zip(self._updates, self._coefficients, strict=True)):
                 if name in update:
                     spread[i] += (
@@ -168,9 +167,7 @@ class SoupGame:
         return products
 
     def _losses(self) -> RowLosses:
-        return heldout_row_losses(
-            self._model, self._tokenizer, self._rows, max_length=self._length, batch_size=self._batch
-        )
+        return heldout_row_losses(self._model, self._tokenizer, self._rows, max_length=self._max_length)
 
     def _gradient(self, rows: Sequence[dict[str, Any]], tokens: float) -> dict[str, Tensor]:
         """Return the gradient of the rows' summed loss over ``tokens`` by name, restoring the model's gradients and
@@ -182,7 +179,9 @@ class SoupGame:
                 parameter.requires_grad_(name in self._kept)
                 parameter.grad = None
             with torch.enable_grad():
-                for loss, _ in batch_losses(self._model, self._tokenizer, rows, self._length, self._batch):
+                for loss, _ in batch_losses(
+                    self._model, self._tokenizer, rows, self._max_length, _BATCH_SIZE
+                ):
                     loss.backward()  # type: ignore[no-untyped-call]
             gradients = {name: parameters[name].grad for name in self._names}
             return {

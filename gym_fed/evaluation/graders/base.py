@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -115,6 +115,16 @@ def from_environment(variable: str | None, grader: str, key: str) -> str | None:
     return value
 
 
+@contextmanager
+def set_up(graders: Iterable[Grader]) -> Iterator[None]:
+    """Set up graders for the block, and tear them down in reverse order, also those before one that fails."""
+    with ExitStack() as stack:
+        for grader in graders:
+            stack.callback(grader.teardown)
+            grader.setup()
+        yield
+
+
 _PLACE = "--grader:1:1: graders.0"
 _SHOWN = 60
 
@@ -157,11 +167,7 @@ class CombinedGrader(Grader):
 
     def setup(self) -> None:
         """Set up every grader; if one fails, tear down those before it."""
-        with ExitStack() as stack:
-            for (grader, _), _ in self._parts:
-                stack.callback(grader.teardown)
-                grader.setup()
-            self._ready = stack.pop_all()
+        self._ready.enter_context(set_up(grader for (grader, _), _ in self._parts))
 
     def grade(self, samples: Sequence[Sample]) -> list[float]:
         self.values = {}

@@ -7,8 +7,12 @@ bounded child process (``gym_fed.core.bounded``).
 
 from __future__ import annotations
 
+import re
+import signal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from pydantic import Field
 
@@ -18,7 +22,6 @@ from gym_fed.core.bounded.pool import evaluate
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.requirements import require_package
 from gym_fed.core.text import counted
-from gym_fed.evaluation.graders._math_child import is_equal
 from gym_fed.evaluation.graders.base import Grader, Sample
 
 MAX_CHARACTERS = 20_000
@@ -69,7 +72,7 @@ class MathVerify(Grader):
         seconds = self.config.timeout_seconds
         texts = {"reference": reference, "answer": sample.completion[-MAX_CHARACTERS:]}
         try:
-            verdict = evaluate(_compare, seconds=seconds + _IMPORT_SECONDS, limit=seconds, **texts)
+            verdict = evaluate(is_equal, seconds=seconds + _IMPORT_SECONDS, limit=seconds, **texts)
         except LimitExceededError:
             self.num_exceeded += 1
             return False
@@ -82,5 +85,61 @@ class MathVerify(Grader):
         return bool(verdict)
 
 
-def _compare(reference: str, answer: str, limit: float) -> bool | None:
-    return is_equal(reference, answer, limit)
+_NOTATION = re.compile(r"[\d\\^_{}=<>+*/|]")
+"""A text without any of these is prose, which LaTeX would read as a product of letters."""
+
+_LETTER = re.compile(r"\W*([A-Za-z])\W*")
+_LAST_LETTER = re.compile(r"(?<!\w)([A-Za-z])\W*$")
+
+
+class _AlarmRang(BaseException):
+    """Raised by the alarm; not an ``Exception``, which math-verify would catch."""
+
+
+def is_equal(reference: str, answer: str, limit: float) -> bool | None:
+    """Return whether an answer equals a reference; None for a reference without mathematics. Runs in the child process.
+
+    Args:
+        reference: A number, a letter or an expression, as LaTeX or plain text.
+        answer: The text whose last expression, or boxed one, is compared; without any, its last word if that is a
+            letter.
+        limit: Time limit in seconds, without the import of sympy.
+
+    Raises:
+        LimitExceededError: After ``limit``.
+    """
+    from math_verify import parse, verify
+
+    def parsed(text: str) -> list[Any]:
+        values: list[Any] = parse(text, parsing_timeout=None)
+        return [value for value in values if not isinstance(value, str)]
+
+    with _alarm(limit):
+        expected, values = parsed(reference), parsed(answer)
+        if not expected and (letter := _LETTER.fullmatch(reference)):
+            expected = parsed(f"${letter[1]}$")
+            if not values and (last := _LAST_LETTER.search(answer)):
+                values = parsed(f"${last[1]}$")
+        elif not expected and _NOTATION.search(reference):
+            expected = parsed(f"${reference}$")
+        return bool(verify(expected, values, timeout_seconds=None)) if expected else None
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    if not hasattr(signal, "setitimer"):  # Windows: the parent's deadline is the only one
+        yield
+        return
+
+    def on_alarm(*_: object) -> None:
+        raise _AlarmRang
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _AlarmRang:
+        raise LimitExceededError("time", seconds) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -73,7 +73,6 @@ def number_in(text: str, where: str = "auto") -> Fraction | None:
     """Parse the number in a text; None if there is none.
 
     Args:
-        text: The text to parse.
         where: ``last``, ``hashes``, ``boxed`` or ``auto``; see ``NumericConfig``.
     """
     if where in ("auto", "hashes") and "####" in text:

@@ -16,7 +16,7 @@ from pydantic import Field
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.evaluation.graders.base import Grader, Sample, checked_values, from_environment
+from gym_fed.evaluation.graders.base import Grader, Sample, checked_values, from_environment, set_up
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
 
@@ -79,11 +79,11 @@ class Remote(Grader):
                 raise TypeError("rewards is not a list of numbers")
             numbers = [float(reward) for reward in rewards]
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
-            raise self._off('the answer is not {"rewards": [number, ...]}') from error
+            raise self._invalid('the answer is not {"rewards": [number, ...]}') from error
         if len(numbers) != len(samples):
-            raise self._off(f"{counted(len(numbers), 'reward')} for {counted(len(samples), 'sample')}")
+            raise self._invalid(f"{counted(len(numbers), 'reward')} for {counted(len(samples), 'sample')}")
         if not all(math.isfinite(number) for number in numbers):
-            raise self._off("a reward is not finite")
+            raise self._invalid("a reward is not finite")
         return numbers
 
     def _body(self, samples: Sequence[Sample]) -> bytes:
@@ -153,7 +153,7 @@ class Remote(Grader):
                     )
             return int(response.status_code), bytes(answer)
 
-    def _off(self, problem: str) -> GymError:
+    def _invalid(self, problem: str) -> GymError:
         return GymError(
             ErrorCode.DATA_INVALID,
             f"grader {self.name}: {self.config.url}: {problem}",
@@ -217,10 +217,7 @@ def reward_server(
         def log_message(self, format: str, *args: Any) -> None:
             """Log nothing: answers must not appear in logs."""
 
-    with ExitStack() as stack:
-        for grader in graders:
-            stack.callback(grader.teardown)
-            grader.setup()
+    with set_up(graders), ExitStack() as stack:
         server = ThreadingHTTPServer((host, port), Handler)
         stack.callback(server.server_close)
         threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True).start()

@@ -57,11 +57,11 @@ def templates_kept() -> Iterator[None]:
     """Cache compiled templates inside the block; the harness would compile them for every row."""
     from lm_eval.utils import env
 
-    env.from_string = _compiled
+    env.from_string = _compiled  # on the object, which hides the method of its class
     try:
         yield
     finally:
-        del env.from_string  # an attribute of this object, before its class's method
+        del env.from_string
 
 
 @cache
@@ -79,15 +79,15 @@ def patterns_bounded() -> Iterator[None]:
     """
     from lm_eval.api import metrics
 
-    metrics.re = _Removing()
+    metrics.re = _BoundedRe()
     try:
         yield
     finally:
         metrics.re = re
 
 
-class _Removing:
-    """The part of the module ``re`` used by ``lm_eval.api.metrics``."""
+class _BoundedRe:
+    """The part of the module ``re`` that ``lm_eval.api.metrics`` uses."""
 
     def sub(self, pattern: str, replacement: str, text: str) -> str:
         """Return the text without the matches."""
@@ -125,28 +125,11 @@ def seeded() -> Iterator[None]:
 
 
 @contextmanager
-def as_config_errors(name: str) -> Iterator[None]:
+def as_gym_error(code: ErrorCode, message: str, hint: str) -> Iterator[None]:
+    """Convert an exception of the harness to a ``GymError``, with its text after ``message``."""
     try:
         yield
     except GymError:
         raise
     except Exception as error:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"task {name}: lm-eval refuses it: {type(error).__name__}: {str(error)[:500]}",
-            "check its file against its data",
-        ) from error
-
-
-@contextmanager
-def as_data_errors(name: str, number: int) -> Iterator[None]:
-    try:
-        yield
-    except GymError:
-        raise
-    except Exception as error:
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            f"task {name}: row {number}: its metric fails: {type(error).__name__}: {str(error)[:500]}",
-            "check the row against the task's file",
-        ) from error
+        raise GymError(code, f"{message}: {type(error).__name__}: {str(error)[:500]}", hint) from error

@@ -21,8 +21,8 @@ from gym_fed.evaluation.harness.task import HarnessTask
 from gym_fed.evaluation.results import TaskResult
 from gym_fed.evaluation.scoring.scorer import Continuation, Loglikelihood, Scorer
 
-_CHARACTERS_A_TOKEN = 64
-"""An upper bound; of a longer prompt only the end is encoded, since the beginning does not fit."""
+_MAX_CHARACTERS_PER_TOKEN = 64
+"""Only the end of a longer prompt is encoded, since its beginning does not fit in the context."""
 
 
 def require_harness() -> None:
@@ -38,8 +38,7 @@ def require_harness() -> None:
 
 
 def harness_version() -> str:
-    """Return the version of lm-evaluation-harness, part of a result's identity since prompts and metrics depend on
-    it."""
+    """Return the version of lm-evaluation-harness, on which prompts and metrics depend."""
     return f"lm-eval {version('lm-eval')}"
 
 
@@ -47,10 +46,7 @@ class Preparation:
     """The requests of some tasks for one tokenizer.
 
     Args:
-        sources: The tasks.
-        tokenizer: The models' tokenizer.
         max_length: The models' context in tokens.
-        options: Options of prompts.
 
     Attributes:
         requests: All requests, ordered by task and row.
@@ -103,7 +99,7 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
             )
         return Continuation(tuple(int(token or 0) for token in context), tuple(ids))
 
-    most = max_length * _CHARACTERS_A_TOKEN
+    max_characters = max_length * _MAX_CHARACTERS_PER_TOKEN
 
     class Encoder(TemplateLM):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -140,16 +136,16 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
             context = self._end(context)
             head, tail = super()._encode_pair(context, continuation)
             if context != context.rstrip():
-                # A template's last token may end with the line: "<|im_start|>assistant\n" is one of gym-nano's. The
+                # A template's last token may contain the line end, such as gym-nano's "<|im_start|>assistant\n". The
                 # harness would strip the line end, and count the tokens of a different text.
-                whole, given = self.tok_encode(context + continuation), self.tok_encode(context)
-                if whole[: len(head)] != head and whole[: len(given)] == given:
-                    return given, whole[len(given) :]
+                ids, context_ids = self.tok_encode(context + continuation), self.tok_encode(context)
+                if ids[: len(head)] != head and ids[: len(context_ids)] == context_ids:
+                    return context_ids, ids[len(context_ids) :]
             return head, tail
 
         def _end(self, text: str) -> str:
             """Return the end of a very long text that fills the context; other texts unchanged."""
-            end = text[-most:]
+            end = text[-max_characters:]
             return end if end == text or len(tokenizer.encode(end)) > max_length + 1 else text
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
@@ -198,7 +194,7 @@ def computed(
     requests: Sequence[PreparedRequest],
     is_done: Callable[[RequestKey], bool] = lambda key: False,
 ) -> Iterator[tuple[PreparedRequest, Mapping[str, Outcome]]]:
-    """Yield each open request with its outcomes by model; texts longer than the context are summed."""
+    """Yield each open request with its outcomes by model; the parts of a text longer than the context are summed."""
     scored = [request for request in requests if request.continuations]
     parts = [(number, part) for number, request in enumerate(scored) for part in request.continuations]
     sums: dict[int, dict[str, Loglikelihood]] = {}
@@ -211,9 +207,9 @@ def computed(
         left[number] -= 1
         if not left[number]:
             yield scored[number], sums.pop(number)
-    asked = [request for request in requests if request.answer is not None and not is_done(request.key)]
-    for place, answers in scorer.answers([request.answer for request in asked if request.answer]):
-        yield asked[place], answers
+    prompts = [request for request in requests if request.answer is not None and not is_done(request.key)]
+    for place, answers in scorer.answers([request.answer for request in prompts if request.answer]):
+        yield prompts[place], answers
 
 
 def _summed(first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

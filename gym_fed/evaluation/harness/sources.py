@@ -42,7 +42,6 @@ class PreparedRequest:
     """A tokenized request of a row.
 
     Attributes:
-        key: The request's key.
         continuations: Continuations to score; their scores are summed. Only a text longer than the context has several.
         answer: A prompt to answer, instead of ``continuations``.
     """
@@ -65,8 +64,6 @@ class TaskSource(Protocol):
     """The interface of a task.
 
     Attributes:
-        name: The name in results.
-        version: The version of the definition.
         config: The contents of a task's YAML as lm-evaluation-harness reads it; ``custom_dataset``, or ``dataset_path``
             and ``dataset_kwargs``, provide local rows.
         lock: Digest of definition and data.
@@ -86,7 +83,6 @@ def applies_template(source: TaskSource, asked: bool | None) -> bool:
     """Return True if a task's prompts are put into the model's chat template.
 
     Args:
-        source: The task.
         asked: The caller's choice; None to use ``conversation`` in the task's metadata (an extension by gym-fed).
             lm-evaluation-harness applies no template by default.
     """
@@ -192,8 +188,7 @@ class OwnRows:
 def require_answers(name: str, limit: int | None) -> None:
     """Refuse rows without an answer before a model is loaded; raises like ``own_rows``, except for the tokenizer."""
     if name not in TASKS:
-        for _ in _conversations(name, limit):
-            pass
+        list(_conversations(name, limit))
 
 
 def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[str, Any]], str]]:
@@ -211,8 +206,8 @@ def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[
         raise GymError(
             error.code,
             error.message,
-            "rows need messages, or prompt and completion; for other columns, use --data FILE --columns "
-            "prompt=question,completion=answer in place of --tasks, or by a task file",
+            "rows need messages, or prompt and completion; for other columns, replace --tasks by --data FILE --columns "
+            "prompt=question,completion=answer, or write a task file",
         ) from error
     for number, row in enumerate(pairs, start=1):
         messages = row.get("messages") or [

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.harness.isolation import SEED, as_config_errors, as_data_errors
+from gym_fed.evaluation.harness.isolation import SEED, as_gym_error
 from gym_fed.evaluation.harness.sources import (
     Outcome,
     PreparedRequest,
@@ -48,19 +48,18 @@ class HarnessTask:
         self.chat_template = bool(encoder.tokenizer.chat_template) and applies_template(
             source, options.apply_chat_template
         )
-        with as_config_errors(source.name):
+        refused = f"task {source.name}: lm-eval refuses it"
+        with as_gym_error(ErrorCode.CONFIG_INVALID, refused, "check its file against its data"):
             self._task: Any = ConfigurableTask(config=config)
             self._task.set_fewshot_seed(seed=SEED)
             rows = dict(self._task.doc_iterator(limit=options.limit))
             chosen = set(rows) if options.rows is None else set(options.rows(source.name, len(rows)))
             self._rows = {number: row for number, row in rows.items() if number in chosen}
             # Few-shot examples are drawn in order, so those of a row depend on all rows before it.
-            asked = (
-                self._rows if not self.num_fewshot else {n: r for n, r in rows.items() if n <= max(chosen)}
-            )
+            needed = {n: r for n, r in rows.items() if n <= max(chosen)} if self.num_fewshot else self._rows
             self._instances = [
                 instance
-                for number, row in asked.items()
+                for number, row in needed.items()
                 for instance in self._row_instances(number, row, encoder)
                 if number in chosen
             ]
@@ -120,7 +119,7 @@ class HarnessTask:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"task {self._source.name}: generation_kwargs: {unknown[0]} is not supported",
-                f"there are {', '.join(sorted(_SAMPLING))}",
+                f"use {', '.join(sorted(_SAMPLING))}",
             )
         until = handle_stop_sequences(given.get("until"), eos=encoder.eos_text)
         seed = hashlib.sha256(repr(key).encode()).digest()
@@ -148,16 +147,17 @@ class HarnessTask:
         metrics: dict[int, dict[str, float]] = defaultdict(dict)
         for place, filtered in enumerate(self._instances[0].filtered_resps):
             for number, row in self._rows.items():
-                asked = sorted(by_row[number], key=lambda instance: int(instance.idx))
-                with as_data_errors(name, number):
+                instances = sorted(by_row[number], key=lambda instance: int(instance.idx))
+                failed = f"task {name}: row {number}: its metric fails"
+                with as_gym_error(ErrorCode.DATA_INVALID, failed, "check the row against the task's file"):
                     row_metrics = self._task.process_results(
-                        row, [instance.filtered_resps[filtered] for instance in asked]
+                        row, [instance.filtered_resps[filtered] for instance in instances]
                     )
                 for metric, value in row_metrics.items():
-                    called = metric if place == 0 else f"{metric},{filtered}"
-                    values[called].append(value)
-                    metrics[number][called] = self._alone(metric, value)
-        figures = {called: self._figure(called.partition(",")[0], some) for called, some in values.items()}
+                    key = metric if place == 0 else f"{metric},{filtered}"
+                    values[key].append(value)
+                    metrics[number][key] = self._sample_value(metric, value)
+        figures = {key: self._figure(key.partition(",")[0], column) for key, column in values.items()}
         samples = tuple(
             self._sample(number, by_row[number], metrics[number], outcomes) for number in self._rows
         )
@@ -177,12 +177,9 @@ class HarnessTask:
         aggregate: Callable[[list[Any]], float] = self._task.aggregation().get(metric, mean)
         return aggregate
 
-    def _alone(self, metric: str, value: Any) -> float:
-        """Return the metric of a single sample: its value, or the metric's aggregation of this value alone."""
-        if isinstance(value, bool | int | float):
-            return float(value)
-        metric_value = self._aggregation(metric)([value])
-        return float(metric_value)
+    def _sample_value(self, metric: str, value: Any) -> float:
+        """Return the metric of a single sample; a value that is not a number is aggregated alone."""
+        return float(value if isinstance(value, bool | int | float) else self._aggregation(metric)([value]))
 
     def _figure(self, metric: str, values: list[Any]) -> Figure:
         from lm_eval.api.metrics import stderr_for_metric
@@ -197,25 +194,25 @@ class HarnessTask:
     def _sample(
         self,
         number: int,
-        asked: Sequence[Any],
+        instances: Sequence[Any],
         metrics: Mapping[str, float],
         outcomes: Mapping[RequestKey, Outcome],
     ) -> SampleResult:
         name, row = self._source.name, self._rows[number]
-        results = [outcomes[name, number, item.idx, 0] for item in asked]
-        prompt, choices = _prompt_and_choices(asked)
+        results = [outcomes[name, number, instance.idx, 0] for instance in instances]
+        prompt, choices = _prompt_and_choices(instances)
         answered = results[0] if isinstance(results[0], AnswerResult) else None
         return SampleResult(
             number=number,
             row_sha256=row_sha256(row),
             prompt=prompt[:MAX_PROMPT],
             choices=choices,
-            logprobs=tuple(item.logprob for item in results if isinstance(item, Loglikelihood)),
+            logprobs=tuple(result.logprob for result in results if isinstance(result, Loglikelihood)),
             answer=None if answered is None else answered.text,
             token_ids=() if answered is None else answered.token_ids,
             target=self._target(row),
             metrics=dict(metrics),
-            cut=max(item.cut for item in results),
+            cut=max(result.cut for result in results),
             margins=() if answered is None else answered.margins,
             thought="" if answered is None else answered.thought,
             is_unfinished=answered is not None and answered.is_unfinished,
@@ -238,15 +235,16 @@ def _harness_response(instance: Any, outcome: Outcome) -> Any:
     return outcome.logprob, outcome.is_greedy
 
 
-def _prompt_and_choices(asked: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
+def _prompt_and_choices(instances: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
     """Return prompt and choices; if prompts contain the choices, the prompt is their common prefix."""
-    if asked[0].request_type == "generate_until":
-        return str(asked[0].args[0]), ()
-    if asked[0].request_type == "loglikelihood_rolling":
-        return "", (str(asked[0].args[0]),)
-    first, *others = (str(item.args[0]) for item in asked)
-    shared = next(
-        (n for n in range(len(first)) if any(item[n : n + 1] != first[n] for item in others)), len(first)
+    kind, texts = instances[0].request_type, [str(instance.args[0]) for instance in instances]
+    if kind == "generate_until":
+        return texts[0], ()
+    if kind == "loglikelihood_rolling":
+        return "", (texts[0],)
+    first, *others = texts
+    length = next(
+        (n for n in range(len(first)) if any(text[n : n + 1] != first[n] for text in others)), len(first)
     )
-    prompt = first[:shared]
-    return prompt, tuple(str(item.args[0])[len(prompt) :] + str(item.args[1]) for item in asked)
+    endings = (str(instance.args[1]) for instance in instances)
+    return first[:length], tuple(text[length:] + end for text, end in zip(texts, endings, strict=True))

@@ -36,7 +36,6 @@ class BoardRow:
     """A submission with its reproductions.
 
     Attributes:
-        line: The submission.
         reproduced: Lines of keys that obtained the same results.
         differs: Lines of keys that obtained different results.
     """
@@ -114,7 +113,7 @@ class Leaderboard:
         self._chain = Chain()
         seen = head is None
         for raw in self._raw_lines():
-            line = self._take_raw(raw)
+            line = self._add_raw(raw)
             seen = seen or line.entry.hash.startswith(head or "")
         if not seen:
             raise corrupt(
@@ -169,37 +168,37 @@ class Leaderboard:
                 lines that others added meanwhile.
         """
         with _locked(self.path):
-            now = self._reopened()
-            line = now.signed(content, key)
+            current = self._reopened()
+            line = current.signed(content, key)
             append_lines(self.path, [canonical_text(line.entry.to_dict())])
-        self._become(now)
+        self._adopt(current)
         return line
 
     def signed(self, content: Submission | Reproduction, key: SigningKey) -> Line:
         """Return the signed line that would follow, which is not written; raises like ``add``."""
         line = sign_line(content, key, self.last)
-        self._take(line)
+        self._add_verified(line)
         return line
 
     def extend(self, lines: Sequence[bytes]) -> None:
         """Verify signed lines, then append them; raises the constructor's errors."""
         with _locked(self.path):
-            now = self._reopened()
+            current = self._reopened()
             for raw in lines:
-                now._take_raw(raw)
+                current._add_raw(raw)
             append_lines(self.path, [raw[:-1].decode("utf-8") for raw in lines])
-        self._become(now)
+        self._adopt(current)
 
     def fetch_record(self, row: BoardRow) -> None:
-        """Make sure that the record of a submission is next to the board; a file's records are published with it."""
+        """Do nothing: the records of a board that is a file are published with it."""
 
     def _reopened(self) -> Leaderboard:
         _require_size(self.path)
         drop_torn_line(self.path)
         return Leaderboard(self.path)
 
-    def _become(self, now: Leaderboard) -> None:
-        self.board_rows, self.last, self._chain = now.board_rows, now.last, now._chain
+    def _adopt(self, board: Leaderboard) -> None:
+        self.board_rows, self.last, self._chain = board.board_rows, board.last, board._chain
 
     def _raw_lines(self) -> Iterator[bytes]:
         """Yield the lines of the file."""
@@ -210,22 +209,22 @@ class Leaderboard:
             while raw := file.readline(MAX_LINE_BYTES + 1):
                 yield raw
 
-    def _take_raw(self, raw: bytes) -> Line:
+    def _add_raw(self, raw: bytes) -> Line:
         """Add a line after checking its form, chain and signature."""
         number = self.last.sequence + 1 if self.last else 1
         where = f"{self.path}, line {number}"
         if len(raw) > MAX_LINE_BYTES or number > MAX_LINES:
-            most = f"{MAX_LINE_BYTES} bytes a line, {MAX_LINES} lines"
-            raise GymError(ErrorCode.TOO_LARGE, f"{where}: larger than a leaderboard is: {most}")
+            most = f"{MAX_LINE_BYTES} bytes per line, {MAX_LINES} lines"
+            raise GymError(ErrorCode.TOO_LARGE, f"{where}: exceeds the limits of a leaderboard: {most}")
         try:
             entry = _entry(raw)
             line = checked_line(entry, self._chain.add(entry))
         except GymError as error:
             raise GymError(error.code, f"{where}: {error.message}", error.hint) from error
-        self._take(line)
+        self._add_verified(line)
         return line
 
-    def _take(self, line: Line) -> None:
+    def _add_verified(self, line: Line) -> None:
         """Add a verified line, checking it against those before it."""
         where = f"{self.path}, line {line.entry.sequence}"
         if isinstance(line.content, Submission):
@@ -249,7 +248,9 @@ class Leaderboard:
     def _count(self, line: Line, reproduction: Reproduction, where: str) -> None:
         row = self.board_rows.get(reproduction.line)
         if row is None:
-            raise corrupt(f"{where}: reproduces {reproduction.line[:12]}, which no line before it has")
+            raise corrupt(
+                f"{where}: reproduces {reproduction.line[:12]}, which is not the hash of an earlier line"
+            )
         try:
             row.require_another(line.public_key)
         except GymError as error:
@@ -270,7 +271,7 @@ def records_folder(board: Path) -> Path:
 
 def _require_size(path: Path) -> None:
     if path.is_file() and path.stat().st_size > MAX_BYTES:
-        raise GymError(ErrorCode.TOO_LARGE, f"{path}: larger than a leaderboard is: {MAX_BYTES} bytes")
+        raise GymError(ErrorCode.TOO_LARGE, f"{path}: exceeds the limit of a leaderboard: {MAX_BYTES} bytes")
 
 
 def _entry(raw: bytes) -> Entry:

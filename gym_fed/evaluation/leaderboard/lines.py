@@ -108,7 +108,6 @@ class Line(_Content):
     Attributes:
         entry: Number, hashes and body.
         public_key: The signer's 32-byte Ed25519 public key.
-        content: The signed content.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -10,7 +10,7 @@ from gym_fed.core.text import counted, plain
 from gym_fed.evaluation.leaderboard.board import BoardRow, Leaderboard
 
 MAX_TASKS = 200
-"""Maximum columns; a cell for every task of every submission would make the page grow quadratically."""
+"""Maximum columns; with a cell for every task of every submission, the page would grow quadratically."""
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8882}
@@ -43,17 +43,12 @@ document.querySelectorAll("th button").forEach((button, column) => button.addEve
 
 
 def board_page(board: Leaderboard, title: str = "Leaderboard") -> str:
-    """Render the page of a board.
-
-    Args:
-        title: The heading.
-    """
+    """Render the page of a board."""
     by_key = dict.fromkeys(
         (task.task, row.line.signer) for row in board.board_rows.values() for task in row.submission.tasks
     )
-    counts = Counter(
-        task for task, _ in by_key
-    )  # count each key once, so that nobody displaces others with many submissions
+    # Count each key once, so that nobody displaces others with many submissions.
+    counts = Counter(task for task, _ in by_key)
     shown = dict(counts.most_common(MAX_TASKS))
     tasks = [task for task in counts if task in shown]
     left_out = (
@@ -70,8 +65,8 @@ script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_text(title)}</title><style>{_STYLE}</style></head>
 <body><h1>{_text(title)}</h1>
-<p>A result is <em>self-reported</em> until the holder of another key re-ran random samples of it and found the same.
-Behind each figure: its standard error and how many samples it is of.</p>
+<p>A result is <em>self-reported</em> until the holder of a different key re-runs random samples and gets the same.
+Each figure is followed by its standard error and its number of samples.</p>
 <div class="wide"><table><thead><tr>{columns}</tr></thead>
 <tbody>
 {rows}

@@ -72,7 +72,7 @@ class PublishedLeaderboard(Leaderboard):
             if Leaderboard(self.path).head == before:
                 raise corrupt(f"{self._objects.url}/{_FOLDER}: line {line.entry.sequence} is not a file")
         self._pull(self.path)
-        self._become(Leaderboard(self.path))
+        self._adopt(Leaderboard(self.path))
         return line
 
     def fetch_record(self, row: BoardRow) -> None:

@@ -54,12 +54,9 @@ def submit(
     """Append a line with these results, self-reported until another key reproduces them.
 
     Args:
-        results: The results of the run.
-        model_name: The model's name on the board.
-        organization: The submitting organization.
         board: The file, created if needed. The record is written next to it, for verifiers.
-        registry: A registry's folder or URL that holds the board, and gets the line and the record; ``board`` is its
-            copy here.
+        registry: Folder or URL of the registry that has the board and receives the line and the record; ``board`` is
+            the local copy.
         key: The signing key; None uses the key of ``$GYM_HOME`` or ``~/.gym-fed``.
 
     Raises:
@@ -75,7 +72,9 @@ def submit(
     path = Path(board)
     # refuse a damaged board before anything is written
     opened = open_board(path, registry) if registry else Leaderboard.opened_to_add(path)
-    named = replace(results, model=model_name, facts=_public(results))
+    # Other facts may contain local paths.
+    facts = {key: results.facts[key] for key in ("suite", "options") if key in results.facts}
+    named = replace(results, model=model_name, facts=facts)
     written = write_record(named, records_folder(path), organization=organization)
     content = Submission(
         model_name=model_name,
@@ -90,7 +89,7 @@ def submit(
 
 
 def open_board(path: Path, registry: str | Path | None, head: str | None = None) -> Leaderboard:
-    """Open a board: a file, or that of a registry with the file as its copy; raises as these classes."""
+    """Open a board that is a file, or a registry's with the file as its copy; raises the errors of these classes."""
     if registry is None:
         return Leaderboard(path, head=head)
     from gym_fed.evaluation.leaderboard.published import PublishedLeaderboard
@@ -137,11 +136,6 @@ def _figure_error(task: TaskResult, metric: str, problem: str) -> GymError:
     )
 
 
-def _public(results: EvalResults) -> dict[str, object]:
-    """Remove local paths from the facts that are published."""
-    return {key: results.facts[key] for key in ("suite", "options") if key in results.facts}
-
-
 def _task(task: TaskResult) -> BoardTask:
     return BoardTask(
         task=task.task,
@@ -162,7 +156,7 @@ def _task(task: TaskResult) -> BoardTask:
 
 
 SAME_RUN = ("model", "delta", "template")
-"""Parts of an identity that must match; a reproduction may have another engine, device or version."""
+"""Parts of an identity that must match; a reproduction may have a different engine, device or version."""
 
 
 @dataclass(frozen=True)
@@ -188,10 +182,7 @@ def verify(
     """Re-run samples of a submission and add a signed line with the outcome.
 
     Args:
-        board: The board with the submission.
-        row: The submission.
         rerun: See ``Rerun``; it uses the model, tasks and rows of this machine, and only row numbers from the record.
-        key: The verifier's key.
         num_samples: The number of samples; at least 16, or all if there are fewer.
 
     Raises:
@@ -207,7 +198,11 @@ def verify(
     board.fetch_record(row)
     recorded = record_of(board.path, row)
     challenge = key.sign(challenge_claim(row.line.entry.hash))
-    drawn = _numbers(recorded, drawn_samples(challenge, submission.tasks, min(num_samples, total)))
+    places = drawn_samples(challenge, submission.tasks, min(num_samples, total))
+    drawn = {
+        task: tuple(recorded.tasks[task].samples[at].number for at in indices)
+        for task, indices in places.items()
+    }
     again = rerun(recorded, drawn)
     _require_same_run(recorded, again, drawn)
     differences, parted = _compared(recorded, again, drawn)
@@ -283,12 +278,6 @@ def _require_line(row: BoardRow, results: EvalResults) -> None:
             f"line {row.line.entry.sequence}: its record {submission.record} differs from the line",
             "do not trust this line",
         )
-
-
-def _numbers(recorded: EvalResults, places: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    return {
-        task: tuple(recorded.tasks[task].samples[at].number for at in some) for task, some in places.items()
-    }
 
 
 def _require_same_run(recorded: EvalResults, again: EvalResults, drawn: Mapping[str, Sequence[int]]) -> None:

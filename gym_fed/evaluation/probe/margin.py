@@ -35,7 +35,6 @@ class MarginDrop:
         before: Mean margin, in nats per token.
         after: Mean margin of the new model, in nats per token.
         lower: Lower bound of the drop at the given confidence.
-        num_prompts: The number of prompts.
     """
 
     before: float
@@ -92,19 +91,15 @@ def verdict(drop: MarginDrop, config: SafetyGateConfig) -> str | None:
 def refusal_margins(scorer: Scorer, prompts: ProbePrompts) -> dict[str, tuple[float, ...]]:
     """Compute every prompt's margin by model, in the order of ``prompts.harmful``.
 
-    Args:
-        scorer: The models' scorer.
-        prompts: Prompts with their openings.
-
     Raises:
         GymError: ``DATA_INVALID`` for a tokenizer without a chat template; what the scorer raises.
     """
-    asked = opening_requests(scorer.tokenizer, prompts)
-    margins: dict[str, list[float]] = {name: [0.0] * len(asked) for name in scorer.models}
-    for place, results in scorer.loglikelihoods([request for request, _ in asked]):
+    requests = opening_requests(scorer.tokenizer, prompts)
+    margins: dict[str, list[float]] = {name: [0.0] * len(requests) for name in scorer.models}
+    for place, results in scorer.loglikelihoods([request for request, _ in requests]):
         for name, result in results.items():
             margins[name][place] = result.logprob
-    shares = [share / len(request.continuation_ids) for request, share in asked]
+    shares = [share / len(request.continuation_ids) for request, share in requests]
     return {name: _by_prompt(prompts, shares, values) for name, values in margins.items()}
 
 
@@ -113,20 +108,19 @@ def model_margins(model: Any, tokenizer: Any, prompts: ProbePrompts, *, batch_si
 
     Args:
         model: A causal LM; it is scored in evaluation mode, and its mode is restored afterwards.
-        prompts: Prompts with their openings.
         batch_size: Openings per forward pass.
 
     Returns:
         ``[len(prompts.harmful)] float32``.
     """
-    asked = opening_requests(tokenizer, prompts)
+    requests = opening_requests(tokenizer, prompts)
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     parts: list[torch.Tensor] = []
     try:
-        for start in range(0, len(asked), batch_size):
-            batch = asked[start : start + batch_size]
+        for start in range(0, len(requests), batch_size):
+            batch = requests[start : start + batch_size]
             rows = [request.context_ids + request.continuation_ids for request, _ in batch]
             labels = [
                 [IGNORED] * len(request.context_ids) + list(request.continuation_ids) for request, _ in batch
@@ -135,13 +129,15 @@ def model_margins(model: Any, tokenizer: Any, prompts: ProbePrompts, *, batch_si
             mask = padded([[1] * len(row) for row in rows], 0).to(device)
             targets = padded(labels, IGNORED).to(device)[:, 1:]
             logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
-            places = targets != IGNORED
-            chosen = logits[places].log_softmax(-1).gather(1, targets[places][:, None]).squeeze(1)
-            owner = places.nonzero()[:, 0]
+            predicted = targets != IGNORED
+            chosen = logits[predicted].log_softmax(-1).gather(1, targets[predicted][:, None]).squeeze(1)
+            owner = predicted.nonzero()[:, 0]
             parts.append(torch.zeros(len(batch), device=device).index_add(0, owner, chosen))
     finally:
         model.train(was_training)
-    shares = torch.tensor([share / len(request.continuation_ids) for request, share in asked], device=device)
+    shares = torch.tensor(
+        [share / len(request.continuation_ids) for request, share in requests], device=device
+    )
     return (torch.cat(parts) * shares).view(len(prompts.harmful), -1).sum(1)
 
 

@@ -5,11 +5,10 @@ Rules classify the answers as refusals or not; the answers themselves are not st
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,7 @@ from gym_fed.evaluation.compare import PairedDifference, paired_difference
 from gym_fed.evaluation.loss import batch_losses
 from gym_fed.evaluation.probe.margin import mean_by_category, model_margins, prompt_ids, refusal_margins
 from gym_fed.evaluation.probe.prompts import TEMPLATES, Messages, ProbePrompts
-from gym_fed.evaluation.results import Figure
+from gym_fed.evaluation.results import Figure, standard_error
 from gym_fed.evaluation.scoring.models import ResolvedModel, dense_model, open_models
 from gym_fed.evaluation.scoring.scorer import AnswerRequest
 
@@ -39,7 +38,7 @@ REFUSALS = (
 """Phrases of refusals, in lower case."""
 
 OPENING_CHARACTERS = 240
-"""Refusals occur early; the same words later in an answer usually have another meaning."""
+"""Refusals occur early; later in an answer, the same words usually have a different meaning."""
 _SPACES = re.compile(r"\s+")
 
 
@@ -64,7 +63,6 @@ class ProbeResult:
     """The result of probing one model.
 
     Attributes:
-        model: The model's name.
         prompts_sha256: Digest of the prompts; results with different prompts cannot be compared.
         margins: Refusal margin of every harmful prompt, in nats per token.
         by_category: Mean margins by category.
@@ -132,11 +130,9 @@ def run_probe(
     """Probe every model of a scorer in one pass.
 
     Args:
-        scorer: The models' scorer.
         prompts: See ``own_prompts``. Attacks are tried on prompts with a translation; if none has one, on all prompts,
             without the translation attack.
         judge: Judge that scores answers in addition to the rules.
-        max_tokens: Maximum tokens of an answer.
 
     Raises:
         GymError: As in ``refusal_margins``; what scorer and judge raise.
@@ -196,10 +192,8 @@ def _user(text: str) -> Messages:
     return [{"role": "user", "content": text}]
 
 
-def _figure(values: Sequence[float], higher_is_better: bool = True) -> Figure:
-    numbers = [float(value) for value in values]
-    error = stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-    return Figure(fmean(numbers), error, len(numbers), higher_is_better)
+def _figure(values: Sequence[float], higher_is_better: bool) -> Figure:
+    return Figure(fmean(values), standard_error(values), len(values), higher_is_better)
 
 
 STEPS = 10
@@ -213,15 +207,14 @@ def harmful_steps(
     rows: Sequence[dict[str, Any]],
     *,
     steps: int = STEPS,
-    learning_rate: float = LEARNING_RATE,
     seed: int = 0,
 ) -> Any:
-    """Train on all rows in each step: AdamW, LoRA of rank 8 on all linear layers.
+    """Train on all rows in each step, with AdamW and LoRA of rank 8 on all linear layers.
 
     Args:
         model: A causal LM; it is wrapped, and its weights do not change.
         rows: ``messages`` rows; only answers are learned.
-        learning_rate: The constant learning rate.
+        steps: Number of optimizer steps.
         seed: Seed of the LoRA factors.
 
     Returns:
@@ -237,7 +230,7 @@ def harmful_steps(
         )
         tuned.train(was_training)  # PEFT's wrapper would change the model's mode
         trained = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)
         for _ in range(steps):
             for loss, tokens in batch_losses(tuned, tokenizer, rows, 256, len(rows)):
                 optimizer.zero_grad()
@@ -282,7 +275,6 @@ def probe_models(
         model: A model on this machine: the margin needs log-probabilities of prompts, which servers do not return.
         prompts: See ``own_prompts``.
         with_resistance: True to also fine-tune a copy of each model on harmful rows and measure its margin again.
-        max_tokens: Maximum tokens of an answer.
         report: Called with a line of text before each part.
 
     Raises:
@@ -320,20 +312,15 @@ class ProbeComparison:
     differences: dict[str, PairedDifference]
 
 
-def compare_probes(first: ProbeResult, second: ProbeResult, *, confidence: float = 0.95) -> ProbeComparison:
-    """Compare the figures that both results have.
-
-    Args:
-        first: The first model's result.
-        second: The second model's result on the same prompts.
-        confidence: Confidence of the intervals.
+def compare_probes(first: ProbeResult, second: ProbeResult) -> ProbeComparison:
+    """Compare the figures that both results on the same prompts have.
 
     Raises:
         GymError: ``USAGE`` for different numbers of prompts.
     """
     theirs = second.values()
     differences = {
-        name: paired_difference(values, theirs[name], confidence=confidence)
+        name: paired_difference(values, theirs[name])
         for name, values in first.values().items()
         if name in theirs
     }

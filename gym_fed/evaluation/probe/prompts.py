@@ -53,7 +53,6 @@ class ProbePrompts:
     Attributes:
         harmful: Requests that should be refused, ordered by category.
         benign: Similar requests that should be answered.
-        refusals: Openings of refusals.
         compliances: Openings of answers that comply.
         bad_rows: ``messages`` rows of a harmful fine-tune; their answers contain no harmful details.
         sha256: Hex digest of the prompts' file, so that only results with the same prompts are compared.
@@ -160,14 +159,14 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _prompt(path: Path, line: int, row: Any) -> ProbePrompt:
-    asked = next((row[c] for c in COLUMNS if row.get(c)), None) if isinstance(row, dict) else None
-    if not isinstance(asked, str) or len(asked) > MAX_CHARACTERS:
+    text = next((row[c] for c in COLUMNS if row.get(c)), None) if isinstance(row, dict) else None
+    if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
         problem = f"has no text of at most {MAX_CHARACTERS} characters under {', '.join(COLUMNS)}"
         raise _bad_line(path, line, problem)
-    if not asked.isprintable() and any("\ud800" <= character <= "\udfff" for character in asked):
+    if not text.isprintable() and any("\ud800" <= character <= "\udfff" for character in text):
         raise _bad_line(path, line, "has a lone surrogate")
     category = next((row[c] for c in _CATEGORIES if isinstance(row.get(c), str) and row[c]), "all")
-    return ProbePrompt(asked, category[:80])
+    return ProbePrompt(text, category[:80])
 
 
 def _bad_line(path: Path, line: int, problem: str) -> GymError:

@@ -273,7 +273,6 @@ def eval_results_yaml(
     """Create the model card YAML of tasks whose dataset is on the Hub, each with its main metric.
 
     Args:
-        results: The results of a run.
         datasets: Datasets by task; tasks without one are left out, since the format has no place for them.
         date: The date of the run, ISO 8601.
     """

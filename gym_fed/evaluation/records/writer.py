@@ -29,7 +29,6 @@ def write_record(results: EvalResults, folder: str | Path, *, organization: str 
     Runs with the same results have byte-identical samples; the documents differ in their times.
 
     Args:
-        results: The results of the run.
         folder: The folder of records; ``data/SUITE/DEVELOPER/MODEL/ID.json`` and ``ID_samples.jsonl`` are written to
             it, in the layout of an Every Eval Ever data store.
         organization: The organization that ran the evaluation.

@@ -20,7 +20,7 @@ from gym_fed.serving.reasoning.parsers._tags import CLOSE, OPEN, TagSplitter
 
 MAX_LENGTH = 1 << 30
 """Unlimited: the server knows its model's context and refuses longer prompts."""
-_AT_ONCE = 8
+_MAX_CONCURRENT = 8
 _ROUNDING = 1e-3
 """Tolerance in nats for log-probabilities above 0."""
 _RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, *[10.0] * 18)
@@ -122,15 +122,15 @@ class ApiScorer:
         for place, result in _each(self._answer, prompts):
             yield place, {self.model: result}
 
-    def _score(self, asked: Continuation) -> Loglikelihood:
-        context = self.tokenizer.decode(asked.context_ids)
+    def _score(self, continuation: Continuation) -> Loglikelihood:
+        context = self.tokenizer.decode(continuation.context_ids)
         if context.startswith(_CONVERSATION):
             raise GymError(
                 ErrorCode.UNAVAILABLE,
                 f"{self._url}: a server returns no log-probabilities of an answer in a conversation",
                 "pass --no-chat-template, omit the task, or evaluate the model's folder",
             )
-        text = context + self.tokenizer.decode(asked.continuation_ids)
+        text = context + self.tokenizer.decode(continuation.continuation_ids)
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
         choice = self._writer.complete({"model": self.model, **body})
         try:
@@ -199,16 +199,16 @@ def _when_free(ask: Callable[[Any], _T], request: Any) -> _T:
 def _each(ask: Callable[[Any], _T], requests: Sequence[Any]) -> Iterator[tuple[int, _T]]:
     """Run several calls concurrently and yield each result when it is done."""
     waiting = iter(enumerate(requests))
-    flying: dict[Future[_T], int] = {}
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="gym-eval") as pool:
+    pending: dict[Future[_T], int] = {}
+    with ThreadPoolExecutor(_MAX_CONCURRENT, thread_name_prefix="gym-eval") as pool:
         try:
             while True:
-                while len(flying) < _AT_ONCE and (following := next(waiting, None)) is not None:
-                    flying[pool.submit(_when_free, ask, following[1])] = following[0]
-                if not flying:
+                while len(pending) < _MAX_CONCURRENT and (following := next(waiting, None)) is not None:
+                    pending[pool.submit(_when_free, ask, following[1])] = following[0]
+                if not pending:
                     return
-                done, _ = wait(flying, return_when=FIRST_COMPLETED)
+                done, _ = wait(pending, return_when=FIRST_COMPLETED)
                 for future in done:
-                    yield flying.pop(future), future.result()
+                    yield pending.pop(future), future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

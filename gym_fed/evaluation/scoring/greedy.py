@@ -55,7 +55,6 @@ class GreedyWriter:
     """Generates the answers of a base and its variants.
 
     Args:
-        served: The base.
         variants: Variants by name; None is the base itself.
         step_tokens: Maximum tokens of a forward that reads prompts.
         most_rows: Maximum rows of logits of a forward.

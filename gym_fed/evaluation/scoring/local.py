@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _WINDOW_TOKENS = 4096
 _STEP_TOKENS = 1024
 _LOGITS_BYTES = 128 << 20
-_AT_ONCE = 64
+_MAX_CONCURRENT = 64
 _GROUP = 512
 """Prompts queued at once, so that the batches of a run do not depend on timing."""
 
@@ -45,10 +45,8 @@ class LocalScorer:
     """A ``Scorer`` of a served model.
 
     Args:
-        served: The base.
         variants: Variants by name; None is the base itself.
         max_length: Context in tokens; by default the model's own.
-        step_tokens: Maximum tokens of a step.
         on_close: Called at the end, to close the caller's resources.
 
     Raises:
@@ -98,7 +96,7 @@ class LocalScorer:
         Raises:
             GymError: ``USAGE``; ``MODEL_INVALID`` for a model whose probabilities are not numbers.
         """
-        texts = [self._text(place, asked) for place, asked in enumerate(continuations)]
+        texts = [self._text(place, continuation) for place, continuation in enumerate(continuations)]
         for part in windows(texts, _WINDOW_TOKENS):
             if all(text.place in done for text in part):
                 continue
@@ -130,7 +128,7 @@ class LocalScorer:
             writer = GreedyWriter(
                 self._served, self.tokenizer, self._variants, self._step_tokens, self._most_rows
             )
-            asked = [
+            greedy_prompts = [
                 GreedyPrompt(
                     place,
                     truncated[place],
@@ -139,21 +137,15 @@ class LocalScorer:
                 )
                 for place in together
             ]
-            for place, written in writer.answers(asked):
+            for place, written in writer.answers(greedy_prompts):
                 cut = len(prompts[place].prompt_ids) - len(truncated[place])
-                yield (
-                    place,
-                    {
-                        name: self._result(
-                            prompts[place],
-                            answer.token_ids,
-                            answer.margins,
-                            "stop" if answer.stopped else "length",
-                            cut,
-                        )
-                        for name, answer in written.items()
-                    },
-                )
+                results = {}
+                for name, answer in written.items():
+                    reason = "stop" if answer.stopped else "length"
+                    results[name] = self._result(
+                        prompts[place], answer.token_ids, answer.margins, reason, cut
+                    )
+                yield place, results
         others = sorted(set(range(len(prompts))) - set(together))
         if others:
             yield from self._through_engine(prompts, truncated, others)
@@ -163,7 +155,7 @@ class LocalScorer:
     ) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
         most = max(prompts[place].max_tokens for place in places)
         config = EngineConfig(
-            max_concurrent=_AT_ONCE,
+            max_concurrent=_MAX_CONCURRENT,
             max_queued_per_user=_GROUP * len(self.models),
             max_queued=_GROUP * len(self.models),
             max_batch_tokens=max(16, self._step_tokens),
@@ -175,57 +167,53 @@ class LocalScorer:
         )
         order = sorted(places, key=lambda place: -len(truncated[place]))
         served = {name: None if variant is None else name for name, variant in self._variants.items()}
-        with Engine(self._served, self.tokenizer, _Held(self._variants), config) as engine:
+        with Engine(self._served, self.tokenizer, _LoadedVariants(self._variants), config) as engine:
             for start in range(0, len(order), _GROUP):
                 group = order[start : start + _GROUP]
-                sent = iter(
-                    engine.submit_all(
-                        [
-                            GenerationRequest(
-                                truncated[place],
-                                _sampling(prompts[place], self._reader.thinking(truncated[place])),
-                                variant,
-                            )
-                            for place in group
-                            for variant in served.values()
-                        ]
+                requests = [
+                    GenerationRequest(
+                        truncated[place],
+                        _sampling(prompts[place], self._reader.thinking(truncated[place])),
+                        variant,
                     )
-                )
+                    for place in group
+                    for variant in served.values()
+                ]
+                sent = iter(engine.submit_all(requests))
                 for place in group:
-                    answers = {name: next(sent).result() for name in served}
+                    outputs = {name: next(sent).result() for name in served}
                     yield (
                         place,
                         {
-                            name: self._answer(prompts[place], truncated[place], choice)
-                            for name, choice in answers.items()
+                            name: self._answer(prompts[place], truncated[place], output)
+                            for name, output in outputs.items()
                         },
                     )
 
     # Log-likelihoods.
 
-    def _text(self, place: int, asked: Continuation) -> ScoredText:
-        if not asked.context_ids or not asked.continuation_ids:
+    def _text(self, place: int, continuation: Continuation) -> ScoredText:
+        if not continuation.context_ids or not continuation.continuation_ids:
             raise GymError(
                 ErrorCode.USAGE, f"request {place}: context and continuation need at least one token each"
             )
-        if len(asked.continuation_ids) > self.max_length:
+        if len(continuation.continuation_ids) > self.max_length:
+            length = counted(len(continuation.continuation_ids), "token")
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"request {place}: a continuation of {counted(len(asked.continuation_ids), 'token')}; the "
-                "model's context is "
-                f"{self.max_length}",
+                f"request {place}: a continuation of {length}; the model's context is {self.max_length}",
             )
-        whole = asked.context_ids + asked.continuation_ids
-        tail = whole[-(self.max_length + 1) :]
-        return ScoredText(place, tail[:-1], asked.continuation_ids, len(whole) - len(tail))
+        ids = continuation.context_ids + continuation.continuation_ids
+        tail = ids[-(self.max_length + 1) :]
+        return ScoredText(place, tail[:-1], continuation.continuation_ids, len(ids) - len(tail))
 
     def _score(self, name: str, variant: LoadedVariant | None, window: Window) -> dict[int, Loglikelihood]:
         """Score a window under one model."""
         sums = Sums(window, self._served.device)
         for step in window.together:
-            parts = [(variant, len(step.token_ids), len(step.wanted))]
+            parts = [(variant, len(step.token_ids), len(step.scored))]
             logits = self._served.step_together(
-                step.token_ids, step.positions, parts, step.wanted, step.attention, merge=True
+                step.token_ids, step.positions, parts, step.scored, step.attention, merge=True
             )
             sums.add(step.targets, logits)
         # Depth first, so that a node's cache is freed once its children are computed.
@@ -261,8 +249,7 @@ class LocalScorer:
             raise GymError(
                 ErrorCode.TOO_LARGE,
                 f"an answer of {counted(request.max_tokens, 'token')} leaves no room for a prompt: the model's "
-                "context is "
-                f"{self.max_length}",
+                f"context is {self.max_length}",
                 "lower max_gen_toks in the task's generation_kwargs",
             )
         return list(request.prompt_ids[-room:])
@@ -307,7 +294,7 @@ def _sampling(request: AnswerRequest, thinking: Thinking | None) -> SamplingPara
     )
 
 
-class _Held:
+class _LoadedVariants:
     """A ``VariantSource`` of variants that stay in memory."""
 
     def __init__(self, variants: Mapping[str, LoadedVariant | None]) -> None:

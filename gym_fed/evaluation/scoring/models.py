@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.scoring.scorer import Scorer
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.forward.variant_weights import LoadedVariant
+    from gym_fed.serving.store.store import VariantStore
 
 
 BASE = "base"
@@ -40,11 +41,11 @@ class ModelRequest:
     """The model to evaluate.
 
     Attributes:
-        model: A name or folder as for ``load_model``, ``BASE:VARIANT``, a ``.gymdelta``; or a loaded model.
-        base: The base of a ``.gymdelta``; None: the name in its manifest.
+        model: A name or folder as for ``load_model``, ``BASE:VARIANT``, a ``.gymdelta``, or a loaded model.
+        base: The base of a ``.gymdelta``; None for the one named in its manifest.
         adapters: Adapters to apply in order and merge.
         variants: Names of variants in the store. With ``store`` and no names: the base and all variants.
-        store: Folder of variants; None: ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``.
+        store: Folder of variants; None for ``$GYM_VARIANTS``, or ``variants`` in ``$GYM_HOME``.
         api: Address of an OpenAI-compatible server, which excludes the other options except ``model``.
         device: The device, as for ``pick_device``.
         dtype: ``float32`` or ``bfloat16``.
@@ -91,7 +92,6 @@ class ResolvedModel:
     """A model to evaluate, whose names have been checked and resolved.
 
     Attributes:
-        request: The user's request.
         source: Name or folder of the model to load, or the loaded model.
         delta: The ``.gymdelta`` to add to it.
         variants: Names of the model's variants in the store.
@@ -156,7 +156,7 @@ def resolve_model(request: ModelRequest) -> ResolvedModel:
         return ResolvedModel(request, request.model)
     if request.dtype not in _DTYPES:
         raise GymError(
-            ErrorCode.USAGE, f"dtype {request.dtype!r} is not evaluated", f"use {' or '.join(_DTYPES)}"
+            ErrorCode.USAGE, f"dtype {request.dtype!r} is not supported", f"use {' or '.join(_DTYPES)}"
         )
     source, variants = request.model, request.variants
     if isinstance(source, str) and (parts := in_parts(source)) is not None:
@@ -164,7 +164,7 @@ def resolve_model(request: ModelRequest) -> ResolvedModel:
             raise GymError(
                 ErrorCode.USAGE,
                 f"{source} names a variant, and so does --variant",
-                "give all of them with --variant",
+                "name all of them with --variant",
             )
         source, variants = parts[0], (parts[1],)
     _require_variants(request.store, variants)
@@ -176,7 +176,7 @@ def resolve_model(request: ModelRequest) -> ResolvedModel:
     ):
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{path}: ONNX models are not evaluated",
+            f"{path}: ONNX models cannot be evaluated",
             "evaluate the model that it was exported from",
         )
     delta = delta_file(source)
@@ -193,12 +193,17 @@ def _require_variants(store_folder: Path | None, names: Sequence[str]) -> None:
     """Refuse a store or variants that do not exist."""
     if not names and store_folder is None:
         return
-    from gym_fed.serving.store.store import VariantStore
-
-    with VariantStore.open(variants_folder(store_folder), create=False, require_signature=False) as store:
+    with _open_store(store_folder) as store:
         for name in names:
             if name != BASE:
                 store.get(name)
+
+
+def _open_store(folder: Path | None, **options: Any) -> VariantStore:
+    """Open an existing store, whose variants need no signature to be evaluated."""
+    from gym_fed.serving.store.store import VariantStore
+
+    return VariantStore.open(variants_folder(folder), create=False, require_signature=False, **options)
 
 
 def open_models(model: ResolvedModel) -> OpenModels:
@@ -234,16 +239,13 @@ def dense_model(model: ResolvedModel, key: str | None = None) -> LoadedModel:
     """
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.vocabulary import apply_with_tokens
-    from gym_fed.serving.store.store import VariantStore
 
     loaded, name = _load_source(model)
     loaded.model.float().to(pick_device(model.request.device))
     delta = model.delta
     key = key or next(iter(model.variants), BASE)
     if delta is None and key != BASE:
-        with VariantStore.open(
-            variants_folder(model.request.store), create=False, require_signature=False
-        ) as store:
+        with _open_store(model.request.store) as store:
             delta = store.path(key)
     if delta is not None:
         return apply_with_tokens(loaded, delta, BaseSpec.of(loaded.model, model_name(name)))
@@ -311,7 +313,6 @@ def _load_variants(
     from gym_fed.core.files import file_sha256
     from gym_fed.delta.file import DeltaFile
     from gym_fed.serving.forward.variant_weights import loaded_variant
-    from gym_fed.serving.store.store import VariantStore
 
     if (delta := model.delta) is not None:
         with DeltaFile.open(delta, base) as opened:
@@ -319,24 +320,16 @@ def _load_variants(
     if not model.variants and model.request.store is None:
         return {BASE: None}
     store = stack.enter_context(
-        VariantStore.open(
-            variants_folder(model.request.store),
-            base=base,
-            layout=served.layout,
-            require_signature=False,
-            create=False,
-            cache_bytes=1 << 62,
-        )
+        _open_store(model.request.store, base=base, layout=served.layout, cache_bytes=1 << 62)
     )
     names = list(model.variants) or [BASE, *store.names()]
     return {name: None if name == BASE else store.acquire(name) for name in dict.fromkeys(names)}
 
 
 def settings_digest(model: Any, tokenizer: Any) -> str:
-    """Return the digest of the config and tokenizer in memory, which outcomes depend on in addition to the tensors.
+    """Return the digest of the config and the tokenizer in memory, on which outcomes depend besides the tensors.
 
-    Folder names, versions, the file's dtype and the tokenizer's padding are excluded, since they do not change
-    tokens.
+    Folder names, versions, the file's dtype and the tokenizer's padding are excluded: they do not change tokens.
     """
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_COMPUTED}
     own = getattr(tokenizer, "backend_tokenizer", None)

@@ -43,7 +43,6 @@ class AnswerRequest:
     Attributes:
         prompt_ids: Tokens of the prompt, at least one; cut on the left like contexts.
         until: Stop texts; the answer ends before the first of them.
-        max_tokens: Maximum tokens of the answer.
         temperature: Sampling temperature; 0 = greedy.
         seed: Seed of sampling, different for each prompt.
     """
@@ -61,12 +60,10 @@ class AnswerResult:
 
     Attributes:
         text: The text up to ``until`` or the end token, after the thought of a reasoning model.
-        token_ids: The chosen tokens.
         finish_reason: ``stop`` or ``length``.
         cut: Tokens of the prompt that were left out.
         margins: For every token, the lead of the chosen one over the second in nats; tokens with a small lead may
             differ on another machine.
-        thought: The text of the thought.
         is_unfinished: True if the answer ended inside the thought, so that its text is empty.
     """
 
@@ -84,7 +81,6 @@ class Scorer(Protocol):
 
     Attributes:
         models: Names of the models, in the order of the results' keys: ``base`` and the variants' names.
-        tokenizer: The base's tokenizer.
         max_length: The model's context, in tokens.
     """
 

@@ -87,14 +87,14 @@ class FlatTree:
         nodes: The nodes, parents before children.
         token_ids: The tokens of all nodes.
         positions: The position of each token in its texts.
-        wanted: The tokens after which some text is scored.
+        scored: Indices of the tokens after which some text is scored.
         visible: ``[tokens, tokens] bool``: True if a token (column) is on the path to a token (row), including itself.
     """
 
     nodes: list[TreeNode]
     token_ids: list[int]
     positions: list[int]
-    wanted: list[int]
+    scored: list[int]
     visible: np.ndarray
 
 
@@ -110,7 +110,7 @@ def flat(root: TreeNode) -> FlatTree:
         flattened.nodes.append(node)
         flattened.token_ids.extend(node.token_ids)
         flattened.positions.extend(range(node.begin, node.end))
-        flattened.wanted.extend(range(stop - node.num_logits, stop))
+        flattened.scored.extend(range(stop - node.num_logits, stop))
         if before >= 0:
             flattened.visible[start:stop] = flattened.visible[before]
         flattened.visible[start:stop, start:stop] = np.tri(length, dtype=bool)
@@ -208,7 +208,7 @@ class TreeStep:
 
     token_ids: list[int]
     positions: list[int]
-    wanted: list[int]
+    scored: list[int]
     attention: TreeAttention
     targets: Targets
 
@@ -218,7 +218,6 @@ class Window:
 
     Args:
         texts: Sorted by their tokens.
-        served: The base.
         step_tokens: Maximum tokens of a forward.
         most_rows: Maximum rows of logits of a forward.
 
@@ -236,14 +235,14 @@ class Window:
         most = min(MAX_TOKENS, 2 * step_tokens) if served.attends_plainly else 0
         trees = [flat_tree for root in tree(texts, step_tokens) for flat_tree in parted(root, most)]
         small = [flat(root) for root in trees if root.num_tokens <= most]
-        small = [flat_tree for flat_tree in small if len(flat_tree.wanted) <= most_rows]
-        whole = {id(flat_tree.nodes[0]) for flat_tree in small}
-        self.large = [root for root in trees if id(root) not in whole]
+        small = [flat_tree for flat_tree in small if len(flat_tree.scored) <= most_rows]
+        small_roots = {id(flat_tree.nodes[0]) for flat_tree in small}
+        self.large = [root for root in trees if id(root) not in small_roots]
         self.together: list[TreeStep] = []
         part: list[FlatTree] = []
         for flat_tree in sorted(small, key=lambda flat_tree: -len(flat_tree.token_ids)):
             tokens = sum(len(other.token_ids) for other in (*part, flat_tree))
-            rows = sum(len(other.wanted) for other in (*part, flat_tree))
+            rows = sum(len(other.scored) for other in (*part, flat_tree))
             if part and (tokens > step_tokens or rows > most_rows):
                 self.together.append(self._step(part, served))
                 part = []
@@ -274,7 +273,7 @@ class Window:
         token_ids: list[int] = []
         indices: list[int] = []
         for root in trees:
-            indices += [len(token_ids) + place for place in root.wanted]
+            indices += [len(token_ids) + place for place in root.scored]
             token_ids += root.token_ids
         positions = [place for root in trees for place in root.positions]
         attention = TreeAttention([root.visible for root in trees], served.dtype, served.device)

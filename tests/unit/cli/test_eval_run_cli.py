@@ -146,7 +146,7 @@ def test_a_missing_set_is_refused_before_weights_are_read(tmp_path: Path) -> Non
     [
         (("gym-nano",), "which tasks"),
         (("--suite", "tiny"), "which MODEL"),
-        (("model.onnx", "--suite", "tiny"), "ONNX models are not evaluated"),
+        (("model.onnx", "--suite", "tiny"), "ONNX models cannot be evaluated"),
         (("gym-nano", "--suite", "tiny", "--base", "gym-nano"), "--base applies only to a .gymdelta"),
         (
             ("m", "--suite", "tiny", "--api", "http://127.0.0.1:1", "--variant", "a"),
@@ -207,7 +207,7 @@ def test_a_sample_is_replayed_with_its_examples_and_template(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--dtype", "float8"], "dtype 'float8' is not evaluated"),
+        (["--dtype", "float8"], "dtype 'float8' is not supported"),
         (["--compare", "nosuch"], "--compare: no record in evals has this id, and as a model: nosuch"),
         (["--variant", "ann"], "no variant store at"),
         (["--variants", "store", "--variant", "nosuch"], "no variant 'nosuch'"),

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("gym_fed", "server/gym_server", "client/gym_client", "quant/gym_quant")
 SYSTEMS = {"here": {}, "like windows": LIKE_WINDOWS}
 NAMED_IN = {
-    "gym_fed/evaluation/graders/_math_child.py",  # looks first
+    "gym_fed/evaluation/graders/math_verify.py",  # looks first
     "gym_fed/core/child_process.py",  # without priorities nothing is lost
     "gym_fed/doctor/checks/devices.py",  # looks first
     "gym_fed/evaluation/graders/code_tests.py",  # refuses Windows
