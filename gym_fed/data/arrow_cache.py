@@ -40,7 +40,7 @@ from gym_fed.version import __version__
 FORMAT_VERSION = 2
 """Incremented with every change of the format, of how rows are read, or of how they are encoded."""
 MAX_CACHE_BYTES = 100 * 10**9
-"""Bytes of all files of the common folder together."""
+"""Maximum total size of the files in the common folder."""
 
 _SPACE = "rows and encoded rows take about seven times the size of their files"
 
@@ -49,7 +49,7 @@ _held_files: dict[Path, IO[bytes]] = {}
 
 
 def recipe_digest(recipe: Any) -> str:
-    """Return the name of the file that is made from ``recipe``, a JSON value with everything that it depends on."""
+    """Return the file name for ``recipe``, a JSON value with everything that the contents depend on."""
     text = json.dumps([FORMAT_VERSION, __version__, recipe], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -118,8 +118,8 @@ class ArrowCache:
         Args:
             write: Function that writes the contents to a binary file.
             facts: Called after the last item; its JSON is stored next to the file.
-            digest_now: Called after the last item. If the digest differs, a source has changed while it was read, and
-                nothing is kept.
+            digest_now: Called after the last item. If the digest differs, a source changed while it was being read, and
+                the file is discarded.
 
         Raises:
             GymError: ``DISK_FULL``; ``TOO_LARGE`` above the process's limit of file sizes.
@@ -172,7 +172,9 @@ class ArrowCache:
                 way += f", delete {self.path.parent}, set GYM_HOME to a folder of another disk, or set streaming: true"
             else:
                 way += ", or choose another folder"
-            raise GymError(code, f"{self.path}: {cause}; complete files of the folder stay", way) from error
+            raise GymError(
+                code, f"{self.path}: {cause}; complete files of the folder are unchanged", way
+            ) from error
 
     def _created(self, path: str, flags: int) -> int:
         return os.open(path, flags | O_BINARY, 0o600 if self._is_common else 0o666)
@@ -209,7 +211,7 @@ class ArrowCache:
 
 
 class _SourceChangedError(Exception):
-    """A source has changed while it was read."""
+    """A source changed while it was being read."""
 
 
 def _index_digest(index: dict[str, Any]) -> str:

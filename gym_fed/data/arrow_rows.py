@@ -1,7 +1,7 @@
-"""Rows in Arrow tables: mapped from a file, or from an unnamed temporary file that stays in memory while it is small.
+"""Rows in Arrow tables, memory-mapped from a file or from a temporary file that stays in memory while it is small.
 
-A row is stored as JSON text, because Arrow's typed columns would give all rows the same keys. Its bytes (pictures,
-sound) are in a column of their own.
+A row is stored as JSON text, because Arrow's typed columns would give all rows the same keys. Its bytes (images, audio)
+are in a separate column.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 import mmap
 import tempfile
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -43,7 +44,24 @@ _SCHEMA = pa.schema(
 )
 
 
-class ArrowRows(Sequence[Row]):
+class IndexedRows(Sequence[Row]):
+    """A sequence of rows that are read one by one, by their index."""
+
+    @abstractmethod
+    def row_at(self, index: int) -> Row:
+        """Return the row with an index from 0."""
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self.row_at(i) for i in range(*index.indices(len(self)))]
+        return self.row_at(range(len(self))[index])
+
+
+class ArrowRows(IndexedRows):
     """Rows of an Arrow stream. Only the rows that are accessed are read.
 
     Args:
@@ -69,14 +87,7 @@ class ArrowRows(Sequence[Row]):
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+    def row_at(self, index: int) -> Row:
         batch, at = _located(self._ends, index)
         return _decoded(self._batches[batch].slice(at, 1))[0]
 
@@ -92,7 +103,7 @@ class ArrowRows(Sequence[Row]):
         return np.concatenate(sizes) if sizes else np.zeros(0, np.int64)
 
     def content_digests(self) -> NDArray[np.bytes_]:
-        """Return ``[rows]``: 16 bytes that are equal for equal rows, whatever the order of their keys."""
+        """Return ``[rows]``: 16 bytes that are equal for equal rows, regardless of the order of their keys."""
         if self._content is None:
             parts = [np.frombuffer(_fixed(batch), dtype="V16") for batch in self._batches]
             self._content = np.concatenate(parts) if parts else np.zeros(0, "V16")
@@ -145,7 +156,7 @@ def write_rows(rows: Iterable[Row], sink: IO[bytes]) -> Iterator[int]:
             yield len(cells)
 
 
-class SelectedRows(Sequence[Row]):
+class SelectedRows(IndexedRows):
     """Rows of several stores by index, such as the rows of weighted sources, or one side of a split.
 
     Args:
@@ -159,14 +170,7 @@ class SelectedRows(Sequence[Row]):
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+    def row_at(self, index: int) -> Row:
         part, at = _located(self._ends, index)
         store, indices, forgotten = self._parts[part]
         row = store[int(indices[at])]
@@ -335,7 +339,7 @@ def _restored(value: Any, blobs: list[bytes]) -> Any:
         if value.keys() == {_TAG}:
             kind, content = value[_TAG]
             return blobs[content] if kind == "bytes" else _RESTORE[kind](content)
-        return {key: _restored(each, blobs) for key, each in value.items()}
+        return {key: _restored(item, blobs) for key, item in value.items()}
     if isinstance(value, list):
-        return [_restored(each, blobs) for each in value]
+        return [_restored(item, blobs) for item in value]
     return value

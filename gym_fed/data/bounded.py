@@ -17,6 +17,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_ROW_BYTES = 64 * 2**20
 """Maximum bytes of a line, list item, cell or text."""
+BOM = b"\xef\xbb\xbf"
 _CHUNK_BYTES = 1 << 20
 _BLANK = " \t\n\r"
 _IN_NUMBERS = "0123456789.eE+-"
@@ -227,6 +228,35 @@ def not_utf8(problem: str) -> GymError:
     """Return the error for bytes that are not UTF-8."""
     remedy = "save the file as UTF-8; for text from older Windows programs: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
     return GymError(ErrorCode.DATA_INVALID, problem, remedy)
+
+
+def decoded(name: str, data: bytes, start: int = 0) -> str:
+    """Decode bytes of a file that begin at ``start``, without a byte order mark."""
+    try:
+        return (data.removeprefix(BOM) if start == 0 else data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        skipped = len(BOM) if start == 0 and data.startswith(BOM) else 0
+        raise not_utf8(f"{name}: not UTF-8 at byte {start + skipped + error.start}") from error
+
+
+def json_line(place: str, line: str) -> Any:
+    """Parse a line of JSON.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the place.
+    """
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{place}: not valid JSON: {error.msg} at column {error.colno}",
+            "each line of a .jsonl file is one JSON object",
+        ) from error
+    except RecursionError as error:
+        raise GymError(ErrorCode.DATA_INVALID, f"{place}: nested too deeply", "drop the row") from error
+    except ValueError as error:  # such as a number of 5,000 digits
+        raise GymError(ErrorCode.DATA_INVALID, f"{place}: {error}", "drop the row") from error
 
 
 class CsvRow(dict[str, Any]):

@@ -14,68 +14,25 @@ Raw = dict[str, Any]
 _QUESTIONS = (
     ("prompt", "question", "instruction", "query", "problem", "input", "task", "request", "inquiry", "q"),
     (
-        "human",
-        "user",
-        "customer",
-        "client",
-        "ticket",
-        "message",
-        "q",
-        "sentence",
-        "source",
-        "text",
-        "content",
+        *("human", "user", "customer", "client", "ticket", "message", "q", "sentence", "source"),
+        *("text", "content"),
     ),
 )
 _ANSWERS = (
     ("completion", "answer", "response", "output", "reply", "solution", "a"),
     (
-        "assistant",
-        "bot",
-        "gpt",
-        "chatbot",
-        "agent",
-        "model",
-        "resolution",
-        "target",
-        "label",
-        "category",
-        "a",
+        *("assistant", "bot", "gpt", "chatbot", "agent", "model", "resolution", "target"),
+        *("label", "category", "a"),
     ),
 )
 """Names of answer columns, and names that count only if no column has one of the former."""
 _CHOSEN = ("chosen", "preferred", "better", "accepted", "winner", "win", "good")
 _REJECTED = ("rejected", "dispreferred", "worse", "refused", "loser", "lose", "bad")
 _FILLERS = {
-    *(
-        "customer",
-        "client",
-        "user",
-        "human",
-        "our",
-        "your",
-        "my",
-        "the",
-        "a",
-        "an",
-        "agent",
-        "support",
-        "expected",
-    ),
-    *(
-        "correct",
-        "gold",
-        "reference",
-        "ideal",
-        "best",
-        "final",
-        "full",
-        "model",
-        "bot",
-        "assistant",
-        "generated",
-    ),
-    *("original", "text", "column", "field", "value"),
+    *("customer", "client", "user", "human", "our", "your", "my", "the", "a", "an", "agent"),
+    *("support", "expected", "correct", "gold", "reference", "ideal", "best", "final"),
+    *("full", "model", "bot", "assistant", "generated", "original", "text", "column"),
+    *("field", "value"),
 }
 _CONTEXTS = {"context", "background", "passage"}
 """Names of columns with the text that a question refers to, which is often longer than the answer."""
@@ -194,7 +151,7 @@ def _singular(word: str) -> str:
         return word
     singulars = (word.removesuffix(end) + last for end, last in _PLURALS if word.endswith(end))
     # A single letter: "as" is not a plural.
-    return next((each for each in singulars if len(each) > 1 and each in _KNOWN), word)
+    return next((form for form in singulars if len(form) > 1 and form in _KNOWN), word)
 
 
 def _turns(values: Iterable[Any]) -> str | None:

@@ -204,6 +204,6 @@ def _show(name: str, guess: ColumnGuess, sample: Sequence[Raw]) -> None:
         named = json.dumps(plain(theirs, _NAME_CHARACTERS), ensure_ascii=False)
         err.print(f"  {ours:<10} <- {named}: {plain(shown, _SHOWN_CHARACTERS)}", markup=False)
     if guess.unread:
-        unread = ", ".join(plain(each, _NAME_CHARACTERS) for each in guess.unread[:_NAMES])
+        unread = ", ".join(plain(name, _NAME_CHARACTERS) for name in guess.unread[:_NAMES])
         err.print(f"  not read:     {unread}{', ...' if len(guess.unread) > _NAMES else ''}", markup=False)
     err.print(f"to choose others: {guess.option}", style="dim", markup=False, soft_wrap=True)

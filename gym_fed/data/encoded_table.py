@@ -1,7 +1,6 @@
-"""Encoded rows in Arrow tables, mapped from a file or in memory, as ``datasets`` and TRL read them.
+"""Encoded rows in Arrow tables, memory-mapped from a file or in memory, as ``datasets`` and TRL read them.
 
-A list of ids is a column ``list<int32>``: the ids of a batch of rows lie in one buffer, next to the offsets at which
-rows end.
+A column of ids has the type ``list<int32>``: one buffer with the ids of a batch, and the offset of each row.
 """
 
 from __future__ import annotations
@@ -9,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from gym_fed.data.arrow_rows import buffer_of, spooled
+from gym_fed.data.arrow_rows import IndexedRows, buffer_of, spooled
 from gym_fed.data.row_counts import IGNORED, RowCounts
 
 _BATCH_ROWS = 1000
@@ -24,7 +23,7 @@ _TYPES = {list: pa.list_(pa.int32()), bool: pa.bool_(), int: pa.int64()}
 _NO_IDS = ("seq_lengths", "position_ids")
 
 
-class EncodedTable(Sequence[dict[str, Any]]):
+class EncodedTable(IndexedRows):
     """Encoded rows with the counts of their sources.
 
     Args:
@@ -47,13 +46,7 @@ class EncodedTable(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def row_at(self, index: int) -> dict[str, Any]:
         row: dict[str, Any] = self.dataset[index]
         return row
 
@@ -95,8 +88,7 @@ def write_encoded(rows: Iterable[dict[str, Any]], sink: IO[bytes], largest: dict
 
     Args:
         rows: Values are lists of ids, integers or booleans.
-        sink: The file.
-        largest: Is filled with the largest value of each column of ids.
+        largest: Updated with the largest value of each column of ids.
     """
     source = iter(rows)
     chunk = list(islice(source, _BATCH_ROWS))
@@ -127,7 +119,7 @@ def largest_ids(file: Path) -> dict[str, int]:
     """Return the largest value of each column of ids.
 
     Raises:
-        ValueError: For columns of another type, negative ids, and labels that do not fit their row's ids.
+        ValueError: For columns of a different type, negative ids, and labels that do not fit their row's ids.
     """
     largest: dict[str, int] = {}
     for batch in read_batches(file):

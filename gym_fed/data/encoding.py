@@ -182,8 +182,8 @@ def _each_encoded(renderer: ChatRenderer, rows: Sequence[dict[str, Any]], first:
             result[i] = encoded
     if texts:
         for i, ids in zip(texts, text_ids(tokenizer, [rows[i]["text"] for i in texts]), strict=True):
-            whole = ended(tokenizer, ids, rows[i]["text"])
-            result[i] = {"input_ids": whole, "labels": whole}
+            text_with_end = ended(tokenizer, ids, rows[i]["text"])
+            result[i] = {"input_ids": text_with_end, "labels": text_with_end}
     return [encoded for encoded in result if encoded is not None]
 
 
@@ -301,10 +301,10 @@ def _packed(encoded: Iterable[Encoded], max_length: int) -> Iterator[Encoded]:
     rest: Encoded = {"input_ids": [], "labels": []}
     for row in encoded:
         rest = {key: rest[key] + row[key] for key in rest}
-        whole = len(rest["input_ids"]) // max_length * max_length
-        for at in range(0, whole, max_length):
+        complete = len(rest["input_ids"]) // max_length * max_length
+        for at in range(0, complete, max_length):
             yield {key: ids[at : at + max_length] for key, ids in rest.items()}
-        rest = {key: ids[whole:] for key, ids in rest.items()}
+        rest = {key: ids[complete:] for key, ids in rest.items()}
     if rest["input_ids"]:
         yield rest
 

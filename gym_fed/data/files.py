@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any, BinaryIO
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.bounded import (
+    BOM,
     DELIMITER_BYTES,
     MAX_ROW_BYTES,
     CsvRow,
@@ -24,8 +26,10 @@ from gym_fed.data.bounded import (
     bounded_lines,
     bounded_whole,
     buffered,
+    decoded,
     delimiter_name,
     delimiter_of,
+    json_line,
     not_utf8,
     too_long,
 )
@@ -138,15 +142,13 @@ def _s3(url: str) -> tuple[Any, str, str] | None:
 
     Credentials, region and endpoint come from AWS's environment variables; ``AWS_ALLOW_HTTP`` allows plain HTTP.
     """
-    import os
-
     try:
         from obstore.fsspec import FsspecStore
     except ImportError:
         return None
-    make: Any = FsspecStore
-    plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
-    fs = make("s3", client_options={"allow_http": plain}, skip_instance_cache=True)
+    store: Any = FsspecStore
+    allow_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
+    fs = store("s3", client_options={"allow_http": allow_http}, skip_instance_cache=True)
     return fs, url.removeprefix("s3://").rstrip("/"), "s3://"
 
 
@@ -177,15 +179,12 @@ def _is_data(name: str, root: str) -> bool:
 
 
 Placed = tuple[str, Any]
-_BOM = b"\xef\xbb\xbf"
 _PEEKED_BYTES = 4096
 _PARQUET_ROWS = 256
 JSON_CELLS = (
     *("messages", "conversations", "history", "prompt", "completion", "chosen", "rejected"),
     *("images", "audios", "videos"),
 )
-
-
 _TEXT_OR_MESSAGES = ("prompt", "completion", "chosen", "rejected")
 
 
@@ -237,7 +236,7 @@ def delimiter_in(file: DataFile) -> str | None:
 
 def _read_text(name: str, reader: io.BufferedReader, lines: bool) -> Iterator[Placed]:
     if not lines:
-        yield name, {"text": _decoded(name, bounded_whole(name, reader))}
+        yield name, {"text": decoded(name, bounded_whole(name, reader))}
         return
     for place, line in _lines(name, reader):
         yield place, {"text": line.rstrip("\r\n")}
@@ -247,39 +246,20 @@ def _lines(name: str, reader: io.BufferedReader) -> Iterator[tuple[str, str]]:
     """Yield non-empty lines with ``file:line``."""
     start = 0
     for number, line in enumerate(bounded_lines(name, reader), start=1):
-        text = _decoded(name, line, start)
+        text = decoded(name, line, start)
         start += len(line)
         if text.strip():
             yield f"{name}:{number}", text
 
 
-def _decoded(name: str, data: bytes, start: int = 0) -> str:
-    try:
-        return (data.removeprefix(_BOM) if start == 0 else data).decode("utf-8")
-    except UnicodeDecodeError as error:
-        skipped = len(_BOM) if start == 0 and data.startswith(_BOM) else 0
-        raise not_utf8(f"{name}: not UTF-8 at byte {start + skipped + error.start}") from error
-
-
 def _begins_a_list(reader: io.BufferedReader) -> bool:
     """Return True if a ``.jsonl`` file is one JSON list. Its first lines may be empty."""
-    return reader.peek(_PEEKED_BYTES).removeprefix(_BOM).lstrip()[:1] == b"["
+    return reader.peek(_PEEKED_BYTES).removeprefix(BOM).lstrip()[:1] == b"["
 
 
 def _read_jsonl(name: str, reader: io.BufferedReader) -> Iterator[Placed]:
     for place, line in _lines(name, reader):
-        try:
-            yield place, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"{place}: not valid JSON: {error.msg} at column {error.colno}",
-                "each line of a .jsonl file is one JSON object",
-            ) from error
-        except RecursionError as error:
-            raise GymError(ErrorCode.DATA_INVALID, f"{place}: nested too deeply", "drop the row") from error
-        except ValueError as error:  # such as a number of 5,000 digits
-            raise GymError(ErrorCode.DATA_INVALID, f"{place}: {error}", "drop the row") from error
+        yield place, json_line(place, line)
 
 
 def _read_json(name: str, reader: io.BufferedReader) -> Iterator[Placed]:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
@@ -121,7 +121,7 @@ def _mark(file: DataFile) -> Any:
 
 T = TypeVar("T")
 Stopping = Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"]
-STOPPING = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
+STOPPING = get_args(Stopping)
 
 
 def interleave(
@@ -136,7 +136,6 @@ def interleave(
     Args:
         sources: Functions that start a source from its first row.
         weights: One positive weight per source.
-        seed: Seed of the draws.
         stopping: When to stop, named as in ``datasets.interleave_datasets``. ``first_exhausted``: when the first source
             ends, so that the proportions hold until the end. ``all_exhausted``: when every source has ended at least
             once; a source that ends earlier restarts, so its rows repeat. ``all_exhausted_without_replacement``: when
@@ -145,13 +144,13 @@ def interleave(
     """
     rng = random.Random(seed)
     streams = [start() for start in sources]
-    open_ones = list(range(len(streams)))
+    open_sources = list(range(len(streams)))
     ended: set[int] = set()
-    while open_ones:
-        if len(open_ones) == 1:
-            index = open_ones[0]
+    while open_sources:
+        if len(open_sources) == 1:
+            index = open_sources[0]
         else:
-            (index,) = rng.choices(open_ones, [weights[i] for i in open_ones])
+            (index,) = rng.choices(open_sources, [weights[i] for i in open_sources])
         try:
             row = next(streams[index])
         except StopIteration:
@@ -161,12 +160,12 @@ def interleave(
                     on_stop(index)
                 return
             if stopping == "all_exhausted_without_replacement":
-                open_ones.remove(index)
+                open_sources.remove(index)
                 continue
             streams[index] = sources[index]()
             row_or_none = next(streams[index], None)
             if row_or_none is None:  # the source is empty
-                open_ones.remove(index)
+                open_sources.remove(index)
                 continue
             row = row_or_none
         yield row

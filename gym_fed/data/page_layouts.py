@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.bounded import CsvRow, delimiter_name
+from gym_fed.data.bounded import BOM, CsvRow, decoded, delimiter_name, json_line
 from gym_fed.data.files import after_space, cell_value
 from gym_fed.data.rows import without_filled_nulls
 
@@ -22,7 +22,6 @@ MAX_WHOLE_BYTES = 64 * 2**20
 HEAD_BYTES = 4096
 STRIDE = 128
 """Number of rows between two stored marks."""
-BOM = b"\xef\xbb\xbf"
 
 _Record = tuple[str, int, str, Callable[[], Any]]
 """Place, size in bytes, first characters if the row is too large (else empty), and a function that loads it."""
@@ -58,29 +57,11 @@ class LinesRows(PageLayout):
             offset, number = offset + size, number + 1
             head = line[:HEAD_BYTES].decode("utf-8", "replace") if size > MAX_ROW_BYTES else ""
             if line.strip():
-                yield (place, size, head, _json_line(place, line, here)), (offset, number)
+                yield (place, size, head, partial(_json_row, place, line, here)), (offset, number)
 
 
-def _json_line(place: str, line: bytes, offset: int) -> Callable[[], Any]:
-    def load() -> Any:
-        try:
-            return json.loads((line.removeprefix(BOM) if offset == 0 else line).decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"{place}: not UTF-8 at byte {offset + error.start}",
-                "save it as UTF-8",
-            ) from error
-        except json.JSONDecodeError as error:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"{place}: not valid JSON: {error.msg} at column {error.colno}",
-                "each line of a .jsonl file is one JSON object",
-            ) from error
-        except (RecursionError, ValueError) as error:
-            raise GymError(ErrorCode.DATA_INVALID, f"{place}: not valid JSON: {error}") from error
-
-    return load
+def _json_row(place: str, line: bytes, offset: int) -> Any:
+    return json_line(place, decoded(place, line, offset))
 
 
 class CsvRows(PageLayout):

@@ -16,10 +16,9 @@ from typing import Any, BinaryIO, cast
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.data.bounded import DELIMITER_BYTES, delimiter_of
+from gym_fed.data.bounded import BOM, DELIMITER_BYTES, delimiter_of
 from gym_fed.data.files import SUFFIXES
 from gym_fed.data.page_layouts import (
-    BOM,
     HEAD_BYTES,
     MAX_ROW_BYTES,
     STRIDE,

@@ -135,10 +135,10 @@ def sequences_of(
     if kind in ("preference", "unpaired", "prompt"):
         sequences = _prompt_sequences(tokenizer, row, str(kind), reasoning)
     else:
-        whole = encode_one(
+        encoded = encode_one(
             tokenizer, row, assistant_only=assistant_only, mask_history=mask_history, reasoning=reasoning
         )
-        sequences = iter([("row", whole)])
+        sequences = iter([("row", encoded)])
     for name, encoded in sequences:
         length = len(encoded["input_ids"])
         previews.append(
@@ -161,12 +161,12 @@ def _prompt_sequences(
 
 
 def _answered(tokenizer: Any, row: Row, answer: Any, reasoning: Reasoning) -> Encoded:
-    """Encode a prompt and an answer, of which only the answer is learned; it begins where both differ."""
+    """Encode a prompt with its answer, which is learned from the first token that differs from the prompt's."""
     if isinstance(row["prompt"], str):
         return encode_one(tokenizer, {"prompt": row["prompt"], "completion": answer})
-    whole, prompt = _ids(tokenizer, row, answer, reasoning), _ids(tokenizer, row, [], reasoning)
-    start = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-    return {"input_ids": whole, "labels": [IGNORED] * start + whole[start:]}
+    ids, prompt = _ids(tokenizer, row, answer, reasoning), _ids(tokenizer, row, [], reasoning)
+    start = next((i for i, (a, b) in enumerate(zip(prompt, ids, strict=False)) if a != b), len(prompt))
+    return {"input_ids": ids, "labels": [IGNORED] * start + ids[start:]}
 
 
 def _ids(tokenizer: Any, row: Row, answer: Any, reasoning: Reasoning) -> list[int]:

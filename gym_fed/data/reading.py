@@ -181,13 +181,11 @@ def format_of(row: Row) -> Format:
     Raises:
         BadRow: If they match none.
     """
-    whole = {**dict.fromkeys(columns_of(row), ""), **row}  # an empty cell does not mean another format
-    for names in (
-        FORMATS.own,
-        FORMATS.usable,
-    ):  # formats of other packages are imported only if no built-in format matches
+    columns = {**dict.fromkeys(columns_of(row), ""), **row}  # an empty cell does not mean another format
+    # Formats of other packages are imported only if no built-in format matches.
+    for names in (FORMATS.own, FORMATS.usable):
         for candidate in sorted(map(FORMATS.type_of, names()), key=lambda type_: type_.order):
-            if candidate.matches(whole):
+            if candidate.matches(columns):
                 format: Format = candidate()
                 return format
     raise unknown_format(row, guess_rest([row]))
@@ -218,7 +216,7 @@ def _medium(source: Any, folder: Path | None, column: str) -> Any:
         return source
     name = MEDIA[column]
     if "://" in source:
-        remedy = f"gym-fed fetches no {column}; download it and use its path"
+        remedy = f"gym-fed does not download {column}; download it and use its path"
         raise BadRow(f"{name} {source!r} is a URL", remedy)
     path = Path(source).expanduser()
     for candidate in (path, *([folder / path] if folder is not None else [])):
@@ -228,7 +226,7 @@ def _medium(source: Any, folder: Path | None, column: str) -> Any:
 
 
 def _check_places(row: Row, column: str) -> None:
-    """Check that a column has as many media as places; without any, they precede the first question."""
+    """Check that a column has as many media as placeholders; without any, they precede the first question."""
     turns = row.get("messages") or row.get("prompt")
     contents = [turn.get("content") for turn in turns] if isinstance(turns, list) else [turns]
     name, count = MEDIA[column], len(row.get(column) or ())
@@ -241,8 +239,8 @@ def _check_places(row: Row, column: str) -> None:
             places += sum(part.get("text", "").count(mark) for part in parts)
     if places not in (0, count):
         raise BadRow(
-            f"has {counted(places, 'place')} for {column} and {counted(count, name)}",
-            f"write {mark} once for each",
+            f"has {counted(places, 'placeholder')} for {column}, but {counted(count, name)}",
+            f"write {mark} once for each {name}",
         )
 
 
@@ -265,7 +263,7 @@ def parse_columns(text: str | None) -> dict[str, str]:
     for ours, theirs in _pairs(text or ""):
         if ours in columns or theirs in columns.values():
             twice = ours if ours in columns else theirs
-            raise GymError(ErrorCode.USAGE, f"--columns: {twice!r} is given twice", "give each column once")
+            raise GymError(ErrorCode.USAGE, f"--columns: {twice!r} is given twice", "name each column once")
         columns[ours] = theirs
     return columns
 
@@ -360,12 +358,12 @@ def _turns(value: Any, key: str) -> list[Any]:
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = parsed(value, key)
     if not isinstance(value, list):
-        raise BadRow(f"{key!r} is not a list of turns", "give the column of the turns: messages=COLUMN")
+        raise BadRow(f"{key!r} is not a list of turns", "name the column of the turns: messages=COLUMN")
     return value
 
 
 def _renamed_turn(turn: Any, columns: Mapping[str, str]) -> Raw:
-    """Rename the keys of a turn, by the names that the formats expect.
+    """Rename the keys of a turn to the names that formats expect.
 
     Raises:
         BadRow: If it lacks the key of its role.

@@ -79,12 +79,10 @@ class DatasetRegistry:
 
     Args:
         url: A folder, or an fsspec URL such as ``s3://bucket/datasets``; by default ``default_store()``.
-        kind: The folder of the manifests; a name other than ``datasets`` separates other contents on the same store.
     """
 
-    def __init__(self, url: str | Path | None = None, *, kind: str = "datasets") -> None:
+    def __init__(self, url: str | Path | None = None) -> None:
         self._objects = Objects(default_store() if url is None else url)
-        self._kind = kind
 
     @on_class_too
     def push(
@@ -126,7 +124,7 @@ class DatasetRegistry:
             if versions and (newest := self.show(name)).same_content(draft):
                 return newest
             data = json.dumps(draft.model_dump(), indent=1, sort_keys=True).encode()
-            if self._objects.create(self._path(name, draft.version), data):
+            if self._objects.create(_manifest_path(name, draft.version), data):
                 return draft  # otherwise a concurrent push has used this number
 
     @on_class_too
@@ -173,15 +171,13 @@ class DatasetRegistry:
             )
         version = int(number) if number else max(versions, default=0)
         if version not in versions:
-            known = (
-                f"versions {', '.join(map(str, versions))}" if versions else f"{self._kind}: {self._names()}"
-            )
+            known = f"versions {', '.join(map(str, versions))}"
+            if not versions:
+                known = f"datasets: {', '.join(sorted(self._all_names())[:8]) or 'none'}"
             raise GymError(
-                ErrorCode.NOT_FOUND,
-                f"{self._objects.url}: no {self._kind[:-1]} {reference}",
-                f"there are {known}",
+                ErrorCode.NOT_FOUND, f"{self._objects.url}: no dataset {reference}", f"there are {known}"
             )
-        path = self._path(name, version)
+        path = _manifest_path(name, version)
         try:
             manifest = DatasetManifest.model_validate_json(self._objects.read(path))
         except ValidationError as error:
@@ -203,18 +199,16 @@ class DatasetRegistry:
 
     def versions(self, name: str) -> Versions:
         """List the versions of a dataset, ascending; empty if there is none."""
-        names = self._objects.names(f"{self._kind}/{name}")
+        names = self._objects.names(f"datasets/{name}")
         return sorted(int(match[1]) for file in names if (match := _MANIFEST.fullmatch(file)))
 
     def _all_names(self) -> set[str]:
-        paths = self._objects.tree(self._kind)
+        paths = self._objects.tree("datasets")
         return {p.rpartition("/")[0] for p in paths if _MANIFEST.fullmatch(p.rpartition("/")[2])}
 
-    def _names(self) -> str:
-        return ", ".join(sorted(self._all_names())[:8]) or "none"
 
-    def _path(self, name: str, version: int) -> str:
-        return f"{self._kind}/{name}/{version:06}.json"
+def _manifest_path(name: str, version: int) -> str:
+    return f"datasets/{name}/{version:06}.json"
 
 
 def is_dataset_name(reference: str) -> bool:
@@ -248,47 +242,22 @@ def _local_files(path: Path) -> Iterator[tuple[Path, str]]:
 
 
 KNOWN = (
-    "Apache-2.0",
-    "BSD-2-Clause",
-    "BSD-3-Clause",
-    "C-UDA-1.0",
-    "CC-BY-2.0",
-    "CC-BY-3.0",
-    "CC-BY-4.0",
-    "CC-BY-NC-2.0",
-    "CC-BY-NC-3.0",
-    "CC-BY-NC-4.0",
-    "CC-BY-NC-ND-4.0",
-    "CC-BY-NC-SA-3.0",
-    "CC-BY-NC-SA-4.0",
-    "CC-BY-ND-4.0",
-    "CC-BY-SA-3.0",
-    "CC-BY-SA-4.0",
-    "CC-PDDC",
-    "CC0-1.0",
-    "CDLA-Permissive-1.0",
-    "CDLA-Permissive-2.0",
-    "CDLA-Sharing-1.0",
-    "ECL-2.0",
-    "EUPL-1.2",
-    "GFDL-1.3-or-later",
-    "GPL-2.0-only",
-    "GPL-2.0-or-later",
-    "GPL-3.0-only",
-    "GPL-3.0-or-later",
-    "ISC",
-    "LGPL-3.0-or-later",
-    "MIT",
-    "MIT-0",
-    "MPL-2.0",
-    "O-UDA-1.0",
-    "ODC-By-1.0",
-    "ODbL-1.0",
-    "OGL-UK-3.0",
-    "PDDL-1.0",
-    "Unlicense",
-    "etalab-2.0",
+    *("Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "C-UDA-1.0", "CC-BY-2.0", "CC-BY-3.0", "CC-BY-4.0"),
+    *(
+        "CC-BY-NC-2.0",
+        "CC-BY-NC-3.0",
+        "CC-BY-NC-4.0",
+        "CC-BY-NC-ND-4.0",
+        "CC-BY-NC-SA-3.0",
+        "CC-BY-NC-SA-4.0",
+    ),
+    *("CC-BY-ND-4.0", "CC-BY-SA-3.0", "CC-BY-SA-4.0", "CC-PDDC", "CC0-1.0", "CDLA-Permissive-1.0"),
+    *("CDLA-Permissive-2.0", "CDLA-Sharing-1.0", "ECL-2.0", "EUPL-1.2", "GFDL-1.3-or-later"),
+    *("GPL-2.0-only", "GPL-2.0-or-later", "GPL-3.0-only", "GPL-3.0-or-later", "ISC", "LGPL-3.0-or-later"),
+    *("MIT", "MIT-0", "MPL-2.0", "O-UDA-1.0", "ODC-By-1.0", "ODbL-1.0", "OGL-UK-3.0", "PDDL-1.0"),
+    *("Unlicense", "etalab-2.0"),
 )
+"""SPDX identifiers of licences that are used for datasets and models."""
 
 
 _OWN = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
@@ -304,7 +273,7 @@ def checked_licence(text: str | None) -> str:
         raise GymError(
             ErrorCode.USAGE,
             "licence: missing",
-            "give one, such as CC-BY-4.0; use LicenseRef-NAME for one without an SPDX identifier",
+            "name one, such as CC-BY-4.0; use LicenseRef-NAME for one without an SPDX identifier",
         )
     parts = re.split(r"\s+(AND|OR)\s+", text.strip())
     by_lower = {name.lower(): name for name in KNOWN}

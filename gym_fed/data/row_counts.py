@@ -32,7 +32,7 @@ def num_labels(labels: Sequence[int]) -> int:
 
 @dataclass
 class RowCounts:
-    """Counts of rows and labelled tokens. ``rows == learned + dropped``; ``cut`` rows are among both."""
+    """Counts of rows and labelled tokens. ``rows == learned + dropped``; a ``cut`` row is in one of the two."""
 
     rows: int = 0
     """Number of rows in the data."""
@@ -62,7 +62,7 @@ class RowCounts:
     """Outcomes of rows of plain strings; see ``string_rows.count_forms``."""
 
     max_length: int | None = field(default=None, compare=False)
-    """The length rows were cut to, if it differs from the run's own."""
+    """The length that rows were truncated to, if it differs from the run's."""
 
     notes: list[str] = field(default_factory=list, compare=False)
     """Messages to the user about the rows, one line each."""
@@ -111,7 +111,7 @@ class RowCounts:
         return {**{name: getattr(self, name) for name in _COUNTS}, **extra}
 
     def facts(self) -> dict[str, Any]:
-        """Return everything but the length of each row, as JSON; ``RowCounts(**facts)``."""
+        """Return everything except the row lengths as JSON-compatible values, for ``RowCounts(**facts)``."""
         return {**self.as_dict(), "notes": self.notes, "usual_length": self.length_of_most()}
 
     def describe(self, max_length: int | None, use: Literal["learned", "measured"] = "learned") -> str:
@@ -189,7 +189,7 @@ class EncodedRows(list[dict[str, Any]]):
 
 
 def counts_of(encoded: Sequence[dict[str, Any]], given: int) -> RowCounts:
-    """Return the counts of an algorithm's encoded rows; of a plain list, the missing rows count as dropped."""
+    """Return the counts of an algorithm's encoded rows; for a plain list, missing rows count as dropped."""
     if isinstance(encoded, EncodedRows):
         return encoded.counts
     learned = min(len(encoded), given)

@@ -13,13 +13,13 @@
 
 P and A are lists of messages (conversations), or both strings (plain text, for models without a chat template).
 Further keys are ``tools`` (OpenAI's functions, for the chat template) and the media ``images``, ``audios`` and
-``videos``: paths of files, data URLs or ``{"bytes", "path"}``, in the order of their places, which are ``<image>``,
-``<audio>`` and ``<video>`` in a text, or parts ``{"type": "image"}``. A video may be a list of frames. A
-message has ``role`` (system, user, assistant, tool), ``content`` and optionally ``name``. An assistant's message may
-have ``tool_calls``, ``reasoning_content``, and ``weight: 0`` if it must not be learned. ``weight: 1`` marks another
-role's message that is learned. ``masked`` has the ranges of characters, by key of the message, that are not learned:
-``{"content": [[start, end]]}``. ``train_on_eos`` of a row is the setting of its source. ``forget: True`` marks a row to
-unlearn.
+``videos``: file paths, data URLs or ``{"bytes", "path"}``, in the order of their placeholders. A placeholder is
+``<image>``, ``<audio>`` or ``<video>`` in a text, or a part such as ``{"type": "image"}``. A video may be a list of
+frames. A message has ``role`` (system, user, assistant, tool), ``content`` and optionally ``name``. An assistant's
+message may have ``tool_calls``, ``reasoning_content``, and ``weight: 0`` if it must not be learned. ``weight: 1`` marks
+a message of a different role that is learned. ``masked`` contains the character ranges that are not learned, by key of
+the message: ``{"content": [[start, end]]}``. ``train_on_eos`` of a row is the setting of its source. ``forget: True``
+marks a row to unlearn.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHOWN, _SHOWN_CHARACTERS = 12, 60
 
 Row = dict[str, Any]
 MEDIA = {"images": "image", "audios": "audio", "videos": "video"}
-"""The type of the parts of each column of media; ``<image>``, ``<audio>``, ``<video>`` are their places in a text."""
+"""The part type of each media column; ``<image>``, ``<audio>`` and ``<video>`` are the placeholders in a text."""
 RowKind = Literal["supervised", "preference", "unpaired", "stepwise", "prompt", "any"]
 _KEYS = {
     "preference": ("prompt", "chosen", "rejected"),
@@ -47,7 +47,7 @@ _KEYS = {
     "stepwise": ("prompt", "completions", "labels"),
 }
 _WHOLE = ("messages", "text", "segments", "input_ids")
-"""Keys of which one makes a supervised row."""
+"""Keys that each make a row supervised."""
 _REMEDY = {
     "supervised": "use conversations (messages), text, or prompt and completion",
     "preference": "use prompt, chosen and rejected",
@@ -81,7 +81,7 @@ class PlacedDict(dict[str, Any]):
 
     @classmethod
     def like(cls, row: Row, other: Row) -> PlacedDict:
-        """Give ``row`` the place of the row it was made from."""
+        """Create a row with the place of ``other``, from which it was converted."""
         place, columns = getattr(other, "place", None), getattr(other, "columns", None)
         return cls.of(row, place, getattr(other, "unread", ()), columns)
 
@@ -183,7 +183,7 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
 
 
 def _solution(row: Row, kind: RowKind, number: int) -> list[Row]:
-    """Convert a solution whose steps are labelled, as TRL's documentation does: it is right if every step is.
+    """Convert a solution with labelled steps as TRL's documentation does: it is right if every step is right.
 
     Raises:
         GymError: ``DATA_INVALID`` for a wrong solution that would be learned.
@@ -191,11 +191,11 @@ def _solution(row: Row, kind: RowKind, number: int) -> list[Row]:
     rest = _without(row, "completions", "labels")
     if kind == "prompt":
         return [rest]
-    whole, right = {**rest, "completion": _joined_steps(row["completions"])}, all(row["labels"])
+    solution, is_right = {**rest, "completion": _joined_steps(row["completions"])}, all(row["labels"])
     if kind == "unpaired":
-        return [{**whole, "label": right}]
-    if kind == "supervised" and right:
-        return [whole]
+        return [{**solution, "label": is_right}]
+    if kind == "supervised" and is_right:
+        return [solution]
     problem = "has a wrong step, which would be learned" if kind == "supervised" else f"is not a {kind} row"
     raise GymError(
         ErrorCode.DATA_INVALID,
@@ -218,8 +218,8 @@ def _require_types(row: Row, kind: RowKind | None, number: int) -> None:
     """Check the types of a row's values, since rows may be created in memory."""
     keys: Sequence[str] = _KEYS.get(str(kind), ())
     if kind == "supervised":
-        whole = [key for key in _WHOLE if key in row]
-        keys = whole[:1] or ("prompt", "completion")
+        present = [key for key in _WHOLE if key in row]
+        keys = present[:1] or ("prompt", "completion")
     elif kind in ("prompt", "stepwise"):
         keys = ("prompt",)
     for key in keys:
@@ -259,7 +259,7 @@ def not_learned(prompt: Sequence[Row]) -> list[Row]:
 
 
 def _joined_steps(steps: Sequence[str]) -> str:
-    """Join the steps of a solution, with a new line between steps that have no white space of their own."""
+    """Join the steps of a solution, with a line break between steps that white space does not separate."""
     text = ""
     for step in steps:
         apart = not text or text[-1].isspace() or step[:1].isspace()
@@ -329,18 +329,18 @@ def memory_rows(rows: Iterable[Any]) -> Iterable[Any]:
 
 
 def representative(rows: Iterable[Row], count: int) -> list[Row]:
-    """Choose ``count`` rows that stand for all of them; always the same ones.
+    """Choose ``count`` rows that represent all of them, deterministically.
 
-    They are evenly spaced, after rows with equal answers are grouped: a file that is sorted by topic is covered to its
-    end, and each label of a classification keeps its share (proportionate systematic sampling; Cochran 1977, "Sampling
-    Techniques", sec. 5.5 and 8.3).
+    Rows with equal answers are grouped, and the choice is evenly spaced. A file that is sorted by topic is therefore
+    covered to its end, and each label of a classification keeps its share (proportionate systematic sampling; Cochran
+    1977, "Sampling Techniques", sec. 5.5 and 8.3).
 
     Args:
-        rows: They are read twice; of the others only the answers are held in memory.
-        count: The most rows to return.
+        rows: All rows, which are read twice; memory holds their answers and the chosen rows.
+        count: Maximum number of rows to return.
 
     Raises:
-        GymError: ``DATA_INVALID`` if they have changed at the second reading.
+        GymError: ``DATA_INVALID`` if the rows change between the two passes.
     """
     answers = [_answer(row) for row in rows]
     if len(answers) <= count:
@@ -348,15 +348,15 @@ def representative(rows: Iterable[Row], count: int) -> list[Row]:
     times = Counter(answers)
     grouped = sorted(range(len(answers)), key=lambda i: answers[i] if times[answers[i]] > 1 else "")
     places = [grouped[(2 * k + 1) * len(answers) // (2 * count)] for k in range(count)]
-    wanted = set(places)
-    chosen = {place: row for place, row in enumerate(rows) if place in wanted}
-    if len(chosen) < len(wanted):
-        reason = "the rows have changed while they were read"
+    selected = set(places)
+    chosen = {place: row for place, row in enumerate(rows) if place in selected}
+    if len(chosen) < len(selected):
+        reason = "the rows changed while they were being read"
         raise GymError(ErrorCode.DATA_INVALID, reason, "run the command again when the file is complete")
     return [chosen[place] for place in places]
 
 
 def _answer(row: Row) -> str:
-    """The answer of a conversation or a prompt; empty for a text."""
+    """Return the answer of a conversation or a prompt; empty for a text."""
     turns = row.get("messages") or row.get("completion") or row.get("answer") or ""
     return str(turns[-1].get("content") if isinstance(turns, list) else turns)

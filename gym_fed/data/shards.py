@@ -1,7 +1,7 @@
 """Read WebDataset shards: tar files whose members with one name and several suffixes are one row.
 
-Nothing is extracted to disk, and the names of members are not kept in rows, so they cannot lead anywhere. A sample is
-read whole, and is no larger than ``MAX_ROW_BYTES``.
+Nothing is extracted to disk, and rows do not contain the names of members, so a hostile path has no effect. A sample
+is read completely, up to ``MAX_ROW_BYTES``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gym_fed.data.bounded import MAX_ROW_BYTES, not_utf8, too_long
 
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_MEMBERS = 1024
-"""Most members of a sample."""
+"""Maximum members of a sample."""
 _MAX_GLOBAL_HEADERS = 64
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 _SHOWN_CHARACTERS = 80
@@ -31,7 +31,7 @@ _MEDIA = {
 }
 _CAPTIONS = ("txt", "text", "caption", "cap")
 _ROW_KEYS = ("messages", "conversations", "conversation", "prompt", "instruction", "query", "chosen", "text")
-"""Keys that make a ``.json`` member a row; with others only, it describes the picture of a caption."""
+"""Keys that make a ``.json`` member a row; without any of them, it describes the captioned image."""
 
 Fields = dict[str, tuple[str, bytes]]
 """Name and contents of a sample's members, by their suffix."""
@@ -113,10 +113,10 @@ def _members(name: str, stream: BinaryIO) -> Iterator[tuple[str, str, str, bytes
 
 
 class _HeaderReader(io.RawIOBase):
-    """The archive for ``tarfile``, which would read extended headers and maps of sparse files of any size.
+    """Bounds what ``tarfile`` reads, since extended headers and maps of sparse files may have any size.
 
     Attributes:
-        count: The bytes that were read since the last member.
+        count: Number of bytes read since the last member.
     """
 
     def __init__(self, name: str, stream: BinaryIO) -> None:
@@ -140,7 +140,7 @@ class _HeaderReader(io.RawIOBase):
 
 
 def _row(name: str, key: str, fields: Fields) -> dict[str, Any]:
-    """Return the raw row of a sample: its ``.json`` with its pictures, or its pictures and their caption."""
+    """Return the raw row of a sample: its ``.json`` with its images, or its images and their caption."""
     row = _json(name, key, fields)
     media: dict[str, dict[str, bytes]] = {}
     for suffix, (path, data) in fields.items():
@@ -178,18 +178,18 @@ def _json(name: str, key: str, fields: Fields) -> dict[str, Any]:
 
 
 def _in_order(name: str, key: str, row: dict[str, Any], fields: Fields, images: Collection[str]) -> list[str]:
-    """Return the suffixes of the pictures in the order of the row's ``images``, if it names them, and remove these."""
+    """Return the suffixes of the images in the order of the row's ``images``, which is removed from the row."""
     given = row.pop("images", None) or row.pop("image", None)
     row.pop("image", None)
     if not given:
         return list(images)
     by_name = {PurePosixPath(fields[suffix][0]).name: suffix for suffix in images}
-    names = [PurePosixPath(str(each)).name for each in (given if isinstance(given, list) else [given])]
-    if missing := [each for each in names if each not in by_name]:
+    names = [PurePosixPath(str(image)).name for image in (given if isinstance(given, list) else [given])]
+    if missing := [image for image in names if image not in by_name]:
         raise _refused(
-            name, key, f"names the picture {_shown(missing[0])}, which is missing", "add it to the sample"
+            name, key, f"names the image {_shown(missing[0])}, which is missing", "add it to the sample"
         )
-    return [by_name[each] for each in names]
+    return [by_name[image] for image in names]
 
 
 def _text(name: str, path: str, data: bytes) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _ANSWERS = ("completion", "chosen", "rejected")
 _WORDS = {
     "turns": "trained as chat turns (chat_template: none keeps them raw)",
-    "templated": "trained as given (the chat template's marks are in them already)",
+    "templated": "trained as given (they already contain the chat template's marks)",
     "raw": "trained raw (without a chat template)",
 }
 _QUESTION, _ANSWER, _NEXT = "first-question-5d1e", "first-answer-5d1e", "second-question-5d1e"

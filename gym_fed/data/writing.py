@@ -47,19 +47,26 @@ def write_rows(file: Path, rows: Iterable[Row], *, overwrite: bool = False) -> i
     """
     check_output(file, overwrite)
     suffix = _suffix(file)
-    counted = _Counter(rows)
+    count = 0
+
+    def counted() -> Iterator[Row]:
+        nonlocal count
+        for row in rows:
+            count += 1
+            yield row
+
     with atomic_file(file) as stream:
         if suffix == ".jsonl.gz":
             # No name or time in the gzip header, so that equal rows give equal bytes.
             with gzip.GzipFile(filename="", fileobj=stream, mode="wb", mtime=0) as packed:
-                _write_jsonl(packed, counted)  # type: ignore[arg-type]  # it writes bytes as a file does
+                _write_jsonl(packed, counted())  # type: ignore[arg-type]  # it writes bytes as a file does
         else:
-            _WRITERS[suffix](stream, counted)
-    return counted.count
+            _WRITERS[suffix](stream, counted())
+    return count
 
 
 def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]:
-    """Convert a row to ``format``. Reading the result must restore the row, unless loss is allowed.
+    """Convert a row to ``format``. Reading the result must restore the row, unless losses are allowed.
 
     Args:
         row: One of ``gym_fed.data.rows``.
@@ -80,48 +87,35 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
         alike = as_kind([row], kind)
     except GymError as error:
         raise BadRow(error.message.removeprefix("row 1 "), error.hint) from error
-    if actual == "supervised" and kind == "prompt" and (lost := _only_of_the_answer(row)):
+    if actual == "supervised" and kind == "prompt" and (lost := _extra_answer_keys(row)):
         raise BadRow(f"{format} would lose {lost} of its answer", "choose messages, which stores everything")
     written = []
     for converted_row in alike:
         raw = into.write(converted_row)
-        if (back := into.read(raw)) != converted_row:
-            lost = ", ".join(_lost(converted_row, back)) or "a part of it"
+        if (restored := into.read(raw)) != converted_row:
+            lost = ", ".join(_lost(converted_row, restored)) or "a part of it"
             raise BadRow(f"{format} would lose {lost}", "choose messages, which stores everything")
         written.append(raw)
     return written
 
 
-def _only_of_the_answer(row: Row) -> str:
-    """Return the keys of the last message that ``answer`` would lose."""
+def _extra_answer_keys(row: Row) -> str:
+    """Return the keys of the last message that a prompt row's ``answer`` would lose."""
     last = row["messages"][-1] if "messages" in row else {}
     return ", ".join(repr(key) for key in last if key not in ("role", "content"))
 
 
-def _lost(row: Row, back: Row) -> Iterator[str]:
-    """Return the names of the keys that ``back`` does not restore."""
+def _lost(row: Row, restored: Row) -> Iterator[str]:
+    """Yield the names of the keys of ``row`` whose values differ in ``restored``."""
     for key, value in row.items():
-        restored = back.get(key)
-        if restored == value:
+        other = restored.get(key)
+        if other == value:
             continue
-        if key == "messages" and restored and len(restored) == len(value):
-            for number, (before, after) in enumerate(zip(value, restored, strict=True), 1):
+        if key == "messages" and other and len(other) == len(value):
+            for number, (before, after) in enumerate(zip(value, other, strict=True), 1):
                 yield from (f"{k!r} of message {number}" for k in before if before[k] != after.get(k))
         else:
             yield repr(key)
-
-
-class _Counter:
-    """Count rows as they pass."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self._rows = rows
-        self.count = 0
-
-    def __iter__(self) -> Iterator[Row]:
-        for row in self._rows:
-            self.count += 1
-            yield row
 
 
 def _suffix(file: Path) -> str:

@@ -31,7 +31,7 @@ class NamedTemplate:
     Attributes:
         user: The user's turn, and the text that opens the answer.
         answer: The assistant's turn: the content and its end token.
-        behind: Text between an answer and the next turn.
+        separator: Text between an answer and the next turn.
         system: The turn of a system message.
         prefix: Text at the start of a conversation.
         default: Default system message.
@@ -42,7 +42,7 @@ class NamedTemplate:
 
     user: str
     answer: str = "{}{eos}"
-    behind: str = ""
+    separator: str = ""
     system: str = "{}"
     prefix: str = ""
     default: str = ""
@@ -56,7 +56,7 @@ def _chatml(**more: object) -> NamedTemplate:
         **{  # type: ignore[arg-type]  # keys of the class
             "user": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
             "answer": "{}<|im_end|>",
-            "behind": "\n",
+            "separator": "\n",
             "system": "<|im_start|>system\n{}<|im_end|>\n",
             "end": "<|im_end|>",
             **more,
@@ -68,7 +68,7 @@ def _gemma() -> NamedTemplate:
     return NamedTemplate(
         user="<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n",
         answer="{}<end_of_turn>",
-        behind="\n",
+        separator="\n",
         system="{}\n\n",
         prefix="{bos}",
         fused=True,
@@ -79,7 +79,7 @@ def _gemma() -> NamedTemplate:
 NAMED: dict[str, NamedTemplate] = {
     "alpaca": NamedTemplate(
         user="### Instruction:\n{}\n\n### Response:\n",
-        behind="\n\n",
+        separator="\n\n",
         default="Below is an instruction that describes a task. "
         "Write a response that appropriately completes the request.\n\n",
     ),
@@ -94,13 +94,13 @@ NAMED: dict[str, NamedTemplate] = {
     "deepseek": NamedTemplate(user="User: {}\n\nAssistant:", system="{}\n\n", prefix="{bos}"),
     "deepseek3": NamedTemplate(user="<｜User｜>{}<｜Assistant｜>", prefix="{bos}"),
     "deepseekr1": NamedTemplate(user="<｜User｜>{}<｜Assistant｜>", prefix="{bos}", thinks=True),
-    "default": NamedTemplate(user="Human: {}{eos}\nAssistant:", behind="\n", system="System: {}{eos}\n"),
+    "default": NamedTemplate(user="Human: {}{eos}\nAssistant:", separator="\n", system="System: {}{eos}\n"),
     "gemma": _gemma(),
     "gemma3": _gemma(),
     "granite3": NamedTemplate(
         user="<|start_of_role|>user<|end_of_role|>{}<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
         answer="{}<|end_of_text|>",
-        behind="\n",
+        separator="\n",
         system="<|start_of_role|>system<|end_of_role|>{}<|end_of_text|>\n",
     ),
     "llama2": NamedTemplate(user="{bos}[INST] {} [/INST]", system="<<SYS>>\n{}\n<</SYS>>\n\n", fused=True),
@@ -120,7 +120,7 @@ NAMED: dict[str, NamedTemplate] = {
     "phi": NamedTemplate(
         user="<|user|>\n{}<|end|>\n<|assistant|>\n",
         answer="{}<|end|>",
-        behind="\n",
+        separator="\n",
         system="<|system|>\n{}<|end|>\n",
         end="<|end|>",
     ),
@@ -171,7 +171,7 @@ def named_template(name: str) -> str:
         f"{_out(slots.user, question)}"
         "{%- elif message['role'] == 'assistant' -%}"
         f"{_THOUGHT if slots.thinks else ''}"
-        f"{{%- generation -%}}{_out(slots.answer, answer)}{{%- endgeneration -%}}{_out(slots.behind, '')}"
+        f"{{%- generation -%}}{_out(slots.answer, answer)}{{%- endgeneration -%}}{_out(slots.separator, '')}"
         "{%- else -%}{{- raise_exception('no ' ~ message['role'] ~ ' messages in this template') -}}{%- endif -%}"
         "{%- endfor -%}"
     )
@@ -229,7 +229,7 @@ def read_chat_template(value: str) -> str | None:
     if len(source) > _MAX_CHARACTERS:
         raise _bad(
             f"has {counted(len(source), 'character')}, but at most {_MAX_CHARACTERS} are allowed",
-            "give a shorter template",
+            "use a shorter template",
         )
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
     try:
@@ -339,7 +339,7 @@ _SUGGESTED = ("chatml", "zephyr", "vicuna", "default")
 
 
 def end_and_marks(tokenizer: Any) -> tuple[str | None, list[str]]:
-    """Return the token that ends an answer (None for the tokenizer's own end token), and all tokens of the template."""
+    """Return the token that ends an answer (None for the tokenizer's EOS token), and all tokens of the template."""
     template = template_of(tokenizer)
     text = None
     for turns in (_PROBE_TURNS, _PROBE_TURNS[1:]):
@@ -351,9 +351,9 @@ def end_and_marks(tokenizer: Any) -> tuple[str | None, list[str]]:
     if text is None:
         return None, []
     marks = list(dict.fromkeys(_MARK.findall(text)))
-    behind = text.partition(_ANSWER)[2].lstrip()
+    after_answer = text.partition(_ANSWER)[2].lstrip()
     own = tokenizer.eos_token
-    end = None if own and behind.startswith(own) else _MARK.match(behind)
+    end = None if own and after_answer.startswith(own) else _MARK.match(after_answer)
     return (None if end is None else end[0]), marks
 
 

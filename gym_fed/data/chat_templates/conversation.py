@@ -50,7 +50,6 @@ class RenderedConversation:
     """A rendered conversation.
 
     Attributes:
-        text: The rendered text.
         spans: Spans of learned characters, in order.
     """
 
@@ -190,7 +189,7 @@ class ChatRenderer:
         return spans + [end for turn in at for end in closed.get(turn, ())]
 
     def _other_turns(self, given: Sequence[Message], ends: str) -> set[int]:
-        """Return the turns of other roles that are learned, or of which the end is."""
+        """Return the turns of other roles that are learned, or whose end token is."""
         if not self.assistant_only or self.mask_history:
             return set()
         others = {number for number, message in enumerate(given) if message["role"] != "assistant"}
@@ -205,7 +204,7 @@ class ChatRenderer:
 
 
 def _clean(message: Message, reasoning: Reasoning) -> Message:
-    """Normalise a message for templates: reasoning under one key, nothing about what is learned."""
+    """Normalise a message for templates: reasoning under one key, without ``weight`` and ``masked``."""
     thought = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     cleaned = {
         key: value
@@ -218,7 +217,7 @@ def _clean(message: Message, reasoning: Reasoning) -> Message:
 
 
 def _after_empty_thoughts(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Move the start of each span behind an empty thought at its beginning."""
+    """Move the start of each span past an empty thought at its beginning."""
     thoughts = [(_EMPTY_THOUGHT.match(text, start, end), start, end) for start, end in spans]
     return [(thought.end() if thought else start, end) for thought, start, end in thoughts]
 
@@ -265,11 +264,11 @@ def _refused(place: str, error: Exception) -> GymError:
     )
 
 
-def _lost(place: str, what: str) -> GymError:
+def _lost(place: str, missing: str) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
-        f"{place} {what}, but the model's chat template leaves {'them' if what in _TOOLS else 'it'} out",
-        _REMEDY.get(what, "use a model whose chat template supports it, or drop the row"),
+        f"{place} {missing}, but the model's chat template leaves {'them' if missing in _TOOLS else 'it'} out",
+        _REMEDY.get(missing, "use a model whose chat template supports it, or drop the row"),
     )
 
 

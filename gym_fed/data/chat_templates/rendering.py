@@ -33,7 +33,6 @@ class Template:
     """A chat template with its variables.
 
     Attributes:
-        source: The Jinja source.
         variables: Other variables of the template: special tokens, switches.
     """
 
@@ -152,8 +151,7 @@ def own_marks(
 
     Args:
         template: A template with marks.
-        messages: The conversation.
-        ends: The tokenizer's special tokens; white space behind one of them at a span's end is cut off.
+        ends: The tokenizer's special tokens; white space after one of them at the end of a span is excluded.
     """
     text, spans = template.marked(messages, tools)
     return text, _by_message(template, messages, tools, [_trimmed(text, span, ends) for span in spans])

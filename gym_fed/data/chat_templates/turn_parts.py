@@ -1,7 +1,7 @@
-"""Locate texts of single messages in a rendered conversation, for turns and parts that are learned on their own.
+"""Locate texts of single messages in a rendered conversation, for turns and parts that are learned separately.
 
-A message's text is where the conversation differs from the one with another text in its place. Two placeholders
-without a common edge are tried, since a template may write the same character next to the text.
+A message's text is where the conversation differs from the one with a placeholder instead. Two placeholders that share
+no first or last character are tried, since a template may write the same character next to the text.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def masked_spans(
     spans = []
     for turn, message in enumerate(given):
         for key, ranges in message.get("masked", {}).items():
-            value, held = message[key], key
-            whole, lead = value.strip(), len(value.lstrip()) - len(value)
+            value, rendered_key = message[key], key
+            rendered, lead = value.strip(), len(value.lstrip()) - len(value)
             if key not in messages[turn]:  # reasoning in the content, or left out
-                held, whole, lead = "content", f"{THINK}{value}{END_THINK}", len(THINK)
-            if whole not in str(messages[turn].get(held)):
+                rendered_key, rendered, lead = "content", f"{THINK}{value}{END_THINK}", len(THINK)
+            if rendered not in str(messages[turn].get(rendered_key)):
                 continue
-            start, end = text_span(template, text, messages, tools, turn, whole, held)
+            start, end = text_span(template, text, messages, tools, turn, rendered, rendered_key)
             offset = start + lead
             candidates = ((max(start, offset + first), min(end, offset + last)) for first, last in ranges)
             spans += [span for span in candidates if span[0] < span[1]]

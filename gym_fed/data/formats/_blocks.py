@@ -17,7 +17,7 @@ _BLOCKS = {
 
 
 def turns_of(turn: Raw) -> list[Raw]:
-    """Return the turns in one turn of a file: Anthropic's tool results are turns of their own, before the rest."""
+    """Split a turn of a file: Anthropic's tool results become separate turns before the rest."""
     content = turn.get("content")
     kinds = (
         [block.get("type") if isinstance(block, dict) else None for block in content or ()]
@@ -88,11 +88,11 @@ def pairs_as_turns(turns: list[Any]) -> list[Any]:
 
 
 def with_calls_joined(messages: list[tuple[Message, bool, bool]]) -> list[Message]:
-    """Join tool calls that are turns of their own with the assistant's turn before them.
+    """Merge tool calls in separate turns into the assistant's turn before them.
 
     Args:
-        messages: Messages; True for one that consists of tool calls alone, because its role is ``tool_call``; and True
-            for one with a weight of its own. Calls without one have the weight of the turn before them.
+        messages: Each message, whether it consists only of tool calls (role ``tool_call``), and whether it has its own
+            weight. Calls without a weight have that of the turn before them.
     """
     joined: list[Message] = []
     for message, only_calls, weighted in messages:

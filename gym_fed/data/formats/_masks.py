@@ -56,7 +56,7 @@ def learned_parts(turn: Raw, role: str, keys: dict[str, str]) -> Message:
         masked |= {ours: ranges} if ranges else {}
         flagged |= has_flags
     weight = given
-    if weight is None:  # as in Axolotl, a flag of a part makes its turn one that is learned
+    if weight is None:  # as in Axolotl, a turn with a flagged part is learned
         weight = int(flagged or role in (("assistant",) if roles is None else roles))
     if not weight:
         return {"weight": 0} if role == "assistant" or given == 0 else {}
@@ -86,7 +86,7 @@ def _require_binary(weight: Any, switch: bool, what: str) -> None:
 
 
 def _masked_of(turn: Raw, ours: str, theirs: str) -> tuple[list[list[int]], bool]:
-    """Return the ranges of a text that are not learned, and True if the turn says so of parts of it."""
+    """Return the ranges of a text that are not learned, and True if the turn has flags for parts of it."""
     text = turn.get(theirs)
     if isinstance(text, list):
         return _of_parts(text, theirs)
@@ -114,7 +114,7 @@ def _of_parts(parts: list[Any], key: str) -> tuple[list[list[int]], bool]:
         text = text_of_part(part)
         if text is None and flags:
             raise BadRow(
-                f"a part of {key!r} that is not text has a weight", "remove it: pictures are not learned"
+                f"a part of {key!r} that is not text has a weight", "remove it: images are not learned"
             )
         length = len(text or "")
         if length and flags and not any(flags.values()):
@@ -159,12 +159,12 @@ def _of_details(details: Any, text: Any) -> list[list[int]]:
 
 def _checked(ranges: Any, text: Any, key: str) -> list[list[int]]:
     length = len(text) if isinstance(text, str) else 0
-    for each in ranges if isinstance(ranges, list) else [None]:
+    for span in ranges if isinstance(ranges, list) else [None]:
         if not (
-            isinstance(each, list)
-            and len(each) == 2
-            and all(type(at) is int for at in each)
-            and 0 <= each[0] < each[1] <= length
+            isinstance(span, list)
+            and len(span) == 2
+            and all(type(at) is int for at in span)
+            and 0 <= span[0] < span[1] <= length
         ):
             raise BadRow(
                 f"{key!r} has a range that is not in the text, of {counted(length, 'character')}",

@@ -43,17 +43,9 @@ _TYPES_OF_MEDIA = {
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
     **dict.fromkeys(("video", "video_url"), "video"),
 }
-"""The media of content parts other than pictures, by their type."""
+"""The media of content parts other than images, by their type."""
 _READ_IN_PARTS = {
-    "type",
-    "text",
-    "value",
-    "content",
-    "image_url",
-    "image",
-    "url",
-    "path",
-    "source",
+    *("type", "text", "value", "content", "image_url", "image", "url", "path", "source"),
     *PART_FLAGS,
 }
 
@@ -82,8 +74,8 @@ def conversation(turns: Any, key: str) -> list[Message]:
     if not isinstance(turns, list) or not turns:
         example = "a human and a gpt turn" if key == "conversations" else "a user and an assistant message"
         raise BadRow(f"{key!r} is not a list of turns", f"add at least {example}")
-    whole = [part for turn in pairs_as_turns(turns) for part in turns_of(as_object(turn))]
-    return with_calls_joined([_message(turn) for turn in whole])
+    parts = [part for turn in pairs_as_turns(turns) for part in turns_of(as_object(turn))]
+    return with_calls_joined([_message(turn) for turn in parts])
 
 
 def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:
@@ -193,7 +185,7 @@ def _medium(part: Raw, medium: str, kind: str) -> Raw:
     if given is None:
         return {"type": medium}
     frames = given if isinstance(given, list) and medium == "video" else [given]
-    if not all(isinstance(one, str | dict) for one in frames):
+    if not all(isinstance(frame, str | dict) for frame in frames):
         raise BadRow(f"'content' has a part of type {kind!r} without a file", f"set {medium!r} to its path")
     return {"type": medium, "source": given}
 

@@ -60,11 +60,11 @@ class EmptyCell(BadRow):
     """A row with an empty required column.
 
     Args:
-        what: Name of the column in messages.
+        column: Name of the column in messages.
     """
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is empty", "fill it in, or delete the row")
+    def __init__(self, column: str) -> None:
+        super().__init__(f"{column} is empty", "fill it in, or delete the row")
 
 
 def as_object(raw: Any) -> Raw:
@@ -276,12 +276,12 @@ def _media_of(row: Raw, column: str) -> list[Any]:
     sources = [{"bytes": source} if isinstance(source, bytes) else source for source in sources]
     for source in sources:
         frames = source if column == "videos" and isinstance(source, list) and source else [source]
-        for one in frames:
-            keys = set(one) if isinstance(one, dict) else set()
+        for medium in frames:
+            keys = set(medium) if isinstance(medium, dict) else set()
             is_array = column == "audios" and keys >= {"array", "sampling_rate"}
-            if not (isinstance(one, str) or keys & {"bytes", "path"} or is_array):
+            if not (isinstance(medium, str) or keys & {"bytes", "path"} or is_array):
                 raise BadRow(
-                    f"{column!r} holds {type(one).__name__}",
+                    f"{column!r} holds {type(medium).__name__}",
                     f"use paths of {MEDIA[column]} files in {column!r}",
                 )
     return sources
@@ -297,8 +297,5 @@ def parsed(text: str, key: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise BadRow(f"{key!r} is not valid JSON: {error.msg}", "write it as JSON") from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # such as a number of 5,000 digits, or lists nested thousands deep
+    except (ValueError, RecursionError) as error:  # such as a number of 5,000 digits, or deeply nested lists
         raise BadRow(f"{key!r} cannot be read as JSON", "write plain JSON without deep nesting") from error

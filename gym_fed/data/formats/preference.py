@@ -16,9 +16,9 @@ from gym_fed.data.formats.base import BadRow, Format, Raw, note_unread, string, 
 
 _PAIR = ("chosen", "rejected")
 _REJECTED = ("rejected_response", "rejected_messages")
-"""ms-swift's keys: the row is a conversation with its chosen answer, and this is what was rejected instead."""
+"""ms-swift's keys of the rejected answer, in a row whose conversation ends with the chosen one."""
 _QUESTIONS = ("question", "query", "input")
-"""Names of the prompt in preference sets; used if the row has no key of a prompt."""
+"""Names of the prompt in preference data sets, used if the row has none of ``PROMPT_KEYS``."""
 _READ = (*_PAIR, *PROMPT_KEYS, "chosen_messages", "chosen_response", *_REJECTED, "rejected_images")
 
 

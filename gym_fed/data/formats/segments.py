@@ -36,5 +36,5 @@ class SegmentRows(Format):
 
     def write(self, row: Raw) -> Raw:
         if "segments" not in row:
-            raise BadRow("is not given in segments", "choose messages or completion")
+            raise BadRow("has no segments", "choose messages or completion")
         return row

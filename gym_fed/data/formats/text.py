@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.data.formats.base import BadRow, Format, Raw, string, system_of, with_context
-from gym_fed.data.rows import MEDIA
+from gym_fed.data.formats.base import BadRow, Format, Raw, string, without_context
 
 
 class Text(Format):
@@ -16,12 +15,7 @@ class Text(Format):
         return "text" in row
 
     def read(self, row: Raw) -> Raw:
-        converted = with_context(row, {"text": string(row, "text")}, "text")
-        if lost := [key for key in ("tools", *MEDIA) if key in converted] + ["system"] * bool(system_of(row)):
-            raise BadRow(
-                f"has {lost[0]!r} next to its text", "write a conversation (messages), or remove the key"
-            )
-        return converted
+        return without_context(row, {"text": string(row, "text")}, "text")
 
     def write(self, row: Raw) -> Raw:
         if "text" not in row:

@@ -64,7 +64,7 @@ def test_media_are_found_in_columns_and_parts_of_every_tool(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"audios": ["a.wav", "a.wav"]}, "1 place for audios and 2 audio"),
+        ({"audios": ["a.wav", "a.wav"]}, "1 placeholder for audios, but 2 audio"),
         ({"audios": ["missing.wav"]}, "no audio file at 'missing.wav'"),
         ({"audios": ["a.wav"], "videos": [["a.wav", "missing.png"]]}, "no video file at 'missing.png'"),
         ({"audios": ["https://example.org/a.wav"]}, "is a URL"),
@@ -103,7 +103,7 @@ def test_a_part_without_a_file_is_refused_by_its_row(kind: str, tmp_path: Path) 
     content = [{"type": kind}, {"type": "text", "text": "what?"}]
     good = {"messages": [{"role": "user", "content": f"a <{kind}> is a word"}, GOOD]}
     assert len(read(tmp_path, good)) == 1
-    with pytest.raises(GymError, match=rf"row 2.*: has 1 place for {kind}s and 0 {kind}s"):
+    with pytest.raises(GymError, match=rf"row 2.*: has 1 placeholder for {kind}s, but 0 {kind}s"):
         read(tmp_path, good, {"messages": [{"role": "user", "content": content}, GOOD]})
 
 

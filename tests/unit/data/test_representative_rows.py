@@ -56,5 +56,5 @@ def test_a_file_that_is_cut_between_the_two_readings_is_refused() -> None:
             self.readings += 1
             return iter([{"text": f"text {k}"} for k in range(10 if self.readings == 1 else 3)])
 
-    with pytest.raises(GymError, match="changed while they were read"):
+    with pytest.raises(GymError, match="changed while they were being read"):
         representative(Cut(), 4)

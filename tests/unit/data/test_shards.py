@@ -101,7 +101,7 @@ def test_pictures_are_in_the_order_in_which_the_row_names_them(tmp_path: Path) -
     assert found.unread == (".0.png",)
     row["images"] = ["../../etc/passwd"]
     members[2] = ("a.json", json.dumps(row).encode())
-    assert "names the picture passwd, which is missing" in refusal(shard(tmp_path / "b.tar", members))
+    assert "names the image passwd, which is missing" in refusal(shard(tmp_path / "b.tar", members))
 
 
 def test_samples_are_those_of_the_datasets_package(tmp_path: Path) -> None:
