@@ -33,7 +33,6 @@ class Base:
     Attributes:
         source: Name or path that it was loaded from.
         model: A causal LM in float32; unchanged outside of ``plus``.
-        tokenizer: Tokenizer of the base.
         spec: Spec that deltas are checked against.
     """
 
@@ -100,9 +99,7 @@ class LossEvaluator:
     with beta 0.1) against a fixed reference; a model with the reference's preferences has a loss of log 2.
 
     Args:
-        kind: Kind of the rows.
         rows: At least one row.
-        tokenizer: Tokenizer of the base.
         reference: Reference model for preferences; it is scored on creation and not stored.
         max_length: Maximum number of tokens per row.
     """

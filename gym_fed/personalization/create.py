@@ -71,11 +71,11 @@ def create(
     folder = request.output or writer.work_folder(request.name)
     if request.overwrite:
         _forget(folder)
-    how = encoding_of(method, codec, encoding, base.spec)
+    chosen_encoding = encoding_of(method, codec, encoding, base.spec)
     config = training_config(method, rows, folder / "run", base_model, training, base.size)
     config = config.model_copy(update={"device": device})
-    require_fitting(config, how)
-    job = VariantJob(folder, config, how)
+    require_fitting(config, chosen_encoding)
+    job = VariantJob(folder, config, chosen_encoding)
     evaluator = LossEvaluator(rows.kind, rows.judged, base.tokenizer, base.model, config.max_length)
     result = train_and_encode(job, base, rows, evaluator, listener)
     note = _note(job, result)
@@ -117,7 +117,7 @@ def create(
         chosen_encoded=result.chosen_encoded,
         steps=result.steps,
         best_step=result.best_step,
-        encoding=how.why,
+        encoding=chosen_encoding.why,
         note=note,
         rows=result.rows,
     )
@@ -130,7 +130,6 @@ class VariantJob:
     Attributes:
         folder: Folder with ``order.json``, the run in ``run/``, and the delta.
         training: Training config whose ``output_dir`` is ``run/``.
-        encoding: Encoding of the delta.
     """
 
     folder: Path
@@ -185,8 +184,8 @@ def train_and_encode(
     trained = evaluator.loss(model)
     begin(listener, "encoding")
     report = encode(model, job, base, rows, listener)
-    with base.opened(job.delta_path) as delta, base.plus(delta) as whole:
-        encoded, chosen_encoded = evaluator.loss(whole), evaluator.chosen_loss(whole)
+    with base.opened(job.delta_path) as delta, base.plus(delta) as encoded_model:
+        encoded, chosen_encoded = evaluator.loss(encoded_model), evaluator.chosen_loss(encoded_model)
     best = summary.get("best_step")
     return VariantResult(
         report,
@@ -214,8 +213,8 @@ def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener
         return lora_delta(
             change.factors, job.delta_path, base.spec, policy=policy, extra=extra, values=change.values
         )
-    whole = merged(model)
-    tuned = {name: tensor.to("cpu") for name, tensor in model_tensors(whole).items()}
+    merged_model = merged(model)
+    tuned = {name: tensor.to("cpu") for name, tensor in model_tensors(merged_model).items()}
     refine = _refine(tuned, job, base, rows, listener) if policy.distill_steps else None
     return encode_delta(tuned, base.model, policy, job.delta_path, base.spec, extra=extra, refine=refine)
 
@@ -253,13 +252,10 @@ def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[A
         listener.phase("training is already finished")
         figures: dict[str, Any] = json.loads(run.result.read_text(encoding="utf-8"))
         return load_model(str(run.path), device=job.training.device).model, figures
-    begun = run.last_checkpoint()
-    begin(
-        listener,
-        f"training on {counted(len(rows.train), 'row')}"
-        if begun is None
-        else f"training on {counted(len(rows.train), 'row')}, resuming after step {begun.name.rpartition('-')[2]}",
-    )
+    phase = f"training on {counted(len(rows.train), 'row')}"
+    if (checkpoint := run.last_checkpoint()) is not None:
+        phase += f", resuming after step {checkpoint.name.rpartition('-')[2]}"
+    begin(listener, phase)
     trainer = Trainer(
         job.training,
         on_rows=lambda name, counts: listener.rows(name, counts, job.training.max_length),

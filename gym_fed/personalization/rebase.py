@@ -93,9 +93,8 @@ def rebase(
     begin(listener, f"loading {request.onto}")
     base = Base.load(request.onto, device)
     if base.spec.digest == record.base_digest:
-        reason = (
-            f"variant {request.name!r} is of {base.spec.model_name!r} ({base.spec.digest[:19]}...) already"
-        )
+        onto = f"{base.spec.model_name!r} ({base.spec.digest[:19]}...)"
+        reason = f"variant {request.name!r} already belongs to {onto}"
         raise GymError(ErrorCode.USAGE, reason, "pass the new global version")
     with DeltaFile.open(path) as delta:
         require_shapes(delta, base.spec)
@@ -292,10 +291,7 @@ def refit(
     Args:
         carried: The carried delta to start from.
         job: Job whose training starts from ``job.folder / "start"``, which this function writes.
-        base: The new base.
-        rows: The owner's rows.
         evaluator: Evaluator on the owner's rows.
-        listener: Listener for progress.
 
     Returns:
         The refitted delta if it is better than the carried one, otherwise the carried one; with all losses.
@@ -376,19 +372,19 @@ def require_shapes(delta: DeltaFile, onto: BaseSpec) -> None:
             raise GymError(ErrorCode.BASE_MISMATCH, reason, remedy)
 
 
-def _alone(record: TensorRecord, scale: float) -> Params | None:
+def _params_at_scale(record: TensorRecord, scale: float) -> Params | None:
     """Return parameters that scale a tensor without changing its payload; None if its codec has none."""
     return record.params if scale == 1.0 else get_codec(record.codec).scaled_params(record.params, scale)
 
 
 def _scaled_params(record: TensorRecord, scale: float) -> Params:
-    params = _alone(record, scale)
+    params = _params_at_scale(record, scale)
     return record.params if params is None else params
 
 
 def _payload(delta: DeltaFile, name: str, scale: float) -> Payload:
     record, payload = delta.record(name), delta.payload(name)
-    if _alone(record, scale) is not None:
+    if _params_at_scale(record, scale) is not None:
         return payload
     try:
         return get_codec(record.codec).scaled(payload, record.shape, record.params, scale)

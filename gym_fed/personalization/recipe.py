@@ -67,7 +67,6 @@ class BaseSize:
 
     Attributes:
         context: Maximum context length in tokens; None if unknown.
-        num_weights: Number of weights.
     """
 
     context: int | None
@@ -86,8 +85,6 @@ def training_config(
 
     Args:
         method: Name of a tuning method that supports federation: ``lora``, ``full`` or one of a package.
-        rows: The training rows.
-        folder: Folder of the run.
         base_model: Name of the base in the config.
         overrides: Keys of ``TrainingConfig``; of a config object, only the keys that were set.
         size: Size of the base; large ones use the learning rates of `gym train`.
@@ -177,7 +174,6 @@ class Encoding:
     """The encoding of a variant.
 
     Attributes:
-        policy: The codecs.
         keeps_factors: True if the file contains LoRA factors, False if it contains the merged difference.
         why: Description of the choice and its reason.
     """
@@ -201,7 +197,6 @@ def encoding_of(
         method: Name of the tuning method.
         codec: Name of a codec, built-in or from an installed package, or ``auto``.
         overrides: Keys of ``CodecPolicy`` that replace the defaults.
-        spec: Spec of the base.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an unknown codec, a codec that does not support the method, or invalid keys.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gym_fed.training.run.hooks import StepReport
 
 
-AGAIN = "the same command continues from there"
+AGAIN = "run the same command again to resume"
 
 
 class Listener:

@@ -39,7 +39,6 @@ class PersonalRows:
 
     Attributes:
         kind: ``supervised`` or ``preference``.
-        train: Rows for training.
         held_out: Rows that are never trained on; empty if there are too few rows.
         digest: Hex sha256 of all rows and of the held-out selection.
         learnt_as: Description of the form in which they are trained; see ``formed``.
@@ -56,14 +55,9 @@ class PersonalRows:
     @property
     def form(self) -> Form:
         """``chat`` if any row is a conversation."""
-        return (
-            "chat"
-            if any(
-                "messages" in row or isinstance(row.get("prompt"), list)
-                for row in (*self.train, *self.held_out)
-            )
-            else "plain"
-        )
+        rows = (*self.train, *self.held_out)
+        is_chat = any("messages" in row or isinstance(row.get("prompt"), list) for row in rows)
+        return "chat" if is_chat else "plain"
 
     def formed(self, tokenizer: Any, as_chat: bool | None = None) -> PersonalRows:
         """Select whether rows of plain strings are trained as chat turns or as plain text.
@@ -71,7 +65,6 @@ class PersonalRows:
         The same rows are held out. Conversations and texts are unchanged.
 
         Args:
-            tokenizer: Tokenizer of the base.
             as_chat: True for chat turns, False for plain text; None for chat turns if the base has a chat template.
 
         Raises:
@@ -103,12 +96,9 @@ class PersonalRows:
     @property
     def judged_on(self) -> str:
         """Description of the rows in ``judged``."""
-        number = len(self.judged)
-        return (
-            counted(number, "held-out row")
-            if self.held_out
-            else f"the {counted(number, 'row')} used for training"
-        )
+        if self.held_out:
+            return counted(len(self.held_out), "held-out row")
+        return f"the {counted(len(self.train), 'row')} used for training"
 
     @property
     def supervised(self) -> list[Row]:
@@ -119,9 +109,8 @@ class PersonalRows:
 def read_rows(
     source: Source,
     *,
-    wanted: PersonalKind | None = None,
+    kind: PersonalKind | None = None,
     held_out: float = 0.2,
-    format: str = "auto",
     columns: Mapping[str, str] | None = None,
 ) -> PersonalRows:
     """Read rows, infer their kind from the columns, and hold out a share.
@@ -131,9 +120,8 @@ def read_rows(
 
     Args:
         source: Path of the rows, or the rows.
-        wanted: Required kind; rows of the other kind are rejected.
+        kind: Required kind; rows of the other kind are rejected.
         held_out: Fraction of the distinct rows to hold out, in [0, 0.5].
-        format: A name in ``gym_fed.core.registries.FORMATS``, or ``auto``.
         columns: Names of columns in the rows, by the name that the format expects.
 
     Raises:
@@ -145,33 +133,30 @@ def read_rows(
             ErrorCode.USAGE, f"held_out {held_out:g} is not between 0 and 0.5", "0.2 is the default"
         )
     rows: list[Row] = []
-    kind: str | None = wanted
-    for place, row in _placed(source, format, renaming(columns or {})):
+    expected: str | None = kind
+    for place, row in _placed(source, renaming(columns or {})):
         actual = kind_of(row)
         if actual not in _KINDS or "input_ids" in row or "segments" in row:
             reason = f"{place}: is {_called(actual)}, which cannot train a variant"
             raise GymError(ErrorCode.DATA_INVALID, reason, _REMEDY)
-        if kind is None:
-            kind = actual
-        if actual != kind:
-            asked = "asked for" if not rows and wanted is not None else "before it"
-            reason = f"{place}: is {_called(actual)}, and {_called(kind)} is {asked}"
+        expected = expected or actual
+        if actual != expected:
+            why = "is required" if not rows and kind is not None else "precedes it"
+            reason = f"{place}: is {_called(actual)}, but {_called(expected)} {why}"
             raise GymError(ErrorCode.DATA_INVALID, reason, _REMEDY)
         rows.append(PlacedDict.of(row, place, getattr(row, "unread", ())))
     if not rows:
         raise GymError(ErrorCode.DATA_INVALID, "there are no rows", "pass at least one")
     train, held = _split(rows, held_out)
-    return PersonalRows(
-        "preference" if kind == "preference" else "supervised", train, held, _digest(train, held)
-    )
+    rows_kind: PersonalKind = "preference" if expected == "preference" else "supervised"
+    return PersonalRows(rows_kind, train, held, _digest(train, held))
 
 
-def _placed(source: Source, format: str, rename: Rename | None) -> Iterable[tuple[str, Row]]:
+def _placed(source: Source, rename: Rename | None) -> Iterable[tuple[str, Row]]:
     if isinstance(source, str | Path):
-        return iter_rows(source, format, rename=rename)
-    return converted(
-        ((f"row {number}", dict(row)) for number, row in enumerate(memory_rows(source), 1)), format, rename
-    )
+        return iter_rows(source, rename=rename)
+    placed = ((f"row {number}", dict(row)) for number, row in enumerate(memory_rows(source), 1))
+    return converted(placed, "auto", rename)
 
 
 def _called(kind: str | None) -> str:
@@ -181,20 +166,18 @@ def _called(kind: str | None) -> str:
         "unpaired": "an answer with a label",
         "stepwise": "a solution with one label per step",
         "prompt": "a prompt without an answer",
-    }.get(str(kind), "no row")
+    }.get(str(kind), "not a row")
 
 
 def _split(rows: list[Row], share: float) -> tuple[list[Row], list[Row]]:
     keys = [_key(row) for row in rows]
-    different = dict(zip(keys, rows, strict=True))
-    if share == 0.0 or len(different) < MIN_ROWS:
+    distinct = dict(zip(keys, rows, strict=True))
+    if share == 0.0 or len(distinct) < MIN_ROWS:
         return rows, []
-    number = max(MIN_HELD_OUT, round(share * len(different)))
-    held = set(sorted(different, key=lambda key: hashlib.sha256(key.encode()).digest())[:number])
-    return (
-        [row for key, row in zip(keys, rows, strict=True) if key not in held],
-        [row for key, row in different.items() if key in held],
-    )
+    number = max(MIN_HELD_OUT, round(share * len(distinct)))
+    held = set(sorted(distinct, key=lambda key: hashlib.sha256(key.encode()).digest())[:number])
+    train = [row for key, row in zip(keys, rows, strict=True) if key not in held]
+    return train, [row for key, row in distinct.items() if key in held]
 
 
 def _digest(train: list[Row], held: list[Row]) -> str:

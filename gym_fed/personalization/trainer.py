@@ -124,13 +124,13 @@ class PersonalizedTrainer:
                 ``as_chat`` with a base that has no chat template.
         """
         rows = self._rows(preferences, examples, data, held_out, columns)
-        chosen = name or user_id
-        revision = self._writer.planned_revision(chosen, user_id, replace=replace)
+        variant_name = name or user_id
+        revision = self._writer.planned_revision(variant_name, user_id, replace=replace)
         from gym_fed.personalization.create import CreateRequest, create
 
         return create(
             CreateRequest(
-                chosen,
+                variant_name,
                 user_id,
                 revision,
                 rows,
@@ -247,14 +247,15 @@ class PersonalizedTrainer:
         held_out: float,
         columns: Mapping[str, str] | None,
     ) -> PersonalRows:
-        given: list[tuple[Source, PersonalKind | None]] = []
-        for source, kind in ((preferences, "preference"), (examples, "supervised"), (data, None)):
-            if source is not None:
-                given.append((source, kind))  # type: ignore[arg-type]  # the words of PersonalKind
+        sources: list[tuple[Source | None, PersonalKind | None]] = [
+            *((preferences, "preference"), (examples, "supervised"), (data, None))
+        ]
+        given = [(source, kind) for source, kind in sources if source is not None]
         if len(given) != 1:
             reason = f"{counted(len(given), 'source')} of rows are given"
             raise GymError(ErrorCode.USAGE, reason, "pass exactly one of preferences, examples and data")
-        return read_rows(given[0][0], wanted=given[0][1], held_out=held_out, columns=columns)
+        source, kind = given[0]
+        return read_rows(source, kind=kind, held_out=held_out, columns=columns)
 
 
 class ServedVariant:
@@ -272,7 +273,7 @@ class ServedVariant:
         """Create a served variant; use ``PersonalizedTrainer.serve_variant`` instead."""
         self.name = name
         self._shared = shared
-        self._serving: Serving | None = shared.take()
+        self._serving: Serving | None = shared.acquire()
         try:
             assert self._serving.store is not None  # a trainer's serving has one
             # Acquiring verifies the variant and loads it, or rejects it.
@@ -307,7 +308,7 @@ class ServedVariant:
         """Stop serving the variant; the base is freed with the last one. Idempotent."""
         if self._serving is not None:
             self._serving = None
-            self._shared.give_back()
+            self._shared.release()
 
     def __enter__(self) -> ServedVariant:
         return self
@@ -363,7 +364,7 @@ class SharedServing:
         self._open: Serving | None = None
         self._users = 0
 
-    def take(self) -> Serving:
+    def acquire(self) -> Serving:
         """Add a user. Raises as ``open_serving``."""
         with self._lock:
             if self._open is None:
@@ -371,7 +372,7 @@ class SharedServing:
             self._users += 1
             return self._open
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Remove a user."""
         with self._lock:
             self._users -= 1

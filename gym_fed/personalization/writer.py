@@ -1,4 +1,4 @@
-"""Write variants to a store, signed with their creator's key, and remove them with leftovers of their creation."""
+"""Write variants to a store, signed with their creator's key, and remove them together with unfinished work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted
-from gym_fed.serving.store.records import validate_name
+from gym_fed.serving.store.records import validate_name, validate_owner
 from gym_fed.trust.identity.keys import SigningKey, load_or_create
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ class VariantWriter:
     """A variant store with its creator's signing key.
 
     Args:
-        folder: Folder of the store.
         key: The creator's key; None for a key of the store, created on first use (``key.pem``, mode 0600).
         unsigned: Do not sign variants.
 
@@ -88,8 +87,6 @@ class VariantWriter:
 
     def planned_revision(self, name: str, user_id: str, *, replace: bool) -> int:
         """Return ``next_revision`` without creating a store."""
-        from gym_fed.serving.store.records import validate_name, validate_owner
-
         if self.folder.exists():
             with self.opened() as store:
                 return self.next_revision(store, name, user_id, replace=replace)
@@ -104,8 +101,6 @@ class VariantWriter:
             GymError: ``USAGE`` for a name or user id; ``FILE_EXISTS`` for a name that is taken and not to be replaced;
                 ``PERMISSION_DENIED`` for another user's variant.
         """
-        from gym_fed.serving.store.records import validate_name, validate_owner
-
         validate_name(name)
         validate_owner(user_id)
         try:
@@ -169,7 +164,6 @@ def remove_variant(folder: Path, name: str) -> LocalRemoval:
     """Remove a variant from a store, including data left by its creation or pulls.
 
     Args:
-        folder: Folder of the store.
         name: Name of the variant; unfinished work without a variant is also removed.
 
     Raises:

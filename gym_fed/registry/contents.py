@@ -17,11 +17,19 @@ from gym_fed.base.downloads.selection import ADAPTER, INDEX, WHOLE
 from gym_fed.base.downloads.selection import is_model_setting as is_setting
 from gym_fed.base.files import TRAVELS, licence_of
 from gym_fed.base.modeling.adapter_base import BASE_RECORD
-from gym_fed.base.modeling.adapters import BASE_ADAPTERS
+from gym_fed.base.modeling.adapters import BASE_ADAPTERS, read_adapter
 from gym_fed.base.modeling.adapters import CONFIG as ADAPTER_CONFIG
 from gym_fed.base.modeling.rope import BASE_CHANGES
 from gym_fed.base.modeling.vocabulary import set_special_ids
-from gym_fed.base.models import LoadedModel, is_hub_name, load_model, model_name, quiet_loading, resolve
+from gym_fed.base.models import (
+    LoadedModel,
+    folder_here,
+    is_hub_name,
+    load_model,
+    model_name,
+    quiet_loading,
+    resolve,
+)
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256, lies_in
 from gym_fed.core.json_files import read_object
@@ -108,8 +116,6 @@ def _weights(folder: Path) -> Contents:
 
 
 def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
-    from gym_fed.base.modeling.adapters import read_adapter
-
     adapter = read_adapter(str(folder), folder)
     named = base or adapter.base
     if named is None:
@@ -129,8 +135,6 @@ def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
 
 
 def _delta(file: Path, base: str | None) -> Contents:
-    from gym_fed.delta.file import DeltaFile
-
     with DeltaFile.open(file, added_tokens=True) as delta:
         named, digest = base or delta.manifest.base_model, delta.manifest.base_digest
         loaded = base_model(named, digest)
@@ -146,8 +150,6 @@ def base_model(named: str, digest: str) -> LoadedModel:
     Raises:
         GymError: ``BASE_MISMATCH``, or as ``load_model``.
     """
-    from gym_fed.delta.base import tensors_digest
-
     loaded = load_model(named)
     actual = tensors_digest(loaded.model)
     if actual != digest:
@@ -161,9 +163,6 @@ def base_model(named: str, digest: str) -> LoadedModel:
 
 def _described_base(named: str) -> BaseUsed:
     """Describe a base by name, with digest and licence if it is on this machine."""
-    from gym_fed.base.models import folder_here
-    from gym_fed.delta.base import tensors_digest
-
     here = folder_here(named)
     if here is None:
         return BaseUsed(name=model_name(named) if is_hub_name(named) else Path(named).name)
@@ -174,8 +173,6 @@ def _described_base(named: str) -> BaseUsed:
 def _digest(folder: Path) -> str | None:
     """Return the digest of a language model; None for reward models, vision models, and quantised ones."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_CLASSES
-
-    from gym_fed.delta.base import tensors_digest
 
     config = read_object(folder / "config.json")
     classes = config.get("architectures") or []
@@ -245,8 +242,6 @@ def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
             f"{name}: {type(model).__name__} is not a model",
             "pass a folder, the result of Trainer.train, or a model with save_pretrained",
         )
-    from gym_fed.base.models import quiet_loading
-
     with quiet_loading():
         for part in (weights, *([tokenizer] if tokenizer is not None else [])):
             part.save_pretrained(str(folder))

@@ -1,7 +1,7 @@
 """Fetch a version into a folder, atomically; a killed pull resumes where it stopped.
 
-Files are written to a hidden folder next to the requested one, and renamed at the end. Every byte is hashed before
-anything is read as a model.
+Files are written to a hidden folder next to the requested one, which is renamed at the end. Every byte is hashed before
+anything is loaded as a model.
 """
 
 from __future__ import annotations
@@ -33,16 +33,14 @@ class Pulled:
     """The result of a pull.
 
     Attributes:
-        found: The version.
-        folder: The folder with its files.
         fetched: False if all files were already here.
         base: The folder or name of the base that it was rebuilt from, or that its adapter needs; None if there is
             none, or if it is not on this machine.
-        kept: Share of the delta in the weights that were rebuilt; 1 for an adapter or an unmerged delta;
-            None for weights, and for a model that was rebuilt by an earlier pull.
+        kept: Share of the delta in the rebuilt weights; 1 for an adapter or an unmerged delta; None for weights, and
+            for a model that was rebuilt by an earlier pull.
     """
 
-    found: ModelVersion
+    version: ModelVersion
     folder: Path
     fetched: bool
     base: str | None
@@ -58,13 +56,11 @@ class Damage:
 
 
 def fetch(
-    objects: Objects, found: ModelVersion, record: bytes, folder: Path, finish: Callable[[Path], None]
+    objects: Objects, version: ModelVersion, record: bytes, folder: Path, finish: Callable[[Path], None]
 ) -> bool:
     """Fetch a version's files into ``folder``.
 
     Args:
-        objects: The store.
-        found: The version to fetch.
         record: The bytes of its signed manifest.
         folder: The target. It must not exist, or must hold an earlier pull of this version.
         finish: Called with the hidden folder when it has all files and before it is renamed, to rebuild a model.
@@ -76,23 +72,24 @@ def fetch(
         GymError: ``FILE_EXISTS`` for a folder with something else; ``DISK_FULL``; as ``Objects.fetch`` and ``finish``.
     """
     if os.path.lexists(folder):
-        _require_same(found, record, folder)
+        _require_same(version, record, folder)
         return False
     make_folder(folder.absolute().parent)
-    part = folder.with_name(f".{folder.name}.{found.sha256[:16]}.pull")
-    with _alone(part):
+    part = folder.with_name(f".{folder.name}.{version.sha256[:16]}.pull")
+    with _locked(part):
         if os.path.lexists(folder):  # a concurrent pull has just ended
-            _require_same(found, record, folder)
+            _require_same(version, record, folder)
             return False
-        missing = [file for file in found.manifest.files if not _is_there(part, file)]
-        _require_room(part, sum(file.num_bytes for file in missing))
+        missing = [file for file in version.manifest.files if not _is_there(part, file)]
+        if sum(file.num_bytes for file in missing) > shutil.disk_usage(part).free:
+            raise disk_full(part)
         for file in missing:
             objects.fetch(file.sha256, file.num_bytes, part / file.path)
             failpoint("registry-file-fetched")
         finish(part)
         write_atomically(part / RECORD, record)
         write_atomically(
-            part / MADE, json.dumps(_rebuilt_digests(found, part), indent=1, sort_keys=True).encode()
+            part / MADE, json.dumps(_rebuilt_digests(version, part), indent=1, sort_keys=True).encode()
         )
         failpoint("registry-pull-complete")
         part.rename(folder)
@@ -140,13 +137,8 @@ def _rebuilt_digests(version: ModelVersion, part: Path) -> dict[str, str]:
     return {path: file_sha256(file) for path, file in sorted(here.items()) if path not in listed}
 
 
-def _require_room(part: Path, num_bytes: int) -> None:
-    if num_bytes > shutil.disk_usage(part).free:
-        raise disk_full(part)
-
-
 @contextmanager
-def _alone(part: Path) -> Iterator[None]:
+def _locked(part: Path) -> Iterator[None]:
     """Lock the hidden folder against other pulls; the lock ends with the process in any case."""
     while True:
         part.mkdir(exist_ok=True)

@@ -41,7 +41,6 @@ class HubFolder:
     """A folder that is ready to be uploaded.
 
     Attributes:
-        folder: The folder.
         manifest: The manifest of the model; its number, sizes and digests are valid only for a version of a registry.
         problems: Points to check before publishing, one sentence each.
         kept: Share of a merged delta in the weights; 1 for an adapter or an unmerged delta; None for weights.

@@ -86,7 +86,7 @@ class ModelRegistry:
         Files on the store are not sent again; pushing the newest version again returns that version.
 
         Args:
-            name: Small letters, digits, dots and dashes, with at most one ``/``.
+            name: Lowercase letters, digits, dots and dashes, with at most one ``/``.
             model: The folder of a model, of a run or of an adapter; a ``.gymdelta``; a ``TrainResult``; or anything
                 with ``save_pretrained``.
             config: Config of a model in memory, which is stored as ``config.yaml``.
@@ -162,25 +162,24 @@ class ModelRegistry:
         record = self._objects.read(f"models/{version.name}/{version.version:06}.json", MAX_MANIFEST_BYTES)
         kind = "as-is" if as_is and version.manifest.kind == "delta" else ""
         folder = Path(dest) if dest is not None else _default_folder(version, kind)
-        used: str | None = None
+        base_used: str | None = None
         rebuilds = version.manifest.kind == "delta" and not as_is
         if rebuilds and not folder.exists():
-            used = self.base_of(version, base, confirm)
+            base_used = self.base_of(version, base, confirm)
         elif version.manifest.base is not None:
-            used = base or _named_here(version.manifest.base.name)
-
+            base_used = base or _named_here(version.manifest.base.name)
         kept = None if version.manifest.kind == "weights" or rebuilds else 1.0
 
         def finish(part: Path) -> None:
             nonlocal kept
             if rebuilds:
-                assert used is not None
+                assert base_used is not None
                 assert version.manifest.base is not None
-                loaded = base_model(used, version.manifest.base.digest or "")
+                loaded = base_model(base_used, version.manifest.base.digest or "")
                 kept = rebuild(loaded, part / DELTA_FILE, version.manifest.digest, part)
 
         fetched = fetch(self._objects, version, record, folder, finish)
-        return Pulled(version, folder, fetched, used, kept)
+        return Pulled(version, folder, fetched, base_used, kept)
 
     def trusted(
         self, reference: str, *, confirm: Confirm | None = None, signer: str | None = None
@@ -328,24 +327,20 @@ class ModelRegistry:
         return self._versions.moves(name, tag)
 
     def _move(self, name: str, tag: str, version: ModelVersion | None, key: SigningKey) -> TagMove:
-        made: builtins.list[TagMove] = []
-
-        def seal(number: int) -> bytes:
-            made.append(
-                TagMove(
-                    name=name,
-                    tag=tag,
-                    number=number,
-                    version=None if version is None else version.version,
-                    manifest_sha256=None if version is None else version.sha256,
-                    created_at=int(time.time()),
-                )
+        def numbered(number: int) -> TagMove:
+            return TagMove(
+                name=name,
+                tag=tag,
+                number=number,
+                version=None if version is None else version.version,
+                manifest_sha256=None if version is None else version.sha256,
+                created_at=now,
             )
-            return sealed(made[-1], key)
 
-        self._versions.move(name, tag, seal)
+        now = int(time.time())
+        number = self._versions.move(name, tag, lambda number: sealed(numbered(number), key))
         self._pins.add(name, Signer(key.public_key))
-        return made[-1]
+        return numbered(number)
 
     def _parents(self, references: Sequence[str]) -> builtins.list[Parent]:
         versions = [self.show(reference) for reference in references]
@@ -353,11 +348,11 @@ class ModelRegistry:
 
     def _known_base(self, base: BaseUsed) -> BaseUsed:
         """Return a base, with its version in this registry if there is one."""
-        there = None if base.digest is None else self._versions.with_digest(base.digest)
-        if there is None:
+        version = None if base.digest is None else self._versions.with_digest(base.digest)
+        if version is None:
             return base
-        licence = there.manifest.licence if base.licence == NOT_STATED else base.licence
-        return base.model_copy(update={"version": there.reference, "licence": licence})
+        licence = version.manifest.licence if base.licence == NOT_STATED else base.licence
+        return base.model_copy(update={"version": version.reference, "licence": licence})
 
     def base_of(self, version: ModelVersion, given: str | None, confirm: Confirm | None) -> str:
         """Find the base of a delta: the given base, or by its name on this machine, or in this registry.

@@ -17,7 +17,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.text import plain
 from gym_fed.data.registry import checked_licence
-from gym_fed.registry.card.facts import EVALS, published_record, read_evaluations
+from gym_fed.registry.card.facts import EVALS, lineage_of, published_record, read_evaluations
 from gym_fed.registry.card.readme import card_of
 from gym_fed.registry.contents import Contents, contents_of, saved
 from gym_fed.registry.manifest import CARD, NOT_STATED, BaseUsed, DataUsed, ModelFile, ModelManifest, Parent
@@ -77,7 +77,6 @@ def prepared(
     """Read a model and its records, and write its card.
 
     Args:
-        name: The name of the model.
         model: See ``ModelRegistry.push``.
         stated: Facts stated by the user.
         config: Config of a model in memory, which is stored next to it.
@@ -88,8 +87,6 @@ def prepared(
     Raises:
         GymError: See ``ModelRegistry.push``.
     """
-    from gym_fed.registry.card.facts import lineage_of
-
     require_name(name)
     licence = checked_licence(stated.licence)
     with tempfile.TemporaryDirectory() as scratch_name:

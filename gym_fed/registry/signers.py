@@ -93,14 +93,12 @@ class Pins:
         write_atomically(self._path(name), pin.model_dump_json(indent=1).encode())
 
     def require(
-        self, name: str, what: str, signer: Signer, confirm: Confirm | None, expected: str | None
+        self, name: str, signed: str, signer: Signer, confirm: Confirm | None, expected: str | None
     ) -> None:
         """Check that a key may sign for a model; pin it when it is accepted.
 
         Args:
-            name: The name of the model.
-            what: The name of the signed object for messages: ``name@version``.
-            signer: The key that signed it.
+            signed: The name of the signed object for messages: ``name@version``.
             confirm: Confirms the first key of a model; None refuses it.
             expected: The fingerprint named by the user; it replaces a pinned one.
 
@@ -113,7 +111,7 @@ class Pins:
             if _parsed_fingerprint(expected) != signer.fingerprint:
                 raise GymError(
                     ErrorCode.SIGNATURE_INVALID,
-                    f"{what}: is signed by {signer.fingerprint}, not by {_parsed_fingerprint(expected)}",
+                    f"{signed}: is signed by {signer.fingerprint}, not by {_parsed_fingerprint(expected)}",
                     "ask its author for the fingerprint of the key",
                 )
             self.add(name, signer)
@@ -124,18 +122,18 @@ class Pins:
             pinned = ", ".join(Signer(key).fingerprint for key in known)
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"{what}: is signed by a different key than {name} was before: {signer.fingerprint}; pinned: {pinned}",
+                f"{signed}: is signed by {signer.fingerprint}, but {name} is pinned to {pinned}",
                 f"ask its author; if the key is right, pass --signer {signer.fingerprint}",
             )
         if confirm is None:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
-                f"{what}: is signed by {signer.fingerprint}, an unknown key",
+                f"{signed}: is signed by {signer.fingerprint}, an unknown key",
                 f"compare it with its author's, then pass --signer {signer.fingerprint}",
             )
-        if not confirm(what, signer):
+        if not confirm(signed, signer):
             raise GymError(
-                ErrorCode.PERMISSION_DENIED, f"{what}: its signer {signer.fingerprint} was not accepted"
+                ErrorCode.PERMISSION_DENIED, f"{signed}: its signer {signer.fingerprint} was not accepted"
             )
         self.add(name, signer)
 

@@ -22,7 +22,7 @@ from gym_fed.data.registry import CARD_NAME, DatasetManifest
 from gym_fed.registry.manifest import DataUsed, Lineage
 
 OWN_FILES = "files of the trainer"
-"""Replaces the names of local files, which are not published."""
+"""Published instead of the names of local files."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -120,7 +120,6 @@ class Contributor:
     """A contributor of a version.
 
     Attributes:
-        contributor: The id.
         name: The name for publication; empty for contributors who are shown by id only.
         share: The contributor's share of the pay for the version's use, 0 to 1.
     """
@@ -179,8 +178,6 @@ class CardFigure:
     """One metric of one task, as a card shows it.
 
     Attributes:
-        task: The name of the task.
-        metric: The name of the metric.
         value: The mean over the samples.
         stderr: The standard error; None if unknown.
         num_samples: The number of samples; None if the record does not contain it.
@@ -282,12 +279,12 @@ def read_evaluations(
         documents = [(file, _read(file)) for file in (_records_in(place) if place.is_dir() else [place])]
         of_others = [] if place.is_dir() else [("", "")]  # records of other programs have no digest
         accepted = [*identities, *of_others]
-        matching = [one for one in documents if not identities or one[1].identity in accepted]
+        matching = [(file, doc) for file, doc in documents if not identities or doc.identity in accepted]
         if len(matching) < len(documents) and (not place.is_dir() or not matching):
             file, other = documents[0]
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: has no record of this model, whose digest is {identities[0][0]}; {file.name} is of "
+                f"{place}: has no record of this model, whose digest is {identities[0][0]}; {file.name} belongs to "
                 f"{plain(other.model_info.name, 120)} ({plain(' '.join(other.identity), 160)})",
                 "evaluate this model: gym eval MODEL",
             )
@@ -317,7 +314,7 @@ def read_evaluations(
 
 
 def figures_in(records: Iterable[Path]) -> list[CardFigure]:
-    """Read the figures of records that were accepted for this model before. Raises as ``read_evaluations``."""
+    """Read the figures of records that ``read_evaluations`` accepted earlier; raises its errors."""
     return [figure for file in records for figure in _figures(file, _read(file))]
 
 

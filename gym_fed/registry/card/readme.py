@@ -1,7 +1,7 @@
 """The ``README.md`` of a model: YAML for the Hub, then a text for readers.
 
-All texts in it are untrusted, such as names, descriptions and evaluation results of others. YAML is written by a YAML
-library; in the body each text is one line without control characters, in which Markdown and HTML are escaped.
+Its texts (names, descriptions, evaluation results) are untrusted. A YAML library writes the YAML. In the body, each
+text is one line without control characters, in which Markdown and HTML are escaped.
 """
 
 from __future__ import annotations
@@ -21,41 +21,32 @@ from gym_fed.version import __version__
 UNKNOWN = "not stated"
 
 _HUB_LICENCES = {
-    "Apache-2.0": "apache-2.0",
-    "BSD-2-Clause": "bsd-2-clause",
-    "BSD-3-Clause": "bsd-3-clause",
+    name: name.lower()
+    for name in (
+        *(
+            "Apache-2.0",
+            "BSD-2-Clause",
+            "BSD-3-Clause",
+            "CC-BY-2.0",
+            "CC-BY-3.0",
+            "CC-BY-4.0",
+            "CC-BY-NC-2.0",
+        ),
+        *("CC-BY-NC-3.0", "CC-BY-NC-4.0", "CC-BY-NC-ND-4.0", "CC-BY-NC-SA-3.0", "CC-BY-NC-SA-4.0"),
+        *("CC-BY-ND-4.0", "CC-BY-SA-3.0", "CC-BY-SA-4.0", "CC0-1.0", "CDLA-Permissive-1.0"),
+        *("CDLA-Permissive-2.0", "CDLA-Sharing-1.0", "ECL-2.0", "EUPL-1.2", "ISC", "MIT", "MPL-2.0"),
+        *("Unlicense", "etalab-2.0"),
+    )
+} | {
     "C-UDA-1.0": "c-uda",
-    "CC-BY-2.0": "cc-by-2.0",
-    "CC-BY-3.0": "cc-by-3.0",
-    "CC-BY-4.0": "cc-by-4.0",
-    "CC-BY-NC-2.0": "cc-by-nc-2.0",
-    "CC-BY-NC-3.0": "cc-by-nc-3.0",
-    "CC-BY-NC-4.0": "cc-by-nc-4.0",
-    "CC-BY-NC-ND-4.0": "cc-by-nc-nd-4.0",
-    "CC-BY-NC-SA-3.0": "cc-by-nc-sa-3.0",
-    "CC-BY-NC-SA-4.0": "cc-by-nc-sa-4.0",
-    "CC-BY-ND-4.0": "cc-by-nd-4.0",
-    "CC-BY-SA-3.0": "cc-by-sa-3.0",
-    "CC-BY-SA-4.0": "cc-by-sa-4.0",
-    "CC0-1.0": "cc0-1.0",
-    "CDLA-Permissive-1.0": "cdla-permissive-1.0",
-    "CDLA-Permissive-2.0": "cdla-permissive-2.0",
-    "CDLA-Sharing-1.0": "cdla-sharing-1.0",
-    "ECL-2.0": "ecl-2.0",
-    "EUPL-1.2": "eupl-1.2",
     "GPL-2.0-only": "gpl-2.0",
     "GPL-2.0-or-later": "gpl-2.0",
     "GPL-3.0-only": "gpl-3.0",
     "GPL-3.0-or-later": "gpl-3.0",
-    "ISC": "isc",
     "LGPL-3.0-or-later": "lgpl-3.0",
-    "MIT": "mit",
-    "MPL-2.0": "mpl-2.0",
     "ODC-By-1.0": "odc-by",
     "ODbL-1.0": "odbl",
     "PDDL-1.0": "pddl",
-    "Unlicense": "unlicense",
-    "etalab-2.0": "etalab-2.0",
 }
 """The Hub's name of a licence, by SPDX identifier."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
@@ -103,7 +94,7 @@ def card_of(
         *_contributors(folder),
         _evaluation(figures),
         _licences(manifest),
-        f"Written by gym-fed {__version__} from the run's record. What a record does not say is {UNKNOWN}.",
+        f"Written by gym-fed {__version__} from the run's record. Facts that it lacks are marked as {UNKNOWN}.",
     ]
     return f"---\n{head}---\n\n" + "\n\n".join(sections) + "\n"
 
@@ -154,7 +145,7 @@ def _samples(figure: CardFigure) -> str:
 
 def _identity(manifest: ModelManifest) -> str:
     kinds = {
-        "weights": "whole weights",
+        "weights": "full weights",
         "adapter": "a PEFT adapter",
         "delta": "a delta on its base, `model.gymdelta`; weights next to it are the sum of both",
     }[manifest.kind]
@@ -224,7 +215,7 @@ def _contributors(folder: Path | None) -> list[str]:
     ]
     left = len(contributors) - len(rows)
     more = f"\n\n{counted(left, 'contributor')} more." if left else ""
-    text = "Shares follow the credits of the rounds. Names are of those who agreed to be named."
+    text = "Shares follow the credits of the rounds. Only contributors who agreed to it are named."
     return ["## Contributors\n\n" + text + "\n\n" + _table(("contributor", "share"), rows) + more]
 
 
@@ -296,7 +287,7 @@ def conflicts(manifest: ModelManifest) -> list[str]:
             problems.append(f"{part_name}: {licence} allows no derivatives")
         if any(_NON_COMMERCIAL.search(part) for part in parts) and not _NON_COMMERCIAL.search(own):
             problems.append(
-                f"{part_name}: {licence} forbids commercial use, and the model's licence {_licence_text(own)} does not"
+                f"{part_name}: {licence} forbids commercial use, but the model's licence {_licence_text(own)} does not"
             )
         if any(_SHARE_ALIKE.search(part) for part in parts) and own.lower() != licence.lower():
             problems.append(

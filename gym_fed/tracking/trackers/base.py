@@ -19,7 +19,6 @@ class RunInfo:
 
     Attributes:
         folder: The run folder; trackers write only below it.
-        project: The run's project.
         name: The run's own name.
         tags: Free-form tags.
         online: True if connections to a service are allowed; otherwise everything stays in ``folder``.
@@ -37,7 +36,7 @@ class RunInfo:
 
 
 class Tracker(ABC):
-    """A tracker; opened once, called in order of steps, and closed once."""
+    """The base class of trackers, which are opened once, called in order of steps, and closed once."""
 
     package: ClassVar[str | None] = None
     """The required package (extra ``track``)."""

@@ -50,9 +50,8 @@ class MLflow(Tracker):
 
         known = self._client.get_run(self._id).data.params
         values = {key: str(value)[:_LONGEST_VALUE] for key, value in flat(config).items()}
-        params = [
-            Param(key, value) for key, value in values.items() if key not in known
-        ]  # parameters never change
+        # MLflow refuses to change a parameter.
+        params = [Param(key, value) for key, value in values.items() if key not in known]
         self._client.log_batch(self._id, params=params)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:

@@ -73,8 +73,6 @@ def _text_event(tag: str, text: str) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.text.summary_v2 import text_pb
 
-    code = "\n".join(
-        f"    {line}" for line in text.splitlines()
-    )  # Markdown shows an indented block unchanged
+    code = "\n".join(f"    {line}" for line in text.splitlines())  # Markdown shows an indented block as it is
     value = text_pb(tag, code).value[0]
     return Event(wall_time=time.time(), step=0, summary=Summary(value=[value]))

@@ -31,9 +31,7 @@ class Trackio(Tracker):
         self._config = dict(config)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        if (
-            not self._started
-        ):  # the config is sent with the first metric, because Trackio takes it only at the start
+        if not self._started:  # Trackio takes the config only at the start
             self._trackio.init(config=self._config, **self._run_arguments)
             self._started = True
         self._trackio.log(dict(metrics), step=step)

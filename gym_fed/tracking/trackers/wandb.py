@@ -20,9 +20,7 @@ class WandB(Tracker):
         import wandb
 
         self._wandb: Any = wandb
-        mode: Any = os.environ.get(
-            "WANDB_MODE", "online"
-        )  # the environment may turn the network off, never on
+        mode: Any = os.environ.get("WANDB_MODE", "online")  # may turn the network off, never on
         run.folder.mkdir(parents=True, exist_ok=True)
         self._run: Any = wandb.init(
             project=run.project,
