@@ -31,7 +31,7 @@ MAX_MEMORY_BYTES = 8 << 20
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 16 << 20
 _TAG = "\0arrow"
-"""Key of an object that stands for a value that JSON lacks."""
+"""Key of an object that represents a value that JSON lacks."""
 _TAG_JSON = b'"\\u0000arrow":'
 _SCHEMA = pa.schema(
     [

@@ -339,7 +339,7 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
 
 
 def _lifted(row: Raw, names: Iterable[str]) -> Raw:
-    """Return a row with nested columns (``data.messages``, at any depth) as columns of their own."""
+    """Return a row with nested columns (``data.messages``, at any depth) as top-level columns."""
     for name in names:
         outer, _, inner = name.partition(".")
         if name in row or not inner or not isinstance(row.get(outer), dict):

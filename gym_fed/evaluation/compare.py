@@ -20,7 +20,7 @@ from gym_fed.core.text import counted
 from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult, standard_error
 
 RESAMPLES = 10_000
-_BLOCK = 1 << 22  # draws at once: 32 MiB
+_BLOCK = 1 << 22  # draws per batch: 32 MiB
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from gym_fed.data.encoding import IGNORED, encode_rows
 
 BATCH_TOKENS = 2048
-"""Tokens of one forward pass whose logits are in memory at once."""
+"""Maximum tokens of a forward pass, which bounds the logits in memory."""
 
 MAX_BLOCKS = 25
 """Maximum number of blocks of held-out rows for estimating the sampling error of a loss difference."""

@@ -205,7 +205,7 @@ def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[Gra
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{place}: has no answer; its columns are {', '.join(names[:_SHOWN])}",
-            "give the column of answers: --columns completion=COLUMN; or grade the model's answers with --grader NAME",
+            "name the column of answers: --columns completion=COLUMN; or grade the model's answers with --grader NAME",
         )
     reference = _reference(row) if has_answer else None
     if has_answer and reference is not None and not reference.strip():
@@ -253,7 +253,7 @@ def _require_columns(place: str, graded: Mapping[str, Any], graders: Sequence[Gr
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{place}: grader {grader.name or grader.grader} reads the column {column!r}, but the row has {had}",
-                f"give the column: --grader '{grader.grader}:{{column: NAME}}', or --columns {column}=NAME",
+                f"name the column: --grader '{grader.grader}:{{column: NAME}}', or --columns {column}=NAME",
             )
 
 

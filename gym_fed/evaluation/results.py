@@ -209,7 +209,7 @@ def brief_figures(figures: Sequence[BriefFigure]) -> list[BriefFigure]:
 
 
 def listed(texts: Sequence[str], room: int) -> str:
-    """Join as many texts with commas as fit, and append the number of the others."""
+    """Join as many texts with commas as fit, and append how many were omitted."""
     first_texts = list(texts[: room // 2])
     while True:
         more = f", and {len(texts) - len(first_texts)} more" if len(first_texts) < len(texts) else ""

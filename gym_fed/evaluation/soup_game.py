@@ -152,7 +152,7 @@ class SoupGame:
     def chance(self) -> Vector:
         """Return the standard deviation of ``slopes`` for updates with random directions, ``[n]``.
 
-        It uses the last gradient, or, if there is none yet, the one at half of the step.
+        It uses the last gradient or, if none was computed yet, the one at half of the step.
         """
         if self._chance is None:
             self.slopes(np.full(self.n, 0.5))

@@ -302,7 +302,7 @@ def _forget(folder: Path) -> None:
         return
     if not (folder / "order.json").exists() and any(folder.iterdir()):
         reason = f"{folder}: does not contain unfinished work of a variant, so it is not deleted"
-        raise GymError(ErrorCode.FILE_EXISTS, reason, "choose another")
+        raise GymError(ErrorCode.FILE_EXISTS, reason, "choose another folder")
     shutil.rmtree(folder)
 
 

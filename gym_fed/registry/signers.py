@@ -122,7 +122,7 @@ class Pins:
             pinned = ", ".join(Signer(key).fingerprint for key in known)
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"{signed}: is signed by {signer.fingerprint}, but {name} is pinned to {pinned}",
+                f"{signed}: is signed by a different key, {signer.fingerprint}; pinned for {name}: {pinned}",
                 f"ask its author; if the key is right, pass --signer {signer.fingerprint}",
             )
         if confirm is None:

@@ -95,7 +95,7 @@ def _masked_of(turn: Raw, ours: str, theirs: str) -> tuple[list[list[int]], bool
         ranges = _checked(given.get(ours, []), text, "masked")
         return ranges, bool(ranges)
     if given is not None:
-        note_unread(["a message's masked"])  # a column of another tool
+        note_unread(["a message's masked"])  # a column of a different tool
     details = next((turn[key] for key in _DETAILS if turn.get(key) is not None), None)
     if not details or ours != "content":
         return [], False

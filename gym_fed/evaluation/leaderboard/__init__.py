@@ -1,1 +1,1 @@
-"""Leaderboards: files of signed, chained lines. A result is reproduced when another key has re-run samples of it."""
+"""Leaderboards: files of signed, chained lines. A result is reproduced if a different key has re-run samples of it."""

@@ -88,7 +88,7 @@ class Submission(_Content):
 
 
 class Reproduction(_Content):
-    """The result of re-running samples of a submission with another key."""
+    """The result of re-running samples of a submission with a different key."""
 
     line: Hash
     """The submission's hash."""

@@ -51,7 +51,7 @@ def submit(
     registry: str | Path | None = None,
     key: SigningKey | None = None,
 ) -> Line:
-    """Append a line with these results, self-reported until another key reproduces them.
+    """Append a line with these results, self-reported until a different key reproduces them.
 
     Args:
         board: The file, created if needed. The record is written next to it, for verifiers.

@@ -38,7 +38,7 @@ _STEP_TOKENS = 1024
 _LOGITS_BYTES = 128 << 20
 _MAX_CONCURRENT = 64
 _GROUP = 512
-"""Prompts queued at once, so that the batches of a run do not depend on timing."""
+"""Prompts queued together, so that the batches of a run do not depend on timing."""
 
 
 class LocalScorer:
