@@ -19,7 +19,7 @@ from pyarrow import feather, parquet
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data import bounded
+from gym_fed.data import bounded, files
 from gym_fed.data.bounded import MAX_ROW_BYTES, JsonItems
 from gym_fed.data.files import find_files, read_raw
 from gym_fed.data.reading import load_rows
@@ -65,10 +65,10 @@ def test_a_row_that_is_too_long_is_refused_by_its_place(tmp_path: Path, name: st
     assert caught.value.hint
 
 
-def test_a_line_of_800_mib_is_refused_in_little_memory(tmp_path: Path) -> None:
+def test_a_line_of_400_mib_is_refused_in_little_memory(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl.gz"
     with gzip.open(file, "wb", compresslevel=1) as out:
-        for _ in range(800):
+        for _ in range(400):
             out.write(b"a" * MIB)
     code = (
         "import resource, sys\nfrom gym_fed.data.reading import load_rows\n"
@@ -82,10 +82,11 @@ def test_a_line_of_800_mib_is_refused_in_little_memory(tmp_path: Path) -> None:
     assert int(grown_kib) < 4 * MAX_ROW_BYTES >> 10
 
 
-def test_a_parquet_row_that_is_too_long_is_refused(tmp_path: Path) -> None:
+def test_a_parquet_row_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_ROW_BYTES", MIB)
     for name, texts, place in (
-        ("few.parquet", ["ok", "a" * (140 * MIB)], "one of the rows 1 to 2"),
-        ("many.parquet", ["ok"] * 9 + ["a" * (70 * MIB)], "row 10"),
+        ("few.parquet", ["ok", "a" * (3 * MIB)], "one of the rows 1 to 2"),
+        ("many.parquet", ["ok"] * 9 + ["a" * (2 * MIB)], "row 10"),
     ):
         parquet.write_table(pyarrow.table({"text": texts}), tmp_path / name)
         with pytest.raises(GymError, match=f"{name}: {place} is longer than 64 MiB"):

@@ -285,6 +285,7 @@ def test_a_conversation_has_one_first_token() -> None:
     assert ids.count(tokenizer.bos_token_id) == 1
 
 
+@pytest.mark.slow  # a process that imports torch and transformers
 def test_rows_are_encoded_without_importing_trl() -> None:
     code = (
         "import sys; from gym_fed.data import encode_rows; from gym_fed.base.models import load_tokenizer; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gym_fed.evaluation.graders.base import Sample
 from gym_fed.evaluation.graders.code_tests import CodeTests, CodeTestsConfig, Sandbox, code_in
 
 
+@cache
 def namespaces_are_permitted() -> bool:
     try:
         Sandbox().check()
@@ -49,8 +51,8 @@ def test_right_code_passes_and_wrong_code_does_not(isolation: str) -> None:
 
 @both
 def test_an_endless_loop_ends_with_the_time(isolation: str) -> None:
-    assert not passes(isolation, "while True:\n    pass", timeout_seconds=0.7)
-    assert not passes(isolation, "import time\ntime.sleep(600)", timeout_seconds=0.7)
+    assert not passes(isolation, "while True:\n    pass", timeout_seconds=0.4)
+    assert not passes(isolation, "import time\ntime.sleep(600)", timeout_seconds=0.4)
 
 
 @both

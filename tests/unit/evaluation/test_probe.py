@@ -30,9 +30,9 @@ from gym_fed.evaluation.scoring.models import ModelRequest, OpenModels, open_mod
 
 @pytest.fixture(scope="module")
 def few() -> ProbePrompts:
-    """Three prompts of the package, two of them with a translation."""
+    """Three prompts of the package, two of them with a translation, and few rows."""
     own = own_prompts()
-    return replace(own, harmful=(own.harmful[0], own.harmful[1], own.harmful[2]), benign=own.benign[:2])
+    return replace(own, harmful=own.harmful[:3], benign=own.benign[:2], bad_rows=own.bad_rows[:4])
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +165,13 @@ def test_resistance_leaves_the_model_as_it_was_and_lowers_the_margin(
     names, flags = list(model_tensors(model)), [p.requires_grad for p in model.parameters()]
     with torch.no_grad():
         before = model_margins(model, loaded.tokenizer, few).tolist()
-    after = margins_after_harm(model, loaded.tokenizer, few, steps=20)
+    after = margins_after_harm(model, loaded.tokenizer, few, steps=8)
     assert max(a - b for a, b in zip(after, before, strict=True)) < 0
     assert tensors_digest(model) == digest
     assert list(model_tensors(model)) == names
     assert [p.requires_grad for p in model.parameters()] == flags
     assert not model.training
-    assert margins_after_harm(model, loaded.tokenizer, few, steps=20) == pytest.approx(after, abs=1e-5)
+    assert margins_after_harm(model, loaded.tokenizer, few, steps=8) == pytest.approx(after, abs=1e-5)
 
 
 def test_a_harmful_fine_tune_is_seen_in_pairs_and_refused_by_the_gate(
@@ -179,7 +179,7 @@ def test_a_harmful_fine_tune_is_seen_in_pairs_and_refused_by_the_gate(
 ) -> None:
     with torch.no_grad():
         before = model_margins(loaded.model, loaded.tokenizer, few).tolist()
-    harmed = harmful_steps(loaded.model, loaded.tokenizer, few.bad_rows, steps=20)
+    harmed = harmful_steps(loaded.model, loaded.tokenizer, few.bad_rows, steps=8)
     with torch.no_grad():
         after = model_margins(harmed, loaded.tokenizer, few).tolist()
     drop = margin_drop(before, after)

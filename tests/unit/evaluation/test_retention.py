@@ -29,6 +29,17 @@ def nano() -> Any:
     return load_model("gym-nano")
 
 
+@pytest.fixture(scope="module")
+def items(nano: Any) -> list[dict[str, Any]]:
+    return retention_items(nano.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def scores(nano: Any, items: list[dict[str, Any]]) -> RetentionScores:
+    """The scores of the unchanged gym-nano."""
+    return retention_scores(nano.model, nano.tokenizer, items)
+
+
 def test_losses_of_rows_average_to_the_loss_of_all_tokens(nano: Any) -> None:
     rows = generate("copy", 7) + generate("reverse", 6)
     losses = row_losses(nano.model, nano.tokenizer, rows, max_length=64, batch_size=4)
@@ -44,29 +55,30 @@ def test_a_row_without_a_token_to_predict_has_no_loss(nano: Any) -> None:
     assert all(map(math.isnan, losses))
 
 
-def test_gym_nano_is_asked_its_own_tasks_and_knows_them(nano: Any) -> None:
-    items = retention_items(nano.tokenizer)
-    losses = retention_scores(nano.model, nano.tokenizer, items).losses
-
+def test_gym_nano_is_asked_its_own_tasks_and_knows_them(
+    nano: Any, items: list[dict[str, Any]], scores: RetentionScores
+) -> None:
     assert all("messages" in row for row in items)
-    assert knows_items(nano.model, nano.tokenizer, items, losses)
+    assert knows_items(nano.model, nano.tokenizer, items, scores.losses)
+    assert len(scores.right) == 120
+    assert sum(scores.right) > 80
 
 
-def test_a_model_of_random_weights_knows_nothing(nano: Any) -> None:
+def test_a_model_of_random_weights_knows_nothing(nano: Any, items: list[dict[str, Any]]) -> None:
     torch.manual_seed(0)
     model = copy.deepcopy(nano.model)
     for value in model.parameters():
         torch.nn.init.normal_(value, std=0.02)
-    items = retention_items(nano.tokenizer)
+    losses = row_losses(model, nano.tokenizer, items, max_length=256)
 
-    assert not knows_items(
-        model, nano.tokenizer, items, retention_scores(model, nano.tokenizer, items).losses
-    )
+    assert not knows_items(model, nano.tokenizer, items, losses)
 
 
-def test_a_model_that_was_ruined_is_reported_and_an_unchanged_one_is_not(nano: Any) -> None:
-    items = retention_items(nano.tokenizer)
-    before = retention_scores(nano.model, nano.tokenizer, items)
+def test_a_model_that_was_ruined_is_reported_and_an_unchanged_one_is_not(
+    nano: Any, items: list[dict[str, Any]], scores: RetentionScores
+) -> None:
+    items = items[::4]
+    before = RetentionScores(scores.losses[::4], scores.right[::4])
     ruined = copy.deepcopy(nano.model)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -145,10 +157,3 @@ def test_answers_that_change_both_ways_are_not_a_loss() -> None:
 )
 def test_an_answer_is_right_if_it_has_the_key_as_a_word(answer: str, is_right: bool) -> None:
     assert _is_right({"key": ["paris"]}, answer) is is_right
-
-
-def test_gym_nano_answers_most_of_its_own_tasks(nano: Any) -> None:
-    scores = retention_scores(nano.model, nano.tokenizer, retention_items(nano.tokenizer))
-
-    assert len(scores.right) == 120
-    assert sum(scores.right) > 80

@@ -92,12 +92,17 @@ def _scored(scorer: LocalScorer, asked: list[Continuation]) -> list[Mapping[str,
     return [found[place] for place in range(len(asked))]
 
 
-@pytest.mark.parametrize("step_tokens", [16, 64, 1024])
+@pytest.fixture(scope="module")
+def stock(nano: LoadedModel) -> list[tuple[float, bool]]:
+    """The results of the stock forward for ``_asked``."""
+    return [_stock(nano.model, one.context_ids, one.continuation_ids, 256) for one in _asked()]
+
+
+@pytest.mark.parametrize("step_tokens", [16, 1024])
 def test_loglikelihoods_are_those_of_the_stock_forward_whatever_shares_a_step(
-    step_tokens: int, nano: LoadedModel
+    step_tokens: int, nano: LoadedModel, stock: list[tuple[float, bool]]
 ) -> None:
-    asked = _asked()
-    wanted = [_stock(nano.model, one.context_ids, one.continuation_ids, 256) for one in asked]
+    asked, wanted = _asked(), stock
     with MultiVariantModel(nano.model) as served:
         scorer = LocalScorer(served, nano.tokenizer, {"base": None}, step_tokens=step_tokens)
         found = [one["base"] for one in _scored(scorer, asked)]

@@ -87,7 +87,7 @@ def test_examples_are_refused_where_the_folder_has_none(tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text("Q,a,b,c,d,B\n")
     assert "5 dev rows" in tasks_of(["mmlu_anatomy"], tmp_path, home=tmp_path)[0].partial
-    with pytest.raises(GymError, match="no rows of the split 'dev'"):
+    with pytest.raises(GymError, match="the split 'dev' has no rows"):
         tasks_of(["mmlu_anatomy"], tmp_path, num_fewshot=5, home=tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_json
 from gym_fed.data.objects import Objects
 from gym_fed.registry import ModelRegistry
-from gym_fed.registry.manifest import DELTA_FILE
+from gym_fed.registry.manifest import DELTA_FILE, Signer
 from gym_fed.registry.models import DamagedWarning
 from gym_fed.registry.signers import own_key
 from gym_fed.registry.versions import VersionStore
@@ -29,10 +30,25 @@ def signed(values: Any, key: SigningKey) -> bytes:
     return canonical_json(document)
 
 
+@pytest.fixture(scope="module")
+def pushed(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder with a store that has version 1 and the home that signed it, and the version's manifest."""
+    folder = tmp_path_factory.mktemp("pushed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GYM_HOME", str(folder / "home"))
+        version = ModelRegistry(folder / "store").push(NAME, tiny_base, licence="mit")
+    return folder, version.manifest.model_dump(mode="json")
+
+
 @pytest.fixture
-def manifest(registry: ModelRegistry, model: Path) -> dict[str, Any]:
-    """Of version 1, which is right; a test makes version 2 of it."""
-    values: dict[str, Any] = registry.push(NAME, model, licence="mit").manifest.model_dump(mode="json")
+def manifest(
+    pushed: tuple[Path, dict[str, Any]], home: Path, store: Path, registry: ModelRegistry
+) -> dict[str, Any]:
+    """A manifest of version 2 like that of version 1, which is in the store; a test changes it."""
+    folder, values = pushed
+    shutil.copytree(folder / "home", home)
+    shutil.copytree(folder / "store", store)
+    registry._pins.add(NAME, Signer(own_key().public_key))
     return values | {"version": 2}
 
 
