@@ -7,10 +7,12 @@ it than honest work on the same rows is.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from heapq import nlargest
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,8 +40,8 @@ _CLOSER_THAN_CHANCE = 0.5
 At 1 an honest update would be accused whenever it happened to be the closest one."""
 
 _SUSPECTS = 8
-"""Earlier work, most similar first, that one update is examined for. Each takes a comparison with the sender's own
-work; if the sender's work explains the most similar ones, it explains the others, which are nearly the same."""
+"""Earlier updates, and soups, that one update is examined for, most similar first. Each takes a comparison with the
+sender's own work; if that explains the most similar ones, it explains the others, which are nearly the same."""
 
 _AT_ONCE = 16
 """Updates that are compared with a soup at once."""
@@ -104,14 +106,16 @@ def stale_work(
     if threshold is None:
         return {}
     earlier = earlier_work(config, state.database, state.round_store, server_round)
-    alike: dict[str, list[tuple[bool, float, EarlierWork]]] = {row.update_id: [] for row in rows}
+    alike: dict[tuple[str, bool], list[tuple[bool, float, EarlierWork]]] = defaultdict(list)
     for old, row, similarity in _to_earlier(state, rows, files, earlier):
         own = row.contributor in old.contributors
         if similarity >= (_IDENTICAL if own else threshold):
-            alike[row.update_id].append((own, similarity, old))
+            alike[row.update_id, old.soup].append((own, similarity, old))
     found: dict[str, FreeRiderFinding] = {}
     for row in rows:
-        for own, similarity, old in nlargest(_SUSPECTS, alike[row.update_id], key=lambda one: one[:2]):
+        updates_and_soups = (alike[row.update_id, is_soup] for is_soup in (False, True))
+        closest = (nlargest(_SUSPECTS, some, key=lambda one: one[:2]) for some in updates_and_soups)
+        for own, similarity, old in chain(*closest):
             chance = 0.0
             if not own and similarity < _IDENTICAL:
                 repeated = _repeated_work(state.base, state.store, row, old, rows, files, earlier)
