@@ -12,6 +12,7 @@ import torch
 import yaml
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
+from gym_server.rewards.settlements import Settlement, write_settlements
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.round_store import MERGING, Round
@@ -92,6 +93,11 @@ class Judged:
         self.fed = Federation.open(folder)
         fed = self.fed
         self.model = HubModel(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+
+    def know(self, contributors: Collection[str]) -> None:
+        """Settle the first pay of contributors, as after a comparison: their scores are paid at once."""
+        with self.fed.database.transaction() as tx:
+            write_settlements(tx, dict.fromkeys(contributors, Settlement(None)))
 
     def put(
         self,

@@ -300,6 +300,8 @@ def rewards_table(report: dict[str, Any]) -> TextTable:
         title += f", {report['held']} of them held"
     if isinstance(owed := report.get("owed"), int) and owed:
         title += f", {owed} to be withheld from later pay"
+    if report.get("is_new") is True and any(row.get("score") is not None for row in report["rounds"]):
+        title += ", scores are paid from your second merged update on"
     if report.get("reputation") is not None:
         title += f", reputation {report['reputation']:.3f}"
     columns = ("round", "update", "verdict", "score", "credit", "reputation", "receipts")

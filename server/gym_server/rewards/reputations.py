@@ -2,13 +2,13 @@
 
 ``rewards_of`` returns the content of ``AccountReply.rewards_json``, newest round first::
 
-    {"reputation": 0.488, "owed": 0, "rounds": [{"server_round": 3, "update": "ab12...", "verdict": "merged",
-      "reason": "", "method": "estimate", "score": 0.0123, "error": 0.002, "similarity": 0.41, "credit": 250,
-      "reputation": 0.488}]}
+    {"reputation": 0.488, "owed": 0, "is_new": false, "rounds": [{"server_round": 3, "update": "ab12...",
+      "verdict": "merged", "reason": "", "method": "estimate", "score": 0.0123, "error": 0.002, "similarity": 0.41,
+      "credit": 250, "reputation": 0.488}]}
 
-``owed`` is what will be withheld from later pay, in credits (``settlements``). ``score``, its standard ``error`` and
-``similarity`` are null if they were not measured; ``method`` and ``reputation`` (after the round) are also null for an
-update of a round without a version.
+``owed`` is what will be withheld from later pay, in credits (``settlements``). While a contributor ``is_new``, its
+scores are not paid yet. ``score``, its standard ``error`` and ``similarity`` are null if they were not measured;
+``method`` and ``reputation`` (after the round) are also null for an update of a round without a version.
 """
 
 from __future__ import annotations
@@ -153,9 +153,10 @@ def rewards_of(tx: Connection, contributor: str, config: ReputationConfig) -> di
         .mappings()
         .all()
     )
-    settled = settlements_before(tx, [contributor]).get(contributor, Settlement())
+    settled = settlements_before(tx, [contributor]).get(contributor, Settlement(None))
     return {
         "reputation": reputations_before(tx, [contributor], next_height, config)[contributor],
         "owed": settled.owed,
+        "is_new": settled.provisional is not None,
         "rounds": [dict(row) for row in rows],
     }

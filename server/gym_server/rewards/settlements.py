@@ -1,9 +1,10 @@
 """Settle the first pay of contributors, given before the hub could see which of them share their data.
 
 The cosines of one round cannot show that several keys train on the same data; a comparison with each contributor's
-previous update can. So what a contributor gets for taking part is provisional until the first comparison, or until the
-contributor is paid as one with others. If several new contributors are then paid as one, they owe what they got beyond
-one contributor's pay. It is taken from what they get for taking part in later rounds, and goes to the others.
+previous update can. A contributor is new until the first comparison, or until it is paid as one with others. Scores of
+new contributors are not paid yet (``split``), and what they get for taking part is provisional. If several new
+contributors are then paid as one, they owe what they got beyond one contributor's pay; with a known contributor, they
+owe all of it. It is taken from what they get for taking part in later rounds, and goes to the others.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def settle(
     owed = {who: one.owed for who, one in state.items()}
     for group in groups:
         fresh = {who: p for who in group if (p := state[who].provisional) is not None}
-        surplus = sum(fresh.values()) - max(fresh.values(), default=0)
+        all_new = len(fresh) == len(group)
+        surplus = sum(fresh.values()) - (max(fresh.values()) if all_new else 0)
         for who, part in split_pool(surplus, {who: float(amount) for who, amount in fresh.items()}).items():
             owed[who] += part
     credits, owed = _withheld(earned, owed)

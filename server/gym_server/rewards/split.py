@@ -98,7 +98,9 @@ def split(
             pays from them; a round without measurements passes them on.
         shares: Admitted weight of each merged update of a continuous round, by contributor: factors of participation.
         settlements: Settlements before the round; None if contributors are never compared.
-        comparable: Contributors whose previous update is known, so that the hub can see whose data they share.
+        comparable: Contributors whose previous update is known, so that the hub can see whose data they share. Only
+            they, and those whose first pay is settled, are paid by score, also for earlier rounds. A round with one
+            contributor pays it at once.
     """
     same_work = duplicates or {}
     others = {who for group in same_work.values() for who in group}
@@ -129,7 +131,10 @@ def split(
     pot += carried
     if measured is not None:
         before = _as_one(measured.running_scores, as_one, settlements)
-        scored, running_scores, run = _by_score(config, measured, before, groups, helpful, same_work, pot)
+        waiting = _new(reputations, settlements) - told_apart if len(reputations) > 1 else set()
+        scored, running_scores, run = _by_score(
+            config, measured, before, groups, helpful, same_work, pot, waiting
+        )
         quality, participation = config.weights
         for_work = whole(sum(scored.values()) * participation / quality) if quality else 0
         earning = {who for who in helpful if running_scores[who].is_work}
@@ -163,10 +168,12 @@ def _by_score(
     helpful: Collection[str],
     same_work: Mapping[str, Collection[str]],
     pot: int,
+    waiting: Collection[str],
 ) -> tuple[dict[str, int], dict[str, RunningScore], RunningScore]:
     """Return credits by score, and the running scores after them. A round that lowered no loss pays nothing.
 
-    ``before`` are the running scores before the round, and ``helpful`` those whose score in it exceeds chance.
+    ``before`` are the running scores before the round, and ``helpful`` those whose score in it exceeds chance. Those
+    who are ``waiting`` are paid for it in a later round.
     """
     # A known contributor's score counts in rounds of bad luck, too: else many keys would share the mean of their best.
     work = {*helpful, *(who for who, one in before.items() if one.is_work)}
@@ -185,9 +192,17 @@ def _by_score(
         everybody = {**before, **running_scores}
         quality = config.weights[0]
         price, available = quality * config.credits_per_nat, whole(quality * pot)
-        paid = pay_by_score(everybody, run, measured.block_weights, list(parts), price, available)
+        present = [who for who in parts if who not in waiting]
+        paid |= pay_by_score(everybody, run, measured.block_weights, present, price, available)
     running_scores = {who: replace(one, earned=one.earned + paid[who]) for who, one in running_scores.items()}
     return paid, running_scores, replace(run, earned=run.earned + sum(paid.values()))
+
+
+def _new(contributors: Collection[str], settlements: Mapping[str, Settlement] | None) -> set[str]:
+    """Return contributors whose first pay is not settled yet; none without settlements."""
+    if settlements is None:
+        return set()
+    return {who for who in contributors if settlements.get(who, Settlement()).provisional is not None}
 
 
 def _as_one(
@@ -195,16 +210,19 @@ def _as_one(
     groups: list[list[str]],
     settlements: Mapping[str, Settlement] | None,
 ) -> dict[str, RunningScore]:
-    """Return running scores in which the members of a group whose pay is provisional count as one contributor."""
-    if settlements is None:
-        return dict(running_scores)
-    fresh = {who for who in running_scores if settlements.get(who, Settlement()).provisional is not None}
-    known = [[who for who in group if who in fresh] for group in groups]
+    """Return running scores in which the new members of each group count as one contributor.
+
+    If another member is known already, the positive scores of the new ones count as nothing.
+    """
     scores = {who: one.brought for who, one in running_scores.items()}
     work = {who for who, one in running_scores.items() if one.is_work}
-    divisors = divisors_as_one(scores, known, work)
+    new = [_new(group, settlements) for group in groups]
+    divisors = divisors_as_one(scores, [one & scores.keys() for one in new], work)
+    counted = {who for some, group in zip(new, groups, strict=True) if len(some) < len(group) for who in some}
     return {
-        who: replace(one, parts=one.parts / divisors[who], chance=one.chance / divisors[who] ** 2)
+        who: replace(one, parts=0.0 * one.parts, chance=0.0)
+        if who in counted and scores[who] > 0.0
+        else replace(one, parts=one.parts / divisors[who], chance=one.chance / divisors[who] ** 2)
         for who, one in running_scores.items()
     }
 

@@ -15,6 +15,7 @@ from gym_server.cli.show import rewards_shown
 from gym_server.rewards import earlier_work
 from gym_server.rewards.earlier_work import EarlierWork, stale_work
 from gym_server.rewards.free_riders import _zeros
+from gym_server.rewards.reputations import rewards_of
 from gym_server.rewards.running_scores import RUN, running_scores_on
 from gym_server.rounds.replay import rescore
 from gym_server.rounds.round_store import MERGING
@@ -183,6 +184,7 @@ def test_noise_and_harm_earn_nothing_by_score_and_get_only_what_everybody_merged
     hub: Callable[..., Judged], honest: dict[str, Delta], score: str
 ) -> None:
     here = hub(measured=True, rewards={"score": score, "quality_weight": 0.6})
+    here.know([*PEOPLE, "noise", "harm"])
     found = here.round(
         {
             **{name: honest[name] for name in PEOPLE},
@@ -219,6 +221,7 @@ def test_noise_that_is_lucky_by_itself_earns_nothing_by_score(
         for name, t in honest["cat"].items()
     }
     here = hub(measured=True, rewards={"score": "improvement"})
+    here.know(["ann", "bob", "noise"])
     found = here.round({"ann": honest["ann"], "bob": honest["bob"], "noise": lucky})
     assert found["noise"]["score"] > 0.05 * found["ann"]["score"] > 0.0
     (entry,) = here.entries("contribution")
@@ -291,10 +294,11 @@ def test_many_keys_of_one_contributor_earn_what_one_would(
     dresses = [scaled(honest["ann"]), honest["ann again"], jittered(honest["ann"])]
     rewards = {"score": "estimate", "participation_ramp": False}
     people = {name: honest[name] for name in PEOPLE}
-    single = hub(measured=True, rewards=rewards).round(people)
-    many = hub(measured=True, rewards=rewards).round(
-        {**people, **{f"ann{i}": dress for i, dress in enumerate(dresses[: keys - 1])}}
-    )
+    more = {f"ann{i}": dress for i, dress in enumerate(dresses[: keys - 1])}
+    hubs = [hub(measured=True, rewards=rewards) for _ in range(2)]
+    for here in hubs:
+        here.know([*people, *more])
+    single, many = hubs[0].round(people), hubs[1].round({**people, **more})
     for name in PEOPLE:
         together = sum(one["credit"] for who, one in many.items() if who.startswith(name))
         assert together == pytest.approx(single[name]["credit"], abs=1)
@@ -316,6 +320,23 @@ def test_keys_that_put_noise_on_one_update_are_merged_and_paid_as_one(
     assert [len(group) for group in here.entries("contribution")[0]["together"]] == [3]
     assert [found[who]["reputation"] for who in ("ann0", "bob")] == [0.066667, 0.2]
     assert here.fed.ledger.verify()["reputations"] == 5
+
+
+def test_scores_of_a_hubs_first_round_are_paid_with_those_of_the_second(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    here = hub(measured=True, rewards={"score": "estimate"})
+    people = {name: honest[name] for name in PEOPLE}
+    first = here.round(people)
+    assert min(one["score"] for one in first.values()) > 0.0 == sum(one["credit"] for one in first.values())
+    with here.fed.database.reading() as tx:
+        assert rewards_of(tx, "ann", here.fed.config.rewards.reputation)["is_new"]
+    found = here.round({name: near(delta, 0.3, 1) for name, delta in people.items()})
+    (entry, later) = here.entries("contribution")
+    assert (entry["left"], later["left"]) == (POOL, 2 * POOL - sum(one["credit"] for one in found.values()))
+    assert all(later["running_scores"][name]["earned"] > 0 for name in PEOPLE)
+    with here.fed.database.reading() as tx:
+        assert not rewards_of(tx, "ann", here.fed.config.rewards.reputation)["is_new"]
 
 
 @pytest.mark.parametrize("missed", [0, 4], ids=["at once", "after more than stale_rounds"])
@@ -362,7 +383,10 @@ def test_what_is_claimed_of_examples_buys_neither_weight_nor_credit(
         hub(measured=True, rewards={"score": "estimate"}),
         hub(measured=True, rewards={"score": "estimate"}),
     )
+    for here in (modest, boastful):
+        here.know(people)
     outcomes = [modest.round(people), boastful.round(people, examples={"ann": 10**9})]
+    assert outcomes[0]["ann"]["credit"] > 0
     assert {w: o["credit"] for w, o in outcomes[0].items()} == {
         w: o["credit"] for w, o in outcomes[1].items()
     }
@@ -479,9 +503,11 @@ def test_merged_work_of_others_is_evidence_only_where_it_is_closer_than_honest_r
 
 
 def test_a_copier_that_repeats_its_copy_does_not_raise_the_bar_that_it_is_measured_by(
-    hub: Callable[..., Judged], honest: dict[str, Delta]
+    hub: Callable[..., Judged], honest: dict[str, Delta], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = hub(rewards={"similarity_threshold": None})
+    # The first copy counts as own work if it was sent before the merge, which depends on the speed of this machine.
+    monkeypatch.setattr(earlier_work, "_own_work_before", lambda *_: 0.0)
     copied = near(honest["ann"], 0.02, 1)
     here.round({"ann": honest["ann"], "ben": copied, "bob": honest["bob"]})
     here.model.follow(here.fed.round_store.soups())
@@ -518,6 +544,7 @@ def test_a_rollback_ends_the_scores_of_the_abandoned_versions_and_keeps_their_cr
     hub: Callable[..., Judged], honest: dict[str, Delta]
 ) -> None:
     here = hub(measured=True, rewards={"score": "estimate"})
+    here.know(PEOPLE)
     first = here.round({name: honest[name] for name in PEOPLE})
     (abandoned,) = here.entries("contribution")
     assert abandoned["running_scores"][RUN]["brought"] > 0.0

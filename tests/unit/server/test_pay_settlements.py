@@ -53,12 +53,61 @@ def test_who_is_not_linked_owes_nothing() -> None:
     assert {one.credits[who] for one in found for who in PEOPLE} <= {333, 334}
 
 
-def test_a_contributor_who_was_compared_before_owes_nothing_when_a_new_key_is_linked_to_it() -> None:
+def test_a_new_key_that_is_linked_to_a_known_contributor_owes_its_first_pay_and_the_other_nothing() -> None:
     before = {"ann": Settlement(None), "new": Settlement(25), "bob": Settlement(None)}
     earned = {"ann": 250, "new": 250, "bob": 500}
     credits, after = settle(before, earned, [["ann", "new"]], earned)
-    assert credits == earned
+    assert credits == {"ann": 258, "new": 225, "bob": 517}
     assert after == dict.fromkeys(before, Settlement(None))
+
+
+def test_scores_are_paid_from_the_second_merged_update_on_and_for_the_first_too() -> None:
+    config, names = RewardsConfig(score="estimate"), [*PEOPLE, *KEYS]
+    first = split(
+        config, dict.fromkeys(names, 0.0), measured_round(dict.fromkeys(names, 0.01)), settlements={}
+    )
+    assert set(first.credits.values()) == {0}, "nobody knows yet who is whose key"
+    assert first.left == config.pool
+    again = measured_round(dict.fromkeys(PEOPLE, 0.01), running_scores=first.running_scores, run=first.run)
+    second = split(
+        config,
+        dict.fromkeys(PEOPLE, 0.0),
+        again,
+        carried=first.left,
+        settlements=first.settlements,
+        comparable=PEOPLE,
+    )
+    paid = config.weights[0] * config.credits_per_nat * 2 * 0.01
+    assert second.credits == dict.fromkeys(PEOPLE, pytest.approx(paid / config.weights[0], abs=1))
+    assert second.left == 2 * config.pool - sum(second.credits.values()), "keys that left have nothing"
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "nothing is compared"])
+def test_scores_are_paid_at_once_where_nobody_can_be_told_apart(alone: bool) -> None:
+    names = ["ann"] if alone else PEOPLE
+    found = split(
+        RewardsConfig(score="estimate"),
+        dict.fromkeys(names, 0.0),
+        measured_round(dict.fromkeys(names, 0.01)),
+        settlements={} if alone else None,
+    )
+    assert found.credits == dict.fromkeys(names, 100)
+
+
+def test_the_first_scores_of_a_new_key_that_is_linked_to_a_known_contributor_count_as_nothing() -> None:
+    names = ["ann", "bob", "new"]
+    before = {who: RunningScore(even(0.02)) for who in names}
+    found = split(
+        RewardsConfig(score="estimate"),
+        dict.fromkeys(names, 0.0),
+        measured_round(dict.fromkeys(names, 0.02), running_scores=before),
+        together=lambda _: [["ann", "new"]],
+        settlements={"ann": Settlement(None), "bob": Settlement(None), "new": Settlement(10)},
+        comparable=names,
+    )
+    brought = {who: one.brought for who, one in found.running_scores.items()}
+    assert brought["ann"] + brought["new"] == pytest.approx(brought["bob"])
+    assert brought["new"] == pytest.approx(brought["ann"] - 0.02)
 
 
 def test_duplicates_and_groups_that_shared_their_first_pay_are_not_charged_for_it_again() -> None:
