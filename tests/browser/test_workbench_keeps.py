@@ -42,6 +42,22 @@ def test_answers_stay_when_probabilities_are_asked_for_later(webui: Served, page
     page.get_by_role("button", name="Copied").wait_for()
 
 
+def test_a_loaded_model_is_unloaded_from_its_side(webui: Served, page: Page) -> None:
+    asked: list[list[str]] = []
+
+    def serve(route: Route) -> None:
+        asked.append(json.loads(route.request.post_data or "{}")["bases"])
+        route.fulfill(json={"servers": [SERVER] if asked[-1] else []})
+
+    page.route("**/api/v1/play/serve", serve)
+    page.goto(webui.url)
+    page.goto(f"{webui.address}/play?a=gym-nano")
+    page.get_by_role("button", name="Unload gym-nano").click()
+    page.get_by_text("It is loaded when you choose it.").wait_for()
+    assert asked == [["gym-nano"], []]
+    assert page.locator("#model-0").input_value() == ""
+
+
 def test_a_config_is_still_there_after_its_start(webui: Served, page: Page) -> None:
     page.goto(webui.url)
     page.goto(f"{webui.address}/train?tab=yaml")

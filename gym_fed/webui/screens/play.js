@@ -119,7 +119,7 @@ export async function show(root, parameters, query) {
       if (!option) replace(place, el("span", {class: "quiet small"}, "It is loaded when you choose it."));
       else if (!server) replace(place, state("hollow", "not loaded"));
       else if (server.status === "loading") replace(place, state("half", `loading, ${Math.round(server.seconds)} s`));
-      else if (server.status === "ready") replace(place, state("filled", `ready, loaded in ${number(server.seconds, 2)} s`));
+      else if (server.status === "ready") replace(place, el("span", {class: "row"}, state("filled", `ready, loaded in ${number(server.seconds, 2)} s`), mayChange() && el("button", {type: "button", class: "plain", "aria-label": `Unload ${option.label}`, onclick: () => { memory.chosen[Number(place.dataset.at)] = ""; choose(); }}, "Unload")));
       else if (!place.querySelector("details")) {
         replace(place, state("struck", "did not load"), el("details", {open: true}, el("summary", {}, "What it printed"), el("pre", {class: "output"}, server.output.join("\n") || "Nothing.")), action("Load again", serve));
       }
