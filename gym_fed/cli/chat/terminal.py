@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, harmless
-from gym_fed.serving.chat.attachments import text_shown
-from gym_fed.serving.chat.session import ThoughtText
+from gym_fed.serving.chat.session import ThoughtText, text_shown
 
 if TYPE_CHECKING:
     from gym_fed.cli.chat.settings import ChatSettings

@@ -1,4 +1,4 @@
-"""A chat session, which drops its oldest messages when the context is full.
+"""A chat session, which drops its oldest messages when the context is full, and its attachments.
 
 A ``Writer`` generates answers: with the model in this process, or a server with OpenAI's API. Both receive the same
 request.
@@ -6,6 +6,7 @@ request.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Generator, Mapping
 from contextlib import closing
@@ -14,7 +15,6 @@ from typing import Any, Protocol
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
-from gym_fed.serving.chat.attachments import is_content, read_attachment
 
 ROLES = ("system", "user", "assistant")
 Message = dict[str, Any]
@@ -280,3 +280,71 @@ def read_messages(path: Path) -> list[Message]:
                 'each is {"role": "user" or "assistant", "content": TEXT}; a system message can only be the first',
             )
     return messages
+
+
+MAX_BYTES = 6 * 2**20
+_SUFFIXES = {
+    **{
+        ".png": "image/png",
+        ".jpg": "image/jpeg",
+        ".jpeg": "image/jpeg",
+        ".webp": "image/webp",
+        ".gif": "image/gif",
+    },
+    **{f".{name}": f"audio/{name}" for name in ("wav", "mp3", "flac", "ogg")},
+    **{".mp4": "video/mp4", ".webm": "video/webm", ".mov": "video/quicktime"},
+}
+_NOUNS = {"image_url": "picture", "input_audio": "sound", "video_url": "video"}
+
+
+def read_attachment(path: Path) -> dict[str, Any]:
+    """Read a file as a content part.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``; ``USAGE`` for any other kind of file; ``TOO_LARGE`` above ``MAX_BYTES``.
+    """
+    kind = _SUFFIXES.get(path.suffix.lower())
+    if kind is None:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{path}: is not a picture, sound or video",
+            f"attach one of {', '.join(_SUFFIXES)}",
+        )
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise GymError(
+                ErrorCode.TOO_LARGE, f"{path}: has more than {MAX_BYTES:,} bytes", "make it smaller"
+            )
+        data = base64.b64encode(path.read_bytes()).decode("ascii")
+    except OSError as error:
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "choose another file"
+        ) from error
+    medium, _, format = kind.partition("/")
+    if medium == "audio":
+        return {"type": "input_audio", "input_audio": {"data": data, "format": format}}
+    name = f"{medium}_url"
+    return {"type": name, name: {"url": f"data:{kind};base64,{data}"}}
+
+
+def text_shown(content: str | list[dict[str, Any]]) -> str:
+    """Return a message's content for display, with the kind of each attachment in brackets."""
+    if isinstance(content, str):
+        return content
+    return " ".join(
+        part["text"] if part["type"] == "text" else f"[{_NOUNS[part['type']]}]" for part in content
+    )
+
+
+def is_content(content: Any) -> bool:
+    """Return True if a value is the content of a message: a text, or at least one part, each of a known type."""
+    if isinstance(content, str):
+        return True
+    return isinstance(content, list) and bool(content) and all(map(_is_part, content))
+
+
+def _is_part(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text":
+        return isinstance(part.get("text"), str)
+    return isinstance(kind, str) and kind in _NOUNS and isinstance(part.get(kind), dict)

@@ -18,7 +18,6 @@ from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.detokenizing import StopTexts
     from gym_fed.serving.engine.request import TokenLogprob
 
 

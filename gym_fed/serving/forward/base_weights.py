@@ -7,8 +7,10 @@ weights are multiplied one by one, since joining them would copy them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -360,3 +362,30 @@ def wide_product(x: Tensor, weight: Tensor) -> Tensor:
         torch.mm(wide, buffer[: len(block)].copy_(block).T, out=product[:, start : start + len(block)])
     release_pages(weight)
     return product.reshape(*x.shape[:-1], rows)
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Compute activations in float32 within the block; weights are converted block by block.
+
+    Args:
+        model: A model with only linear layers and embeddings from ``torch.nn``, and norms that follow their input's
+            dtype.
+    """
+    undo: list[Callable[[], None]] = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.weight.dtype != torch.float32:
+            module.forward = partial(_linear, module)  # type: ignore[method-assign]
+            undo.append(partial(delattr, module, "forward"))
+        elif isinstance(module, nn.Embedding):
+            undo.append(module.register_forward_hook(lambda _module, _args, output: output.float()).remove)
+    try:
+        yield
+    finally:
+        for step in undo:
+            step()
+
+
+def _linear(module: nn.Linear, x: Tensor) -> Tensor:
+    product = wide_product(x, module.weight)
+    return product if module.bias is None else product + module.bias.float()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward import added_tokens, attention, trial
-from gym_fed.serving.forward.causality import require_causal
+from gym_fed.serving.forward.base_weights import in_float32
 from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens, positions_of_step, reserve_room
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.hooked import HookedForward
@@ -30,7 +30,7 @@ from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.plain_model import PlainModel, plain_layout
 from gym_fed.serving.forward.segments import StepVariants
 from gym_fed.serving.forward.target_modules import ModelLayout
-from gym_fed.serving.forward.trial import base_format_for, kernel_for, prepare
+from gym_fed.serving.forward.trial import base_format_for, kernel_for, prepare, require_causal
 from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 if TYPE_CHECKING:
@@ -116,12 +116,12 @@ class MultiVariantModel:
         why_not = unpacked or trial.unfit(model) or own
         self.pool = KVPool(dtype=self.layout.dtype if why_not else "float32", device=self._device)
         self._windows: dict[int, int | None] = {}
-        with nullcontext() if why_not else trial.in_float32(model):
+        with nullcontext() if why_not else in_float32(model):
             stock = None if plain else trial.transformers_logits(model)
         if stock is not None and why_not:
             require_causal(model)
         if stock is not None and not unpacked:
-            unpacked = self._try_packed(stock, in_float32=not why_not)
+            unpacked = self._try_packed(stock, wide=not why_not)
             if unpacked and not why_not and self.layout.dtype != "float32":
                 stock = trial.transformers_logits(model)  # the general path computes in the model's dtype
                 self.pool = KVPool(dtype=self.layout.dtype, device=self._device)
@@ -188,11 +188,11 @@ class MultiVariantModel:
         """Bytes per token in the KV cache."""
         return self.pool.bytes_per_token
 
-    def _try_packed(self, stock: Tensor, in_float32: bool) -> str:
+    def _try_packed(self, stock: Tensor, *, wide: bool) -> str:
         """Try packed steps with transformers' forward pass; return why they fail, or an empty string."""
         try:
             self._hooked = HookedForward(self.model, self.layout)
-            with trial.in_float32(self.model) if in_float32 else nullcontext():
+            with in_float32(self.model) if wide else nullcontext():
                 trial.require_same(self, stock)
             trial.require_windows(self.model, self._windows)
         except (torch.OutOfMemoryError, MemoryError):
@@ -206,8 +206,10 @@ class MultiVariantModel:
 
     def _open_general(self, stock: Tensor) -> None:
         """Open the general path; without the model's cache if that fails or gives different logits."""
-        from gym_fed.serving.forward.general import GeneralForward  # imports transformers
-        from gym_fed.serving.forward.general_trial import open_state_pool
+        from gym_fed.serving.forward.general import (
+            GeneralForward,  # imports transformers
+            open_state_pool,
+        )
 
         for cached in (True, False):
             try:

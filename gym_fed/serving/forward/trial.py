@@ -7,9 +7,8 @@ dtype on both sides. The ``auto`` formats are also resolved here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +18,8 @@ from torch import Tensor, nn
 
 from gym_fed.base.modeling.checkpoint import release_pages
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward.base_weights import wide_product
+from gym_fed.core.text import plain
+from gym_fed.serving.forward.base_weights import in_float32
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
@@ -214,33 +214,6 @@ def parts(vocabulary: int) -> list[list[int]]:
     return [ids[:3], ids[3:4], ids[4:]]
 
 
-@contextmanager
-def in_float32(model: nn.Module) -> Iterator[None]:
-    """Compute activations in float32 within the block; weights are converted block by block.
-
-    Args:
-        model: A model with only linear layers and embeddings from ``torch.nn``, and norms that follow their input's
-            dtype.
-    """
-    undo: list[Callable[[], None]] = []
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and module.weight.dtype != torch.float32:
-            module.forward = partial(_linear, module)  # type: ignore[method-assign]
-            undo.append(partial(delattr, module, "forward"))
-        elif isinstance(module, nn.Embedding):
-            undo.append(module.register_forward_hook(lambda _module, _args, output: output.float()).remove)
-    try:
-        yield
-    finally:
-        for step in undo:
-            step()
-
-
-def _linear(module: nn.Linear, x: Tensor) -> Tensor:
-    product = wide_product(x, module.weight)
-    return product if module.bias is None else product + module.bias.float()
-
-
 @torch.inference_mode()
 def transformers_logits(model: Any) -> Tensor:
     """Return the logits of transformers' own forward pass for ``tokens``: ``[5, vocabulary]`` float32."""
@@ -381,4 +354,42 @@ def _require(actual: Tensor, expected: Tensor, limit: float, name: str, hint: st
             ErrorCode.MODEL_INVALID,
             f"the base cannot be served: its logits in {name} are off by {off:.1e} of their norm, over {limit}",
             hint,
+        )
+
+
+_log = logging.getLogger(__name__)
+_SEEN = 3
+
+
+def require_causal(model: Any) -> None:
+    """Refuse a model whose logits depend on later tokens, by their gradient, which is exactly 0 in a causal model.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    embedded: list[Tensor] = []
+
+    def watch(_module: Any, _args: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[0].clone()  # CTRL multiplies its embedding's output in place
+
+    embedding = model.get_input_embeddings()
+    ids = torch.tensor(tokens(embedding.weight.shape[0]), device=embedding.weight.device)
+    hook = embedding.register_forward_hook(watch)
+    try:
+        with torch.enable_grad():
+            logits = model(**text_arguments(model, ids)).logits
+            (gradient,) = torch.autograd.grad(logits[0, :_SEEN].float().sum(), embedded[:1])
+    except Exception as error:  # noqa: BLE001 - a model's own kernels may have no gradients
+        _log.warning(
+            "%s has no gradients (%s): comparing only its logits", type(model).__name__, plain(error, 100)
+        )
+        return
+    finally:
+        hook.remove()
+    if bool((gradient[0, _SEEN:].abs() > 0).any()):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{type(model).__name__} cannot be served: its tokens attend to later ones",
+            "if it was trained as a decoder, set is_decoder: true in its config.json",
         )

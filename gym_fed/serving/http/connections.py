@@ -110,10 +110,9 @@ class LimitedServer(uvicorn.Server):
             return
 
         def protocol() -> asyncio.Protocol:
-            protocol_class: Any = config.http_protocol_class
-            return protocol_class(
-                config=config, server_state=self.server_state, app_state=self.lifespan.state
-            )  # type: ignore[no-any-return]
+            state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+            protocol: asyncio.Protocol = config.http_protocol_class(config=config, **state)
+            return protocol
 
         self.servers = [
             await loop.create_server(
