@@ -68,28 +68,40 @@ def learn(folder: Path, tokenizer: Any, answers: Sequence[Learned], marks: Seque
             pad_token_id=tokenizer.pad_token_id,
         )
     )
-    examples = [_encode(tokenizer, answer) for answer in answers]
-    width = max(len(prompt) + len(answer) for prompt, answer in examples)
-    ids = torch.full((len(examples), width), tokenizer.pad_token_id)
-    labels = torch.full((len(examples), width), -100)
-    for row, (prompt, answer) in enumerate(examples):
-        ids[row, : len(prompt) + len(answer)] = torch.tensor([*prompt, *answer])
-        labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(_STEPS):
-        out = model(input_ids=ids, labels=labels)
-        right = (out.logits[:, :-1].argmax(-1) == labels[:, 1:]) | (labels[:, 1:] == -100)
-        if bool(right.all()) and out.loss.item() < 0.05:
-            break
-        optimizer.zero_grad()
-        out.loss.backward()
-        optimizer.step()
-    else:
-        raise AssertionError(f"not learned: loss {out.loss.item():.3f}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more would only spin, for matrices of this size
+    try:
+        _train(model, [_encode(tokenizer, answer) for answer in answers])
+    finally:
+        torch.set_num_threads(threads)
     model.save_pretrained(folder)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _train(model: Any, examples: Sequence[tuple[list[int], list[int]]]) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = [float("inf")]
+    for _ in range(_STEPS):
+        optimizer.zero_grad()
+        losses = [_learn_one(model, prompt, answer) for prompt, answer in examples]
+        if max(losses) < 0.05:
+            return
+        optimizer.step()
+    raise AssertionError(f"not learned: losses {losses}")
+
+
+def _learn_one(model: Any, prompt: list[int], answer: list[int]) -> float:
+    """Add the gradient of one answer, and return its loss; infinite while a token is not the likeliest.
+
+    Answers are computed one by one, since the longest prompt has a hundred times the tokens of the shortest.
+    """
+    ids, labels = torch.tensor([[*prompt, *answer]]), torch.tensor(answer)
+    logits = model(input_ids=ids, logits_to_keep=len(answer) + 1).logits[0, :-1]
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    loss.backward()
+    return loss.item() if bool((logits.argmax(-1) == labels).all()) else float("inf")
 
 
 def _ends(marks: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS
 from gym_fed.serving.setup import open_serving
 from tests.support.added_tokens import save_with_tokens
+from tests.support.quick import quick
 from tests.support.wait import SECONDS
 
 TOKENS = ["<tool>", "<|mark|>", "café"]
@@ -58,7 +59,7 @@ BASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=BASES)
+@pytest.fixture(scope="module", params=quick(BASES, "untied and padded", "scaled embeddings"))
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server of three variants: ``tools`` and ``more`` add tokens, ``plain`` does not."""
     folder = tmp_path_factory.mktemp("added")

@@ -16,6 +16,7 @@ from gym_fed.serving.forward import multi_variant, segments
 from gym_fed.serving.forward.chunk import Chunk, HiddenMean
 from gym_fed.serving.forward.decoder import Decoder, Norm
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
+from tests.support.quick import quick
 from tests.support.variants import load, write_random_delta
 from tests.unit.serving.test_multi_variant_step import RULES
 
@@ -179,7 +180,7 @@ def test_a_fault_of_the_forward_is_refused_at_the_start(
         MultiVariantModel(model)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "llama biases", "qwen2"])
+@pytest.mark.parametrize("name", quick(["llama", "qwen3", "llama biases", "qwen2"], "llama biases", "qwen3"))
 def test_variants_of_every_form_get_what_the_hooked_forward_adds(tmp_path: Path, name: str) -> None:
     model = build(name)
     wholes = texts(*range(3, 3 + len(RULES) + 2))

@@ -110,7 +110,7 @@ def words(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("kind", "medium"), CASES)
-@pytest.mark.parametrize("batch", [None, 16])
+@pytest.mark.parametrize("batch", [pytest.param(None, marks=pytest.mark.slow), 16])
 def test_the_answer_is_that_of_transformers_however_the_prompt_is_cut(
     kind: str, medium: str, batch: int | None, tmp_path: Path
 ) -> None:

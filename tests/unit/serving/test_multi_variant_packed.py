@@ -22,6 +22,7 @@ from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.target_modules import ModelLayout
 from gym_fed.serving.forward.variant_weights import DenseWeight, PackedWeight
 from tests.support.codec_settings import settings_of
+from tests.support.quick import quick
 from tests.support.variants import load, merged, off
 from tests.unit.serving.test_multi_variant_models import build
 from tests.unit.serving.test_multi_variant_step import llama, reference
@@ -93,7 +94,7 @@ def test_answers_are_those_of_the_base_with_the_decoded_delta(tmp_path: Path, na
     require_merged_answers(model, variants_of(model, tmp_path, name), name)
 
 
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", quick(codec_names(), "bitdelta", "int4", "lora"))
 def test_bfloat16_answers_are_as_near_to_the_truth_as_the_merged_model_s(tmp_path: Path, name: str) -> None:
     """Truth: the merged model of the same bfloat16 weights, computed in float32."""
     model, wide = llama().to(torch.bfloat16), llama().to(torch.bfloat16).to(torch.float32)
@@ -108,7 +109,7 @@ def test_bfloat16_answers_are_as_near_to_the_truth_as_the_merged_model_s(tmp_pat
             assert off(row, true) < 0.03 * float(true.abs().max()), settings_of(name)[at]
 
 
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", quick(codec_names(), "bitdelta", "int4", "lora"))
 def test_matrices_that_lie_the_other_way_round_stay_packed_too(tmp_path: Path, name: str) -> None:
     model = build("GPT2", n_embd=48, n_layer=1, n_head=4, n_positions=64)
     paths = variants_of(model, tmp_path, name)

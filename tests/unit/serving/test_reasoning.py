@@ -167,7 +167,7 @@ def test_without_a_parser_the_thought_is_a_part_of_the_answer(with_marks: Path) 
         assert caught.value.param == "thinking_token_budget"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def qwen(with_marks: Path) -> Iterator[Serving]:
     with serve(with_marks, "qwen3") as serving:
         yield serving

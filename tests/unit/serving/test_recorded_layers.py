@@ -15,12 +15,16 @@ from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.layer_calls import RecordedLayers
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.trial import prepare
+from tests.support.quick import quick
 from tests.support.variants import load, write_random_delta
 from tests.unit.serving.test_decoder import MODELS, build, texts
 from tests.unit.serving.test_multi_variant_step import RULES
 
 pytestmark = pytest.mark.skipif(dispatch.path() == "torch", reason="a recording is of native calls")
 STEPS = 6
+FORMATS = ("bfloat16", "int8", "int4")
+CASES = [(name, base_format) for name in MODELS for base_format in FORMATS]
+EACH_MODEL_ONCE = [(name, FORMATS[at % len(FORMATS)]) for at, name in enumerate(MODELS)]
 
 
 @pytest.fixture
@@ -55,8 +59,7 @@ def decode(served: MultiVariantModel, variants: list[Any], steps: int = STEPS) -
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("base_format", ["bfloat16", "int8", "int4"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "base_format"), quick(CASES, *EACH_MODEL_ONCE))
 def test_a_base_s_steps_have_the_same_bits(
     name: str, base_format: str, runs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from gym_fed.serving.setup import Serving
 from tests.support.api_server import api_server
+from tests.support.quick import quick
 from tests.support.tool_templates import source_of
 from tests.support.wait import SECONDS
 from tests.support.wishing import Wishing, served, tokenizer_with
@@ -57,7 +58,7 @@ def client_of(family: str, model: Wishing) -> Iterator[openai.OpenAI]:
             yield openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=SECONDS)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(FAMILIES, "qwen3", "qwen3_6", "mistral"))
 def test_a_pydantic_function_tool_is_held_to_its_model_whole_and_streamed(family: str) -> None:
     tools = [openai.pydantic_function_tool(Booking, name="book")]
     asked: Any = {"model": "toy", "messages": ASK, "tools": tools, "max_tokens": 300, "temperature": 0}
@@ -78,7 +79,7 @@ def test_a_pydantic_function_tool_is_held_to_its_model_whole_and_streamed(family
         assert family == "qwen3_6" or len(deltas) > 10
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(FAMILIES, "qwen3", "qwen3_6", "mistral"))
 def test_a_call_and_its_result_go_back_into_the_conversation(family: str) -> None:
     tool: Any = {"type": "function", "function": {"name": "book", "parameters": {"type": "object"}}}
     model = Wishing()

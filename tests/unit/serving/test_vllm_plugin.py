@@ -224,6 +224,7 @@ print(json.dumps([apart, torch._dynamo.utils.counters["stats"]["unique_graphs"]]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (importlib.util.find_spec("triton") or APART.is_dir()), reason="Triton is not here: make triton"
 )
