@@ -299,11 +299,7 @@ class GenerationSequence(ScheduledRequest):
 
 
 class EmbeddingSequence(ScheduledRequest):
-    """The state of one embedding.
-
-    Args:
-        future: The caller's handle.
-    """
+    """The state of one embedding."""
 
     def __init__(
         self, prompt_ids: list[int], variant_name: str | None, user: str, future: Future[Tensor]

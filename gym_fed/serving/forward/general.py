@@ -267,11 +267,6 @@ def _decodes(chunk: Chunk) -> bool:
 def open_state_pool(served: PackedSteps, general: GeneralForward, stock: Tensor) -> StatePool:
     """Test the general path, set what requests may share, and return the pool of its requests.
 
-    Args:
-        served: The model.
-        general: Its general path.
-        stock: The result of ``transformers_logits``.
-
     Raises:
         GymError: ``MODEL_INVALID`` if logits differ; whatever the model's code raises.
     """

@@ -30,12 +30,7 @@ from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
 
 
 class HookedForward:
-    """The hooked forward pass of one model, until ``close``.
-
-    Args:
-        model: A transformers causal LM.
-        layout: Its layout.
-    """
+    """The hooked forward pass of one model, until ``close``."""
 
     def __init__(self, model: Any, layout: ModelLayout) -> None:
         attention.register()

@@ -91,12 +91,7 @@ class StateRow:
 
 
 def join(rows: Sequence[StateRow], lengths: Sequence[int]) -> StateBatch:
-    """Copy the states of requests into one batch.
-
-    Args:
-        rows: The requests' states.
-        lengths: The tokens of each.
-    """
+    """Copy the states of requests into one batch."""
     if rows[0].batch.size == len(rows) and all(
         row.batch is rows[0].batch and row.row == at for at, row in enumerate(rows)
     ):

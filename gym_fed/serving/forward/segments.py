@@ -176,9 +176,6 @@ _BULK_ROWS_ELSEWHERE = 32
 class StepVariants:
     """The variants of one model's steps.
 
-    Args:
-        layout: The layout of the model.
-
     Attributes:
         bulk_rows: Minimum rows of one variant that are multiplied as one matrix.
         products: See ``MultiVariantModel.products``.

@@ -37,10 +37,6 @@ class ClientGone(Exception):
 class Admitted:
     """A request whose caller is authenticated and within its limits.
 
-    Args:
-        gateway: The gateway that admits it.
-        request: The HTTP request.
-
     Attributes:
         caller: The caller.
         serving: The loaded parts of the server.

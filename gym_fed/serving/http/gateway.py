@@ -239,12 +239,7 @@ class HeldBodies:
 
 
 class HeldBody:
-    """The bytes of one body; use ``HeldBodies.hold``.
-
-    Args:
-        held: Bytes by caller.
-        caller: The caller's name.
-    """
+    """The bytes of one body; use ``HeldBodies.hold``."""
 
     def __init__(self, held: Counter[str], caller: str) -> None:
         self._held, self._caller, self._own = held, caller, 0

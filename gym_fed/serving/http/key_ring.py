@@ -44,12 +44,7 @@ class KeysDocument(StrictModel, Generic[KeyT]):
 
 
 class KeyRing(Generic[KeyT]):
-    """The keys of a JSON file with mode 0600, at most ``MAX_KEYS``; usable from any thread and process.
-
-    Args:
-        path: The file.
-        document: The type of its contents.
-    """
+    """The keys of a JSON file with mode 0600, at most ``MAX_KEYS``; usable from any thread and process."""
 
     def __init__(self, path: Path, document: type[KeysDocument[KeyT]]) -> None:
         self.path = path

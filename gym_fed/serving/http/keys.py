@@ -191,11 +191,7 @@ def hashed(key: str) -> str:
 
 
 class KeyFile(KeyRing[ApiKey]):
-    """The file of API keys, which must exist when a server uses it.
-
-    Args:
-        path: The file.
-    """
+    """The file of API keys, which must exist when a server uses it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, _ApiKeysDocument)
@@ -281,9 +277,6 @@ class KeyFile(KeyRing[ApiKey]):
 
     def forget_variant(self, name: str) -> tuple[list[str], list[str]]:
         """Remove a variant from all keys, and remove the keys that allow nothing else.
-
-        Args:
-            name: The variant's name.
 
         Returns:
             Names of the removed keys, and of the keys that still allow something.

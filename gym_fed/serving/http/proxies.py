@@ -59,10 +59,6 @@ class BehindProxy:
 
     A proxy may leave the prefix of ``root_path`` in the path, or remove it. A proxy that sends ``X-Forwarded-Prefix``
     has removed it, as is usual with this header.
-
-    Args:
-        app: The application.
-        proxies: The proxies in front of it.
     """
 
     def __init__(self, app: ASGIApp, proxies: Proxies) -> None:

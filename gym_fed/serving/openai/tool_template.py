@@ -255,10 +255,6 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additiona
 class ToolUse:
     """The tools of one request with one model's template.
 
-    Args:
-        request: The request, with or without tools.
-        template: The template of the model.
-
     Attributes:
         shown: The tools for the template; None if ``tool_choice`` is ``none``.
         required: Whether the answer must be a call.

@@ -131,10 +131,6 @@ def read_picture(url: str, detail: Detail = "auto") -> Picture:
 def require_limits(count: int, pixels: int) -> None:
     """Refuse more pictures, or more pixels, than a request may have.
 
-    Args:
-        count: The number of pictures so far.
-        pixels: The total pixels of these pictures.
-
     Raises:
         GymError: ``TOO_LARGE``.
     """

@@ -51,10 +51,6 @@ _REMEDIES = {
 class MessagePictures:
     """The pictures of one request.
 
-    Args:
-        messages: The messages of the request.
-        reader: The reader of the model.
-
     Raises:
         RequestError: For a picture that is refused by its header, and for any picture if the model reads none.
     """

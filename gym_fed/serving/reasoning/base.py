@@ -172,11 +172,7 @@ class ReasoningParser(ABC):
         """
 
     def splitter_within(self, begun: str) -> Splitter | None:
-        """Create the splitter of an answer that continues a message; None outside a thought.
-
-        Args:
-            begun: The beginning of the message.
-        """
+        """Create the splitter of an answer that continues a message; None outside a thought."""
         return None
 
 

@@ -158,9 +158,6 @@ class AnswerChunk:
 def read_chunk(value: Mapping[str, Any]) -> AnswerChunk:
     """Read an event of a stream, or the object of an answer without streaming.
 
-    Args:
-        value: The parsed JSON.
-
     Raises:
         GymError: ``UNAVAILABLE`` for an error in the stream.
         KeyError: For an unknown format, as are ``ValueError`` and ``TypeError``.

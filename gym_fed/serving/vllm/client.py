@@ -50,11 +50,7 @@ class NotConnectedError(Exception):
 
 
 class VllmClient:
-    """Sends requests to one vLLM server, on one event loop.
-
-    Args:
-        address: The address of the server.
-    """
+    """Sends requests to one vLLM server, on one event loop."""
 
     def __init__(self, address: VllmAddress) -> None:
         headers = {"Authorization": f"Bearer {address.key}"} if address.key else {}
@@ -98,9 +94,6 @@ class VllmClient:
 
     async def generate(self, body: dict[str, Any]) -> AsyncGenerator[AnswerChunk]:
         """Stream an answer; closing the iterator cancels it in vLLM.
-
-        Args:
-            body: The result of ``completion_body``.
 
         Raises:
             NotConnectedError: If vLLM cannot be reached.

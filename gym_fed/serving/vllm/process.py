@@ -206,12 +206,7 @@ class VllmProcess:
 
 
 class RemoteVllm:
-    """A vLLM server with gym-fed's plug-in that somebody else runs; it is only watched.
-
-    Args:
-        address: The address of the server.
-        base: The base's name in vLLM.
-    """
+    """A vLLM server with gym-fed's plug-in that somebody else runs; it is only watched."""
 
     def __init__(self, address: VllmAddress, base: str) -> None:
         self.address, self.base = address, base

@@ -38,11 +38,7 @@ class UploadRefusedError(ValueError):
 
 
 class AdapterUploads:
-    """ASGI middleware for uploads; requests of other paths reach vLLM unchanged.
-
-    Args:
-        app: vLLM's application.
-    """
+    """ASGI middleware for uploads; requests of other paths reach vLLM unchanged."""
 
     def __init__(self, app: Callable[[Any, _Receive, _Send], Awaitable[None]]) -> None:
         self._app = app

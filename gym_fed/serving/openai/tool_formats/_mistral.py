@@ -45,13 +45,7 @@ class MistralFormat(ToolFormat):
 
 
 class MistralReader(CallReader):
-    """Reads ``[{"name": ..., "arguments": {...}}, ...]`` or ``name[ARGS]{...}``.
-
-    Args:
-        mark: The text that announced the calls.
-        tools: The tools that may be called.
-        fragments: See ``ToolFormat.reader``.
-    """
+    """Reads ``[{"name": ..., "arguments": {...}}, ...]`` or ``name[ARGS]{...}``."""
 
     def __init__(self, mark: str, tools: Tools, fragments: bool) -> None:
         self._tools, self._fragments = tools, fragments

@@ -45,12 +45,7 @@ class Pythonic(ToolFormat):
 
 
 class PythonicReader(CallReader):
-    """Reads a list of calls with literals as arguments; nothing is evaluated.
-
-    Args:
-        mark: The text that announced the calls.
-        tools: The tools that may be called.
-    """
+    """Reads a list of calls with literals as arguments; nothing is evaluated."""
 
     def __init__(self, mark: str, tools: Tools) -> None:
         self._mark, self._tools = mark, tools
