@@ -192,9 +192,7 @@ class ChatSession:
             )
         if not path.parent.is_dir():
             raise GymError(
-                ErrorCode.FILE_NOT_FOUND,
-                f"{path}: no folder {path.parent}",
-                "create it, or choose another",
+                ErrorCode.FILE_NOT_FOUND, f"{path}: no folder {path.parent}", "create it, or choose another"
             )
         try:
             write_atomically(path, text.encode(), mode=0o600)

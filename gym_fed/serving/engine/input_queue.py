@@ -135,9 +135,7 @@ class InputQueue:
                 self.refused += 1
                 seconds = self.retry_after_seconds()
                 raise GymError(
-                    ErrorCode.BUSY,
-                    f"too many {who}: {count}",
-                    f"try again in {counted(seconds, 'second')}",
+                    ErrorCode.BUSY, f"too many {who}: {count}", f"try again in {counted(seconds, 'second')}"
                 )
 
     # For the engine's thread.

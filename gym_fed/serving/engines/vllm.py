@@ -113,8 +113,7 @@ class Vllm(EngineKind):
             config, base, None, stack, loader=partial(_checked_variant, config.vllm.max_lora_rank, plain)
         )
         settings = PluginSettings(
-            None if store is None else store.folder / "objects",
-            _kernel(config.engine, config.dtype),
+            None if store is None else store.folder / "objects", _kernel(config.engine, config.dtype)
         )
         if config.vllm.url is not None:
             server: VllmServer = connect_vllm(

@@ -14,12 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicCache,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin
 
 _SEQUENCES = ("keys", "values", "indexer_keys")
 """Tensors of a cache layer whose second to last dimension is the tokens; all others have a fixed size per request."""

@@ -17,12 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from gym_fed.serving.forward.model_arguments import (
-    CacheArgument,
-    accepted,
-    first_ids,
-    text_arguments,
-)
+from gym_fed.serving.forward.model_arguments import CacheArgument, accepted, first_ids, text_arguments
 
 Kind = Literal["matrix", "transposed", "norm", "bias", "replaced"]
 
@@ -193,11 +188,7 @@ def _recorded(model: nn.Module) -> Iterator[_Calls]:
         if any(True for _ in module.parameters(recurse=False)):
 
             def note(
-                _module: nn.Module,
-                args: tuple[Any, ...],
-                more: dict[str, Any],
-                output: Any,
-                name: str = name,
+                _module: nn.Module, args: tuple[Any, ...], more: dict[str, Any], output: Any, name: str = name
             ) -> None:
                 others = [*args[1:], *more.values()]  # such as the gate of a gated norm
                 alone = (

@@ -72,10 +72,7 @@ def require_servable(model: nn.Module, kernel: str) -> None:
     if kernel != "exact" and next(iter(devices)).type != "cpu":
         raise GymError(ErrorCode.USAGE, f"kernel {kernel} runs only on the CPU", "use exact")
     if "dynamic" in rope_types(model):
-        raise refuse(
-            "rope type dynamic depends on the longest request so far",
-            "use yarn, linear or llama3",
-        )
+        raise refuse("rope type dynamic depends on the longest request so far", "use yarn, linear or llama3")
 
 
 def unservable(model: Any, error: Exception) -> GymError:

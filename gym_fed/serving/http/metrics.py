@@ -41,12 +41,7 @@ _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
 _ROWS = (
     MetricRow("gym_api_info", "1; its label has the version", ("version",)),
     MetricRow("gym_api_ready", "1 once the model is loaded, until the server drains"),
-    MetricRow(
-        "gym_api_requests",
-        "Requests by route and HTTP status",
-        ("route", "status"),
-        "counter",
-    ),
+    MetricRow("gym_api_requests", "Requests by route and HTTP status", ("route", "status"), "counter"),
     MetricRow(
         "gym_api_request_seconds",
         "Seconds from a request to the last byte of its answer",

@@ -359,11 +359,7 @@ class CompletionAnswer(Answer):
         return [self._text_chunk(index, text, logprobs, choice.finish_reason)]
 
     def _text_chunk(
-        self,
-        index: int,
-        text: str,
-        tokens: Iterable[TokenLogprob] = (),
-        finish_reason: str | None = None,
+        self, index: int, text: str, tokens: Iterable[TokenLogprob] = (), finish_reason: str | None = None
     ) -> StreamChunk:
         shown = list(tokens)
         logprobs = logprobs_of_completion(shown) if shown else None

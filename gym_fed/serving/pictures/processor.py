@@ -118,10 +118,7 @@ class PictureProcessor:
         try:
             with self._lock:
                 processed = self._processor(
-                    text=[text],
-                    text_kwargs={"add_special_tokens": False},
-                    return_tensors="pt",
-                    **arguments,
+                    text=[text], text_kwargs={"add_special_tokens": False}, return_tensors="pt", **arguments
                 )
         except (ValueError, RuntimeError, IndexError, ZeroDivisionError) as error:
             noun = NOUNS["image" if isinstance(medium, Picture) else medium.kind]

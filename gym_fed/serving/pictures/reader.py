@@ -21,12 +21,7 @@ from gym_fed.serving.openai.schemas import Message, UserMessage
 from gym_fed.serving.pictures.clips import read_clip_of_sound, read_clip_of_video, require_wanted
 from gym_fed.serving.pictures.decoding import MAX_REQUEST_PIXELS, Picture, read_picture, require_limits
 from gym_fed.serving.pictures.embedding import MediumEmbedder, PictureEncoder
-from gym_fed.serving.pictures.processor import (
-    NOUNS,
-    Medium,
-    PictureProcessor,
-    ProcessedPicture,
-)
+from gym_fed.serving.pictures.processor import NOUNS, Medium, PictureProcessor, ProcessedPicture
 from gym_fed.serving.pictures.trial import Probe
 
 if TYPE_CHECKING:

@@ -204,13 +204,7 @@ class VariantStore:
                 "pass a key, or open the store so that it accepts unsigned variants",
             )
         addition = BulkAddition(
-            self._objects,
-            self._registry,
-            self._base,
-            self._layout,
-            key,
-            replaces=replace,
-            progress=progress,
+            self._objects, self._registry, self._base, self._layout, key, replaces=replace, progress=progress
         )
         records, gone = addition.add(variants)
         self._forget(gone)

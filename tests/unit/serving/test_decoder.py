@@ -132,8 +132,7 @@ def test_every_path_of_the_kernels_gives_transformers_logits(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"),
-    [("mistral", "window"), ("llama llama3", "rope"), ("qwen3", "norm"), ("qwen2", "bias")],
+    ("name", "fault"), [("mistral", "window"), ("llama llama3", "rope"), ("qwen3", "norm"), ("qwen2", "bias")]
 )
 def test_a_wrong_window_rotation_norm_or_bias_would_show(name: str, fault: str) -> None:
     model, (text,) = build(name), texts(23)

@@ -233,13 +233,7 @@ def answer_tokens(splitter: Any, texts: list[str], ids: list[int]) -> list[int]:
     """The places of the tokens that belong to the answer."""
     parser: Any = SimpleNamespace(opening=(), closing=())
     thought = Thought(
-        parser,
-        splitter,
-        budget=None,
-        guide=None,
-        end_ids=frozenset(),
-        stop_ids=frozenset(),
-        vocab_size=200,
+        parser, splitter, budget=None, guide=None, end_ids=frozenset(), stop_ids=frozenset(), vocab_size=200
     )
     stream: Any = Spelled(*texts)
     for token_id in ids:

@@ -13,13 +13,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.guided import GuideFactory
-from gym_fed.serving.engine.request import (
-    CompletionOutput,
-    Event,
-    GenerationRequest,
-    Grammar,
-    SamplingParams,
-)
+from gym_fed.serving.engine.request import CompletionOutput, Event, GenerationRequest, Grammar, SamplingParams
 from tests.support.toy_engine import END, ToyModel
 from tests.support.wait import SECONDS
 

@@ -200,10 +200,7 @@ def test_failed_start_is_reported_with_the_last_lines(tmp_path: Path) -> None:
 def test_killed_vllm_is_started_again_and_nothing_else_is_lost(tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     key = keys.add("ada", everything=True)
-    with (
-        vllm_serving(tmp_path, engine={"max_concurrent": 1}) as serving,
-        api_server(serving, keys) as server,
-    ):
+    with vllm_serving(tmp_path, engine={"max_concurrent": 1}) as serving, api_server(serving, keys) as server:
         process = process_of(serving)
         first = process.pid
         assert first is not None
