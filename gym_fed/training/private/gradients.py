@@ -1,12 +1,12 @@
-"""Per-example gradients clipped by Opacus, and cryptographic lattice noise on their sum.
+"""Clip per-example gradients with Opacus, and add cryptographic lattice noise to their sum.
 
-An example's loss is the mean over its own labelled tokens: a mean over the tokens of a batch would let the length of
-one example decide the weight of the others. A test on synthetic rows shows that each gradient depends on one example.
+An example's loss is the mean over its own labelled tokens: with a mean over the tokens of a batch, the length of one
+example would affect the weight of the others. ``require_exact`` verifies that each gradient depends on one example.
 
-The sum of the clipped gradients is rounded to multiples of a step, and integer noise of ``gym_fed.privacy.noise`` is
-added. The result is a multiple of the step whatever the examples were, so its low bits reveal nothing (Mironov 2012).
-Rounding moves a sum of d numbers by at most sqrt(d) / 2 steps, and neighbouring sums by at most sqrt(d) steps from each
-other: the noise is raised accordingly, and the noise multiplier stays. Opacus' own ``secure_mode`` needs torchcsprng.
+The sum of the clipped gradients is rounded to multiples of a step, and integer noise from ``gym_fed.privacy.noise`` is
+added. The result is always a multiple of the step, so its low bits reveal nothing (Mironov 2012). Rounding moves a sum
+of d numbers by at most sqrt(d) / 2 steps, so the distance of neighbouring sums grows by at most sqrt(d) steps: the
+noise is raised accordingly, and the noise multiplier stays the same. Opacus' own ``secure_mode`` needs torchcsprng.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class ClippedGradients:
-    """Sums gradients of examples, each clipped to ``max_grad_norm`` over all trained weights together.
+    """Sums per-example gradients, each clipped to the norm ``max_grad_norm`` over all trained weights together.
 
     Attaches Opacus' hooks to ``model``; ``close`` removes them.
     """
@@ -47,19 +47,16 @@ class ClippedGradients:
         )
 
         self.model, self.mode = model, mode
-        # Not strict: that would refuse buffers, even of position embeddings. `require_exact` checks more.
+        # Not strict: that would refuse buffers, even of position embeddings. ``require_exact`` checks more.
+        options: dict[str, Any] = {"loss_reduction": "sum", "strict": False}
         if mode == "ghost":
-            self.hooks = GradSampleHooksFastGradientClipping(
-                model, loss_reduction="sum", strict=False, max_grad_norm=max_grad_norm
-            )
+            options["max_grad_norm"] = max_grad_norm
+            self.hooks = GradSampleHooksFastGradientClipping(model, **options)
         else:
-            self.hooks = GradSampleHooks(
-                model, loss_reduction="sum", strict=False, force_functorch=mode == "functorch"
-            )
+            self.hooks = GradSampleHooks(model, force_functorch=mode == "functorch", **options)
 
     def add(self, batch: Batch, optimizer: Any) -> torch.Tensor:
-        """Add a batch to ``summed_grad`` of the trained weights; return its losses, ``[n]`` float32 without a
-        graph.
+        """Add a batch to ``summed_grad`` of the trained weights; return its losses ``[n]`` float32, without a graph.
 
         Examples whose gradient norm is not finite are skipped.
 
@@ -70,16 +67,16 @@ class ClippedGradients:
         losses = example_losses(self.model, batch)
         if self.mode == "ghost":
             torch.autograd.backward(losses.sum(), retain_graph=True)
-            shares = self.hooks.get_clipping_coef().detach()
+            coefficients = self.hooks.get_clipping_coef().detach()
             finite = torch.isfinite(self.hooks.get_norm_sample())
             _clear_gradients(optimizer.params)
             self.hooks.disable_hooks()
-            weighed = shares * losses
-            if not finite.all():  # times 0 they would still leave NaN in the sum
+            weighted = coefficients * losses
+            if not finite.all():  # multiplied by 0, the others would still leave NaN in the sum
                 rest = {key: value[finite] for key, value in batch.items()}
-                weighed = shares[finite] * example_losses(self.model, rest)
-            if len(weighed):
-                torch.autograd.backward(weighed.sum())
+                weighted = coefficients[finite] * example_losses(self.model, rest)
+            if len(weighted):
+                torch.autograd.backward(weighted.sum())
                 optimizer.accumulate()
             self.hooks.enable_hooks()
         else:
@@ -102,32 +99,29 @@ class ClippedGradients:
 
 
 def example_losses(model: Any, batch: Batch) -> torch.Tensor:
-    """Return the next-token loss of every example, a mean over its labelled tokens, ``[n]`` float32.
+    """Return the next-token loss of each example, a mean over its labelled tokens, ``[n]`` float32.
 
     Args:
         model: A causal language model, or a PEFT model around one.
         batch: ``input_ids``, ``labels`` and ``attention_mask``, each ``[n, length]`` int64.
     """
-    logits = model(
-        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
-    ).logits
+    inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    logits = model(**inputs, use_cache=False).logits[:, :-1].float().transpose(1, 2)
     labels = batch["labels"][:, 1:]
-    losses = F.cross_entropy(
-        logits[:, :-1].float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
-    )
+    losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
     return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
 
 
 class LatticeNoise:
-    """Gaussian noise on sums of clipped gradients.
+    """Adds Gaussian noise to sums of clipped gradients.
 
     Args:
-        noise_multiplier: Standard deviation over the sensitivity.
-        max_grad_norm: Maximum L2 norm that one example adds to the sum.
-        num_values: Number of values of a sum, over all tensors.
+        noise_multiplier: Ratio of the standard deviation to the sensitivity.
+        max_grad_norm: Maximum L2 norm of one example's contribution.
+        num_values: Number of values in a sum, over all tensors.
 
     Attributes:
-        std: Standard deviation, slightly above ``noise_multiplier * max_grad_norm`` to cover the rounding.
+        std: Standard deviation, slightly above ``noise_multiplier * max_grad_norm`` to account for the rounding.
     """
 
     def __init__(self, noise_multiplier: float, max_grad_norm: float, num_values: int) -> None:
@@ -140,23 +134,23 @@ class LatticeNoise:
             raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
         self.std = noise_multiplier * max_grad_norm / (1.0 - share)
         self._step = self.std / _STEPS_PER_STD
-        # Secret: with the seed anybody could subtract the noise.
+        # The seed is secret: with it, anyone could subtract the noise.
         self._source = NoiseSource(os.urandom(SEED_BYTES))
 
     def add(self, total: torch.Tensor) -> torch.Tensor:
-        """Return ``total`` (float32, any shape) rounded to the lattice with noise; a new tensor of the same type."""
-        drawn = self._source.rounded_gaussian(_STEPS_PER_STD, total.numel(), "gradient")
-        noise = torch.from_numpy(drawn).to(total.device).view_as(total)
-        whole = torch.round(total.detach().double() / self._step) + noise
-        return (whole * self._step).to(total.dtype)
+        """Return ``total`` (float32, any shape) rounded to the lattice, with noise, as a new tensor."""
+        values = self._source.rounded_gaussian(_STEPS_PER_STD, total.numel(), "gradient")
+        noise = torch.from_numpy(values).to(total.device).view_as(total)
+        steps = torch.round(total.detach().double() / self._step) + noise
+        return (steps * self._step).to(total.dtype)
 
 
 def noisy_optimizer(
     optimizer: Any, mode: str, *, noise_multiplier: float, max_grad_norm: float, expected_batch_size: int
 ) -> Any:
-    """Wrap ``optimizer`` so that gradients are clipped (except for ``ghost``) and noised before every step."""
-    kind = NoisyGhostOptimizer if mode == "ghost" else NoisyOptimizer
-    noisy = kind(
+    """Wrap ``optimizer`` to add noise to gradients before every step, and to clip them (except for ``ghost``)."""
+    optimizer_class = NoisyGhostOptimizer if mode == "ghost" else NoisyOptimizer
+    noisy = optimizer_class(
         optimizer,
         noise_multiplier=noise_multiplier,
         max_grad_norm=max_grad_norm,
@@ -174,26 +168,28 @@ class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
 
     @property
     def accumulated_iterations(self) -> int:
-        """Return 1: physical batches are parts of one logical batch, whose expected size divides the sum once."""
+        """Always 1: physical batches are parts of one logical batch, by whose expected size the sum is divided once."""
         return 1
 
     def clip_and_accumulate(self) -> None:
-        """Add clipped per-example gradients to ``summed_grad``, skipping those whose norm is not finite.
+        """Add clipped per-example gradients to ``summed_grad``, and skip those whose norm is not finite.
 
-        Opacus multiplies such a gradient by 0, which leaves NaN and would reveal the example to the weights' author.
+        Opacus multiplies such a gradient by 0, which leaves NaN and would reveal the example to whoever chose the
+        weights.
         """
         samples = [self._get_flat_grad_sample(weight) for weight in self.params]
         norms = torch.stack([sample.flatten(1).norm(dim=1) for sample in samples]).norm(dim=0)
         finite = torch.isfinite(norms)
-        shares = (self.max_grad_norm / (norms[finite] + 1e-6)).clamp(max=1.0)
-        everyone = bool(finite.all())
+        coefficients = (self.max_grad_norm / (norms[finite] + 1e-6)).clamp(max=1.0)
+        all_finite = bool(finite.all())
         for weight, sample in zip(self.params, samples, strict=True):
             _check_processed_flag(weight.grad_sample)
-            weight.summed_grad += torch.einsum("i,i...", shares, sample if everyone else sample[finite])
+            finite_sample = sample if all_finite else sample[finite]
+            weight.summed_grad += torch.einsum("i,i...", coefficients, finite_sample)
             _mark_as_processed(weight.grad_sample)
 
     def add_noise(self) -> None:
-        """Put the noised sum into ``grad`` of every trained weight."""
+        """Set ``grad`` of every trained weight to its sum with noise."""
         for weight in self.params:
             _check_processed_flag(weight.summed_grad)
             weight.grad = self.lattice.add(weight.summed_grad).view_as(weight)
@@ -201,16 +197,16 @@ class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
 
 
 class NoisyGhostOptimizer(DPOptimizerFastGradientClipping):  # type: ignore[misc]
-    """The optimiser of ``ghost``, whose sums are clipped in the backward pass."""
+    """The optimiser for ``ghost``, where gradients are clipped in the backward pass."""
 
     lattice: LatticeNoise
     add_noise = NoisyOptimizer.add_noise
 
 
 def require_exact(gradients: ClippedGradients) -> None:
-    """Compare per-example gradients with autograd's gradients of each example alone, on synthetic tokens.
+    """Refuse a model whose per-example gradients differ from autograd's gradients of single (synthetic) examples.
 
-    This detects modules that couple examples (batch norm, routers of experts), weights that Opacus does not know
+    This detects modules that couple examples (batch norm, routers of experts), weights that Opacus does not handle
     (outside of modules), and weights that it counts twice (tied weights under ``ghost``).
 
     Raises:
@@ -226,22 +222,16 @@ def require_exact(gradients: ClippedGradients) -> None:
                 computed = {"": gradients.hooks.get_norm_sample().clone()}
             else:
                 computed = {name: _grad_sample(weight) for name, weight in weights.items()}
-        except Exception as error:  # any failure of an Opacus hook rules the model out
+        except Exception as error:  # Opacus' hooks fail in many ways; all of them exclude the model
             raise _not_exact(gradients.mode, f"{type(error).__name__}: {error}") from error
         finally:
             _clear_gradients(weights.values())
         gradients.hooks.disable_hooks()
         for row in range(_ROWS):
             example = {key: value[row : row + 1] for key, value in batch.items()}
-            expected = dict(
-                zip(
-                    weights,
-                    torch.autograd.grad(
-                        example_losses(model, example).sum(), list(weights.values()), allow_unused=True
-                    ),
-                    strict=True,
-                )
-            )
+            loss = example_losses(model, example).sum()
+            exact = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+            expected = dict(zip(weights, exact, strict=True))
             flat = [g.double().norm() for g in expected.values() if g is not None]
             norm = torch.stack(flat).norm() if flat else torch.zeros(())
             if ghost:
@@ -249,8 +239,8 @@ def require_exact(gradients: ClippedGradients) -> None:
                     raise _not_exact(gradients.mode, "norms of per-example gradients are not exact")
                 continue
             for name, gradient in expected.items():
-                exact = torch.zeros_like(weights[name]) if gradient is None else gradient
-                if (computed[name][row] - exact).double().norm() > _TOLERANCE * norm + 1e-8:
+                gradient = torch.zeros_like(weights[name]) if gradient is None else gradient
+                if (computed[name][row] - gradient).double().norm() > _TOLERANCE * norm + 1e-8:
                     raise _not_exact(gradients.mode, f"{name}: per-example gradients are not exact")
         gradients.hooks.enable_hooks()
 
@@ -271,11 +261,11 @@ def _not_exact(mode: str, why: str) -> GymError:
 
 
 def _synthetic_batch(model: Any) -> Batch:
-    """Return synthetic rows of different lengths; no data is used."""
+    """Return synthetic rows of different lengths."""
     device = next(model.parameters()).device
     vocabulary = int(model.get_input_embeddings().num_embeddings)
-    chance = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, vocabulary, (_ROWS, _LENGTH), generator=chance)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, vocabulary, (_ROWS, _LENGTH), generator=generator)
     mask = torch.ones_like(ids)
     mask[-1, -2:] = 0
     labels = torch.where(mask.bool(), ids, IGNORED)
@@ -285,7 +275,7 @@ def _synthetic_batch(model: Any) -> Batch:
 
 @contextmanager
 def _without_dropout(model: Any) -> Iterator[None]:
-    """Disable dropout but keep hooks: modules with trained weights of their own count as in training."""
+    """Disable dropout within a context, but leave modules with trained weights in training mode, for their hooks."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     for module in model.modules():
@@ -299,7 +289,7 @@ def _without_dropout(model: Any) -> Iterator[None]:
 
 
 def _clear_gradients(weights: Any) -> None:
-    """Clear autograd's gradients, which are sums of unclipped examples and never used."""
+    """Clear autograd's gradients, which are sums over unclipped examples and are never used."""
     for weight in weights:
         weight.grad = None
         weight.grad_sample = None

@@ -1,12 +1,12 @@
-"""The training loop of DP-SGD, which replaces transformers' loop and keeps its checkpoints, logs and evaluations.
+"""Train by DP-SGD in a loop that replaces transformers', with its checkpoints, logs and evaluations.
 
-A step draws a Poisson batch, adds up clipped gradients in physical batches of ``per_device_train_batch_size``, noises
-the sum and divides it by the expected size of a batch. A batch may be empty: then the step is only noise, which the
-accounting requires. Batches and noise come from the operating system. A resumed run redraws the steps since its
-last checkpoint; no saved weight depends on the earlier draws.
+A step draws a Poisson batch, sums clipped gradients in physical batches of ``per_device_train_batch_size``, adds noise
+to the sum and divides it by the expected batch size. A batch may be empty: the step is then only noise, which the
+accounting requires. The randomness of batches and noise comes from the operating system. A resumed run redraws the
+steps since its last checkpoint; no saved weight depends on the earlier draws.
 
-The weights may come from an attacker who wants to know if a row is in the data. So only the noised weights may end a
-run, and the treatment of a row does not depend on other rows: its padding depends on its own length.
+The weights may come from an attacker who wants to know if a row is in the data. So only noised weights may end a run,
+and the treatment of a row does not depend on other rows: its padding depends only on its own length.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from gym_fed.training.run.job import Job
 from gym_fed.training.run.spikes import Diverged
 
 _PAD_TO = 16
-
-
-_Trainer: Any = object  # what the mix-in is placed before
+_WORD_BYTES = 8
+_Trainer: Any = object  # the class that the mix-in precedes
 
 
 class DpSgd(_Trainer):  # type: ignore[misc]
-    """A mix-in for a TRL trainer of supervised rows."""
+    """A mix-in that makes a TRL trainer of supervised rows train by DP-SGD."""
 
     control: Any
     plan: Plan
@@ -53,10 +52,9 @@ class DpSgd(_Trainer):  # type: ignore[misc]
         ignore_keys_for_eval: list[str] | None = None,
     ) -> Any:
         plan = self.plan
-        a_pass = math.ceil(plan.num_examples / plan.expected_batch_size)
-        self._init_training_state(
-            plan.steps, a_pass, math.ceil(plan.steps / a_pass), resume_from_checkpoint, trial
-        )
+        epoch_steps = math.ceil(plan.num_examples / plan.expected_batch_size)
+        epochs = math.ceil(plan.steps / epoch_steps)
+        self._init_training_state(plan.steps, epoch_steps, epochs, resume_from_checkpoint, trial)
         model, _ = self._prepare_for_training(plan.steps, None, resume_from_checkpoint)
         started = time.time()
         self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
@@ -78,22 +76,21 @@ class DpSgd(_Trainer):  # type: ignore[misc]
             loss = 0.0
             while self.state.global_step < plan.steps and not self.control.should_training_stop:
                 loss = self._step(model, gradients, optimizer, loss)
-                self._after_step(loss, a_pass, trial, ignore_keys_for_eval, started)
+                self._after_step(loss, epoch_steps, trial, ignore_keys_for_eval, started)
         finally:
             gradients.close()
         return self._finalize_training(trial, plan.steps * plan.expected_batch_size, started)
 
     def _step(self, model: Any, gradients: ClippedGradients, optimizer: Any, loss: float) -> float:
-        """Run one step; return the mean of its finite losses, or the previous step's mean if there are none."""
-        control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
-        self.control = control
+        """Run one step; return the mean of its finite losses, or ``loss``, the previous mean, if there are none."""
+        self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         model.train()
         chosen = poisson_sample(self.plan.num_examples, self.plan.expected_batch_size)
         for weight in optimizer.params:
             weight.summed_grad = torch.zeros_like(weight)
         losses = []
-        physical = self.args.per_device_train_batch_size
-        for batch in _physical_batches([self.rows[index] for index in chosen], physical, self.max_length):
+        size = self.args.per_device_train_batch_size
+        for batch in _physical_batches([self.rows[index] for index in chosen], size, self.max_length):
             self._total_train_tokens += int(batch["attention_mask"].sum())
             on_device = {key: value.to(self.args.device) for key, value in batch.items()}
             losses.append(gradients.add(on_device, optimizer))
@@ -106,17 +103,17 @@ class DpSgd(_Trainer):  # type: ignore[misc]
         finite = [float(value) for value in torch.cat(losses) if torch.isfinite(value)] if losses else []
         return sum(finite) / len(finite) if finite else loss
 
-    def _after_step(self, loss: float, a_pass: int, trial: Any, ignored: Any, started: float) -> None:
+    def _after_step(self, loss: float, epoch_steps: int, trial: Any, ignored: Any, started: float) -> None:
         """Count the step; log, evaluate and save as the trainer's callbacks decide."""
         state, handler = self.state, self.callback_handler
         state.global_step += 1
-        state.epoch = state.global_step / a_pass
+        state.epoch = state.global_step / epoch_steps
         self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
         self._metrics["train"]["epsilon"] = [self.plan.epsilon_at_most(state.global_step)]
         self.control = handler.on_step_end(self.args, state, self.control)
         mean_loss = torch.tensor(loss)
         self._maybe_log_save_evaluate(mean_loss, None, self.model, trial, state.epoch, ignored, started)
-        if state.global_step % a_pass == 0 or self.control.should_training_stop:
+        if state.global_step % epoch_steps == 0 or self.control.should_training_stop:
             self.control = handler.on_epoch_end(self.args, state, self.control)
             self._maybe_log_save_evaluate(mean_loss, None, self.model, trial, state.epoch, ignored, started)
 
@@ -124,37 +121,34 @@ class DpSgd(_Trainer):  # type: ignore[misc]
 def _physical_batches(
     rows: list[dict[str, Any]], size: int, max_length: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield batches of rows, each row padded to the next multiple of ``_PAD_TO`` of its own length.
+    """Yield batches of rows, each padded from its own length to the next multiple of ``_PAD_TO``.
 
-    Padding by the batch's longest row would couple rows: padding is masked, but 0 times infinity is not 0.
+    Padding to the longest row of a batch would couple rows: padding is masked, but 0 times infinity is not 0.
     """
     by_length: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         own = max(1, len(row["input_ids"]))
         length = max(own, min(max_length, math.ceil(own / _PAD_TO) * _PAD_TO))
         by_length.setdefault(length, []).append(row)
-    for length, alike in sorted(by_length.items()):
-        for start in range(0, len(alike), size):
-            yield _padded(alike[start : start + size], length)
+    for length, group in sorted(by_length.items()):
+        for start in range(0, len(group), size):
+            yield _padded(group[start : start + size], length)
 
 
 def _padded(rows: list[dict[str, Any]], length: int) -> dict[str, torch.Tensor]:
-    """Return ``input_ids``, ``labels`` and ``attention_mask``, each ``[n, length]`` int64, padded with a row's last
-    token."""
-    missing = [length - len(row["input_ids"]) for row in rows]
-    filled = {
-        "input_ids": [
-            [*row["input_ids"], *(row["input_ids"][-1:] or [0]) * more]
-            for row, more in zip(rows, missing, strict=True)
-        ],
-        "labels": [[*row["labels"], *[IGNORED] * more] for row, more in zip(rows, missing, strict=True)],
-        "attention_mask": [[1] * (length - more) + [0] * more for more in missing],
-    }
-    return {key: torch.tensor(values) for key, values in filled.items()}
+    """Return ``input_ids`` padded with a row's last token, ``labels`` and ``attention_mask``: ``[n, length]`` int64."""
+    padded: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "attention_mask": []}
+    for row in rows:
+        ids = row["input_ids"]
+        missing = length - len(ids)
+        padded["input_ids"].append([*ids, *(ids[-1:] or [0]) * missing])
+        padded["labels"].append([*row["labels"], *[IGNORED] * missing])
+        padded["attention_mask"].append([1] * len(ids) + [0] * missing)
+    return {key: torch.tensor(values) for key, values in padded.items()}
 
 
 def _require_finite(weights: list[torch.Tensor], step: int) -> None:
-    """Refuse noised weights that are not finite. Only these are published, so nothing else is checked."""
+    """Refuse noised weights that are not finite. Only they may end a run, so nothing else is checked."""
     if not all(bool(torch.isfinite(weight).all()) for weight in weights):
         reason = f"the noised weights are not finite after step {step}: training has diverged"
         raise Diverged(ErrorCode.DATA_INVALID, reason, "lower learning_rate")
@@ -167,7 +161,7 @@ def private(trainer: type) -> type:
 
 
 def attach_plan(trainer: Any, job: Job) -> Any:
-    """Attach the privacy plan and the rows to the trainer, and return it."""
+    """Give the trainer its privacy plan and rows, and return it."""
     assert job.config.privacy is not None
     trainer.plan = make_plan(job.config, len(job.encoded))
     trainer.grad_sample_mode = job.config.privacy.grad_sample_mode
@@ -176,14 +170,11 @@ def attach_plan(trainer: Any, job: Job) -> Any:
     return trainer
 
 
-_WORD_BYTES = 8
-
-
 def poisson_sample(num_examples: int, expected: int) -> list[int]:
     """Return the indices of one batch, possibly none, each drawn with probability ``expected / num_examples``.
 
     The probability is rounded down to a multiple of 2^-64. The accountant's amplification by sampling holds only for
-    this: not for shuffled batches of a fixed size, and not for a seeded generator, whose seed would reveal the batches.
+    such batches: not for shuffled batches of a fixed size, nor for a seeded generator, whose seed would reveal them.
     """
     if expected >= num_examples:
         return list(range(num_examples))

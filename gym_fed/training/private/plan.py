@@ -12,10 +12,10 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for
 
-_POINTS = 4
-_LEAST_STEPS = 10
-_HOPELESS = 100.0
-"""Maximum ratio of noise to signal of a run: 10,000 such runs together would still be half noise."""
+_BOUND_CHANGES = 4
+_MIN_BOUND_STEPS = 10
+_MAX_NOISE_SHARE = 100.0
+"""Maximum ratio of a run's noise to its signal: 10,000 such runs together would still be half noise."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Plan:
     """The DP-SGD parameters of a run that determine its privacy cost.
 
     Attributes:
-        num_examples: Number of examples that batches are drawn from.
-        expected_batch_size: Mean number of examples in a step; the sum of their gradients is divided by it.
-        steps: Steps of the whole run.
-        noise_multiplier: Standard deviation of the noise over ``max_grad_norm``.
-        max_grad_norm: Norm to which an example's gradient is clipped.
-        target_delta: The delta at which epsilon is reported.
+        num_examples: Number of examples from which batches are drawn.
+        expected_batch_size: Mean number of examples per step, by which the sum of their gradients is divided.
+        steps: Number of steps of the whole run.
+        noise_multiplier: Ratio of the noise's standard deviation to ``max_grad_norm``.
+        max_grad_norm: Norm to which each example's gradient is clipped.
+        target_delta: Delta at which epsilon is reported.
     """
 
     num_examples: int
@@ -40,10 +40,10 @@ class Plan:
 
     @property
     def noise_share(self) -> float:
-        """The ratio of the run's noise to the largest sum of its examples' gradients in any direction.
+        """The ratio of the run's noise to the largest possible sum of its examples' gradients in any direction.
 
-        Sums over all steps of the expected batch: the noise's standard deviation is ``noise_multiplier * C *
-        sqrt(steps)``, and examples whose clipped gradients all agree add up to ``C * expected_batch_size * steps``.
+        Summed over all steps, the noise has the standard deviation ``noise_multiplier * C * sqrt(steps)``, and examples
+        whose clipped gradients are all equal add up to ``C * expected_batch_size * steps``.
         """
         return self.noise_multiplier / (self.expected_batch_size * math.sqrt(self.steps))
 
@@ -65,16 +65,16 @@ class Plan:
         return epsilon([self.event(steps)], self.target_delta)
 
     def epsilon_at_most(self, step: int) -> float:
-        """Return a cheap upper bound on ``epsilon(step)`` that changes only a few times per run."""
-        every = max(_LEAST_STEPS, math.ceil(self.steps / _POINTS))
-        return self.epsilon(min(self.steps, every * math.ceil(step / every)))
+        """Return a cheap upper bound on ``epsilon(step)``, which changes only a few times per run."""
+        interval = max(_MIN_BOUND_STEPS, math.ceil(self.steps / _BOUND_CHANGES))
+        return self.epsilon(min(self.steps, interval * math.ceil(step / interval)))
 
 
 def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
     """Create the privacy plan of a run whose config has ``privacy``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if a batch is larger than the data, if no noise reaches ``target_epsilon``, or if
+        GymError: ``CONFIG_INVALID`` if a batch is larger than the data, if no noise achieves ``target_epsilon``, or if
             the noise hides any signal; ``MISSING_DEPENDENCY``.
     """
     privacy = config.privacy
@@ -97,32 +97,32 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
         target_delta=privacy.target_delta,
     )
     _require_a_signal(plan)
-    plan.epsilon()  # refuse what the accountant cannot handle before the first step
+    plan.epsilon()  # raises now what the accountant would raise later
     return plan
 
 
 def _require_a_signal(plan: Plan) -> None:
-    """Refuse a run whose noise drowns any signal, and warn if a single run would learn next to nothing.
+    """Refuse a run whose noise hides any signal, and warn if the run alone would learn next to nothing.
 
     The limit is high because a federation averages over contributors and rounds.
     """
     share = plan.noise_share
-    figures = (
+    reason = (
         f"privacy: noise_multiplier is {plan.noise_multiplier:.4g}: over {counted(plan.steps, 'step')} of about "
         f"{counted(plan.expected_batch_size, 'example')} the noise is {share:.3g} times the maximum "
         "contribution of the examples"
     )
     remedy = "raise target_epsilon (or lower noise_multiplier), or use larger batches or more steps"
-    if share > _HOPELESS:
-        raise GymError(ErrorCode.CONFIG_INVALID, figures, remedy)
+    if share > _MAX_NOISE_SHARE:
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
     if share > 1:
-        console.err.print(f"{figures}; almost nothing will be learned. {remedy.capitalize()}")
+        console.err.print(f"{reason}; almost nothing will be learned. {remedy.capitalize()}")
 
 
 def _noise_multiplier(privacy: TrainingPrivacy, sampling_probability: float, steps: int) -> float:
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
-    assert privacy.target_epsilon is not None  # one of the two is given
+    assert privacy.target_epsilon is not None  # the config requires one of the two
     return noise_multiplier_for(
         privacy.target_epsilon, privacy.target_delta, sampling_probability=sampling_probability, count=steps
     )

@@ -1,1 +1,1 @@
-"""Answers of the policy from a vLLM next to the trainer: its adapters, requests, and answers ahead of their step."""
+"""Generate the policy's answers with a vLLM next to the trainer, also ahead of their step."""

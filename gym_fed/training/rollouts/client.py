@@ -1,4 +1,4 @@
-"""Requests of a training run to its vLLM, which may stop and come back: nothing is lost but the time."""
+"""Request answers from the vLLM of a training run, which may stop and restart without losing answers."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ log = logging.getLogger("gym_fed.vllm")
 _POLL_SECONDS = 0.2
 _WATCH_SECONDS = 5.0
 _ATTEMPTS = 3
-"""Failures in a row, without one new answer between them, after which the run ends."""
+"""Number of failures in a row, without a new answer in between, after which the run ends."""
 _GONE = (ErrorCode.UNAVAILABLE, ErrorCode.MODEL_INVALID)
-"""Errors of a vLLM that stopped, or restarted without the adapter."""
+"""Errors from a vLLM that has stopped, or has restarted without the adapter."""
 _CLOSE_SECONDS = 30.0
 _ROUNDING = 1e-3
-"""Rounding error by which a log-probability may exceed 0."""
+"""Maximum rounding error by which a log-probability may exceed 0."""
 
 
 @dataclass(frozen=True)
 class SampledAnswer:
-    """The tokens of an answer, with its end token, and their log-probabilities when they were sampled."""
+    """The tokens of an answer, including its end token, and their log-probabilities at sampling."""
 
     token_ids: list[int]
     logprobs: list[float]
 
 
 class RolloutClient:
-    """Answers of a policy from one vLLM, in an own thread; generations are answered one after the other.
+    """Gets a policy's answers from one vLLM, in its own thread; generations are answered one after the other.
 
     Args:
         server: The vLLM, which restarts or monitors itself.
-        sampling: Parameters of all answers.
+        sampling: Sampling parameters of all answers.
         end_ids: Tokens that end an answer.
         num_tokens: Size of the model's vocabulary.
-        context: Maximum tokens of prompt and answer in vLLM.
-        wait_seconds: Seconds after which a vLLM that does not answer ends the run.
+        context: Maximum number of tokens of prompt and answer in vLLM.
+        wait_seconds: Seconds without a response from vLLM after which the run ends.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RolloutClient:
         wait_seconds: float,
     ) -> None:
         self.resent = 0
-        """The number of answers that were requested again after vLLM had stopped."""
+        """The number of answers that were requested again because vLLM had stopped."""
         self._server, self._sampling, self._end_ids = server, sampling, end_ids
         self._num_tokens, self._context, self._wait_seconds = num_tokens, context, wait_seconds
         self._salt = secrets.token_hex(16)
@@ -80,7 +80,7 @@ class RolloutClient:
 
     @property
     def samples_whole(self) -> bool:
-        """True if answers are drawn from all of the model's probabilities, which only the temperature changes."""
+        """True if answers are sampled from the model's whole distribution, changed only by the temperature."""
         sampling = self._sampling
         is_truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         return not is_truncated and sampling.repetition_penalty == 1
@@ -88,7 +88,7 @@ class RolloutClient:
     def submit(
         self, policy: RolloutPolicy, prompts: Sequence[list[int]], seeds: Sequence[int]
     ) -> Future[list[SampledAnswer]]:
-        """Answer prompts by a policy, after all that was submitted before.
+        """Answer prompts by a policy, after all earlier submissions.
 
         Args:
             policy: The policy, which is loaded first.
@@ -96,8 +96,8 @@ class RolloutClient:
             seeds: One per answer, so that the same policy gives the same answer again.
 
         Returns:
-            The answers in the order of the prompts. Its error is a ``GymError``: ``UNAVAILABLE`` if vLLM does not come
-            back, or as ``VllmClient.complete``.
+            The answers in the order of the prompts. A failure is a ``GymError``: ``UNAVAILABLE`` if vLLM does not
+            restart, or an error from ``VllmClient.complete``.
         """
         return asyncio.run_coroutine_threadsafe(self._answer(policy, list(prompts), list(seeds)), self._loop)
 
@@ -106,15 +106,15 @@ class RolloutClient:
         return asyncio.run_coroutine_threadsafe(job, self._loop).result()
 
     def require_sampling_logprobs(self, policy: RolloutPolicy, prompt: list[int]) -> None:
-        """Refuse a vLLM whose log-probabilities are not those of its sampling.
+        """Refuse a vLLM that reports log-probabilities other than those it samples with.
 
-        The most likely token alone (``top_k`` 1) is sampled with probability 1.
+        With ``top_k`` 1, the most likely token must have probability 1.
 
         Raises:
             GymError: ``CONFIG_INVALID`` naming vLLM's option.
         """
-        certain = replace(self._sampling, top_k=1, max_tokens=1)
-        (answer,) = self.wait(self._answer(policy, [prompt], [0], certain))
+        greedy = replace(self._sampling, top_k=1, max_tokens=1)
+        (answer,) = self.wait(self._answer(policy, [prompt], [0], greedy))
         if abs(answer.logprobs[0]) > 1e-6:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -123,7 +123,7 @@ class RolloutClient:
             )
 
     def close(self) -> None:
-        """Cancel what runs, unload the adapter, and end the thread. May be called again."""
+        """Cancel all requests, unload the adapter, and end the thread. May be called again."""
         if self._loop.is_closed():
             return
         with suppress(TimeoutError):
@@ -140,7 +140,7 @@ class RolloutClient:
         if self._client is None:
             return
         if self._loaded is not None and self._server.ready:
-            with suppress(NotConnectedError, GymError):  # the run is over, whatever vLLM says
+            with suppress(NotConnectedError, GymError):  # the run has ended anyway
                 await self._client.unload_adapter(self._loaded)
         await self._client.close()
 
@@ -160,13 +160,15 @@ class RolloutClient:
                 try:
                     await self._load(policy, again=failures > 0)
                     await self._fill(policy, prompts, seeds, sampling or self._sampling, answers)
-                    return [answers[place] for place in range(len(prompts))]
+                    return [answers[index] for index in range(len(prompts))]
                 except (NotConnectedError, GymError) as error:
                     failures = 1 if len(answers) > before else failures + 1
                     if isinstance(error, GymError) and error.code not in _GONE:
                         raise
                     if failures > _ATTEMPTS:
-                        raise self._away(f"failed {counted(failures, 'time')} in a row ({error})") from error
+                        raise self._unavailable(
+                            f"failed {counted(failures, 'time')} in a row ({error})"
+                        ) from error
                     missing = len(prompts) - len(answers)
                     self.resent += missing
                     log.warning("vLLM stopped; requested again: %s (%s)", counted(missing, "answer"), error)
@@ -177,10 +179,10 @@ class RolloutClient:
         deadline = time.monotonic() + self._wait_seconds
         while not self._server.ready:
             if time.monotonic() > deadline:
-                raise self._away(f"has not answered for {self._wait_seconds:g} s")
+                raise self._unavailable(f"has not answered for {self._wait_seconds:g} s")
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _away(self, reason: str) -> GymError:
+    def _unavailable(self, reason: str) -> GymError:
         url = self._server.address.url
         return GymError(ErrorCode.UNAVAILABLE, f"vLLM at {url} {reason}", "restart it, and resume the run")
 
@@ -204,18 +206,16 @@ class RolloutClient:
         sampling: SamplingParams,
         answers: dict[int, SampledAnswer],
     ) -> None:
-        """Request the answers that are missing, all at once.
+        """Request all missing answers at once.
 
         Raises:
-            NotConnectedError: For the first that failed; or a ``GymError``.
+            NotConnectedError: If a request failed; or the ``GymError`` of the first failure.
         """
-        running = {
-            asyncio.create_task(
-                self._one(policy, prompts[place], replace(sampling, seed=seeds[place]))
-            ): place
-            for place in range(len(prompts))
-            if place not in answers
-        }
+        running: dict[asyncio.Task[SampledAnswer], int] = {}
+        for index in range(len(prompts)):
+            if index not in answers:
+                request = self._request(policy, prompts[index], replace(sampling, seed=seeds[index]))
+                running[asyncio.create_task(request)] = index
         waiting = set(running)
         errors: list[BaseException] = []
         try:
@@ -234,7 +234,9 @@ class RolloutClient:
         if errors:
             raise errors[0]
 
-    async def _one(self, policy: RolloutPolicy, prompt: list[int], sampling: SamplingParams) -> SampledAnswer:
+    async def _request(
+        self, policy: RolloutPolicy, prompt: list[int], sampling: SamplingParams
+    ) -> SampledAnswer:
         assert self._client is not None
         room = self._context - len(prompt)
         if room < 1:
@@ -259,7 +261,7 @@ class RolloutClient:
 
 
 def _require_sampled(answer: SampledAnswer, max_tokens: int, num_tokens: int) -> None:
-    """Refuse an answer that no sampling gives: one of its numbers would end the run later, or ruin the weights.
+    """Refuse an answer that cannot be a sample: its numbers would end the run later, or ruin the weights.
 
     Raises:
         GymError: ``PROTOCOL_MISMATCH`` with the problem.

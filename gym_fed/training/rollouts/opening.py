@@ -1,4 +1,4 @@
-"""Start the vLLM of a run, or connect to it, and make a trainer generate by it."""
+"""Start the vLLM of a run or connect to it, and make a trainer generate with it."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ if TYPE_CHECKING:
 
 _BASE = "base"
 _MAX_CONCURRENT = 256
-_LEAST_CACHE, _LARGEST_CACHE = 2**28, 2**32
+_MIN_CACHE_BYTES, _MAX_CACHE_BYTES = 2**28, 2**32
 
 
 def generate_by_vllm(trainer: Any, job: Job, settings: RolloutSettings, *, per_answer: bool) -> None:
-    """Make a trainer of TRL generate by the vLLM of ``settings.rollouts``, which ends with the run.
+    """Make a TRL trainer generate with the vLLM of ``settings.rollouts``, which ends with the run.
 
-    The trainer gets what TRL sets under ``use_vllm``, without the vllm package beside it.
+    Sets the attributes that TRL sets under ``use_vllm``, but does not need the vllm package in this environment.
 
     Args:
         trainer: A ``GRPOTrainer`` or ``RLOOTrainer`` with ``Rollouts``.
-        job: The run.
+        job: The run's job.
         settings: The algorithm's section.
-        per_answer: True if the loss has one ratio per answer, so that the correction has one, too.
+        per_answer: True if the loss, and therefore the correction, has one ratio per answer.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for an adapter that vLLM does not take; as ``start_vllm`` and ``connect_vllm``.
+        GymError: ``MODEL_INVALID`` for an adapter that vLLM does not support; errors from ``start_vllm`` and
+            ``connect_vllm``.
     """
-    given = settings.rollouts
-    assert given is not None
+    engine = settings.rollouts
+    assert engine is not None
     answers = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
     context = job.config.max_length + settings.max_completion_length
     context = min(context, getattr(job.model.config, "max_position_embeddings", context))
-    server = _server(job, given, context, answers)
+    server = _server(job, engine, context, answers)
     job.resources.callback(server.close)
     sampling = SamplingParams(
         max_tokens=settings.max_completion_length,
@@ -54,27 +55,28 @@ def generate_by_vllm(trainer: Any, job: Job, settings: RolloutSettings, *, per_a
         logprobs=0,
     )
     end_ids, num_tokens = frozenset(trainer.eos_token_ids), job.model.get_input_embeddings().weight.shape[0]
-    client = RolloutClient(server, sampling, end_ids, num_tokens, context, given.start_seconds)
+    client = RolloutClient(server, sampling, end_ids, num_tokens, context, engine.start_seconds)
     job.resources.callback(client.close)
     trainer.vllm_generation = VllmGeneration(
-        trainer, client, trainer.prompts_of_generation, given.max_staleness, job.config.seed
+        trainer, client, trainer.prompts_of_generation, engine.max_staleness, job.config.seed
     )
     trainer.rollout_client = client
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
-    trainer.vllm_importance_sampling_correction = given.correction != "none"
+    trainer.vllm_importance_sampling_correction = engine.correction != "none"
     trainer.vllm_importance_sampling_mode = "sequence_truncate" if per_answer else "token_truncate"
-    trainer.vllm_importance_sampling_clip_max, trainer.vllm_importance_sampling_clip_min = given.cap, None
+    trainer.vllm_importance_sampling_clip_max, trainer.vllm_importance_sampling_clip_min = engine.cap, None
 
 
-def _server(job: Job, given: RolloutEngine, context: int, answers: int) -> VllmProcess | RemoteVllm:
+def _server(job: Job, engine: RolloutEngine, context: int, answers: int) -> VllmProcess | RemoteVllm:
     config = job.config
     rank = rank_for_vllm(job.model)
-    if given.url is not None:
+    if engine.url is not None:
         shorten = "set max_length so that its sum with max_completion_length is at most {}"
-        return connect_vllm(given, f"{config.algorithm}.rollouts", context, shorten)
-    installation = VllmInstallation.find(given.python)
-    dtype = given.dtype or config.dtype
-    assert config.model is not None  # the config's check refuses this
+        return connect_vllm(engine, f"{config.algorithm}.rollouts", context, shorten)
+    installation = VllmInstallation.find(engine.python)
+    dtype = engine.dtype or config.dtype
+    cache_bytes = _cache_bytes(job.model.config, context * answers, dtype)
+    assert config.model is not None  # see check_rollouts
     options = VllmOptions(
         model=Path(resolve(config.model)),
         served_name=_BASE,
@@ -84,25 +86,21 @@ def _server(job: Job, given: RolloutEngine, context: int, answers: int) -> VllmP
         slots=1,
         variants_in_memory=2,
         max_lora_rank=rank,
-        tensor_parallel_size=given.tensor_parallel_size,
-        kv_cache_bytes=_cache_bytes(job.model.config, context * answers, dtype)
-        if installation.on_cpu
-        else None,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        kv_cache_bytes=cache_bytes if installation.on_cpu else None,
         max_batch_tokens=None,
         prefix_cache=True,
         trains=True,
-        arguments=tuple(given.args),
+        arguments=tuple(engine.args),
     )
-    environment = PluginSettings(None).environment()
-    return start_vllm(
-        installation, options, environment, config.num_threads, given.start_seconds, job.resources
-    )
+    environment, seconds = PluginSettings(None).environment(), engine.start_seconds
+    return start_vllm(installation, options, environment, config.num_threads, seconds, job.resources)
 
 
 def _cache_bytes(model: Any, tokens: int, dtype: str) -> int:
-    """Return the size of a KV cache for ``tokens`` tokens, bounded; vLLM preempts answers that do not fit."""
-    head: int = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    """Return the bytes of a KV cache for ``tokens`` tokens, within bounds; vLLM preempts answers that do not fit."""
+    head_dim: int = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     heads: int = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     width = 4 if dtype == "float32" else 2
-    needed = 2 * int(model.num_hidden_layers) * heads * head * width * tokens
-    return min(max(needed, _LEAST_CACHE), _LARGEST_CACHE)
+    needed = 2 * int(model.num_hidden_layers) * heads * head_dim * width * tokens
+    return min(max(needed, _MIN_CACHE_BYTES), _MAX_CACHE_BYTES)

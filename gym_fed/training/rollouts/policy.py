@@ -1,9 +1,8 @@
-"""The policy as vLLM gets it: the trained adapter under a name of its own, and the configs for which that is exact."""
+"""Prepare the trained adapter for vLLM, and refuse configs with which vLLM's answers would not be the policy's."""
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,9 @@ from gym_fed.core.registries import TUNING
 from gym_fed.serving.vllm.bodies import require_supported
 from gym_fed.serving.vllm.connection import TARGETS
 from gym_fed.serving.vllm_plugin.uploads import CONFIG_KEY
+from gym_fed.training.processes.ranks import world_size
 
-_LARGEST_RANK = 512
+_MAX_RANK = 512
 _REMEDY = "change it, or remove {}: the model then generates in this process"
 
 
@@ -23,8 +23,8 @@ class RolloutPolicy:
     """One state of the trained adapter.
 
     Attributes:
-        name: Its name in vLLM, which is never used for another state: vLLM's prefix cache goes by it.
-        version: The number of optimiser steps before it.
+        name: Name in vLLM, which is never reused for another state: it is a key of vLLM's prefix cache.
+        version: Number of optimiser steps before this state.
         content: A safetensors file with PEFT's config in its metadata.
     """
 
@@ -34,13 +34,13 @@ class RolloutPolicy:
 
 
 def adapter_file(model: Any) -> bytes:
-    """Return the trained adapter of a PEFT model as the bytes that ``vllm_plugin.uploads`` takes."""
+    """Return the trained adapter of a PEFT model as the bytes that ``vllm_plugin.uploads`` reads."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save
 
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     config = model.peft_config["default"].to_dict()
-    # Sets are no JSON, and a path of this machine is nobody's business.
+    # JSON has no sets, and paths of this machine must not leave it.
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     plain["base_model_name_or_path"] = None
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
@@ -48,10 +48,10 @@ def adapter_file(model: Any) -> bytes:
 
 
 def rank_for_vllm(model: Any) -> int:
-    """Return the smallest ``--max-lora-rank`` that holds the adapter of a PEFT model.
+    """Return the smallest ``--max-lora-rank`` for the adapter of a PEFT model.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming a module that vLLM does not adapt, or a rank over its maximum.
+        GymError: ``MODEL_INVALID`` naming a module that vLLM cannot adapt; ``CONFIG_INVALID`` for too high a rank.
     """
     from peft import get_peft_model_state_dict
 
@@ -65,18 +65,18 @@ def rank_for_vllm(model: Any) -> int:
                 f"rollouts: vLLM does not support an adapter for {module or name}",
                 f"set lora.target_modules to some of {', '.join(TARGETS)}, or remove rollouts",
             )
-    if rank > _LARGEST_RANK:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"lora.r: {rank} is over vLLM's maximum {_LARGEST_RANK}")
+    if rank > _MAX_RANK:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"lora.r: {rank} is over vLLM's maximum {_MAX_RANK}")
     return max(8, 1 << (rank - 1).bit_length())
 
 
 def check_rollouts(name: str, settings: Any, config: TrainingConfig) -> None:
-    """Refuse a config whose policy vLLM cannot hold exactly.
+    """Refuse a config whose policy vLLM cannot reproduce exactly.
 
     Args:
-        name: The algorithm's section.
+        name: The name of the algorithm's section.
         settings: The section, with ``rollouts``.
-        config: The run's.
+        config: The run's config.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming the key and the remedy.
@@ -85,12 +85,13 @@ def check_rollouts(name: str, settings: Any, config: TrainingConfig) -> None:
 
     tuning = TUNING.type_of(config.finetuning)
     lora = config.lora if tuning.sends_factors else None
+    key = f"{name}.rollouts"
     if lora is None:
-        reason = f"finetuning: {config.finetuning} trains weights that vLLM would not receive; use lora"
-        raise GymError(
-            ErrorCode.CONFIG_INVALID, f"{name}.rollouts: {reason}", _REMEDY.format(f"{name}.rollouts")
+        reason = (
+            f"{key}: finetuning: {config.finetuning} trains weights that vLLM would not receive; use lora"
         )
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, _REMEDY.format(key))
+    processes = world_size()
     changes_base = not tuning.starts_as_base(config)
     merges = len(config.adapter) > 1 or (bool(config.adapter) and config.new_adapter)
     spikes, ahead = config.loss_spikes, settings.rollouts.max_staleness
@@ -110,8 +111,8 @@ def check_rollouts(name: str, settings: Any, config: TrainingConfig) -> None:
             "loss_spikes.rollback changes the order of prompts, but max_staleness requests them in advance",
         ),
         (processes > 1, f"{processes} processes: rollouts support only one process"),
-        prefix=f"{name}.rollouts: ",
-        remedy=_REMEDY.format(f"{name}.rollouts"),
+        prefix=f"{key}: ",
+        remedy=_REMEDY.format(key),
     )  # fmt: skip
     try:
         require_supported(SamplingParams(temperature=settings.temperature))
