@@ -1,1 +1,1 @@
-"""Record the steps of a training, and repeat single ones to check them."""
+"""Record the steps of a training run, and replay some of them to verify the record."""

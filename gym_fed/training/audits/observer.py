@@ -1,4 +1,4 @@
-"""The base class of observers of training steps: it sees every batch, and fixes the random state of each step."""
+"""Define the base class of observers, which see every batch of a run and fix the random state of each step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gym_fed.training.audits.states import batch_digest
 
 
 class StepObserver(TrainerCallback):
-    """Sees the batches of a training. Random numbers of a step depend only on the seed and the step's number.
+    """Sees the batches of a training run, and makes the random numbers of a step depend only on seed and step number.
 
-    So an auditor who skips earlier steps draws the same ones.
+    An auditor who skips earlier steps therefore draws the same random numbers.
     """
 
     def __init__(self) -> None:
@@ -28,8 +28,8 @@ class StepObserver(TrainerCallback):
             step = int(trainer.state.global_step) + 1
             self._batches.append({name: value for name, value in inputs.items() if isinstance(value, Tensor)})
             if not self.computes(step):
-                none: Tensor = next(model.parameters()).new_zeros(())
-                return none
+                zero: Tensor = next(model.parameters()).new_zeros(())
+                return zero
             loss: Tensor = compute(model, inputs, *args, **named)
             return loss
 

@@ -1,4 +1,4 @@
-"""Record a training for audits: digests of every step, and the states between steps."""
+"""Record a training run for audits: digests of every step, and the states between steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAVES_NAME = "leaves.jsonl"
 class StepRecorder(StepObserver):
     """Writes ``leaves.jsonl`` and one file of weights and moments per step into a folder.
 
-    A resumed training continues the record from its checkpoint.
+    A resumed run continues the record from its checkpoint.
 
     Args:
         folder: The record's folder; created if it is missing.
@@ -35,7 +35,7 @@ class StepRecorder(StepObserver):
         self._leaves_path = folder / LEAVES_NAME
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the state before training, or continue the record of a resumed training."""
+        """Record the state before training, or continue the record of a resumed run."""
         self._parameters = trained_parameters(kwargs["model"])
         size = sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
         needed = size * (1 + len(MOMENTS)) * (state.max_steps + 1)
@@ -57,7 +57,7 @@ class StepRecorder(StepObserver):
         if len(leaves) != state.global_step + 1:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"the record in {self._folder} has {counted(len(leaves), 'state')}, but the checkpoint is of step "
+                f"the record in {self._folder} has {counted(len(leaves), 'state')}, but the checkpoint is from step "
                 f"{state.global_step}",
                 "delete the task's folder to train again",
             )
@@ -74,7 +74,7 @@ class StepRecorder(StepObserver):
         return training_root(leaf_hashes(read_leaves(self._folder)))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Make the record durable, since a resume needs it up to the checkpoint."""
+        """Sync the record to the disk: a resume needs it up to the checkpoint."""
         with self._leaves_path.open("rb") as file:
             os.fsync(file.fileno())
 
@@ -90,17 +90,17 @@ def _line(leaf: dict[str, str]) -> str:
 
 
 def state_path(folder: Path, step: int) -> Path:
-    """Return the file of the state after a step of a record."""
+    """Return the file in a record that holds the state after a step."""
     return folder / f"{step}.safetensors"
 
 
 def read_leaves(folder: Path) -> list[dict[str, str]]:
-    """Return the digests of batch and state by step, from step 0."""
+    """Return the digests of batch and state for each step, from step 0."""
     path = folder / LEAVES_NAME
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
 def leaf_hashes(leaves: list[dict[str, str]]) -> list[str]:
-    """Return the leaves of the training's Merkle tree."""
+    """Return the leaves of a record's Merkle tree."""
     return [step_leaf(step, leaf["batch"], leaf["state"]) for step, leaf in enumerate(leaves)]

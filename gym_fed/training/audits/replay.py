@@ -1,4 +1,4 @@
-"""Repeat single steps of a recorded training from the states before them, and compare the results."""
+"""Replay single steps of a recorded training run from the states before them, and compare the results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from gym_fed.training.audits.states import (
 )
 
 ReadState = Callable[[int, int], dict[str, Tensor]]
-"""Returns the recorded state after a step (0: before training), given the number of trained weights."""
+"""Returns the recorded state after a step (0: before training), given the step and the number of trained weights."""
 
 
 @dataclass
 class ReplayReport:
-    """The result of repeated steps.
+    """The result of replayed steps.
 
     Attributes:
-        distances: Difference of each step, by number: the largest of those of the weights, as a fraction of the step,
-            and of each moment, as a fraction of its norm.
-        problem: Why the training is not the recorded one; empty if all steps agree.
+        distances: The difference of each step from the record, by number: the maximum over the weights, as a fraction
+            of the step, and each moment, as a fraction of its norm.
+        problem: Why the training run is not the recorded one; empty if all steps agree.
     """
 
     distances: dict[int, float] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class ReplayReport:
 
 
 class StepReplay(StepObserver):
-    """Runs the drawn steps of a training; the batches of other steps are drawn, but not computed.
+    """Replays the given steps of a training run; for other steps, batches are drawn but not computed.
 
     Args:
-        steps: Numbers of the steps to repeat.
+        steps: Numbers of the steps to replay.
         batches: Recorded digests of the batches of these steps.
         read_state: Returns recorded states.
-        tolerance: Maximum distance of a repeated step.
+        tolerance: Maximum distance of a replayed step.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class StepReplay(StepObserver):
         self.fix_randomness(args, state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Load the recorded state before a drawn step."""
+        """Load the recorded state before a replayed step."""
         self._batches = []
         if self.computes(state.global_step + 1):
             self._before = self._read_state(state.global_step, self.num_weights)
             put_state(self._parameters, _inner(kwargs["optimizer"]), self._before, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Compare a drawn step with the recorded one."""
+        """Compare a replayed step with the recorded one."""
         step = int(state.global_step)
         if self.computes(step):
             if self.take_batch_digest() != self._batch_digests[step]:
@@ -95,14 +95,13 @@ class StepReplay(StepObserver):
         moved = float((recorded[WEIGHTS].double() - self._before[WEIGHTS].double()).norm())
         distance = relative_distance(own[WEIGHTS], recorded[WEIGHTS], moved)
         for moment in MOMENTS:
-            # Without this, made-up moments in the state before a step would move the weights anywhere.
+            # Otherwise, forged moments in the state before a step could move the weights anywhere.
             values = recorded[moment]
             distance = max(distance, relative_distance(own[moment], values, float(values.double().norm())))
         self.report.distances[step] = distance
         if not distance <= self._tolerance:
-            self.report.fail(
-                f"step {step} differs by {distance:.2g} of the step; the tolerance is {self._tolerance:g}"
-            )
+            limit = f"the tolerance is {self._tolerance:g}"
+            self.report.fail(f"step {step} differs by {distance:.2g} of the step; {limit}")
 
 
 def _inner(optimizer: Any) -> Any:

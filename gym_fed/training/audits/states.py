@@ -1,7 +1,7 @@
-"""The state of a training between two steps: trained weights and AdamW's moments, with their digest.
+"""Copy, restore and digest the state of a training run between two steps: trained weights and AdamW's moments.
 
-A state is up to three vectors, ``[n]`` each, of all trained parameters in the model's order: ``weights``, and after
-the first step ``exp_avg`` and ``exp_avg_sq``. Vectors instead of a tensor per parameter keep the record fast.
+A state has up to three vectors ``[n]`` over all trained parameters, in the model's order: ``weights``, and after the
+first step ``exp_avg`` and ``exp_avg_sq``. Single vectors are faster to record than a tensor per parameter.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ def trained_parameters(model: Any) -> list[Any]:
 
 
 def take_state(parameters: Sequence[Any], optimizer: Any = None) -> dict[str, Tensor]:
-    """Copy weights to the CPU, with the moments of an AdamW optimiser if one is given."""
+    """Copy the weights to the CPU, and the moments of an AdamW optimiser if one is given."""
     state = {WEIGHTS: _vector([parameter.detach() for parameter in parameters])}
     if optimizer is not None:
         for moment in MOMENTS:
-            found = (optimizer.state.get(parameter, {}).get(moment) for parameter in parameters)
             # A parameter that never had a gradient has no moments.
-            state[moment] = _vector(
-                [torch.zeros_like(p) if m is None else m for p, m in zip(parameters, found, strict=True)]
-            )
+            moments = [optimizer.state.get(parameter, {}).get(moment) for parameter in parameters]
+            pairs = zip(parameters, moments, strict=True)
+            state[moment] = _vector([torch.zeros_like(p) if m is None else m for p, m in pairs])
     return state
 
 
@@ -45,7 +44,7 @@ def put_weights(parameters: Sequence[Any], state: Mapping[str, Tensor]) -> None:
 def put_state(
     parameters: Sequence[Any], optimizer: Any, state: Mapping[str, Tensor], steps_done: int
 ) -> None:
-    """Copy a state into parameters and their AdamW optimiser, which is then as after ``steps_done`` steps."""
+    """Copy a state into parameters and their AdamW optimiser, as it was after ``steps_done`` steps."""
     put_weights(parameters, state)
     moments = {moment: _split(state[moment], parameters) for moment in MOMENTS if moment in state}
     for number, parameter in enumerate(parameters):
@@ -57,25 +56,30 @@ def put_state(
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:
-    """Return the hex sha256 of a state."""
-    return _digest(state)
+    """Return the SHA-256 of tensors with their names, dtypes and shapes, as a hexadecimal string."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().to("cpu").contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def batch_digest(micro_batches: list[Mapping[str, Any]]) -> str:
-    """Return the hex sha256 of a step's batches: of every tensor in them, such as token ids and labels."""
-    whole = hashlib.sha256()
+    """Return the SHA-256 of all tensors in a step's batches, such as token ids and labels, as a hexadecimal string."""
+    digest = hashlib.sha256()
     for batch in micro_batches:
         tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-        whole.update(bytes.fromhex(_digest(tensors)))
-    return whole.hexdigest()
+        digest.update(bytes.fromhex(state_digest(tensors)))
+    return digest.hexdigest()
 
 
-def relative_distance(found: Tensor, expected: Tensor, scale: float) -> float:
-    """Return the L2 norm of ``found - expected`` divided by ``scale``; 0 if they are equal."""
-    apart = float((found.double() - expected.double()).norm())
-    if apart == 0.0:
+def relative_distance(values: Tensor, expected: Tensor, scale: float) -> float:
+    """Return the L2 norm of ``values - expected`` divided by ``scale``; 0 if they are equal."""
+    distance = float((values.double() - expected.double()).norm())
+    if distance == 0.0:
         return 0.0
-    return apart / scale if scale > 0.0 else float("inf")
+    return distance / scale if scale > 0.0 else float("inf")
 
 
 def _vector(tensors: Sequence[Tensor]) -> Tensor:
@@ -85,12 +89,3 @@ def _vector(tensors: Sequence[Tensor]) -> Tensor:
 def _split(vector: Tensor, parameters: Sequence[Any]) -> list[Tensor]:
     parts = torch.split(vector, [parameter.numel() for parameter in parameters])
     return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().to("cpu").contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

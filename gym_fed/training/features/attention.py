@@ -1,4 +1,4 @@
-"""The attention implementation during training: torch's, an explicit one, or GPU kernels."""
+"""Choose the attention implementation for training: torch's, an explicit one, or GPU kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ON_CUDA_ONLY = ("flash_attention_2", "flex_attention")
 
 
 class Attention(Feature):
-    """Sets transformers' attention implementation, and restores the previous one at the end."""
+    """Sets transformers' attention implementation, and restores the previous one after training."""
 
     tried = "eager and sdpa; refusal of the others, which need CUDA"
 
@@ -47,9 +47,8 @@ def attention_of(model: Any, name: str) -> Iterator[None]:
     """
     before = model.config._attn_implementation
     reason = f"attention: {type(model).__name__} does not support another attention ({name})"
-    error = GymError(
-        ErrorCode.MODEL_INVALID, reason, f"it uses {before}; remove attention and shift_attention"
-    )
+    remedy = f"it uses {before}; remove attention and shift_attention"
+    error = GymError(ErrorCode.MODEL_INVALID, reason, remedy)
     try:
         model.set_attn_implementation(name)
     except (ValueError, ImportError) as refused:

@@ -1,4 +1,4 @@
-"""The base class of features, and the features that a config turns on.
+"""Define the base class of features, and apply the features that a config turns on.
 
 A feature is a key of the config that changes how the model is computed, not what it learns from.
 """
@@ -22,17 +22,17 @@ log = logging.getLogger("gym_fed")
 
 
 class Feature:
-    """The base class of features, stateless. Its methods are called only if the key is on."""
+    """A feature. Instances are stateless; methods are called only if the key is on."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """Schema of the key of another package's feature; None for a boolean. Keys of built-in features are typed in the
+    """Schema of the key; None for a boolean. Built-in features leave this None, since their keys are typed in the
     config (``gym_fed/config/train/compute.py``)."""
 
     per_example: ClassVar[bool] = False
     """True if per-example gradients (``privacy``) are tested with it."""
 
     tried: ClassVar[str] = ""
-    """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows it."""
+    """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows them."""
 
     def check(self, config: TrainingConfig) -> None:
         """Refuse a config that this feature, machine or installation does not support, before anything is loaded.
@@ -61,18 +61,18 @@ class Feature:
 def active_features(config: TrainingConfig) -> dict[str, Feature]:
     """Return the features whose keys are on, by name, in alphabetical order.
 
-    A feature of another package with the name of an existing key is left out, with a warning.
+    Another package's feature with the name of an existing key is ignored, with a warning.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` for an unusable feature from another package.
     """
     own, fields = FEATURES.own(), type(config).model_fields
-    hidden = [name for name in FEATURES.names() if name not in own and name in fields]
-    for name in hidden:
+    shadowed = [name for name in FEATURES.names() if name not in own and name in fields]
+    for name in shadowed:
         log.warning(
             "left out: feature %r: gym-fed has a key of this name; remove the package that adds it", name
         )
-    names = (name for name in FEATURES.names() if name not in hidden)
+    names = (name for name in FEATURES.names() if name not in shadowed)
     return {name: FEATURES.new(name) for name in names if getattr(config, name, None) not in _OFF}
 
 
@@ -83,7 +83,7 @@ def feature_arguments(config: TrainingConfig) -> dict[str, Any]:
 
 
 def apply_features(model: Any, config: TrainingConfig) -> Any:
-    """Apply the features' lasting changes to the model, in place, and return it.
+    """Apply the features' permanent changes to the model in place, and return it.
 
     Raises:
         GymError: ``MODEL_INVALID`` if the model does not support a feature; ``CONFIG_INVALID`` for an algorithm or
@@ -93,14 +93,16 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
 
     for feature in active_features(config).values():
         feature.apply(model, config)
-    _check_routed(model, config)
+    if getattr(model.config, "mixture_of_depths", None) is not None:  # perhaps converted before this run
+        conflict = router_conflict(config)
+        refuse_first((conflict, f"model: is a mixture of depths, but {conflict}", "use a dense model"))
     require_packable(model.config, config)
     return model
 
 
 @contextmanager
 def features_during_run(model: Any, config: TrainingConfig) -> Iterator[None]:
-    """Apply the features' temporary changes within a context, and split rows over processes if the config does."""
+    """Apply the features' temporary changes within a context; also split rows over processes, if configured."""
     from gym_fed.training.processes.sequence_parallel import sequence_parallel
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -120,9 +122,9 @@ def writes_answers(config: TrainingConfig) -> bool:
 def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", "either"] | None:
     """Return the mode of the model that computes the reference's log-probabilities; None without a reference.
 
-    A frozen copy or another model is in evaluation mode; so is every model before the first step. A model whose adapter
-    is temporarily disabled is in the policy's mode. For an adapter that does not start at zero this is unknown before
-    it exists: ``either``.
+    A frozen copy or another model is in evaluation mode, like every model before the first step. A model whose adapter
+    is temporarily disabled is in the policy's mode. For an adapter that does not start at zero, the mode is unknown
+    before the adapter exists: ``either``.
     """
     algorithm, tuning = ALGORITHMS.type_of(config.algorithm), TUNING.type_of(config.finetuning)
     if not algorithm.uses_reference:
@@ -132,16 +134,8 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
     if beforehand or not tuning.is_adapter or config.reference_model or config.reference_adapter:
         return "evaluation"
     if config.adapter and not config.new_adapter:
-        return "evaluation"  # the initial adapter: precomputed, or a copy
+        return "evaluation"  # the saved adapter is scored beforehand, or copied
     return "training" if tuning.starts_as_base(config) else "either"
-
-
-def _check_routed(model: Any, config: TrainingConfig) -> None:
-    """Refuse settings that conflict with the routers of a model that was converted before this run."""
-    if getattr(model.config, "mixture_of_depths", None) is None:
-        return
-    conflict = router_conflict(config)
-    refuse_first((conflict, f"model: is a mixture of depths, but {conflict}", "use a dense model"))
 
 
 def router_conflict(config: TrainingConfig) -> str | None:

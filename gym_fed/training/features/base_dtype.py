@@ -1,4 +1,4 @@
-"""Frozen 16-bit weights with a float32 adapter: half the base's memory, full-precision updates."""
+"""Train a float32 adapter on frozen 16-bit weights: half the base's memory, full-precision updates."""
 
 from __future__ import annotations
 
@@ -25,15 +25,11 @@ class BaseDtype(Feature):
         method = config.finetuning
         biases = getattr(section, "bias", "none") != "none"
         shards = f" does not work with {strategy}, which shards weights of one dtype together"
+        no_adapter = f" applies to the base of an adapter, but finetuning: {method} has no adapter"
+        freezes_none = tuning.trains_all and not tuning.is_adapter
         refuse_first(
-            (
-                tuning.trains_all and not tuning.is_adapter,
-                " applies to frozen weights, but full fine-tuning freezes none",
-            ),
-            (
-                not tuning.is_adapter,
-                f" applies to the base of an adapter, but finetuning: {method} has no adapter",
-            ),
+            (freezes_none, " applies to frozen weights, but full fine-tuning freezes none"),
+            (not tuning.is_adapter, no_adapter),
             (biases, " would hold the base's biases, which are trained", f"set {method}.bias: none"),
             (config.splits_state, shards, "set dtype: bfloat16, or distributed.strategy: ddp"),
             prefix=key,
@@ -42,30 +38,29 @@ class BaseDtype(Feature):
 
     @contextmanager
     def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:
-        """Convert trained weights to float32; they are saved as such."""
+        """Convert trained weights to float32, in which they are also saved."""
         import torch
 
         dtype = getattr(torch, config.loaded_dtype)
-        low = [weight for weight in model.parameters() if weight.requires_grad and weight.dtype is dtype]
-        for weight in low:
+        converted = [
+            weight for weight in model.parameters() if weight.requires_grad and weight.dtype is dtype
+        ]
+        for weight in converted:
             weight.data = weight.data.float()
-        # Only whole modules: PEFT converts around its own float32 factors.
-        widened, body = set(map(id, low)), set(model.base_model.modules())
+        # Only whole modules: PEFT converts the inputs of its own float32 factors.
+        ids, body = set(map(id, converted)), set(model.base_model.modules())
         for module in model.modules():
-            if widened & {id(weight) for weight in module.parameters(recurse=False)}:
+            if ids & {id(weight) for weight in module.parameters(recurse=False)}:
                 _convert_around(module, dtype if module in body else None)
         yield
 
 
 def _convert_around(module: Any, dtype: Any) -> None:
-    """Make a float32 module accept 16-bit values, and return ``dtype``; None for float32."""
+    """Make a float32 module accept 16-bit inputs, and return outputs in ``dtype``; in float32 if it is None."""
     import torch
 
     def widen(_: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        floats = (torch.is_tensor(value) and value.is_floating_point() for value in values)
-        return tuple(
-            value.float() if is_float else value for value, is_float in zip(values, floats, strict=True)
-        )
+        return tuple(v.float() if torch.is_tensor(v) and v.is_floating_point() else v for v in values)
 
     def narrow(_: Any, values: tuple[Any, ...], output: Any) -> Any:
         return output.to(dtype)

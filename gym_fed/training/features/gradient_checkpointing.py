@@ -1,4 +1,4 @@
-"""Gradient checkpointing, Chen et al. 2016: a block's activations are recomputed in the backward pass."""
+"""Gradient checkpointing, Chen et al. 2016: recompute a block's activations in the backward pass."""
 
 from __future__ import annotations
 

@@ -19,17 +19,14 @@ class MixedPrecision(Feature):
         import torch
 
         device = pick_device(config.device)
-        # transformers accepts fp16 on a CPU but computes in float32.
+        # transformers accepts fp16 on a CPU, but computes in float32.
         lacks_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported()
-        chosen = config.mixed_precision
+        is_fp16 = config.mixed_precision == "fp16"
         needs_cuda = f"fp16 needs a CUDA GPU, but this run is on {device.type}"
+        unsupported = "this GPU does not support bf16"
         refuse_first(
-            (chosen == "fp16" and device.type != "cuda", needs_cuda, "use mixed_precision: bf16, or no"),
-            (
-                chosen == "bf16" and lacks_bf16,
-                "this GPU does not support bf16",
-                "use mixed_precision: fp16, or no",
-            ),
+            (is_fp16 and device.type != "cuda", needs_cuda, "use mixed_precision: bf16, or no"),
+            (not is_fp16 and lacks_bf16, unsupported, "use mixed_precision: fp16, or no"),
             prefix="mixed_precision: ",
         )
 

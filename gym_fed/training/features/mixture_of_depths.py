@@ -1,4 +1,4 @@
-"""Converts a dense model to Mixture-of-Depths before training; the routers are trained and saved with it."""
+"""Convert a dense model to Mixture-of-Depths before training; its routers are trained and saved with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.training.features.base import Feature, router_conflict
 
 
 class MixtureOfDepths(Feature):
-    """Converts the model by ``gym_fed.base.modeling.mixture_of_depths``."""
+    """Converts the model with ``gym_fed.base.modeling.mixture_of_depths``."""
 
     tried = "yes"
 

@@ -10,7 +10,7 @@ from gym_fed.training.features.base import Feature, reference_mode, writes_answe
 
 
 class NeftuneNoiseAlpha(Feature):
-    """Uses transformers' hook on the embedding, removed at the end."""
+    """Uses transformers' hook on the embedding, which is removed after training."""
 
     tried = "yes"
 

@@ -1,4 +1,4 @@
-"""RoPE scaling before training, for rows longer than the model was trained on."""
+"""Scale RoPE before training, for rows longer than those that the model was trained on."""
 
 from __future__ import annotations
 

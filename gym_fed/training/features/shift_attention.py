@@ -1,4 +1,4 @@
-"""LongLoRA's shifted sparse attention during training; the trained model uses full attention."""
+"""Train with LongLoRA's shifted sparse attention; the trained model uses full attention."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from gym_fed.training.features.base import Feature, reference_mode, writes_answe
 
 
 class ShiftAttention(Feature):
-    """Registers ``gym_fed.base.modeling.shift_attention`` at transformers' attention interface."""
+    """Registers ``gym_fed.base.modeling.shift_attention`` with transformers' attention interface."""
 
     tried = "yes"
 
     def check(self, config: TrainingConfig) -> None:
-        full = (
-            f"the reference of {config.algorithm} uses full attention, so the policy would differ from it at the "
-            "start"
-        )
+        name = config.algorithm
+        full = f"the reference of {name} uses full attention, so the policy would differ from it at the start"
         other = ", or use finetuning: lora with its default start and no precompute_ref_log_probs"
-        once = ALGORITHMS.type_of(config.algorithm).scores_reference_once
+        once = ALGORITHMS.type_of(name).scores_reference_once
         differs = reference_mode(config) in ("evaluation", "either")
         refuse_first(
-            (writes_answers(config), f"{config.algorithm} generates its answers with full attention"),
+            (writes_answers(config), f"{name} generates its answers with full attention"),
             (differs, full, f"remove the key{'' if once else other}"),
             prefix="shift_attention: ",
             remedy="remove the key",

@@ -1,4 +1,4 @@
-"""Train with torch.compile: the model is compiled at the first step, and recompiled for new shapes."""
+"""Train with torch.compile, which compiles the model at the first step and again for new shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TorchCompile(Feature):
         import torch
 
         backend = config.torch_compile_backend or _DEFAULT_BACKEND
-        # Listing backends imports torch._dynamo, which takes seconds, so it is done only for other backends.
+        # Listing backends imports torch._dynamo, which takes seconds, so it is done only for unknown ones.
         if backend not in (_DEFAULT_BACKEND, *_NEEDS_NO_COMPILER):
             known = torch.compiler.list_backends()
             reason = f"torch_compile_backend: {backend!r} is unknown"
@@ -38,7 +38,5 @@ class TorchCompile(Feature):
             )
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
-        return {
-            "torch_compile": True,
-            "torch_compile_backend": config.torch_compile_backend or _DEFAULT_BACKEND,
-        }
+        backend = config.torch_compile_backend or _DEFAULT_BACKEND
+        return {"torch_compile": True, "torch_compile_backend": backend}

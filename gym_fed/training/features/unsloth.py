@@ -1,4 +1,4 @@
-"""Unsloth's faster kernels. Unsloth pins the versions of most libraries, so it needs its own environment."""
+"""Train with Unsloth's faster kernels. Unsloth pins most libraries, so it needs an environment of its own."""
 
 from __future__ import annotations
 
@@ -17,24 +17,21 @@ class Unsloth(Feature):
 
     def check(self, config: TrainingConfig) -> None:
         require_cuda("unsloth: true")
-        require_package(
-            "unsloth",
-            "unsloth: true",
-            remedy="install it in a separate environment (its pins conflict with those of gym-fed), or remove the key",
-        )
+        remedy = "install it in a separate environment (its pins conflict with those of gym-fed), or remove the key"
+        require_package("unsloth", "unsloth: true", remedy=remedy)
         reason = "unsloth: true loads a model unchanged from disk"
         remedy = "set model, and remove model_init and quantization"
         refuse_first((config.model is None or config.quantization is not None, reason, remedy))
 
 
 def load_by_unsloth(config: TrainingConfig) -> tuple[Any, Any]:
-    """Load model and tokenizer through ``unsloth.FastLanguageModel``."""
+    """Load the model and tokenizer with ``unsloth.FastLanguageModel``."""
     import torch
     from unsloth import FastLanguageModel  # type: ignore[import-not-found,unused-ignore]
 
     from gym_fed.base.models import load_tokenizer, resolve
 
-    assert config.model is not None  # checked
+    assert config.model is not None  # see Unsloth.check
     model, _ = FastLanguageModel.from_pretrained(
         model_name=resolve(config.model),
         max_seq_length=config.max_length,

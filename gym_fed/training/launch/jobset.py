@@ -1,16 +1,10 @@
-"""A JobSet for Kubernetes, with the config in a ConfigMap."""
+"""Write a JobSet for Kubernetes, with the config in a ConfigMap."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.training.launch.base import (
-    PORT,
-    SECONDS_FOR_A_CHECKPOINT,
-    ClusterJob,
-    ClusterScheduler,
-    yaml_text,
-)
+from gym_fed.training.launch.base import CHECKPOINT_SECONDS, PORT, ClusterJob, ClusterScheduler, yaml_text
 from gym_fed.version import __version__
 
 _CONFIG = "/config/train.yaml"
@@ -18,10 +12,10 @@ _WORK = "/work"
 
 
 class JobSet(ClusterScheduler):
-    """One pod per machine; pods find the first one by the name that JobSet's headless service gives it.
+    """A JobSet of one pod per machine; pods find the first pod by the name that JobSet's headless service gives it.
 
-    A failed pod ends the others, and the set starts again up to three times, where the run resumes. The working folder
-    is a claim that all pods share.
+    A failed pod ends the others; the set is restarted up to three times, and the run resumes. The working folder is a
+    volume claim that all pods share.
     """
 
     name = "jobset"
@@ -53,18 +47,18 @@ class JobSet(ClusterScheduler):
         }
 
     def _pod(self, job: ClusterJob) -> dict[str, Any]:
-        words = job.words(_CONFIG)
+        command = job.arguments(_CONFIG)
         if job.nodes > 1:
-            words += ["--rdzv-endpoint", f"{job.name}-node-0-0.{job.name}:{PORT}"]
+            command += ["--rdzv-endpoint", f"{job.name}-node-0-0.{job.name}:{PORT}"]
         resources = {"nvidia.com/gpu": job.gpus} if job.gpus else {"cpu": job.nproc}
         return {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": SECONDS_FOR_A_CHECKPOINT,
+            "terminationGracePeriodSeconds": CHECKPOINT_SECONDS,
             "containers": [
                 {
                     "name": "train",
                     "image": f"gym-fed-client:{__version__}",
-                    "command": words,
+                    "command": command,
                     "workingDir": _WORK,
                     "ports": [{"containerPort": PORT}],
                     "resources": {"limits": resources, "requests": resources},
@@ -84,6 +78,6 @@ class JobSet(ClusterScheduler):
 
 
 _HEADER = """# Needs the JobSet controller. The claim gym-train (ReadWriteMany) holds the model and the rows at
-# the paths of the config, relative to /work, and the run is written there. Set your own image,
+# the paths in the config, relative to /work, and the run is written there. Set your own image,
 # node selector and claim.
 """

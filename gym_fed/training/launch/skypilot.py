@@ -1,4 +1,4 @@
-"""A task for SkyPilot."""
+"""Write a task for SkyPilot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gym_fed.version import __version__
 
 
 class SkyPilot(ClusterScheduler):
-    """The working folder is copied to every machine; the output folder should be a mounted bucket, which resumes."""
+    """A task that copies the working folder to every machine; the output folder should be a mounted bucket."""
 
     name = "skypilot"
     submit = "sky jobs launch FILE"
@@ -27,5 +27,5 @@ class SkyPilot(ClusterScheduler):
 
 
 _HEADER = """# The machines do not share a disk: mount a bucket (file_mounts, mode: MOUNT) and set output_dir in it,
-# so that a run that was moved resumes. Set the accelerator that you want.
+# so that a run resumes on other machines. Set the accelerator that you want.
 """

@@ -1,15 +1,15 @@
-"""A batch script for Slurm."""
+"""Write a batch script for Slurm."""
 
 from __future__ import annotations
 
-from gym_fed.training.launch.base import PORT, SECONDS_FOR_A_CHECKPOINT, ClusterJob, ClusterScheduler
+from gym_fed.training.launch.base import CHECKPOINT_SECONDS, PORT, ClusterJob, ClusterScheduler
 
 
 class Slurm(ClusterScheduler):
-    """One task per machine, which starts that machine's processes.
+    """A batch script with one task per machine, which starts the machine's processes.
 
-    Before the time limit, Slurm signals the batch script; every task then writes a checkpoint and the job is queued
-    again, where it resumes.
+    Before the time limit, Slurm signals the script; every task then writes a checkpoint, the job is queued again, and
+    the run resumes.
     """
 
     name = "slurm"
@@ -21,7 +21,7 @@ class Slurm(ClusterScheduler):
             f"--nodes={job.nodes}",
             "--ntasks-per-node=1",
             *([f"--gpus-per-node={job.gpus}"] if job.gpus else [f"--cpus-per-task={job.nproc}"]),
-            f"--signal=B:TERM@{SECONDS_FOR_A_CHECKPOINT}",
+            f"--signal=B:TERM@{CHECKPOINT_SECONDS}",
             "--requeue",
             "--open-mode=append",
             f"--output={job.name}-%j.log",
@@ -34,7 +34,7 @@ class Slurm(ClusterScheduler):
 _SCRIPT = """#!/bin/bash
 {header}
 # The folder of this script, the model, the rows and the output folder must be on a disk that all machines share.
-# Add what your cluster requires: --partition, --account, --time; and activate the environment that has `gym`.
+# Add the options that your cluster requires (--partition, --account, --time), and activate the environment of `gym`.
 set -euo pipefail
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 stopped=

@@ -1,6 +1,6 @@
-"""Training loops for recipes: `SFT`, `DPO`, `PPO` and `GRPO` on `StringThread`s and models that a context spawned.
+"""Training loops for recipes: `SFT`, `DPO`, `PPO` and `GRPO` on `StringThread`s and spawned models.
 
-A loop is a run of `gym train` with a recipe's arguments: losses, rollouts, resume and checks are those of the
+A loop is a run of `gym train` with a recipe's arguments: it has the losses, rollouts, resume and checks of the
 algorithm of the same name.
 
 - ``base``: conversations as text (``StringThread``), and the base classes of loops.

@@ -1,9 +1,10 @@
-"""Conversations as text, and the base classes of loops, which convert conversations to rows and run the trainer."""
+"""Define conversations as text (``StringThread``), and the base classes of loops, which train on them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from gym_fed.training.recipe import RecipeContext
     from gym_fed.training.run.hooks import ShouldStop, StepReport
     from gym_fed.training.run.result import TrainResult
-
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 
 ROLES = ("system", "user", "assistant")
 
@@ -60,7 +58,7 @@ class StringThread:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> StringThread:
-        """Create a thread from a row of ``gym_fed.data``: its conversation or prompt, with other columns as metadata.
+        """Create a thread from the conversation or prompt of a ``gym_fed.data`` row; other columns become metadata.
 
         Raises:
             GymError: ``DATA_INVALID`` for a row without a conversation or prompt.
@@ -72,11 +70,8 @@ class StringThread:
             return cls([("user", row["prompt"])], rest)
         if isinstance(row.get("prompt"), list):
             return cls.of_messages(row["prompt"], rest)
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            f"cannot make a thread of a row with {', '.join(row)}",
-            "use messages or a prompt",
-        )
+        reason = f"cannot make a thread of a row with {', '.join(row)}"
+        raise GymError(ErrorCode.DATA_INVALID, reason, "use messages or a prompt")
 
     def system(self, text: str) -> StringThread:
         """Return the thread with a system turn added."""
@@ -99,7 +94,7 @@ class StringThread:
         return [{"role": role, "content": text} for role, text in self.turns]
 
     def prompt(self) -> StringThread:
-        """Return the thread without a final answer of the assistant."""
+        """Return the thread without its final answer, if it has one."""
         return replace(self, turns=self.turns[:-1]) if self.answered else self
 
     @property
@@ -118,18 +113,18 @@ class Loop(ABC):
     """One run of an algorithm on threads. ``run`` trains the model in place.
 
     Args:
-        dataset: The threads to learn.
+        dataset: The threads to learn from.
         model: The model to train, from ``RecipeContext.spawn``, or a name or folder as for ``load_model``, such as
             one that ``ModelRegistry.pull`` returned.
         lr: Learning rate.
         samples_per_batch: Samples per optimiser step.
         samples_per_mini_batch: Samples per forward pass; by default the whole batch.
-        max_grad_norm: Maximum norm of the gradients; larger ones are clipped.
-        max_steps: Number of steps; by default that of ``epochs``.
-        epochs: Passes over the data set.
+        max_grad_norm: Norm to which gradients are clipped.
+        max_steps: Number of steps; by default as many as ``epochs`` takes.
+        epochs: Passes over the dataset.
         context: Provides device, seed, tracker, and the parent of the loop's default folder.
         output_dir: The loop's folder, from which a stopped loop resumes; by default below the context's.
-        settings: Further keys of a training file, such as ``{"max_length": 512}``.
+        settings: Further config keys, such as ``{"max_length": 512}``.
         should_stop: Called after every step; if it returns True, a checkpoint is saved and ``INTERRUPTED`` is raised.
 
     Raises:
@@ -183,13 +178,13 @@ class Loop(ABC):
             "output_dir": self.output_dir,
             "logging_steps": 1,
             "lr_scheduler_type": "constant",
-            **({} if context is None else {"seed": context.seed, "device": _device(context)}),
+            **({} if context is None else {"seed": context.seed, "device": context.devices[0].type}),
             **(settings or {}),
         }
 
     @abstractmethod
     def rows(self) -> list[dict[str, Any]]:
-        """Return the data set as rows of ``gym_fed.data``."""
+        """Return the dataset as rows of ``gym_fed.data``."""
 
     def section(self) -> dict[str, Any]:
         """Return the algorithm's section of the config."""
@@ -200,7 +195,7 @@ class Loop(ABC):
         return []
 
     def config(self) -> TrainingConfig:
-        """Return the run's config, equal to that of a `gym train` file.
+        """Return the run's config, as from a `gym train` file.
 
         Raises:
             GymError: ``CONFIG_INVALID`` naming an invalid value.
@@ -238,7 +233,7 @@ class Loop(ABC):
         return self.result
 
     def _track(self, report: StepReport) -> None:
-        """Log a step's metrics to the context's tracker under the loop's name."""
+        """Log a step's metrics to the context's tracker, under the loop's name."""
         if self.context is None or report.evaluation:
             return
         name = type(self).__name__.lower()
@@ -252,9 +247,9 @@ class Graded(Loop):
     """A loop that learns from graded answers.
 
     Args:
-        dataset: Threads; final answers are ignored, and graders read their metadata.
-        model: The model that writes the answers and is trained; see ``Loop``.
-        grader: A ``Grader``, several, or a function from an answered thread to a number.
+        dataset: Threads, without their final answers; graders read their metadata.
+        model: The model that generates the answers and is trained; see ``Loop``.
+        grader: A ``Grader``, or a function that maps an answered thread to a number; or a list of these.
         kl_beta: Weight of the divergence from the initial model.
         options: Options of ``Loop``.
     """
@@ -281,7 +276,7 @@ class Graded(Loop):
 
 
 class _OfThreads(Grader):
-    """Wraps a function of an answered thread as a grader; its ``setup`` and ``teardown`` are called if it has them."""
+    """Wraps a function of an answered thread, with optional ``setup`` and ``teardown``, as a grader."""
 
     def __init__(self, function: ThreadGrader) -> None:
         super().__init__()
@@ -302,10 +297,6 @@ def _thread(sample: Sample) -> StringThread:
     if isinstance(sample.prompt, str):
         return StringThread([("user", sample.prompt)], sample.row).assistant(sample.completion)
     return StringThread.of_messages(sample.prompt, sample.row).assistant(sample.completion)
-
-
-def _device(context: RecipeContext) -> str:
-    return context.devices[0].type
 
 
 def answered(threads: Sequence[StringThread]) -> list[StringThread]:

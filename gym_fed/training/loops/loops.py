@@ -1,4 +1,4 @@
-"""The loops of recipes, one class per algorithm of `gym train`: `SFT`, `DPO`, `GRPO` and `PPO`."""
+"""Define the loops of recipes, one class per algorithm of `gym train`: `SFT`, `DPO`, `GRPO` and `PPO`."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class DPO(Loop):
 class GRPO(Graded):
     """``GRPO(threads, model, grader, completions_per_sample=8).run()``.
 
-    A batch is ``samples_per_batch`` prompts with ``completions_per_sample`` answers each. Each mini-batch of
-    ``samples_per_mini_batch`` prompts is one step of the optimiser.
+    A batch has ``samples_per_batch`` prompts with ``completions_per_sample`` answers each. Each mini-batch of
+    ``samples_per_mini_batch`` prompts is one optimiser step.
     """
 
     algorithm = "grpo"
@@ -90,15 +90,8 @@ class GRPO(Graded):
         max_completion_length: int = 64,
         **options: Any,
     ) -> None:
-        super().__init__(
-            dataset,
-            model,
-            grader,
-            lr=lr,
-            kl_beta=kl_beta,
-            samples_per_batch=samples_per_batch,
-            **options,
-        )
+        options |= {"lr": lr, "samples_per_batch": samples_per_batch}
+        super().__init__(dataset, model, grader, kl_beta=kl_beta, **options)
         self.completions_per_sample = completions_per_sample
         self.max_completion_length = max_completion_length
         self._values["per_device_train_batch_size"] = self._mini * completions_per_sample
@@ -117,22 +110,18 @@ class PPO(Graded):
     """``PPO(threads, policy, value, grader, max_num_ppo_steps=100).run()``.
 
     A PPO step generates an answer to each of ``samples_per_batch`` threads and trains on them ``num_iterations`` times,
-    in mini-batches of ``samples_per_mini_batch``, each of which is one optimiser step.
+    in mini-batches of ``samples_per_mini_batch``. Each mini-batch is one optimiser step.
 
     Args:
-        dataset: See ``Graded``.
-        policy_model: See ``Graded``.
         value_model: Critic to train, from ``RecipeContext.spawn("value", ...)``; None for a copy of the
             policy's body.
-        grader: See ``Graded``.
         lr_policy: Learning rate of the policy.
-        lr_value: The critic's learning rate; by default the policy's.
-        kl_beta: See ``Graded``.
-        samples_per_batch: See above.
-        max_num_ppo_steps: Number of PPO steps; by default that of ``epochs``.
-        num_iterations: See above.
-        max_completion_length: Maximum tokens of an answer.
+        lr_value: Learning rate of the critic; by default the policy's.
+        max_num_ppo_steps: Number of PPO steps; by default as many as ``epochs`` takes.
+        max_completion_length: Maximum number of tokens of an answer.
         options: Options of ``Loop``.
+
+    See ``Graded`` for the other arguments.
     """
 
     algorithm = "ppo"
@@ -155,15 +144,8 @@ class PPO(Graded):
     ) -> None:
         if "max_steps" in options:
             raise GymError(ErrorCode.USAGE, "PPO: max_steps", "set max_num_ppo_steps")
-        super().__init__(
-            dataset,
-            policy_model,
-            grader,
-            lr=lr_policy,
-            kl_beta=kl_beta,
-            samples_per_batch=samples_per_batch,
-            **options,
-        )
+        options |= {"lr": lr_policy, "samples_per_batch": samples_per_batch}
+        super().__init__(dataset, policy_model, grader, kl_beta=kl_beta, **options)
         self.value_model = value_model
         self.lr_value = lr_value
         self.num_iterations = num_iterations
