@@ -32,7 +32,8 @@ from gym_fed.evaluation.scoring.models import ModelRequest, OpenModels, open_mod
 def few() -> ProbePrompts:
     """Three prompts of the package, two of them with a translation, and few rows."""
     own = own_prompts()
-    return replace(own, harmful=own.harmful[:3], benign=own.benign[:2], bad_rows=own.bad_rows[:4])
+    harmful = (own.harmful[0], own.harmful[1], own.harmful[3])
+    return replace(own, harmful=harmful, benign=own.benign[:2], bad_rows=own.bad_rows[:4])
 
 
 @pytest.fixture(scope="module")
