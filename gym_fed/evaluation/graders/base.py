@@ -209,12 +209,13 @@ def checked_values(name: str, values: Sequence[float], count: int) -> list[float
     """
     if len(values) != count:
         raise GymError(
-            ErrorCode.DATA_INVALID, f"grader {name} gave {counted(len(values), 'value')} for {count} samples"
+            ErrorCode.DATA_INVALID,
+            f"grader {name} returned {counted(len(values), 'value')} for {count} samples",
         )
     numbers = [float(value) for value in values]
     for place, number in enumerate(numbers):
         if not math.isfinite(number):
-            raise GymError(ErrorCode.DATA_INVALID, f"grader {name} gave {number} for sample {place + 1}")
+            raise GymError(ErrorCode.DATA_INVALID, f"grader {name} returned {number} for sample {place + 1}")
     return numbers
 
 

@@ -166,7 +166,7 @@ class Judge(Grader):
         if self.config.unscored_reward is None:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"grader {self.name}: {self.config.model} gave no score from {low:g} to {high:g}: {reply[-120:]!r}",
+                f"grader {self.name}: {self.config.model} returned no score from {low:g} to {high:g}: {reply[-120:]!r}",
                 "correct prompt, score_pattern or max_tokens, or set unscored_reward",
             )
         return self.config.unscored_reward

@@ -71,7 +71,7 @@ def tasks_of(
             ``HASH_MISMATCH`` for a fetched file that changed.
     """
     if limit is not None and limit < 1:
-        raise GymError(ErrorCode.USAGE, f"limit {limit}: evaluates nothing", "set it to at least 1")
+        raise GymError(ErrorCode.USAGE, f"limit {limit} evaluates nothing", "set it to at least 1")
     if not names:
         raise GymError(ErrorCode.USAGE, "no task is given", "choose a suite: `gym eval list` prints them")
     if data is not None:

@@ -168,7 +168,7 @@ def test_a_judge_without_a_score_in_range_is_an_error_unless_a_value_is_set(
     endpoint: Endpoint, said: str
 ) -> None:
     endpoint.replies = [(200, chat(said))]
-    with pytest.raises(GymError, match="gave no score from 0 to 10"):
+    with pytest.raises(GymError, match="returned no score from 0 to 10"):
         grade(judge(endpoint), SAMPLE)
     assert grade(judge(endpoint, unscored_reward=0.1), SAMPLE) == [0.1]
 
