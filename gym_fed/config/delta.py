@@ -26,8 +26,8 @@ class _Part(MemberOf):
     def words(self) -> tuple[str, ...]:
         return (*super().words(), *(f"{name}{ROW}" for name in self.kind.names()))
 
-    def _known(self, name: str) -> str:
-        super()._known(codec_of(name))
+    def _validate_name(self, name: str) -> str:
+        super()._validate_name(codec_of(name))
         return name
 
 

@@ -11,7 +11,7 @@ from gym_fed.config.schema.base import LocalPath, StrictModel
 from gym_fed.config.train.compute import Dtype
 from gym_fed.config.train.data_source import DataConfig
 
-_OF_DRAWING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+_SAMPLING_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
 class PredictConfig(StrictModel):
@@ -64,7 +64,7 @@ class PredictConfig(StrictModel):
 
     @model_validator(mode="after")
     def _validate_sampling(self) -> PredictConfig:
-        for key, default in _OF_DRAWING.items():
+        for key, default in _SAMPLING_DEFAULTS.items():
             if not self.do_sample and getattr(self, key) != default:
                 raise ValueError(f"{key}: applies only with do_sample: true")
         return self

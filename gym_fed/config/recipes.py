@@ -114,7 +114,7 @@ def _summary(file: Path) -> str:
 def sizes_for(file: Path) -> dict[str, dict[str, Any]]:
     """Return the sizes of a recipe's model family by name; empty for other recipes."""
     model = yaml.safe_load(file.read_text(encoding="utf-8")).get("model")
-    for sizes in _table(file, "sizes").values():
+    for sizes in _preset(file, "sizes").values():
         if any(size["model"] == model for size in sizes.values()):
             return dict(sizes)
     return {}
@@ -128,13 +128,13 @@ def fitted(file: Path, *, size: str | None, machine: str | None) -> str:
     """
     text = file.read_text(encoding="utf-8")
     if size is not None:
-        text = _sized(text, file, size)
+        text = _with_size(text, file, size)
     if machine is not None:
-        text = _placed(text, file, machine)
+        text = _with_machine(text, file, machine)
     return text
 
 
-def _sized(text: str, file: Path, size: str) -> str:
+def _with_size(text: str, file: Path, size: str) -> str:
     sizes = sizes_for(file)
     size_name = next((name for name in sizes if name.lower() == size.lower()), None)
     if size_name is None:
@@ -142,16 +142,16 @@ def _sized(text: str, file: Path, size: str) -> str:
         remedy = f"one of {', '.join(sizes)}" if sizes else "its model has only one size; omit --size"
         raise GymError(ErrorCode.USAGE, reason, remedy)
     chosen = sizes[size_name]
-    text = _with(text, "model", chosen["model"], chosen["licence"])
+    text = _set_key(text, "model", chosen["model"], chosen["licence"])
     recipe = yaml.safe_load(text)
     changes = chosen.get(recipe.get("finetuning", "full"), {}) if recipe["algorithm"] == "sft" else {}
     for key, value in changes.items():
-        text = _with(text, key, value, f"for {size_name}: see presets/sizes.yaml of the recipes")
+        text = _set_key(text, key, value, f"for {size_name}: see presets/sizes.yaml of the recipes")
     return text
 
 
-def _placed(text: str, file: Path, machine: str) -> str:
-    machines = _table(file, "machines")
+def _with_machine(text: str, file: Path, machine: str) -> str:
+    machines = _preset(file, "machines")
     if machine not in machines:
         raise GymError(
             ErrorCode.USAGE, f"--on {machine}: unknown kind of machine", f"one of {', '.join(machines)}"
@@ -165,7 +165,7 @@ def _placed(text: str, file: Path, machine: str) -> str:
     if rows is not None:
         values |= _smaller_batches(recipe, rows)
     for key, value in values.items():
-        text = _with(text, key, value, f"on {machine}")
+        text = _set_key(text, key, value, f"on {machine}")
     return text
 
 
@@ -178,7 +178,7 @@ def _smaller_batches(recipe: dict[str, Any], rows: int) -> dict[str, Any]:
     return {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": steps}
 
 
-def _with(text: str, key: str, value: Any, why: str) -> str:
+def _set_key(text: str, key: str, value: Any, why: str) -> str:
     """Replace ``key: value`` at the top level, with ``why`` as its comment."""
     shown = yaml.safe_dump({key: value}).strip()
     line = re.compile(rf"^{re.escape(key)}:.*$", re.MULTILINE)
@@ -188,11 +188,11 @@ def _with(text: str, key: str, value: Any, why: str) -> str:
     return f"{text.rstrip()}\n{new}\n"
 
 
-def _table(file: Path, name: str) -> dict[str, Any]:
-    return _parsed(file.parent / "presets" / f"{name}.yaml")
+def _preset(file: Path, name: str) -> dict[str, Any]:
+    return _load_preset(file.parent / "presets" / f"{name}.yaml")
 
 
 @cache
-def _parsed(table: Path) -> dict[str, Any]:
+def _load_preset(table: Path) -> dict[str, Any]:
     """Parse the sizes once for all recipes."""
     return yaml.safe_load(table.read_text(encoding="utf-8")) if table.is_file() else {}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from gym_fed.config.schema.base import LocalPath, ReadsOtherWords, StrictModel
+from gym_fed.config.schema.base import AcceptsAliases, LocalPath, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.proxy import ProxyNetwork, RootPath, WebOrigin
 from gym_fed.config.schema.vllm import VllmConnection
@@ -216,7 +216,7 @@ def _engine_of_kind(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-class ServingConfig(ReadsOtherWords):
+class ServingConfig(AcceptsAliases):
     """The config of `gym api` and `gym batch`."""
 
     base: str = "gym-nano"

@@ -9,7 +9,7 @@ from gym_quant.registry import CODECS
 from pydantic import Field, model_validator
 
 from gym_fed.config.delta import CodecPolicy, MenuCodec, PartCodec, SmallCodec
-from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
+from gym_fed.config.schema.base import AcceptsAliases, StrictModel
 from gym_fed.config.schema.member import MemberOf
 
 
@@ -150,7 +150,7 @@ class _Method(Calibration):
         return self
 
 
-class BitDeltaConfig(_Method, ReadsOtherWords):
+class BitDeltaConfig(_Method, AcceptsAliases):
     """Settings of BitDelta (Liu et al. 2024): signs and distilled scales for matrices, other codecs for the rest."""
 
     bits: Literal[1] = 1

@@ -27,12 +27,8 @@ ScoreOptions = Annotated[dict[Annotated[str, Field(max_length=64)], Option], Fie
 
 _DEFAULT_QUALITY = 0.8
 
-_OFF_WHERE_UPDATES_ARE_HIDDEN = (
-    "similarity_threshold",
-    "together_threshold",
-    "stale_threshold",
-    "min_norm_ratio",
-)
+_COMPARING_KEYS = ("similarity_threshold", "together_threshold", "stale_threshold", "min_norm_ratio")
+"""Keys that compare single updates, and must be off if updates are hidden."""
 Cosine = Annotated[float, Field(gt=0, le=1)]
 Factor = Annotated[float, Field(ge=0, le=1)]
 StaleRounds = Annotated[int, Field(ge=1, le=100)]
@@ -84,11 +80,8 @@ class PayTerms(StrictModel):
         pool = f"{counted(self.pool, 'credit')} a round"
         if self.quality_weight == 0.0:
             return f"{pool}, shared by all merged contributors; contributions are not measured"
-        rest = (
-            f", {1 - self.quality_weight:.0%} shared by all merged contributors"
-            if self.quality_weight < 1
-            else ""
-        )
+        equal_share = f", {1 - self.quality_weight:.0%} shared by all merged contributors"
+        rest = equal_share if self.quality_weight < 1 else ""
         return (
             f"at most {pool} and {self.credits_per_nat:,.0f} per nat of held-out loss gained with confidence: "
             f"{self.quality_weight:.0%} by {self.score}{rest}"
@@ -234,7 +227,7 @@ class RewardsConfig(StrictModel):
             yield Problem(
                 "rewards.score_on", f"'evals' needs single updates, which {section} hides; write loss"
             )
-        for key in _OFF_WHERE_UPDATES_ARE_HIDDEN:
+        for key in _COMPARING_KEYS:
             if getattr(self, key):
                 yield Problem(
                     f"rewards.{key}",

@@ -146,18 +146,17 @@ class PrivacyConfig(ReleasePrivacy):
                 "adaptive_clipping: votes on signs all have one norm, and there is nothing to adapt; use "
                 "mechanism: gaussian"
             )
-        least = 0.5 * self.noise_multiplier
-        if self.adaptive_clipping.count_noise_std <= least:
+        count_noise, lower_bound = self.adaptive_clipping.count_noise_std, 0.5 * self.noise_multiplier
+        if count_noise <= lower_bound:
             raise ValueError(
-                f"adaptive_clipping.count_noise_std must be above noise_multiplier / 2 = {least:g}, or the count "
+                f"adaptive_clipping.count_noise_std must be above noise_multiplier / 2 = {lower_bound:g}, or the count "
                 "alone costs more than a round may"
             )
-        count_noise = self.adaptive_clipping.count_noise_std
-        left = (self.noise_multiplier**-2 - (2 * count_noise) ** -2) ** -0.5
-        if left > _MAX_MULTIPLIER:
+        sum_noise = (self.noise_multiplier**-2 - (2 * count_noise) ** -2) ** -0.5
+        if sum_noise > _MAX_MULTIPLIER:
             raise ValueError(
-                f"adaptive_clipping.count_noise_std {count_noise:g} leaves the sum so little "
-                f"of the budget that its noise is {left:.3g} times the clip, beyond what can be drawn; raise it"
+                f"adaptive_clipping.count_noise_std {count_noise:g} leaves the sum so little of the budget that its "
+                f"noise is {sum_noise:.3g} times the clipping norm, which is too large to sample; raise it"
             )
         return self
 

@@ -58,15 +58,15 @@ class ServerConfig(ServerSections):
             size of the base's weights in any codec.
         """
         weights = sum(math.prod(shape) for shape in shapes.values())
-        of_base = (
+        largest = (
             _DELTA_HEADER_BYTES + _DELTA_BYTES_PER_TENSOR * len(shapes) + _DELTA_BYTES_PER_WEIGHT * weights
         )
-        return min(self.admission.max_update_bytes, self.limits.unreferenced_bytes_per_account, of_base)
+        return min(self.admission.max_update_bytes, self.limits.unreferenced_bytes_per_account, largest)
 
     def max_variant_bytes(self, shapes: Mapping[str, Sequence[int]]) -> int:
         """Return the size limit of a variant, in bytes."""
-        most = self.max_update_bytes(shapes)
-        return most if self.variants.max_bytes is None else min(most, self.variants.max_bytes)
+        limit = self.max_update_bytes(shapes)
+        return limit if self.variants.max_bytes is None else min(limit, self.variants.max_bytes)
 
     def recipe_at(self, num_soups: int) -> TrainingRecipe:
         """Return the recipe of the round that starts from the version after N soups."""
@@ -122,25 +122,14 @@ class ServerConfig(ServerSections):
         gate = self.gate
         self.rewards.check_gate(gate.heldout is not None, bool(gate.evals))
         if self.root is not None and self.root.data == self.gate.heldout and "task:" not in self.root.data:
-            raise Problems(
-                "",
-                [
-                    Problem(
-                        "root.data",
-                        "is the gate's held-out set: data that judges updates must not be trained on",
-                    )
-                ],
-            )
-        if (self.variants.max_bytes or 0) > self.admission.max_update_bytes:
-            limit = (
-                f"is above admission.max_update_bytes ({self.admission.max_update_bytes}), the limit of every "
-                "upload"
-            )
-            raise Problems("", [Problem("variants.max_bytes", limit)])
-        hidden_by = next(
-            (key for key in ("privacy", "secure_aggregation") if getattr(self, key) is not None), ""
-        )
-        check_seeding(self.seeding, hidden_by)
+            text = "is the gate's held-out set: data that judges updates must not be trained on"
+            raise Problems("", [Problem("root.data", text)])
+        limit = self.admission.max_update_bytes
+        if (self.variants.max_bytes or 0) > limit:
+            text = f"is above admission.max_update_bytes ({limit}), the limit of every upload"
+            raise Problems("", [Problem("variants.max_bytes", text)])
+        hiding = (key for key in ("privacy", "secure_aggregation") if getattr(self, key) is not None)
+        check_seeding(self.seeding, next(hiding, ""))
         check_continuous(self)
         check_audit(self)
         check_secure(self)
@@ -201,8 +190,7 @@ def _about_sparse(config: ServerSections) -> Iterator[Problem]:
 
 
 def check_private(config: ServerSections) -> None:
-    """Raise ``Problems`` with every key that conflicts with ``privacy``, because it reveals an update despite the
-    noise."""
+    """Raise ``Problems`` with every key that conflicts with ``privacy`` by revealing an update despite the noise."""
     if config.privacy is None:
         return
     problems = list(_problems(config))
@@ -215,8 +203,7 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
         yield Problem(
             "admission.norm_ratio",
             "rejects an update by the norms of all updates, and rejections are visible; write admission: "
-            "{norm_ratio: null} "
-            "(privacy.clipping_norm limits what one can do)",
+            "{norm_ratio: null} (privacy.clipping_norm limits the effect of one update)",
         )
     if config.admission.max_norm is not None:
         yield Problem("admission.max_norm", "refuses by an update's norm; write admission: {max_norm: null}")
@@ -344,8 +331,7 @@ def _about_regions(config: ServerSections) -> Iterator[Problem]:
         )
     if config.privacy is not None and not config.privacy.end_when_spent:
         yield Problem(
-            "privacy.end_when_spent",
-            "is false, and the number of rounds depends on the root; set it to true",
+            "privacy.end_when_spent", "is false, and the number of rounds depends on the root; set it to true"
         )
 
 

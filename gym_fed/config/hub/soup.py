@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import ReleasePrivacy
-from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
+from gym_fed.config.schema.base import AcceptsAliases, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
@@ -182,7 +182,7 @@ def _with_seed(options: Mapping[str, Option], server_round: int) -> dict[str, Op
     return {**options, "seed": int(options.get("seed", 0)) + server_round}
 
 
-class DeltaSoupConfig(ReadsOtherWords):
+class DeltaSoupConfig(AcceptsAliases):
     """Settings of how contributions are written, screened and merged."""
 
     method: Annotated[AggregationMethod, MemberOf(AGGREGATORS, others=(METHODS,))] = (

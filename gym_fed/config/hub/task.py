@@ -131,14 +131,14 @@ class TrainingRecipe(OpenModel):
         chosen = self.chosen_sections().get(self.algorithm)
         if chosen is None:
             return self
-        least = ALGORITHMS.type_of(self.algorithm).least_batch(chosen)
-        if self.per_device_train_batch_size < least:
+        min_batch = ALGORITHMS.type_of(self.algorithm).least_batch(chosen)
+        if self.per_device_train_batch_size < min_batch:
             raise ValueError(
-                f"per_device_train_batch_size: {self.algorithm} learns from {counted(least, 'row')} at once; "
-                f"use at least {least}"
+                f"per_device_train_batch_size: {self.algorithm} learns from {counted(min_batch, 'row')} at once; "
+                f"use at least {min_batch}"
             )
-        switched_off = getattr(chosen, "disable_dropout", False)
-        if switched_off and self.lora.lora_dropout and self.sends_factors:
+        disables_dropout = getattr(chosen, "disable_dropout", False)
+        if disables_dropout and self.lora.lora_dropout and self.sends_factors:
             raise ValueError(
                 f"lora.lora_dropout: {self.algorithm} switches dropout off; remove it, or set "
                 f"{self.algorithm}.disable_dropout: false"
@@ -316,13 +316,13 @@ def recipe_values(recipe: TrainingRecipe, codec: CodecPolicy) -> dict[str, Any]:
     """Return every value by its dotted key, such as ``recipe.lora.r``; lists are values."""
     values: dict[str, Any] = {}
     for section, model in zip(SECTIONS, (recipe, codec), strict=True):
-        _put(section, model.model_dump(mode="json"), values)
+        _flatten(section, model.model_dump(mode="json"), values)
     return values
 
 
-def _put(key: str, value: Any, found: dict[str, Any]) -> None:
+def _flatten(key: str, value: Any, values: dict[str, Any]) -> None:
     if isinstance(value, dict) and value:
         for name, inner in value.items():
-            _put(f"{key}.{name}", inner, found)
+            _flatten(f"{key}.{name}", inner, values)
     else:
-        found[key] = value
+        values[key] = value

@@ -5,6 +5,10 @@ Also errors about combinations of settings, and defaults of keys that a stored c
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
@@ -22,10 +26,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticUndefined, to_jsonable_python
 
-from gym_fed.config.schema.field_help import field_help
-from gym_fed.core import aliases as other_words
+from gym_fed.core import aliases
 
-_SAID = {False: ("no", "off"), True: ("yes", "on")}
+_BOOLEAN_WORDS = {False: ("no", "off"), True: ("yes", "on")}
 """Words that YAML 1.1 reads as booleans if unquoted."""
 
 
@@ -62,6 +65,33 @@ class StrictModel(BaseModel):
         }
 
 
+@functools.cache
+def field_help(schema: type) -> Mapping[str, str]:
+    """Return the docstrings below the annotated attributes of a schema and its bases, by attribute.
+
+    They are read from the source when a JSON schema is written. Pydantic's ``use_attribute_docstrings`` reads it at
+    every start of every program instead, which took half of the time to import the config classes. A class without
+    source, such as one from ``pydantic.create_model``, has only the help of its bases.
+    """
+    own = (
+        base for base in reversed(schema.__bases__) if issubclass(base, BaseModel) and base is not BaseModel
+    )
+    inherited = [field_help(base) for base in own]
+    texts = {name: text for base in inherited for name, text in base.items()}
+    try:
+        source = inspect.getsource(schema)
+    except (OSError, TypeError):
+        return texts
+    (written,) = ast.parse(textwrap.dedent(source)).body
+    assert isinstance(written, ast.ClassDef)
+    for field, below in zip(written.body, written.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            texts.pop(field.target.id, None)  # a redeclared field has its own help or none
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                texts[field.target.id] = inspect.cleandoc(str(below.value.value))
+    return texts
+
+
 def _no_url(value: Any) -> Any:
     if isinstance(value, str) and "://" in value:
         raise ValueError(
@@ -74,15 +104,15 @@ LocalPath = Annotated[Path, BeforeValidator(_no_url)]
 """A path on this machine. ``Path`` alone would turn a URL into a folder ``s3:``."""
 
 
-class ReadsOtherWords(StrictModel):
-    """A schema that accepts values of other tools with a note; they are looked up after a value is refused."""
+class AcceptsAliases(StrictModel):
+    """A schema that accepts other tools' names with a note; aliases are looked up after a value is refused."""
 
     from_file: ClassVar[str] = "the values of a file"
     """The validation context of callers that look up aliases themselves, since they know the positions."""
 
     @model_validator(mode="wrap")
     @classmethod
-    def _parse_other_words(
+    def _resolve_aliases(
         cls, values: Any, handler: ModelWrapValidatorHandler[Any], info: ValidationInfo
     ) -> Any:
         try:
@@ -90,11 +120,11 @@ class ReadsOtherWords(StrictModel):
         except ValidationError:
             if not isinstance(values, dict) or info.context == cls.from_file:
                 raise
-            reading = other_words.read(cls.__name__, values)
+            reading = aliases.read(cls.__name__, values)
             if reading is None:
                 raise
             for _, theirs, ours in reading.notes:
-                other_words.note(theirs, ours)
+                aliases.note(theirs, ours)
             return handler(reading.values)
 
 
@@ -103,7 +133,7 @@ def _word(value: bool, annotation: Any) -> Any:
     members = list(_members(annotation))
     if bool in members:
         return value
-    words = [word for word in _SAID[value] if word in members]
+    words = [word for word in _BOOLEAN_WORDS[value] if word in members]
     return words[0] if len(words) == 1 else value
 
 
@@ -132,12 +162,12 @@ class Problems(ValueError):
 
     Args:
         cause: Section that conflicts with the keys, such as ``privacy``; empty for none.
-        found: At least one.
+        problems: At least one.
     """
 
-    def __init__(self, cause: str, found: Iterable[Problem]) -> None:
-        self.cause, self.found = cause, list(found)
-        text = "; ".join(map(str, self.found))
+    def __init__(self, cause: str, problems: Iterable[Problem]) -> None:
+        self.cause, self.problems = cause, list(problems)
+        text = "; ".join(map(str, self.problems))
         super().__init__(f"{cause}: {text}" if cause else text)
 
 

@@ -12,7 +12,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.core import aliases as other_words
+from gym_fed.core import aliases
 from gym_fed.core.registries import Kind
 
 
@@ -25,8 +25,8 @@ class MemberOf:
     Attributes:
         kind: Registry of the members.
         also: Further accepted words, such as ``none``.
-        fact: Attribute of the class that must be true, such as ``federates``; "" accepts every member. A member that is
-            named is then imported, and the schema lists those of other packages, which it does not import, unasked.
+        fact: Attribute of the class that must be true, such as ``federates``; "" accepts every member. Naming a member
+            then imports it. The JSON schema lists members of other packages unchecked, since it imports none of them.
         others: Further kinds whose members are accepted.
     """
 
@@ -49,14 +49,14 @@ class MemberOf:
         return (*self.also, *(name for name in names if name not in own or name in able))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._known, handler(source))
+        return core_schema.no_info_after_validator_function(self._validate_name, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return {**handler(schema), "enum": list(self.words())}
 
-    def _known(self, name: str) -> str:
+    def _validate_name(self, name: str) -> str:
         if name in self.also:
             return name
         if all(name not in kind for kind in self.kinds):
@@ -70,11 +70,10 @@ class MemberOf:
     def _near(self, name: str) -> str:
         """Return a suggestion: gym-fed's name for it, or a similar one."""
         words = self.words()
-        meant = [
-            near for kind in self.kinds if (near := other_words.nearest_member(kind.kind, name)) in words
-        ]
-        swapped = [word for word in words if sorted(word) == sorted(name)]
-        close = meant or swapped or difflib.get_close_matches(name, words, n=1)
+        nearest = (aliases.nearest_member(kind.kind, name) for kind in self.kinds)
+        by_alias = [near for near in nearest if near in words]
+        anagrams = [word for word in words if sorted(word) == sorted(name)]
+        close = by_alias or anagrams or difflib.get_close_matches(name, words, n=1)
         return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -124,7 +123,7 @@ class Chosen:
     base: type[ByMember]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self._held, handler(source))
+        return core_schema.no_info_before_validator_function(self._validate_entry, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -138,10 +137,10 @@ class Chosen:
             entries.append(entry)
         return {"oneOf": entries, "discriminator": {"propertyName": key}}
 
-    def _held(self, entry: Any) -> Any:
+    def _validate_entry(self, entry: Any) -> Any:
         key, kind = self.base.member_key, self.base.member_kind
         if isinstance(entry, str):
-            MemberOf(kind)._known(entry)
+            MemberOf(kind)._validate_name(entry)
             raise ValueError(
                 f"{entry!r} alone is not an entry; write {{{key}: {entry}}}, with its other keys"
             )
@@ -151,6 +150,6 @@ class Chosen:
             return self.base.chosen(entry).model_validate(entry)
         if isinstance(entry, self.base) and not isinstance(entry, self.base.settings_of(getattr(entry, key))):
             raise ValueError(
-                f"{type(entry).__name__} is not what {kind.kind} {getattr(entry, key)!r} is set up by"
+                f"{type(entry).__name__} is not the settings class of {kind.kind} {getattr(entry, key)!r}"
             )
         return entry

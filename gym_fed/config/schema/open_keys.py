@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError
 
-from gym_fed.config.schema.base import ReadsOtherWords
+from gym_fed.config.schema.base import AcceptsAliases
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS, TUNING, Kind
 
@@ -32,12 +32,12 @@ class _Added:
 
     Attributes:
         value: Raw value.
-        wanted: Type of the value; None for a key that nothing reads.
+        type: Type of the value; None for a key that nothing reads.
         idle: Description of what is chosen instead, such as ``algorithm is sft``; empty if the key's member is chosen.
     """
 
     value: Any
-    wanted: Any = None
+    type: Any = None
     idle: str = ""
 
     def __repr__(self) -> str:
@@ -52,12 +52,12 @@ def _checked(added: Any) -> Any:
         raise PydanticCustomError(
             "idle_section", "is given, but {chosen}; remove the section", {"chosen": added.idle}
         )
-    if added.wanted is None:
+    if added.type is None:
         raise PydanticKnownError("extra_forbidden")
-    return TypeAdapter(added.wanted).validate_python(added.value)
+    return TypeAdapter(added.type).validate_python(added.value)
 
 
-class OpenModel(ReadsOtherWords):
+class OpenModel(AcceptsAliases):
     """A schema with a section for each chosen member; every other key that is not a field is refused.
 
     Only the sections of chosen members may be given, and they exist even if nothing in them is set.
@@ -152,7 +152,7 @@ class OpenModel(ReadsOtherWords):
             chosen = values.get(key, cls.model_fields[key].default)
             if name in kind and name != chosen:
                 return _Added(value, idle=f"{key} is {chosen}")
-        return _Added(value, wanted=cls.added_key(name))
+        return _Added(value, type=cls.added_key(name))
 
     @model_validator(mode="after")
     def _validate_sections(self) -> OpenModel:

@@ -232,9 +232,7 @@ def members_of(model: BaseModel) -> Iterator[tuple[Registry[Any], str]]:
         yield model.member_kind, str(getattr(model, model.member_key))
     for name, field in type(model).model_fields.items():
         yield from _named(getattr(model, name), markers_of(field))
-    for key, value in (
-        model.model_extra or {}
-    ).items():  # a key of an installed feature, or a member's section
+    for key, value in (model.model_extra or {}).items():  # an installed feature's key, or a member's section
         if key in FEATURES:
             yield FEATURES, key
         yield from _named(value, ())
@@ -242,7 +240,7 @@ def members_of(model: BaseModel) -> Iterator[tuple[Registry[Any], str]]:
 
 def markers_of(field: FieldInfo) -> list[MemberOf]:
     """Return the kinds of members that a field's value names, at any depth of lists and mappings."""
-    return [*_markers(field.metadata), *_markers(get_args(field.annotation)), *_own(field.annotation)]
+    return [*_markers(field.metadata), *_markers([field.annotation])]
 
 
 def _named(value: object, markers: Sequence[MemberOf]) -> Iterator[tuple[Registry[Any], str]]:
@@ -260,15 +258,11 @@ def _named(value: object, markers: Sequence[MemberOf]) -> Iterator[tuple[Registr
             yield from _named(inner, markers)
 
 
-def _own(annotation: object) -> Iterator[MemberOf]:
-    yield from _markers(getattr(annotation, "__metadata__", ()))
-
-
 def _markers(parts: Iterable[object]) -> Iterator[MemberOf]:
     """Yield the markers in an annotation, at any depth."""
     for part in parts:
         if isinstance(part, MemberOf):
             yield part
         else:
-            yield from _own(part)
+            yield from _markers(getattr(part, "__metadata__", ()))
             yield from _markers(get_args(part))

@@ -1,4 +1,4 @@
-"""How to reach a vLLM: the keys that serving and training share."""
+"""Settings of a vLLM server, shared by serving and training."""
 
 from __future__ import annotations
 

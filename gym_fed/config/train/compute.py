@@ -43,17 +43,17 @@ class RopeScalingConfig(StrictModel):
 
     @model_validator(mode="after")
     def _validate_type(self) -> RopeScalingConfig:
-        may: dict[str, set[str]] = {
+        allowed: dict[str, set[str]] = {
             "yarn": {"attention_factor", "beta_fast", "beta_slow"},
             "llama3": {"low_freq_factor", "high_freq_factor"},
             "longrope": {"attention_factor", "short_factor", "long_factor"},
         }
-        must = {"llama3": may["llama3"], "longrope": {"short_factor", "long_factor"}}
+        required = {"llama3": allowed["llama3"], "longrope": {"short_factor", "long_factor"}}
         given = self.model_fields_set - {"type", "factor", "original_max_position_embeddings"}
         given = {name for name in given if getattr(self, name) is not None}
-        if idle := sorted(given - may.get(self.type, set())):
-            raise ValueError(f"{idle[0]} has no effect with type {self.type}")
-        if missing := sorted(must.get(self.type, set()) - given):
+        if unused := sorted(given - allowed.get(self.type, set())):
+            raise ValueError(f"{unused[0]} has no effect with type {self.type}")
+        if missing := sorted(required.get(self.type, set()) - given):
             raise ValueError(f"type {self.type} needs {' and '.join(missing)}")
         return self
 
@@ -181,7 +181,7 @@ class DistributedSettings(StrictModel):
     """Communication backend: ``auto`` selects NCCL on CUDA, otherwise gloo."""
 
     timeout_seconds: float = Field(default=1800.0, gt=0)
-    """How long a process waits for the others."""
+    """Time that a process waits for the others."""
 
     @model_validator(mode="after")
     def _validate_strategy(self) -> DistributedSettings:

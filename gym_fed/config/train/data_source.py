@@ -182,11 +182,8 @@ class DataSections(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _resolve_train_on_prompt(cls, values: Any) -> Any:
-        if (
-            isinstance(values, dict)
-            and values.get("train_on_prompt") is True
-            and values.get("assistant_only_loss") is None
-        ):
+        is_set = isinstance(values, dict) and values.get("train_on_prompt") is True
+        if is_set and values.get("assistant_only_loss") is None:
             return {**values, "assistant_only_loss": False}
         return values
 

@@ -32,12 +32,12 @@ ADAPTER = "lora"
 _SCHEDULE = "cosine"
 _WARMUP_RATIO = 0.1
 _ROWS_PER_STEP = ((32, 2), (96, 4))
-_MOST_ROWS_PER_STEP = 8
+_MAX_ROWS_PER_STEP = 8
 """(Maximum rows, rows per step): small data sets use fewer rows per step."""
 
 _PREFERENCES = ("preference", "unpaired")
-"""Kinds of rows that are used for one epoch, or for up to ``_MOST_PREFERENCE_EPOCHS`` if there are few."""
-_MOST_PREFERENCE_EPOCHS = 3
+"""Kinds of rows that are used for one epoch, or for up to ``_MAX_PREFERENCE_EPOCHS`` if there are few."""
+_MAX_PREFERENCE_EPOCHS = 3
 _SMALL_POLICY_RATE = 1e-4
 """Full tuning of a small pre-trained model on preferences or rewards. On 200 pairs of TruthfulQA at 1e-3, the loss of
 stories260K on stories rises by 0.5 (DPO) to 2.4 (KTO) nats per token. At 1e-4 every algorithm still widens the margin
@@ -46,13 +46,13 @@ prefer capitals gym-nano loses 1.9 (DPO) to 3.4 (KTO) at 1e-3 on its own tasks, 
 In 40 steps of GRPO at 1e-4, stories260K's reward rises from 0.1 to 0.8, and its loss on other stories by 0.07 to 0.09
 (three seeds, ``benchmarks/grpo_rate.py``). 5e-5 needs twice the steps; at 2.5e-4 it forgets four times as much."""
 
-_LEAST_STEPS = 40
-_MOST_EPOCHS = 10
+_MIN_STEPS = 40
+_MAX_EPOCHS = 10
 _EPOCHS = ((2_000, 3), (10_000, 2))
 """(Maximum rows, epochs); larger data sets are used for one epoch."""
 
 _LENGTH_STEP = 64
-_LEAST_LENGTH = 256
+_MIN_LENGTH = 256
 _JOINED_LENGTH = 1024
 _OUTLIER = 4
 """Maximum ratio of the longest row to the 95th percentile at which the longest row determines ``max_length``."""
@@ -73,8 +73,8 @@ MEMORY_KEYS = ("gradient_checkpointing", "base_dtype")
 """Keys that ``row_defaults`` sets only if the run does not fit into memory."""
 
 _HELD_OUT_SHARE = 0.1
-_LEAST_HELD_OUT, _MOST_HELD_OUT = 4, 200
-_LEAST_ROWS_TO_SPLIT = 20
+_MIN_HELD_OUT, _MAX_HELD_OUT = 4, 200
+_MIN_ROWS_TO_SPLIT = 20
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,8 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
 
 def _small_model_defaults(config: TrainingConfig) -> list[Default]:
     """Choose the learning rate of full tuning on preferences or rewards; the schema's values suit everything else."""
-    algorithm, scale = (
-        ALGORITHMS.type_of(config.algorithm),
-        OPTIMIZERS.new(config.optimizer).learning_rate_scale,
-    )
+    algorithm = ALGORITHMS.type_of(config.algorithm)
+    scale = OPTIMIZERS.new(config.optimizer).learning_rate_scale
     is_judged = algorithm.row_kind in _PREFERENCES or algorithm.needs_graders
     is_policy = is_judged and algorithm.task_type == "CAUSAL_LM"
     is_adapter = TUNING.type_of(config.finetuning).is_adapter
@@ -202,10 +200,8 @@ def learning_rate(algorithm: str, finetuning: str, optimizer: str = "adamw") -> 
 
 def high_rate(config: TrainingConfig) -> str | None:
     """Return a warning if the learning rate that the user set would ruin a large pre-trained model; None otherwise."""
-    if (
-        "learning_rate" not in config.model_fields_set
-        or OPTIMIZERS.new(config.optimizer).learning_rate_scale is None
-    ):
+    scale = OPTIMIZERS.new(config.optimizer).learning_rate_scale
+    if "learning_rate" not in config.model_fields_set or scale is None:
         return None
     usual, reason = learning_rate(config.algorithm, config.finetuning, config.optimizer)
     if config.learning_rate <= _HIGH_RATE * usual:
@@ -254,11 +250,10 @@ def row_defaults(
         choose("num_train_epochs", *_epochs(config, rows.num_rows))
     open_batch = not {"per_device_train_batch_size", "gradient_accumulation_steps", "auto_batch_size"} & given
     if open_batch and not generates and config.privacy is None:
-        least = ALGORITHMS.type_of(config.algorithm).least_batch(
-            config.chosen_sections().get(config.algorithm)
-        )
-        per_step = max(least, rows_per_step(rows.num_rows) // rows.num_processes)
-        sizes = [size for size in (8, 4, 2, 1) if least <= size <= per_step]
+        section = config.chosen_sections().get(config.algorithm)
+        min_batch = ALGORITHMS.type_of(config.algorithm).least_batch(section)
+        per_step = max(min_batch, rows_per_step(rows.num_rows) // rows.num_processes)
+        sizes = [size for size in (8, 4, 2, 1) if min_batch <= size <= per_step]
         limit = MEMORY_SHARE * memory_bytes
 
         def fits(size: int) -> bool:
@@ -272,11 +267,8 @@ def row_defaults(
         if size is None and is_adapter and not {"base_dtype", "dtype", "quantization"} & given:
             choose("base_dtype", "bfloat16", "in float32, the model would not fit into memory")
             size = next(filter(fits, sizes), None)
-        reason = (
-            "fits into memory"
-            if size
-            else "the smallest; it may still run out of memory: see gym train --plan"
-        )
+        smallest = "the smallest; it may still run out of memory: see gym train --plan"
+        reason = "fits into memory" if size else smallest
         for key, value in _batch(size or sizes[-1], per_step).items():
             choose(key, value, reason if key.startswith("per") else f"{counted(per_step, 'row')} per step")
     return defaults
@@ -284,7 +276,7 @@ def row_defaults(
 
 def rows_per_step(num_rows: int) -> int:
     """Return the rows per optimiser step for a data set of this size."""
-    return next((size for most, size in _ROWS_PER_STEP if num_rows <= most), _MOST_ROWS_PER_STEP)
+    return next((size for most, size in _ROWS_PER_STEP if num_rows <= most), _MAX_ROWS_PER_STEP)
 
 
 def _batch(size: int, per_step: int) -> dict[str, int]:
@@ -296,15 +288,13 @@ def _length(rows: RowFacts, room: int) -> tuple[int, str]:
     context = None if rows.context is None else max(_LENGTH_STEP, rows.context - room)
     if not rows.longest:
         return min(_JOINED_LENGTH, context or _JOINED_LENGTH), "rows are packed, or contain pictures"
-    fitted, reason = (
-        rows.longest,
-        f"the longest of {counted(rows.num_rows, 'row')} has {counted(rows.longest, 'token')}",
-    )
+    covered = rows.longest
+    reason = f"the longest of {counted(rows.num_rows, 'row')} has {counted(rows.longest, 'token')}"
     if rows.longest > max(_OUTLIER * rows.usual, _JOINED_LENGTH):
-        fitted = rows.usual
+        covered = rows.usual
         reason = f"95% of {counted(rows.num_rows, 'row')} have at most {counted(rows.usual, 'token')}"
         reason += f"; the longest, {rows.longest:,}, is cut"
-    length = max(_LEAST_LENGTH, -(-fitted // _LENGTH_STEP) * _LENGTH_STEP)
+    length = max(_MIN_LENGTH, -(-covered // _LENGTH_STEP) * _LENGTH_STEP)
     if context is not None and length > context:
         return context, f"{reason}; the model's context is {rows.context:,}"
     return length, reason
@@ -312,42 +302,34 @@ def _length(rows: RowFacts, room: int) -> tuple[int, str]:
 
 def _epochs(config: TrainingConfig, num_rows: int) -> tuple[float, str]:
     algorithm = ALGORITHMS.type_of(config.algorithm)
-    most_epochs = _MOST_EPOCHS
+    max_epochs = _MAX_EPOCHS
     if algorithm.row_kind in _PREFERENCES:
-        epochs, most_epochs = 1, _MOST_PREFERENCE_EPOCHS
+        epochs, max_epochs = 1, _MAX_PREFERENCE_EPOCHS
     elif algorithm.row_kind != "supervised" or not algorithm.assistant_only_default:
         return 1.0, f"{config.algorithm} uses its rows once"
     else:
         epochs = next((epochs for most, epochs in _EPOCHS if num_rows <= most), 1)
     steps_per_epoch = math.ceil(num_rows / rows_per_step(num_rows))
-    if epochs * steps_per_epoch < _LEAST_STEPS:
-        epochs = min(most_epochs, math.ceil(_LEAST_STEPS / steps_per_epoch))
-        return float(
-            epochs
-        ), f"{counted(num_rows, 'row', 'are')} few: {counted(epochs * steps_per_epoch, 'step')}"
+    if epochs * steps_per_epoch < _MIN_STEPS:
+        epochs = min(max_epochs, math.ceil(_MIN_STEPS / steps_per_epoch))
+        steps = counted(epochs * steps_per_epoch, "step")
+        return float(epochs), f"{counted(num_rows, 'row', 'are')} few: {steps}"
     return float(epochs), f"{counted(num_rows, 'row')}"
 
 
 def split_default(config: TrainingConfig, num_rows: int) -> Default | None:
     """Choose the number of held-out rows; None if the config sets it or the algorithm has no held-out loss."""
-    given = config.model_fields_set
-    if (
-        config.eval_data
-        or {"eval_split", "eval_data", "tokenized_path"} & given
-        or config.eval_strategy == "no"
-    ):
+    is_given = {"eval_split", "eval_data", "tokenized_path"} & config.model_fields_set
+    if config.eval_data or is_given or config.eval_strategy == "no":
         return None
     algorithm = ALGORITHMS.type_of(config.algorithm)
     if algorithm.generates or algorithm.forgets or config.privacy is not None:
         return None
-    if num_rows < _LEAST_ROWS_TO_SPLIT:
+    if num_rows < _MIN_ROWS_TO_SPLIT:
         return None
-    count = min(_MOST_HELD_OUT, max(_LEAST_HELD_OUT, round(_HELD_OUT_SHARE * num_rows)))
-    return Default(
-        "eval_split",
-        float(count),
-        f"of {counted(num_rows, 'row')}, to measure what is learned; never trained on",
-    )
+    count = min(_MAX_HELD_OUT, max(_MIN_HELD_OUT, round(_HELD_OUT_SHARE * num_rows)))
+    reason = f"of {counted(num_rows, 'row')}, to measure what is learned; never trained on"
+    return Default("eval_split", float(count), reason)
 
 
 def in_words(count: int) -> str:

@@ -136,7 +136,9 @@ class FreezeSettings(StrictModel):
         if self.num_trainable_layers == 0 and not self.extra_modules:
             raise ValueError("num_trainable_layers is 0 and extra_modules is empty: nothing would be trained")
         if self.llama_pro and self.num_trainable_layers < 1:
-            raise ValueError("llama_pro: num_trainable_layers is how many blocks were added; give 1 or more")
+            raise ValueError(
+                "llama_pro: num_trainable_layers is the number of added blocks; set it to 1 or more"
+            )
         if self.num_trainable_layers == 0 and self.trainable_modules:
             raise ValueError("trainable_modules applies to trainable layers, but num_trainable_layers is 0")
         return self
@@ -228,8 +230,7 @@ class BoftSettings(AdapterSettings):
 
 
 class VeraSettings(AdapterSettings):
-    """Vector-based random matrix adaptation, Kopiczko et al. 2023: two vectors per layer around shared random
-    factors."""
+    """Vector-based random matrix adaptation, Kopiczko et al. 2023: shared random factors, two vectors per layer."""
 
     r: int = Field(default=256, ge=1)
     d_initial: float = Field(default=0.1, gt=0)
@@ -261,7 +262,7 @@ class Ia3Settings(StrictModel):
 _QUANTISERS = {"bitsandbytes": (4, 8), "hqq": (2, 3, 4, 5, 6, 8), "torchao": (2, 3, 4, 5, 6, 8)}
 """Bits of each method."""
 _STORED = "its models are stored quantised; set model to the folder or name of one"
-_NOT_QUANTISERS = {
+_UNSUPPORTED_METHODS = {
     "quanto": "it compiles its kernels for 2 and 4 bits on first use; use hqq or torchao",
     **dict.fromkeys(("aqlm", "awq", "gptq"), _STORED),
     "eetq": "no release can be installed with this torch; use bitsandbytes or torchao with 8 bits",
@@ -292,7 +293,7 @@ class QuantizationSettings(StrictModel):
     @field_validator("method", mode="before")
     @classmethod
     def _validate_method(cls, method: Any) -> Any:
-        if (reason := _NOT_QUANTISERS.get(method) if isinstance(method, str) else None) is not None:
+        if (reason := _UNSUPPORTED_METHODS.get(method) if isinstance(method, str) else None) is not None:
             raise ValueError(f"{method} does not quantise while loading: {reason}")
         return method
 
@@ -373,7 +374,7 @@ class VisionSections(StrictModel):
 
     @model_validator(mode="after")
     def _validate_pixels(self) -> VisionSections:
-        least, most = self.image_min_pixels, self.image_max_pixels
-        if least is not None and most is not None and least > most:
-            raise ValueError(f"image_min_pixels: {least} is above image_max_pixels, {most}")
+        low, high = self.image_min_pixels, self.image_max_pixels
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"image_min_pixels: {low} is above image_max_pixels, {high}")
         return self

@@ -77,7 +77,7 @@ def _changed(text: str, root: Any, path: tuple[str, ...], value: Value | None) -
     if section.flow_style:
         end = section.end_mark.index - 1
         comma = ", " if section.value else ""
-        return f"{text[:end].rstrip()}{comma}{path[1]}: {_written(value)}{text[end:]}"
+        return f"{text[:end].rstrip()}{comma}{path[1]}: {_as_yaml(value)}{text[end:]}"
     place = _end_of_block(text, section)
     return _inserted(text, place, _lines(path[1:], value, section.start_mark.column))
 
@@ -90,7 +90,7 @@ def _with_pair(text: str, parent: Any, pair: Any, path: tuple[str, ...], value: 
         if not isinstance(node, yaml.ScalarNode) or node.style in ("|", ">"):
             raise _refused(path)
         gap = "" if start > key.end_mark.index + 1 else " "
-        return f"{text[:start]}{gap}{_written(value)}{text[end:]}"
+        return f"{text[:start]}{gap}{_as_yaml(value)}{text[end:]}"
     if parent.flow_style:
         raise _refused(path)
     first = text.rfind("\n", 0, key.start_mark.index) + 1
@@ -132,25 +132,24 @@ def _lines(path: tuple[str, ...], value: Value, indent: int = 0) -> str:
     lines = [f"{' ' * (indent + 2 * depth)}{name}:" for depth, name in enumerate(sections)]
     begin = " " * (indent + 2 * len(sections))
     if not isinstance(value, list) or not all(value) or not value or isinstance(value[0], str):
-        return "\n".join([*lines, f"{begin}{key}: {_written(value)}"]) + "\n"
+        return "\n".join([*lines, f"{begin}{key}: {_as_yaml(value)}"]) + "\n"
     lines.append(f"{begin}{key}:")
     for entry in value:
         assert isinstance(entry, dict)
         marks = ["- ", *["  "] * (len(entry) - 1)]
         lines += [
-            f"{begin}  {mark}{_written(name)}: {_written(item)}"
+            f"{begin}  {mark}{_as_yaml(name)}: {_as_yaml(item)}"
             for mark, (name, item) in zip(marks, entry.items(), strict=True)
         ]
     return "\n".join(lines) + "\n"
 
 
-def _written(value: Any) -> str:
+def _as_yaml(value: Any) -> str:
     """Format a value as YAML on one line."""
     if isinstance(value, str) and ("\n" in value or len(value) > 200):
         return str(yaml.safe_dump(value, default_style='"', width=10**9, allow_unicode=True)).strip()
-    text = str(
-        yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
-    )
+    options = {"width": 10**9, "allow_unicode": True, "sort_keys": False}
+    text = str(yaml.safe_dump(value, default_flow_style=True, **options))
     return text.strip().removesuffix("...").strip()
 
 
@@ -174,7 +173,5 @@ def _is_single_change(after: Any, before: Any, path: KeyPath, value: Value | Non
 
 def _refused(path: tuple[str, ...]) -> GymError:
     return GymError(
-        ErrorCode.USAGE,
-        f"{'.'.join(path)} has a notation that the form cannot edit",
-        "edit the YAML text",
+        ErrorCode.USAGE, f"{'.'.join(path)} has a notation that the form cannot edit", "edit the YAML text"
     )

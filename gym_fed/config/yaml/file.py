@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -16,19 +17,19 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gym_fed.config.parsed import ParsedConfig
-from gym_fed.config.schema.base import Problems, ReadsOtherWords
+from gym_fed.config.schema.base import AcceptsAliases, Problems
 from gym_fed.config.schema.member import ByMember, MemberOf
 from gym_fed.config.schema.open_keys import OpenModel
 from gym_fed.config.schema.plugins import markers_of
 from gym_fed.config.yaml.strict import KeyPath, Mark, dotted
-from gym_fed.core import aliases as other_words
+from gym_fed.core import aliases
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import MAX_DEPTH
 from gym_fed.core.plain_yaml import parse_value, shown
 from gym_fed.core.registries import UnusableMember
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
-_MOST_NAMES = 30  # listing more problems does not help
+_MAX_NAMES = 30
 
 
 def load_config(
@@ -59,26 +60,25 @@ def validate(
     marks: dict[KeyPath, Mark] | None = None,
     from_command_line: set[KeyPath] | None = None,
     *,
-    read_others: bool = True,
+    resolve_aliases: bool = True,
 ) -> ConfigT:
-    """Validate plain values; errors as in ``load_config``. Words of other platforms are accepted with a note."""
+    """Validate plain values; errors as in ``load_config``. Names from other tools are accepted with a note."""
+    positions = _Positions(source, marks or {}, from_command_line or set())
     try:
-        return schema.model_validate(values, context=ReadsOtherWords.from_file)
+        return schema.model_validate(values, context=AcceptsAliases.from_file)
     except ValidationError as error:
-        if read_others and (
-            ours := _read_others(values, schema, source, marks or {}, from_command_line or set())
-        ):
-            return validate(ours[0], schema, source, ours[1], ours[2], read_others=False)
+        if resolve_aliases and (resolved := _resolve_aliases(values, schema, positions)):
+            values, own = resolved
+            return validate(values, schema, source, own.marks, own.overridden, resolve_aliases=False)
         lines = [
             line
-            for e in error.errors(include_url=False)
-            for line in _lines(e, values, schema, source, marks or {}, from_command_line or set())
+            for problem in error.errors(include_url=False)
+            for line in _lines(problem, values, schema, positions)
         ]
         raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(dict.fromkeys(lines))) from error
     except UnusableMember as error:
         path = place_of(error.kind, error.name, values, schema)
-        message = _placed(path, error.message, source, marks or {}, from_command_line or set())
-        raise GymError(error.code, message, error.hint) from error
+        raise GymError(error.code, positions.message(path, error.message), error.hint) from error
 
 
 def dump_yaml(config: BaseModel) -> str:
@@ -175,34 +175,33 @@ def _prefixed(key: str | int, paths: Iterator[KeyPath]) -> Iterator[KeyPath]:
     return ((key, *path) for path in paths)
 
 
-def _read_others(
-    values: dict[str, Any],
-    schema: type[BaseModel],
-    source: str,
-    marks: dict[KeyPath, Mark],
-    overridden: set[KeyPath],
-) -> tuple[dict[str, Any], dict[KeyPath, Mark], set[KeyPath]] | None:
-    """Return refused values by gym-fed's names, with positions in the file, and those from the command line."""
+def _resolve_aliases(
+    values: dict[str, Any], schema: type[BaseModel], positions: _Positions
+) -> tuple[dict[str, Any], _Positions] | None:
+    """Return refused values by gym-fed's names, with their positions; None if none of them is an alias."""
 
     def place(path: KeyPath) -> str:
-        return _placed(path, "", source, marks, overridden).partition(f": {dotted(path)}")[0]
+        return positions.message(path, "").partition(f": {dotted(path)}")[0]
 
-    reading = other_words.read(schema.__name__, values, None if () in overridden else place)
+    marks, overridden = positions.marks, positions.overridden
+    reading = aliases.read(schema.__name__, values, None if () in overridden else place)
     if reading is None:
         return None
     for path, theirs, ours in reading.notes:
-        other_words.note(theirs, ours, place(path))
-    moved, given = dict(marks), set(overridden)
+        aliases.note(theirs, ours, place(path))
+    moved_marks, moved_overrides = dict(marks), set(overridden)
     for now, before in reading.origins.items():
-        moved |= {
-            (*now, *path[len(before) :]): m for path, m in marks.items() if path[: len(before)] == before
+        moved_marks |= {
+            (*now, *path[len(before) :]): mark
+            for path, mark in marks.items()
+            if path[: len(before)] == before
         }
-        given |= {
+        moved_overrides |= {
             (*now, *path[len(before) :]) if path[: len(before)] == before else now
             for path in overridden
             if path[: len(before)] == before[: len(path)]
         }
-    return reading.values, moved, given
+    return reading.values, _Positions(positions.source, moved_marks, moved_overrides)
 
 
 def _unshared(value: Any) -> Any:
@@ -245,47 +244,59 @@ def _key_for(container: dict[str, Any] | list[Any], key: str | int, path: KeyPat
     )
 
 
+@dataclass(frozen=True)
+class _Positions:
+    """The positions of a config's keys: in its file, or on the command line.
+
+    Attributes:
+        source: The file, or ``--set``.
+        marks: Line and column of keys and items in the file.
+        overridden: Paths of the settings on the command line.
+    """
+
+    source: str
+    marks: dict[KeyPath, Mark]
+    overridden: set[KeyPath]
+
+    def is_overridden(self, path: KeyPath) -> bool:
+        """Return True if the command line sets the key or a section above it."""
+        return any(path[: len(override)] == override for override in self.overridden)
+
+    def mark(self, path: KeyPath, otherwise: Mark = (1, 1)) -> Mark:
+        """Return the position of a key in the file, or of the section that lacks it."""
+        while path and path not in self.marks:
+            path = path[:-1]
+        return self.marks[path] if path else otherwise
+
+    def message(self, path: KeyPath, text: str) -> str:
+        """Return ``text``, prefixed with the key and its position in the file or on the command line."""
+        if self.is_overridden(path):
+            return f"--set: {dotted(path)}: {text}" if path else f"--set: {text}"
+        line, column = self.mark(path, self.marks.get((), (1, 1)))
+        return f"{self.source}:{line}:{column}: {dotted(path) or '(file)'}: {text}"
+
+
 def _lines(
-    error: Any,
-    values: dict[str, Any],
-    schema: type[BaseModel],
-    source: str,
-    marks: dict[KeyPath, Mark],
-    overridden: set[KeyPath],
+    error: Any, values: dict[str, Any], schema: type[BaseModel], positions: _Positions
 ) -> Iterator[str]:
     """Yield one line, or one per reason for a refused combination."""
     raised = error.get("ctx", {}).get("error")
     if not isinstance(raised, Problems):
-        yield _describe(error, values, schema, source, marks, overridden)
+        yield _describe(error, values, schema, positions)
         return
     cause: KeyPath = (*error["loc"], raised.cause) if raised.cause else ()
-    for problem in raised.found:
-        its_own = not raised.cause or problem.key.startswith(f"{raised.cause}.")
-        prefix = "" if its_own else f"{raised.cause}: "
+    for problem in raised.problems:
+        is_within = not raised.cause or problem.key.startswith(f"{raised.cause}.")
+        prefix = "" if is_within else f"{raised.cause}: "
         path = (*error["loc"], *problem.key.split("."))
-        if any(path[: len(o)] == o for o in overridden):
+        if positions.is_overridden(path):
             yield f"--set: {prefix}{problem}"
             continue
-        line, column = _mark(path, marks, otherwise=_mark(cause, marks))
-        yield f"{source}:{line}:{column}: {prefix}{problem}"
+        line, column = positions.mark(path, otherwise=positions.mark(cause))
+        yield f"{positions.source}:{line}:{column}: {prefix}{problem}"
 
 
-def _mark(path: KeyPath, marks: dict[KeyPath, Mark], otherwise: Mark = (1, 1)) -> Mark:
-    """Return the position of a key in the file, or of the section that lacks it."""
-    known = path
-    while known not in marks and known:
-        known = known[:-1]
-    return marks.get(known, otherwise) if known else otherwise
-
-
-def _describe(
-    error: Any,
-    values: dict[str, Any],
-    schema: type[BaseModel],
-    source: str,
-    marks: dict[KeyPath, Mark],
-    overridden: set[KeyPath],
-) -> str:
+def _describe(error: Any, values: dict[str, Any], schema: type[BaseModel], positions: _Positions) -> str:
     path = _place(tuple(error["loc"]), values)
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
@@ -294,17 +305,7 @@ def _describe(
         message = "required, but missing"
     elif not isinstance(error["input"], dict | list):
         message = f"{message} (got {shown(error['input'])})"
-    return _placed(path, message, source, marks, overridden)
-
-
-def _placed(
-    path: KeyPath, message: str, source: str, marks: dict[KeyPath, Mark], overridden: set[KeyPath]
-) -> str:
-    """Return the message, prefixed with its position in the file or on the command line."""
-    if any(path[: len(o)] == o for o in overridden):
-        return f"--set: {dotted(path)}: {message}" if path else f"--set: {message}"
-    line, column = _mark(path, marks, marks.get((), (1, 1)))
-    return f"{source}:{line}:{column}: {dotted(path) or '(file)'}: {message}"
+    return positions.message(path, message)
 
 
 def _place(loc: KeyPath, values: Any) -> KeyPath:
@@ -330,15 +331,15 @@ def _suggest(path: KeyPath, schema: type[BaseModel], values: Any) -> str:
         values = values[key]
     models = (m.chosen(values) if issubclass(m, ByMember) else m for m in models_in(level))
     names = list(dict.fromkeys(name for model in models for name in model.model_fields))
-    elsewhere = other_words.nearest(
+    alias = aliases.nearest(
         schema.__name__, dotted(path), values.get(path[-1]) if isinstance(values, dict) else None
     )
-    if elsewhere and elsewhere not in names:
-        return f" ({elsewhere})"
-    close = [elsewhere] if elsewhere else difflib.get_close_matches(str(path[-1]), names, n=1)
+    if alias and alias not in names:
+        return f" ({alias})"
+    close = [alias] if alias else difflib.get_close_matches(str(path[-1]), names, n=1)
     if close:
         return f" (did you mean {close[0]!r}?)"
-    return f" (known: {', '.join(names)})" if 0 < len(names) <= _MOST_NAMES else ""
+    return f" (known: {', '.join(names)})" if 0 < len(names) <= _MAX_NAMES else ""
 
 
 def _below(annotation: Any, key: str | int) -> list[Any]:

@@ -32,7 +32,7 @@ def read_config_text(file: Path) -> str:
         GymError: ``FILE_NOT_FOUND``, or ``CONFIG_INVALID`` if it is unreadable, too large or not UTF-8.
     """
     if not file.is_file():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no config file at {file}", "give the path of a YAML file")
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no config file at {file}", "pass the path of a YAML file")
     try:
         with file.open("rb") as stream:
             data = stream.read(_MAX_CONFIG_BYTES + 1)

@@ -255,7 +255,7 @@ def _parsed(text: str) -> GraderConfig:
         raise GymError(ErrorCode.USAGE, f"--grader {plain(text, _SHOWN)}: settings are not a mapping", form)
     values = {"graders": [{**settings, "grader": name.strip()}]}
     try:
-        return validate(values, GraderSections, "--grader", read_others=False).graders[0]
+        return validate(values, GraderSections, "--grader", resolve_aliases=False).graders[0]
     except GymError as error:
         place = f"--grader {plain(name, _SHOWN)}"
         message = error.message.replace(f"{_PLACE}.grader", place).replace(_PLACE, place)

@@ -87,7 +87,7 @@ def test_what_is_wrong_in_an_entry_of_rewards_is_said_with_its_line(
 def test_settings_of_another_grader_are_refused() -> None:
     from gym_fed.evaluation.graders.exact import ExactConfig
 
-    with pytest.raises(ValueError, match="ExactConfig is not what grader 'polite' is set up by"):
+    with pytest.raises(ValueError, match="ExactConfig is not the settings class of grader 'polite'"):
         TrainingConfig(algorithm="grpo", graders=[ExactConfig(grader="polite")])
 
 

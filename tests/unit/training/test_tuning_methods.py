@@ -310,7 +310,7 @@ def test_what_cannot_be_honoured_is_refused_before_a_model_is_loaded(
         ({"finetuning": "freeze", "freeze": {"num_trainable_layers": 0}}, "nothing would be trained"),
         (
             {"finetuning": "freeze", "freeze": {"num_trainable_layers": -1, "llama_pro": True}},
-            "how many blocks were added",
+            "the number of added blocks",
         ),
     ],
 )
