@@ -28,9 +28,9 @@ REDISTRIBUTABLE = frozenset(
 MAX_FILES = 2_000
 MAX_TENSORS = 200_000
 MAX_TEXT_BYTES = 4 << 20
+"""Maximum size of a licence, a notice or a model card."""
 _MAX_HEAD_CHARS = 1 << 16
 """Maximum characters of a model card that are read for the licence."""
-"""Maximum size of a licence, a notice or a model card."""
 MAX_TOKENIZER_BYTES = 256 << 20
 """Maximum size of a tokenizer file; the largest take about 40 MB."""
 MAX_SETTINGS_BYTES = 32 << 20
@@ -137,14 +137,10 @@ def names_in(folder: Path) -> list[str]:
     who = str(folder)
     if (folder / "adapter_config.json").is_file():
         raise _invalid(who, "is an adapter, not a base")
-    names = sorted(
-        path.name
-        for path in folder.iterdir()
-        if path.is_file()
-        and path.stat().st_size  # an empty file has no content to serve
-        and most_bytes(path.name)
-        and not path.name.endswith(".safetensors")
-    )
+    candidates = (
+        p for p in folder.iterdir() if p.is_file() and p.stat().st_size
+    )  # empty ones are not served
+    names = sorted(p.name for p in candidates if most_bytes(p.name) and not p.name.endswith(".safetensors"))
     weights = [_WEIGHTS]  # transformers prefers it to the index
     if (folder / _WEIGHTS).is_file():
         names = [name for name in names if name != _INDEX]
@@ -171,9 +167,9 @@ def check_settings(folder: Path, names: Sequence[str]) -> None:
     """
     for name in names:
         if name == _INDEX:
-            strange = [shard for shard in _weights_of_index(folder / name) if shard not in names]
-            if strange:
-                raise _invalid(name, f"names {plain(strange[0], 140)!r}, which is not one of its files")
+            unlisted = [shard for shard in _weights_of_index(folder / name) if shard not in names]
+            if unlisted:
+                raise _invalid(name, f"names {plain(unlisted[0], 140)!r}, which is not one of its files")
         elif name in _SETTINGS:
             for key in _keys(_object(folder / name)):
                 if key in CODE_KEYS:
@@ -184,6 +180,8 @@ def check_settings(folder: Path, names: Sequence[str]) -> None:
 
 def licence_of(folder: Path) -> str:
     """Return the licence on the model card in lower case; empty without a card, or if it is "unknown"."""
+    from gym_fed.core.plain_yaml import parse_value
+
     text = ""
     if not lies_in(folder / CARD, folder):
         return ""
@@ -191,8 +189,6 @@ def licence_of(folder: Path) -> str:
         text = file.read(_MAX_HEAD_CHARS)
     if not text.startswith("---\n"):
         return ""
-    from gym_fed.core.plain_yaml import parse_value
-
     try:
         head, end, _ = text[4:].partition("\n---")
         card = parse_value(head if end else head.rpartition("\n")[0])  # without the truncated last line
@@ -223,14 +219,14 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _keys(value: object) -> Iterable[str]:
     """Yield all keys at any depth."""
-    waiting = [value]
-    while waiting:
-        node = waiting.pop()
+    pending = [value]
+    while pending:
+        node = pending.pop()
         if isinstance(node, dict):
             yield from node
-            waiting.extend(node.values())
+            pending.extend(node.values())
         elif isinstance(node, list):
-            waiting.extend(node)
+            pending.extend(node)
 
 
 def _invalid(who: str, what: str) -> GymError:

@@ -93,7 +93,7 @@ def load_model(
         device: Name of the device, as for ``pick_device``.
         arguments: Additional arguments of ``from_pretrained``; a model that they shard or quantise is not moved to a
             device.
-        headless: True if the head is not used, so that the body of a reward model is accepted, too.
+        headless: True if the head is not used, so that the body of a reward model is accepted as well.
         images: True to also accept models that transformers has no text-only class for. It does not change the class.
 
     Raises:
@@ -102,6 +102,7 @@ def load_model(
     """
     import torch
 
+    from gym_fed.base.modeling.adapters import base_of, in_order, read_adapter
     from gym_fed.base.modeling.checkpoint import class_of
     from gym_fed.base.modeling.config_checks import require_architecture, require_sizes, require_text
     from gym_fed.base.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
@@ -119,7 +120,8 @@ def load_model(
     adapter = Path(source) / "adapter_config.json"
     if adapter.is_file():
         require_base_model(name_or_path, Path(source))
-        return _load_adapter(name_or_path, Path(source), dtype, device, images)
+        own = read_adapter(name_or_path, Path(source))
+        return _put_on(name_or_path, base_of(own), in_order([own]), dtype, device, images)
     require_sizes(Path(source))
     with quiet_loading(), readable_errors(name_or_path):
         if is_mixture_of_depths(Path(source)):
@@ -172,11 +174,8 @@ def load_tokenizer(name_or_path: str) -> Any:
         except (AttributeError, IndexError, TypeError) as error:
             # transformers does not validate the types of values in tokenizer.json.
             raise ValueError(f"its tokenizer has values of the wrong type: {error}") from error
-    for key in (
-        "is_local",
-        "local_files_only",
-        "trust_remote_code",
-    ):  # transformers would save the loading arguments with copies
+    # transformers would save the loading arguments with copies of the tokenizer.
+    for key in ("is_local", "local_files_only", "trust_remote_code"):
         tokenizer.init_kwargs.pop(key, None)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
@@ -288,13 +287,6 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
-def _load_adapter(name: str, folder: Path, dtype: str, device: str, images: bool) -> LoadedModel:
-    from gym_fed.base.modeling.adapters import base_of, in_order, read_adapter
-
-    own = read_adapter(name, folder)
-    return _put_on(name, base_of(own), in_order([own]), dtype, device, images)
-
-
 def load_adapted(
     name_or_path: str,
     adapters: Sequence[str],
@@ -366,13 +358,18 @@ def require_base_model(name: str, folder: Path) -> None:
         GymError: ``MODEL_INVALID`` for a circular or too long chain; errors from ``resolve``.
     """
     for _ in range(MAX_ADAPTERS):
-        base = None
-        with suppress(OSError, ValueError, AttributeError):  # loading reports it
-            base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
-        if not isinstance(base, str) or not base:
+        if (base := named_base(folder)) is None:
             return
         folder = Path(resolve(base))
     raise no_base_model(name)
+
+
+def named_base(folder: Path) -> str | None:
+    """Return the base that an adapter names; None for a model, or an adapter that loading will reject."""
+    base = None
+    with suppress(OSError, ValueError, AttributeError):  # loading reports it
+        base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
+    return base if isinstance(base, str) and base else None
 
 
 def no_base_model(name: str) -> GymError:

@@ -36,11 +36,7 @@ class LoraChange:
 
 
 def lora_change(
-    model: Any,
-    base: Mapping[str, Tensor],
-    *,
-    owned: bool = False,
-    tokenizers: tuple[Any, Any] | None = None,
+    model: Any, base: Mapping[str, Tensor], *, owned: bool = False, tokenizers: tuple[Any, Any] | None = None
 ) -> LoraChange:
     """Split an adapter's complete change into factors and differences.
 

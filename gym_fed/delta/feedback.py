@@ -38,11 +38,7 @@ class ErrorFeedback:
     """
 
     def __init__(
-        self,
-        path: Path,
-        lineage: str,
-        current: dict[str, Tensor],
-        exponents: dict[str, int] | None = None,
+        self, path: Path, lineage: str, current: dict[str, Tensor], exponents: dict[str, int] | None = None
     ) -> None:
         """Use ``load`` instead."""
         self.path = path

@@ -268,7 +268,7 @@ MAKERS: dict[str, Callable[[], tuple[Any, Any]]] = {
 def media_model(kind: str, folder: Path, *, seed: int = 0) -> Path:
     """Write a model of this class with its processor into a folder."""
     torch.manual_seed(seed)
-    with processors.films_left_out():
+    with processors.without_torchvision():
         model, processor = MAKERS[kind]()
     with torch.no_grad():  # so that greedy answers are not all of one token
         for parameter in model.parameters():

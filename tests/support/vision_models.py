@@ -240,8 +240,8 @@ def _mistral3(changes: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _no_films() -> Any:
-    """What stands in for a processor of films where torchvision is missing; only within ``films_left_out``."""
-    return processors._Stand.from_pretrained("")
+    """What stands in for a processor of films where torchvision is missing; only within ``without_torchvision``."""
+    return processors._PlaceholderLoader.from_pretrained("")
 
 
 MAKERS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
@@ -257,7 +257,7 @@ MAKERS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
 def vision_model(family: str, folder: Path, **text: Any) -> Path:
     """A model of this family in a folder; ``text`` changes the config of its language model."""
     torch.manual_seed(0)
-    with processors.films_left_out():
+    with processors.without_torchvision():
         model, processor = MAKERS[family](text)
     with torch.no_grad():  # so that greedy answers are not all of one token
         for parameter in model.parameters():

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import httpx2
 
-from gym_fed.base.downloads.limits import (
+from gym_fed.base.downloads.requests import (
     MAX_INFO_BYTES,
     MAX_OTHER_BYTES,
     READ_SECONDS,
@@ -47,12 +47,12 @@ def with_bounds() -> None:
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
-    make: _Factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
-    if make in _bounded:
+    factory: _Factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
+    if factory in _bounded:
         return
 
     def bounded() -> httpx2.Client:
-        client = make()  # the current factory, with its proxies and certificates
+        client = factory()  # with its proxies and certificates
         hooks = client.event_hooks
         client.event_hooks = {
             "request": [*hooks["request"], _note_limit],
@@ -74,9 +74,9 @@ def _note_limit(request: httpx2.Request) -> None:
         sizes = _sizes.get(match[1].lower())
         if sizes is not None:
             limit = max(sizes.get(match[2], 0), MAX_OTHER_BYTES)
-            asked = _RANGE.fullmatch(request.headers.get("Range", ""))
-            if asked is not None:
-                limit = max(0, int(asked[2]) + 1 - int(asked[1]))
+            byte_range = _RANGE.fullmatch(request.headers.get("Range", ""))
+            if byte_range is not None:
+                limit = max(0, int(byte_range[2]) + 1 - int(byte_range[1]))
             request.headers["Accept-Encoding"] = "identity"
     elif "/api/" in path:
         limit = MAX_INFO_BYTES
@@ -89,10 +89,8 @@ def _bound(response: httpx2.Response) -> None:
         limit = MAX_OTHER_BYTES
     if limit is None:
         return
-    if (
-        response.headers.get("Content-Encoding", "identity") != "identity"
-        and "/api/" not in response.url.path
-    ):
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity" and "/api/" not in response.url.path:
         raise GymError(
             ErrorCode.UNAVAILABLE,
             f"{_where(response)}: sends compressed bytes that were not requested",

@@ -17,10 +17,9 @@ from gym_fed.base.downloads.hub import cached_dataset
 from gym_fed.base.downloads.offer import DownloadOffer, offer_dataset, offer_model
 from gym_fed.base.downloads.selection import is_whole
 from gym_fed.base.downloads.streamed import agree, agreed_commit
-from gym_fed.base.models import MAX_ADAPTERS, is_hub_name, no_base_model, resolve
+from gym_fed.base.models import MAX_ADAPTERS, is_hub_name, named_base, no_base_model, resolve
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.json_files import read_object
 from gym_fed.core.progress import progress_bar
 
 Consent = Callable[[DownloadOffer], bool]
@@ -51,7 +50,7 @@ def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Pat
                 raise declined(offer)
             folder = fetch(offer, report)
         result = result or folder
-        if (base := _base_of(folder)) is None:
+        if (base := named_base(folder)) is None:
             return result
         current = base
     raise no_base_model(name)
@@ -71,7 +70,7 @@ def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple
     if offer.missing_bytes and not consent(offer):
         raise declined(offer)
     folder = fetch(offer, report)
-    if (base := _base_of(folder)) is not None:
+    if (base := named_base(folder)) is not None:
         ensure_model(base, consent=consent, report=report)
     return offer, folder
 
@@ -82,7 +81,7 @@ def missing_model(name: str) -> bool:
     for _ in range(MAX_ADAPTERS + 1):
         if (folder := _present(current)) is None:
             return True
-        if (base := _base_of(folder)) is None:
+        if (base := named_base(folder)) is None:
             return False
         current = base
     raise no_base_model(name)
@@ -124,14 +123,6 @@ def _present(name: str) -> Path | None:
             raise
         return None
     return folder if not is_hub_name(name) or is_whole(folder) else None
-
-
-def _base_of(folder: Path) -> str | None:
-    """Return the base that an adapter names; None for a model, or an adapter that loading will reject."""
-    base = None
-    with suppress(OSError, ValueError, AttributeError):
-        base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
-    return base if isinstance(base, str) and base else None
 
 
 def consent(yes: bool) -> Consent:

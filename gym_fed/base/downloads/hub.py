@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from gym_fed.base.downloads.limits import MAX_INFO_BYTES as MAX_INFO_BYTES
-from gym_fed.base.downloads.limits import READ_SECONDS, SLOWEST_BYTES_PER_SECOND
-from gym_fed.base.downloads.requests import answer
+from gym_fed.base.downloads.requests import MAX_INFO_BYTES as MAX_INFO_BYTES
+from gym_fed.base.downloads.requests import READ_SECONDS, SLOWEST_BYTES_PER_SECOND, answer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain, readable_bytes
 
@@ -142,14 +141,14 @@ class FoundModel:
     gated: bool
 
 
-def search_models(query: str, most: int = 20) -> list[FoundModel]:
+def search_models(query: str, limit: int = 20) -> list[FoundModel]:
     """Search the Hub for models that write text, most downloaded first.
 
     Raises:
         GymError: ``UNAVAILABLE`` if the Hub does not answer as a Hub does; errors from ``read``.
     """
     place = (
-        f"api/models?search={quote(query[:96], safe='')}&filter=text-generation&sort=downloads&limit={most}"
+        f"api/models?search={quote(query[:96], safe='')}&filter=text-generation&sort=downloads&limit={limit}"
         "&expand[]=safetensors&expand[]=downloads&expand[]=gated"
     )
     try:
@@ -158,11 +157,11 @@ def search_models(query: str, most: int = 20) -> list[FoundModel]:
         raise GymError(
             ErrorCode.UNAVAILABLE, f"{endpoint()} does not answer a search with JSON", "check HF_ENDPOINT"
         ) from error
-    named = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return [_found(row) for row in named if isinstance(row.get("id"), str)][:most]
+    objects = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [_parse_model(row) for row in objects if isinstance(row.get("id"), str)][:limit]
 
 
-def _found(row: dict[str, Any]) -> FoundModel:
+def _parse_model(row: dict[str, Any]) -> FoundModel:
     weights = row.get("safetensors")
     counts = weights.get("parameters") if isinstance(weights, dict) else None
     size = None
@@ -226,15 +225,13 @@ def _gated(kind: Kind, name: str) -> GymError:
 
 
 def _not_found(kind: Kind, name: str) -> GymError:
+    code, noun = (ErrorCode.NOT_FOUND, "data set")
+    if kind == "model":
+        code, noun = ErrorCode.MODEL_NOT_FOUND, "model"
     near = _near_names(kind, name)
-    code = ErrorCode.MODEL_NOT_FOUND if kind == "model" else ErrorCode.NOT_FOUND
-    noun = "model" if kind == "model" else "data set"
-    hint = f"did you mean {', '.join(near)}? " if near else "check the name; "
-    return GymError(
-        code,
-        f"no {noun} called {name!r} on this machine or at {endpoint()}",
-        f"{hint}{'Otherwise for' if near else 'for'} a private one, set HF_TOKEN",
-    )
+    hint = f"did you mean {', '.join(near)}? Otherwise for" if near else "check the name; for"
+    message = f"no {noun} called {name!r} on this machine or at {endpoint()}"
+    return GymError(code, message, f"{hint} a private one, set HF_TOKEN")
 
 
 def _near_names(kind: Kind, name: str) -> list[str]:

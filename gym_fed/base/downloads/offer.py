@@ -10,9 +10,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -98,15 +98,15 @@ class DownloadOffer:
             for the Hugging Face cache.
     """
 
-    kind: Literal["model", "dataset"]
+    kind: hub.Kind
     name: str
     commit: str
     files: tuple[RepoFile, ...]
     licence: str | None
     gated: bool
     missing_bytes: int
-    streamed: bool = field(default=False)
-    store: Path | None = field(default=None)
+    streamed: bool = False
+    store: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -133,8 +133,8 @@ class DownloadOffer:
     def remedy(self) -> str:
         """Return the command-line remedy that gives consent without a terminal."""
         if self.kind == "dataset":
-            return "agree with --yes, or use files with path"
-        return f"agree with --yes, or fetch it first: gym models pull {self.name} --yes"
+            return "confirm with --yes, or use files with path"
+        return f"confirm with --yes, or fetch it first: gym models pull {self.name} --yes"
 
 
 def offer_model(name: str) -> DownloadOffer:
@@ -147,13 +147,10 @@ def offer_model(name: str) -> DownloadOffer:
     info, listed = _read_info("model", name)
     if "config.json" not in listed and "adapter_config.json" not in listed:
         raise _unusable(name, "it has neither config.json nor adapter_config.json")
-    config: dict[str, Any] = {}
-    for path in ("config.json", "adapter_config.json"):
-        if path in listed:
-            config = _read_json(name, info.sha, listed[path])
-            break
-    if path == "config.json":
-        _require_known_type(name, config)
+    if "config.json" in listed:
+        _require_known_type(name, _read_json(name, info.sha, listed["config.json"]))
+    else:
+        _read_json(name, info.sha, listed["adapter_config.json"])
     index = weights_index(listed)
     shards = None
     if index is not None:
@@ -164,7 +161,7 @@ def offer_model(name: str) -> DownloadOffer:
         if unlisted := unlisted_shards(shards, listed):
             raise _unusable(name, f"{index} names {plain(unlisted[0], 80)!r}, which it does not have")
     files = tuple(listed[path] for path in chosen_files(name, listed, shards))
-    return _offer("model", name, info, files)
+    return _stored_offer("model", name, info, files, None)
 
 
 def model_config(name: str) -> dict[str, Any]:
@@ -194,18 +191,11 @@ def offer_dataset(name: str, subset: str | None = None, commit: str | None = Non
             of ``offer_model``.
     """
     info, listed = _read_info("dataset", name, commit)
-    inside = [file for path, file in listed.items() if subset in PurePosixPath(path).parts[:-1]]
-    files = tuple(inside or listed.values())
-    return DownloadOffer(
-        "dataset",
-        name,
-        info.sha,
-        files,
-        _licence(info),
-        info.gated is not False,
-        sum(file.size_bytes for file in files),
-        streamed=True,
-    )
+    in_subset = [file for path, file in listed.items() if subset in PurePosixPath(path).parts[:-1]]
+    files = tuple(in_subset or listed.values())
+    size = sum(file.size_bytes for file in files)
+    gated = info.gated is not False
+    return DownloadOffer("dataset", name, info.sha, files, _licence(info), gated, size, streamed=True)
 
 
 def offer_dataset_files(
@@ -224,22 +214,19 @@ def offer_dataset_files(
     """
     info, listed = _read_info("dataset", name, commit)
     files = tuple(listed[path] for path in dict.fromkeys(choose(listed)))
-    missing = sum(file.size_bytes for file in files if not (store / "blobs" / file.digest).is_file())
-    gated = info.gated is not False
-    return DownloadOffer("dataset", name, info.sha, files, _licence(info), gated, missing, store=store)
+    return _stored_offer("dataset", name, info, files, store)
 
 
-def _offer(
-    kind: Literal["model", "dataset"], name: str, info: _Info, files: tuple[RepoFile, ...]
+def _stored_offer(
+    kind: hub.Kind, name: str, info: _Info, files: tuple[RepoFile, ...], store: Path | None
 ) -> DownloadOffer:
-    blobs = hub.storage(kind, name) / "blobs"
+    blobs = (store or hub.storage(kind, name)) / "blobs"
     missing = sum(file.size_bytes for file in files if not (blobs / file.digest).is_file())
-    return DownloadOffer(kind, name, info.sha, files, _licence(info), info.gated is not False, missing)
+    gated = info.gated is not False
+    return DownloadOffer(kind, name, info.sha, files, _licence(info), gated, missing, store=store)
 
 
-def _read_info(
-    kind: Literal["model", "dataset"], name: str, commit: str | None = None
-) -> tuple[_Info, dict[str, RepoFile]]:
+def _read_info(kind: hub.Kind, name: str, commit: str | None = None) -> tuple[_Info, dict[str, RepoFile]]:
     """Read the Hub's description of a commit and its files by path; the newest commit by default."""
     place = f"api/{kind}s/{name}{f'/revision/{commit}' if commit else ''}?blobs=true"
     text = hub.read(place, kind, name, limit=hub.MAX_INFO_BYTES)
@@ -263,9 +250,7 @@ def _read_info(
     for sibling in info.siblings:
         path = sibling.rfilename
         if not is_safe_path(path):
-            raise _unusable(
-                name, f"a file is called {plain(path, 80)!r}, which is not a safe path on every system"
-            )
+            raise _unusable(name, f"its file {plain(path, 80)!r} is not a safe path on every system")
         size = sibling.lfs.size if sibling.lfs is not None else sibling.size
         if size is None or (sibling.lfs is None and sibling.blobId is None):
             raise _unusable(name, f"the Hub gives no size or checksum for {plain(path, 80)}")
@@ -317,9 +302,8 @@ def _licence(info: _Info) -> str | None:
     if licence == "other" and card.get("license_name"):
         licence = card["license_name"]
     if not licence:
-        licence = next(
-            (tag.removeprefix("license:") for tag in info.tags if tag.startswith("license:")), None
-        )
+        tags = (tag.removeprefix("license:") for tag in info.tags if tag.startswith("license:"))
+        licence = next(tags, None)
     return plain(re.sub(r"\s+", " ", str(licence)), 80) if licence else None
 
 

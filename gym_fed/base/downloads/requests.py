@@ -16,14 +16,20 @@ from gym_fed.version import __version__
 if TYPE_CHECKING:
     import httpx2
 
+MAX_INFO_BYTES = 32 << 20
+"""Maximum size of a description or a page of a listing; with some thousand files it is about a megabyte."""
+MAX_OTHER_BYTES = 1 << 20
+"""Maximum size of an error's or redirect's body, and of a file that the description does not list."""
+READ_SECONDS = 60.0
+SLOWEST_BYTES_PER_SECOND = 16 << 10
+"""The time limit of a body is ``READ_SECONDS`` plus the time that its bytes take at this rate."""
 RETRY_SECONDS = 1.0
 _RETRIED = (408, 429, 500, 502, 503, 504)
 _ERROR_HEADERS = ("x-error-code", "x-error-message")
 
 
 def headers() -> dict[str, str]:
-    """Return the headers of every request: user agent, and the token of HF_TOKEN or ``hf auth login`` if there is
-    one.
+    """Return the headers of every request: user agent, and the token of HF_TOKEN or ``hf auth login``, if any.
 
     The client removes the token when a redirect leads to another host.
     """
@@ -54,12 +60,12 @@ def answer(url: str, *, timeout: float, start: int = 0) -> Iterator[httpx2.Respo
     from gym_fed.base.downloads.bounds import with_bounds
 
     with_bounds()
-    sent = {**headers(), **({"Range": f"bytes={start}-"} if start else {})}
+    request_headers = {**headers(), **({"Range": f"bytes={start}-"} if start else {})}
     with ExitStack() as stack:
         for is_last in (False, True):
             try:
                 response = stack.enter_context(
-                    get_session().stream("GET", url, headers=sent, timeout=timeout)
+                    get_session().stream("GET", url, headers=request_headers, timeout=timeout)
                 )
             except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError):
                 if is_last:

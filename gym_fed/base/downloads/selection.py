@@ -68,17 +68,15 @@ def chosen_files(name: str, listed: Collection[str], shards: set[str] | None) ->
         weights |= {INDEX, *shards}
     if not weights:
         other = sorted(path for path in listed if path.endswith((".bin", ".pt", ".pth", ".gguf", ".onnx")))
+        detail = (
+            f" (only {', '.join(other[:3])}: a format that is not supported from the Hub)" if other else ""
+        )
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: has no safetensors weights"
-            + (
-                f" (only {', '.join(other[:3])}: a format that is not supported from the Hub)"
-                if other
-                else ""
-            ),
+            f"{name}: has no safetensors weights{detail}",
             "choose a repository with model.safetensors, or convert it with another tool and use the folder",
         )
-    small = {path for path in listed if path in _SMALL or _ALSO.fullmatch(path)}
+    small = filter(is_model_setting, listed)
     return [*sorted(small), *sorted(weights)]
 
 

@@ -46,19 +46,19 @@ def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterat
             f"quantization_config.version: {plain(repr(version), 80)}: only the AWQ layout gemm is supported",
             "use the same model in the layout gemm, or an unquantised base",
         )
-    integer(config, ("bits", "w_bit"), lambda it: it == BITS, "4")
+    integer(config, ("bits", "w_bit"), lambda bits: bits == BITS, "4")
     group_size = group_size_of(config)
     return dequantised_layers(tensors, lambda layer: _weight(layer, group_size))
 
 
 def _weight(layer: Layer, group_size: int) -> Any:
     """Dequantise one layer to ``[outputs, inputs]``."""
-    inputs, words = (int(size) for size in layer.qweight.shape)
-    outputs, groups = words * _PER_WORD, int(layer.scales.shape[0])
+    inputs, num_words = (int(size) for size in layer.qweight.shape)
+    outputs, groups = num_words * _PER_WORD, int(layer.scales.shape[0])
     require_shape(layer, "scales", (groups, outputs), "for the outputs of qweight")
-    require_shape(layer, "qzeros", (groups, words), "for the groups of scales")
+    require_shape(layer, "qzeros", (groups, num_words), "for the groups of scales")
     group = group_of_inputs(layer, inputs, group_size)
-    values, zeros = (_in_order(unpacked(some, BITS, 1)) for some in (layer.qweight, layer.qzeros))
+    values, zeros = (_in_order(unpacked(words, BITS, 1)) for words in (layer.qweight, layer.qzeros))
     weight = (values - zeros[group]).float() * layer.scales.float()[group]
     return weight.T.contiguous().to(layer.scales.dtype)
 

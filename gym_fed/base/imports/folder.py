@@ -116,7 +116,7 @@ def imported(source: Path) -> Path:
     with _one_at_a_time(home, digest):
         if not _is_whole(folder, importer):  # another process may have imported it in the meantime
             _remove(folder)
-            _make(importer, source, digest, folder)
+            _import_into(importer, source, digest, folder)
             if state_of(files) != before:
                 _remove(folder)
                 raise GymError(
@@ -138,7 +138,7 @@ def imported_models() -> list[ImportedModel]:
             models.append(
                 ImportedModel(folder, str(note.get("source", "")), str(note.get("format", "")), size)
             )
-    return sorted(models, key=lambda one: one.source)
+    return sorted(models, key=lambda model: model.source)
 
 
 def _before_hashing(importer: Importer, source: Path, new: list[Path]) -> None:
@@ -151,7 +151,7 @@ def _before_hashing(importer: Importer, source: Path, new: list[Path]) -> None:
         err.print(f"hashing {source}: {readable_bytes(size)}")
 
 
-def _make(importer: Importer, source: Path, digest: str, folder: Path) -> None:
+def _import_into(importer: Importer, source: Path, digest: str, folder: Path) -> None:
     from gym_fed.core.console import err
     from gym_fed.core.progress import progress_bar
 
@@ -239,10 +239,10 @@ def source_digest(
         store: Folder of cached digests.
         before_hashing: Called with the files that have no cached digest, if there are any.
     """
-    remembered = {file: _remembered(file, store) for file in files}
-    if new := [file for file, digest in remembered.items() if digest is None]:
+    cached = {file: _cached_digest(file, store) for file in files}
+    if new := [file for file, digest in cached.items() if digest is None]:
         before_hashing(new)
-    digests = [(file.name, remembered[file] or _hashed(file, store)) for file in files]
+    digests = [(file.name, cached[file] or _hashed(file, store)) for file in files]
     if len(digests) == 1:
         return digests[0][1]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
@@ -253,7 +253,7 @@ def state_of(files: list[Path]) -> list[list[int]]:
     return [_state(file) for file in files]
 
 
-def _remembered(file: Path, store: Path) -> str | None:
+def _cached_digest(file: Path, store: Path) -> str | None:
     with suppress(OSError, ValueError, AttributeError):  # missing or invalid: hash again
         known = read_object(_digest_note(file, store))
         if known.get("state") == _state(file) and isinstance(known.get("sha256"), str):

@@ -48,20 +48,20 @@ def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterat
             f"quantization_config.checkpoint_format: {plain(repr(layout), 80)}: only gptq and gptq_v2 are supported",
             "use the same model in one of these layouts, or an unquantised base",
         )
-    bits = integer(config, ("bits",), lambda it: it in BITS, "2, 3, 4 or 8")
+    bits = integer(config, ("bits",), lambda bits: bits in BITS, "2, 3, 4 or 8")
     group_size = group_size_of(config)
-    less, mixed = _ZERO_POINT_OFFSETS[layout], bool(config.get("dynamic"))
+    offset, mixed = _ZERO_POINT_OFFSETS[layout], bool(config.get("dynamic"))
 
     def weight_of(layer: Layer) -> Any:
-        own = _bits_by_shape(layer) if mixed else bits
-        inputs = _inputs(layer, own)
+        layer_bits = _bits_by_shape(layer) if mixed else bits
+        inputs = _inputs(layer, layer_bits)
         size = _size_by_shape(layer, inputs, group_size) if mixed else group_size
-        return _weight(layer, own, inputs, size, less)
+        return _weight(layer, layer_bits, inputs, size, offset)
 
     return dequantised_layers(tensors, weight_of)
 
 
-def _weight(layer: Layer, bits: int, inputs: int, group_size: int, less: int) -> Any:
+def _weight(layer: Layer, bits: int, inputs: int, group_size: int, offset: int) -> Any:
     """Dequantise one layer to ``[outputs, inputs]``."""
     outputs, groups = int(layer.qweight.shape[1]), int(layer.scales.shape[0])
     require_shape(layer, "scales", (groups, outputs), "for the outputs of qweight")
@@ -73,7 +73,7 @@ def _weight(layer: Layer, bits: int, inputs: int, group_size: int, less: int) ->
     group = group_of_inputs(layer, inputs, group_size)
     values = unpacked(layer.qweight, bits, 0)
     # The sum wraps around at the same number of bits: a zero point of 0 is stored as the maximum value.
-    zeros = (unpacked(layer.qzeros, bits, 1) + less) & (2**bits - 1)
+    zeros = (unpacked(layer.qzeros, bits, 1) + offset) & (2**bits - 1)
     weight = (values - zeros[group]).float() * layer.scales.float()[group]
     return weight.T.contiguous().to(layer.scales.dtype)
 
@@ -94,9 +94,8 @@ def _bits_by_shape(layer: Layer) -> int:
     return int(bits)
 
 
-def _size_by_shape(layer: Layer, inputs: int, usual: int) -> int:
+def _size_by_shape(layer: Layer, inputs: int, configured: int) -> int:
     """Return the configured group size if it fits, else the one implied by the number of groups."""
     groups = int(layer.scales.shape[0])
-    if usual > 0 and -(-inputs // usual) == groups:
-        return usual
-    return -(-inputs // groups)
+    fits = configured > 0 and -(-inputs // configured) == groups
+    return configured if fits else -(-inputs // groups)

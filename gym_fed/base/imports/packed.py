@@ -108,12 +108,12 @@ def _require_kinds(layer: Layer) -> None:
             raise layer.refuse(
                 part, f"has shape {list(value.shape)}, but two non-empty dimensions are required"
             )
-        has_right_dtype = value.is_floating_point() if part == "scales" else value.dtype is torch.int32
-        if not has_right_dtype:
-            kind = "a floating type" if part == "scales" else "int32"
+        is_valid = value.is_floating_point() if part == "scales" else value.dtype is torch.int32
+        if not is_valid:
+            kind = "a floating-point type" if part == "scales" else "int32"
             raise layer.refuse(part, f"is {value.dtype}, but {kind} is required")
     if not bool(layer.scales.isfinite().all()):
-        raise layer.refuse("scales", "holds numbers that are not finite")
+        raise layer.refuse("scales", "has values that are not finite")
 
 
 def require_shape(layer: Layer, part: str, expected: tuple[int, ...], because: str) -> None:
@@ -214,4 +214,6 @@ def integer(
 
 def group_size_of(config: Mapping[str, Any]) -> int:
     """Return the number of inputs per group; -1 for a single group."""
-    return integer(config, ("group_size", "q_group_size"), lambda it: it == -1 or it > 0, "a size or -1")
+    return integer(
+        config, ("group_size", "q_group_size"), lambda size: size == -1 or size > 0, "a size or -1"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -23,24 +24,13 @@ METHODS: Mapping[str, Dequantised] = {"awq": awq.dequantised, "gptq": gptq.dequa
 """The reader of each ``quant_method``."""
 LIBRARY = "gptqmodel"
 """The package that transformers uses to run packed weights of both methods."""
-_BESIDE = (
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "*.model",
-    "*.tiktoken",
-    "LICENSE*",
-    "LICENCE*",
-    "NOTICE*",
-    "COPYING*",
-)
-_NOT_BESIDE = (
-    "config.json",
-    "import.json",
-    "quantize_config.json",
-    "quant_config.json",
-    "quantization_config.json",
-)
+_COPIED = (
+    "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*", "LICENCE*", "NOTICE*", "COPYING*",
+)  # fmt: skip
+"""Patterns of the files that are copied as they are."""
+_NOT_COPIED = (
+    "config.json", "import.json", "quantize_config.json", "quant_config.json", "quantization_config.json",
+)  # fmt: skip
 _MAX_EXPANSION = 16
 """Maximum weights per packed word: 2-bit weights in 32-bit words."""
 
@@ -59,7 +49,7 @@ class QuantisedImporter(Importer):
         return False
 
     def files(self, source: Path) -> list[Path]:
-        return [source / "config.json", *_beside(source), *weight_files(source)]
+        return [source / "config.json", *_copied_files(source), *weight_files(source)]
 
     def require_header(self, source: Path) -> None:
         with StoredTensors(source):
@@ -90,7 +80,7 @@ class QuantisedImporter(Importer):
                 report(written.written, needed)
             written.finish()
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        for file in _beside(source):
+        for file in _copied_files(source):
             shutil.copyfile(file, folder / file.name)
         _require_whole(source, folder)
 
@@ -119,9 +109,7 @@ def plain_tensors(tensors: StoredTensors, section: Mapping[str, Any]) -> Iterato
 
 def _plain_bytes(tensors: StoredTensors, name: str) -> int:
     """Return a dequantised tensor's size in bytes; 2 per weight, since scales are 16-bit or rounded by training."""
-    size = 1
-    for length in tensors.shape(name):
-        size *= length
+    size = math.prod(tensors.shape(name))
     stem, _, part = name.rpartition(".")
     if part != PACKED:
         return size * 4
@@ -133,13 +121,13 @@ def _plain_bytes(tensors: StoredTensors, name: str) -> int:
     return size * 2 * min(_MAX_EXPANSION, -(-outputs[1] // words[1]) if fits else _MAX_EXPANSION)
 
 
-def _beside(source: Path) -> list[Path]:
+def _copied_files(source: Path) -> list[Path]:
     """Return the tokenizer, template, generation config and licence files."""
-    files = {file for pattern in _BESIDE for file in source.glob(pattern)}
+    files = {file for pattern in _COPIED for file in source.glob(pattern)}
     return sorted(
         file
         for file in files
-        if file.name not in _NOT_BESIDE and not file.name.endswith(".index.json") and lies_in(file, source)
+        if file.name not in _NOT_COPIED and not file.name.endswith(".index.json") and lies_in(file, source)
     )
 
 

@@ -25,8 +25,8 @@ def weight_files(folder: Path) -> list[Path]:
     """
     index = folder / INDEX
     if index.is_file():
-        named = read_object(index).get("weight_map")
-        names = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
+        weight_map = read_object(index).get("weight_map")
+        names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
     else:
         names = [ONE_FILE]
     for name in names or [INDEX]:
@@ -119,32 +119,32 @@ class TensorWriter:
 
     def __init__(self, folder: Path, shard_bytes: int = _SHARD_BYTES) -> None:
         self._folder = folder
-        self._most = shard_bytes
-        self._waiting: dict[str, Any] = {}
-        self._waiting_bytes = 0
-        self._places: dict[str, str] = {}
+        self._shard_bytes = shard_bytes
+        self._pending: dict[str, Any] = {}
+        self._pending_bytes = 0
+        self._weight_map: dict[str, str] = {}
         self.written = 0
         """Number of bytes of the tensors added so far."""
 
     def add(self, name: str, tensor: Any) -> None:
         """Add the next tensor."""
-        self._waiting[name] = tensor.contiguous()
-        self._waiting_bytes += tensor.nbytes
+        self._pending[name] = tensor.contiguous()
+        self._pending_bytes += tensor.nbytes
         self.written += tensor.nbytes
-        if self._waiting_bytes >= self._most:
+        if self._pending_bytes >= self._shard_bytes:
             self._write()
 
     def finish(self) -> None:
         """Write the remaining tensors and the index."""
-        if self._waiting:
+        if self._pending:
             self._write()
-        index = {"metadata": {"total_size": self.written}, "weight_map": self._places}
+        index = {"metadata": {"total_size": self.written}, "weight_map": self._weight_map}
         (self._folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
     def _write(self) -> None:
         from safetensors.torch import save_file
 
-        file = f"model-{len(set(self._places.values())) + 1:05}.safetensors"
-        save_file(self._waiting, self._folder / file, metadata={"format": "pt"})
-        self._places.update(dict.fromkeys(self._waiting, file))
-        self._waiting, self._waiting_bytes = {}, 0
+        file = f"model-{len(set(self._weight_map.values())) + 1:05}.safetensors"
+        save_file(self._pending, self._folder / file, metadata={"format": "pt"})
+        self._weight_map.update(dict.fromkeys(self._pending, file))
+        self._pending, self._pending_bytes = {}, 0

@@ -6,11 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.base.modeling.vocabulary import (
-    extended_tokenizer,
-    token_changes,
-    vocabulary_difference,
-)
+from gym_fed.base.modeling.vocabulary import extended_tokenizer, token_changes, vocabulary_difference
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
 

@@ -28,14 +28,9 @@ _RANKS = ("r", "init_r", "target_r")
 MAX_RANK = 1 << 14
 """Maximum rank of a non-LoRA adapter, whose rank need not be a dimension in its file."""
 _VIRTUAL_TOKENS = (
-    "PROMPT_TUNING",
-    "MULTITASK_PROMPT_TUNING",
-    "P_TUNING",
-    "PREFIX_TUNING",
-    "CPT",
-    "ADAPTION_PROMPT",
-)
-_TAKES_FROM_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+    "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "ADAPTION_PROMPT",
+)  # fmt: skip
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,7 @@ def read_adapter(name: str, folder: Path) -> Adapter:
             if pickled
             else "save it again with PEFT's save_pretrained",
         )
-    _require_whole_difference(name, config)
+    _require_unchanged_base(name, config)
     _require_own_ranks(name, config, weights)
     below = folder / BASE_ADAPTERS
     numbered = sorted((int(entry.name), entry) for entry in below.glob("*") if entry.name.isdecimal())
@@ -109,17 +104,17 @@ def _converting(folder: Path) -> str:
     return shlex.join(["python", "-c", code, str(folder / PICKLED), str(folder / WEIGHTS)])
 
 
-def _require_whole_difference(name: str, config: dict[str, Any]) -> None:
+def _require_unchanged_base(name: str, config: dict[str, Any]) -> None:
     """Reject an adapter whose initialisation changed its base, since it computes different results on the original.
 
     Raises:
         GymError: ``MODEL_INVALID`` with the initialisation.
     """
     start = config.get("init_lora_weights", True)
-    if isinstance(start, str) and start.lower().startswith(_TAKES_FROM_THE_BASE):
+    if isinstance(start, str) and start.lower().startswith(_CHANGE_THE_BASE):
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: init_lora_weights is {start}, so it belongs to a base that this start has changed",
+            f"{name}: init_lora_weights is {start}, so it belongs to a base that this initialisation changed",
             "save it with PEFT's path_initial_model_for_weight_conversion, which converts it to a plain LoRA",
         )
 
@@ -136,7 +131,7 @@ def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None
     if kind == "LOKR":
         return  # a rank larger than a layer's size is full rank
     if kind != "LORA":
-        most = MAX_RANK
+        max_rank = MAX_RANK
     else:
         try:
             with safe_open(weights, framework="pt") as file:
@@ -144,16 +139,14 @@ def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None
                 shapes = [file.get_slice(key).get_shape() for key in keys]
         except SafetensorError:
             return  # loading reports it
-        most = max((shape[0] for shape in shapes if shape), default=0)
+        max_rank = max((shape[0] for shape in shapes if shape), default=0)
     pattern = config.get("rank_pattern")
-    named = [config.get(key) for key in _RANKS] + (
-        list(pattern.values()) if isinstance(pattern, dict) else []
-    )
-    ranks = [rank for rank in named if isinstance(rank, int)]
-    if max(ranks, default=0) > most:
+    values = [*map(config.get, _RANKS), *(pattern.values() if isinstance(pattern, dict) else ())]
+    ranks = [rank for rank in values if isinstance(rank, int)]
+    if max(ranks, default=0) > max_rank:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: {CONFIG} says rank {max(ranks):.6g}, but its weights have at most {most}",
+            f"{name}: {CONFIG} says rank {max(ranks):.6g}, but its weights have at most {max_rank}",
             "restore its files, or use another adapter",
         )
 
@@ -222,7 +215,7 @@ def merged(model: Any, name: str = "this adapter") -> Any:
     if not hasattr(model, "peft_config"):
         return model
     for config in model.peft_config.values():
-        _require_place_in_weights(name, config.to_dict())
+        _require_mergeable_config(name, config.to_dict())
     _own_head(model.get_base_model())
     tied = bool(getattr(model.get_base_model().config.get_text_config(), "tie_word_embeddings", False))
     try:
@@ -233,7 +226,7 @@ def merged(model: Any, name: str = "this adapter") -> Any:
     except RuntimeError as error:
         if "lora_bias" not in str(error):
             raise
-        raise _no_place(name, "lora_bias adds to layers that have no bias") from error
+        raise _not_mergeable(name, "lora_bias adds to layers that have no bias") from error
     if tied:
         _tie_or_not(plain)
     return plain
@@ -248,7 +241,7 @@ def _own_head(model: Any) -> None:
     if not any(isinstance(layer, BaseTunerLayer) for layer in layers) or None in layers:
         return
     plain: list[Any] = [
-        module.get_base_layer() if isinstance(module, BaseTunerLayer) else module for module in layers
+        layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer for layer in layers
     ]
     words, head = plain
     if getattr(words, "weight", None) is getattr(head, "weight", False):
@@ -266,10 +259,10 @@ def _tie_or_not(model: Any) -> None:
     if head is None:
         return
     words = model.get_input_embeddings()
-    same = torch.equal(words.weight, head.weight)
-    if same:
+    are_equal = torch.equal(words.weight, head.weight)
+    if are_equal:
         head.weight = words.weight
-    config.tie_word_embeddings = model.config.tie_word_embeddings = same
+    config.tie_word_embeddings = model.config.tie_word_embeddings = are_equal
 
 
 def require_of_weights(adapter: Adapter) -> None:
@@ -294,17 +287,17 @@ def require_mergeable(adapter: Adapter) -> None:
         GymError: ``CONFIG_INVALID`` with the reason.
     """
     require_of_weights(adapter)
-    _require_place_in_weights(adapter.name, adapter.config)
+    _require_mergeable_config(adapter.name, adapter.config)
 
 
-def _require_place_in_weights(name: str, config: dict[str, Any]) -> None:
+def _require_mergeable_config(name: str, config: dict[str, Any]) -> None:
     if config.get("alora_invocation_tokens"):
-        raise _no_place(name, "alora_invocation_tokens enable it only at some tokens")
+        raise _not_mergeable(name, "alora_invocation_tokens enable it only at some tokens")
     if config.get("layer_replication"):
-        raise _no_place(name, "layer_replication lets several layers share their weights")
+        raise _not_mergeable(name, "layer_replication lets several layers share their weights")
 
 
-def _no_place(name: str, why: str) -> GymError:
+def _not_mergeable(name: str, why: str) -> GymError:
     return GymError(
         ErrorCode.CONFIG_INVALID,
         f"adapter: {name} cannot be merged: {why}",
@@ -370,8 +363,8 @@ def _require_all_factors(model: Any, adapter: Adapter) -> None:
 
 def does_not_fit(adapter: Adapter, model: str, why: str) -> GymError:
     """Return the error for an adapter of a different model."""
-    first = next((line.strip() for line in why.strip().splitlines() if "size mismatch" in line), "")
-    first = first or (why.strip().splitlines() or ["unknown"])[0]
+    lines = why.strip().splitlines() or ["unknown"]
+    first = next((line.strip() for line in lines if "size mismatch" in line), lines[0])
     return GymError(
         ErrorCode.MODEL_INVALID,
         f"{adapter.name}: does not match this {model}: {first[:300]}",

@@ -47,10 +47,10 @@ class Checkpoint:
         """Load every tensor in a dtype, for the ``state_dict`` argument of ``from_pretrained``."""
         loaded = {}
         for name, entry in self.entries.items():
-            whole = _separate_tensor(entry.shape, dtype)
+            tensor = _separate_tensor(entry.shape, dtype)
             for at, block in _blocks(entry):
-                whole.view(-1)[at : at + len(block)].copy_(block)
-            loaded[name] = whole
+                tensor.view(-1)[at : at + len(block)].copy_(block)
+            loaded[name] = tensor
         return loaded
 
     def mapped(self) -> dict[str, Tensor]:
@@ -74,9 +74,9 @@ def class_of(config: Any) -> Any:
     """Return the only language model class of a config (it may read media); None if there are several or none."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    whole = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), model_class)
-    return None if isinstance(model_class, tuple) or whole is not model_class else model_class
+    text_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    full_class = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), text_class)
+    return None if isinstance(text_class, tuple) or full_class is not text_class else text_class
 
 
 def config_of(folder: Path) -> Any:

@@ -89,10 +89,10 @@ SIZES = (
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "d_model", "n_embd", "n_inner", "d_ff")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_MOST = 1 << 31
+_SIZE_LIMIT = 1 << 31
 _SPARE_LAYERS = 1000
 """Number of layers that is always accepted for other model types, whose layers may share weights or be missing."""
-_WEIGHTS_A_NUMBER = 32
+_WEIGHTS_PER_NUMBER = 32
 """Maximum weights per stored number: 1-bit weights in 32-bit words."""
 
 _HINT = "correct it, or restore config.json and the weights of one model"
@@ -112,25 +112,25 @@ def require_sizes(folder: Path) -> None:
     except (OSError, GymError):  # loading the model reports it
         return
     ordinary = config.get("model_type") in _ORDINARY
-    faults = _no_numbers(config) if ordinary else iter(())
+    faults = _invalid_sizes(config) if ordinary else iter(())
     if (fault := next(faults, None)) is None and (shapes := tensor_shapes(folder)):
         fault = next(_other_sizes(config, shapes) if ordinary else _too_large(config, shapes), None)
     if fault is not None:
         raise GymError(ErrorCode.MODEL_INVALID, f"{file}: {fault}", _HINT)
 
 
-def _no_numbers(config: Mapping[str, Any]) -> Iterator[str]:
+def _invalid_sizes(config: Mapping[str, Any]) -> Iterator[str]:
     for key in (*SIZES, "head_dim"):
         value = config.get(key)
-        if value is not None and not (type(value) is int and 0 < value < _MOST):
-            yield f"{key} is {str(value)[:40]!r}, not an integer from 1 to {_MOST - 1:,}"
+        if value is not None and not (type(value) is int and 0 < value < _SIZE_LIMIT):
+            yield f"{key} is {str(value)[:40]!r}, not an integer from 1 to {_SIZE_LIMIT - 1:,}"
 
 
 def _other_sizes(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
     layers = config.get("num_hidden_layers")
-    there = 1 + max((int(match[1]) for name in shapes if (match := _LAYER.search(name))), default=-1)
-    if layers is not None and there and layers > there:  # extra layers in the files are ignored
-        yield f"num_hidden_layers is {layers:,}, but the weights have {counted(there, 'layer')}"
+    stored = 1 + max((int(match[1]) for name in shapes if (match := _LAYER.search(name))), default=-1)
+    if layers is not None and stored and layers > stored:  # extra layers in the files are ignored
+        yield f"num_hidden_layers is {layers:,}, but the weights have {counted(stored, 'layer')}"
     if config.get("quantization_config") is not None:  # packed weights have different shapes
         return
     hidden, heads, dim = (config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
@@ -153,12 +153,12 @@ def _other_sizes(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
 
 def _too_large(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
     """Yield sizes that are impossible with these files, for an unknown model type."""
-    most_layers = max(_SPARE_LAYERS, len(shapes))
-    widest = _WEIGHTS_A_NUMBER * sum(map(math.prod, shapes.values()))
-    for part in (config, *(section for section in config.values() if isinstance(section, dict))):
-        for keys, most in ((_LAYERS, most_layers), (_WIDTHS, widest)):
+    max_layers = max(_SPARE_LAYERS, len(shapes))
+    max_width = _WEIGHTS_PER_NUMBER * sum(map(math.prod, shapes.values()))
+    for section in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for keys, limit in ((_LAYERS, max_layers), (_WIDTHS, max_width)):
             for key in keys:
-                if type(value := part.get(key)) is int and value > most:
+                if type(value := section.get(key)) is int and value > limit:
                     yield f"{key} is {value:,}, more than the weights' {counted(len(shapes), 'tensor')} can have"
 
 

@@ -104,7 +104,7 @@ def _config_differences(base: Any, tuned: Any) -> Iterator[Difference]:
         for key in (
             "max_window_layers",
             "sliding_window",
-        ):  # unused in that case, and different between model families
+        ):  # unused then, and different between model families
             old.pop(key, None)
             new.pop(key, None)
     for key in sorted(old.keys() & new.keys() | {key for key in old.keys() ^ new.keys() if "rope" in key}):
@@ -124,8 +124,7 @@ def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def tokenizer_difference(base: Any, tuned: Any) -> str:
-    """Describe the first token of the base that a fine-tune's tokenizer has with a different id; empty if there is
-    none."""
+    """Describe the first token of the base that has another id in a fine-tune's tokenizer; empty if there is none."""
     changed = vocabulary_difference(base, tuned).changed
     if not changed:
         return ""
@@ -145,11 +144,9 @@ def _tokenizer_differences(base: Any, tuned: Any, added_tokens: bool) -> Iterato
     if other := tokenizer_difference(base, tuned):
         yield Difference("tokenizer", other)
     elif (ids := base(_PROBE)["input_ids"]) != (others := tuned(_PROBE)["input_ids"]):
-        place = next(
-            (n for n, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b),
-            min(len(ids), len(others)),
-        )
-        yield Difference("tokenizer", f"the same text gives different token ids from position {place} on")
+        pairs = enumerate(zip(ids, others, strict=False))
+        position = next((n for n, (a, b) in pairs if a != b), min(len(ids), len(others)))
+        yield Difference("tokenizer", f"the same text gives different token ids from position {position} on")
     elif added and not added_tokens:
         token, number = next((token, number) for number, token in added.items())
         yield Difference(

@@ -49,9 +49,7 @@ def load_weights(
     else:
         try:
             model, info = kind.from_pretrained(source, **given, attn_implementation="sdpa")
-        except (
-            ValueError
-        ) as error:  # Gemma 2, gpt-oss, Bloom, Mamba and others; raised before weights are read
+        except ValueError as error:  # Gemma 2, gpt-oss, Bloom, Mamba and others, before weights are read
             if "does not support an attention implementation" not in str(error):
                 raise
             model, info = kind.from_pretrained(source, **given, attn_implementation="eager")
@@ -111,9 +109,8 @@ def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, hea
     extra = sorted(filter(counts, info["unexpected_keys"]))
     if not extra:
         return
-    text = (
-        f"{name}: {counted(len(extra), 'tensor')} that {type(model).__name__} does not have: {_listed(extra)}"
-    )
+    count = counted(len(extra), "tensor")
+    text = f"{name}: {count} that {type(model).__name__} does not have: {_listed(extra)}"
     if os.environ.get(EXTRA_TENSORS) != "ignore":
         raise GymError(
             ErrorCode.MODEL_INVALID,
@@ -170,7 +167,7 @@ def readable_errors(name: str) -> Iterator[None]:
                 "use a text model, or a model of text and images",
             ) from error
         if of_other_sizes:
-            first_line = "its weights have different sizes than config.json says"
+            first_line = "its weights differ in size from config.json"
         elif isinstance(error, StrictDataclassError):  # the next line contains the field's problem
             first_line = f"config.json: {' '.join(str(error).split())}"
         raise GymError(

@@ -30,6 +30,7 @@ from gym_fed.core.json_files import read_object
 
 MODEL_TYPE = "gym_mixture_of_depths"
 _INITIAL_STD = 0.02
+_NO_CACHE = "a mixture-of-depths model has no key-value cache"
 
 
 def convert_to_mixture_of_depths(
@@ -54,15 +55,11 @@ def convert_to_mixture_of_depths(
         )
     layers = getattr(model.base_model, "layers", None)
     if layers is None or "position_embeddings" not in inspect.signature(type(layers[0]).forward).parameters:
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{subject} has no blocks that can be routed",
-            "use a Llama or Qwen3 model",
-        )
+        message = f"{subject} has no blocks that can be routed"
+        raise GymError(ErrorCode.MODEL_INVALID, message, "use a Llama or Qwen3 model")
     if every > len(layers):
         raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{subject} has {len(layers)} blocks, and every {every}th must be routed",
+            ErrorCode.MODEL_INVALID, f"{subject} has {len(layers)} blocks, and every {every}th must be routed"
         )
     generator = torch.Generator().manual_seed(seed)
     for layer in layers[every - 1 :: every]:
@@ -123,11 +120,7 @@ class RoutedModel:
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate without a key-value cache."""
         if kwargs.pop("use_cache", False):
-            raise GymError(
-                ErrorCode.USAGE,
-                "a mixture-of-depths model has no key-value cache",
-                "generate with use_cache=False",
-            )
+            raise GymError(ErrorCode.USAGE, _NO_CACHE, "generate with use_cache=False")
         parent: Any = super()
         return parent.generate(*args, use_cache=False, **kwargs)
 
@@ -160,21 +153,19 @@ class RoutedBlock:
     ) -> torch.Tensor:
         """Map ``[batch, length, d]`` to ``[batch, length, d]`` with the formula in the module's docstring."""
         if past_key_values is not None:
-            raise GymError(
-                ErrorCode.USAGE, "a mixture-of-depths model has no key-value cache", "set use_cache to False"
-            )
+            raise GymError(ErrorCode.USAGE, _NO_CACHE, "set use_cache to False")
         assert position_embeddings is not None
         batch, _, width = hidden_states.shape
         scores = self.router(hidden_states)[..., 0]
         real = _not_padding(attention_mask, scores)
-        through = self._picked(scores, real)
-        count = int(through.sum(1).max())
+        selected = self._select(scores, real)
+        count = int(selected.sum(1).max())
         if count == 0:
             return hidden_states
         # Selected tokens first, both groups in their own order: padding of shorter rows comes last, so that no real
         # token attends to it.
-        order = torch.argsort((~through).to(torch.int8), dim=1, stable=True)[:, :count]
-        counts = torch.gather(through, 1, order)
+        order = torch.argsort((~selected).to(torch.int8), dim=1, stable=True)[:, :count]
+        counts = torch.gather(selected, 1, order)
         at = order.unsqueeze(-1).expand(-1, -1, width)
         inputs = torch.gather(hidden_states, 1, at)
         if attention_mask is not None:
@@ -186,7 +177,7 @@ class RoutedBlock:
             hidden = ~counts[:, None, None, :] & ~torch.eye(count, dtype=torch.bool, device=counts.device)
             closed = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
             attention_mask = attention_mask.masked_fill(hidden, closed)
-        places = tuple(
+        rotary = tuple(
             torch.gather(p.expand(batch, -1, -1), 1, order.unsqueeze(-1).expand(-1, -1, p.shape[-1]))
             for p in position_embeddings
         )
@@ -197,25 +188,25 @@ class RoutedBlock:
             inputs,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            position_embeddings=places,
+            position_embeddings=rotary,
             **kwargs,
         )
         gate = 2 * torch.sigmoid(torch.gather(scores, 1, order)) * counts
         mixed = hidden_states.scatter_add(1, at, (outputs - inputs) * gate.unsqueeze(-1).to(outputs.dtype))
         if self.training and self.router_loss_weight:
-            guessed = self.router(hidden_states.detach())[..., 0]  # trains only the router, not its input
-            foreseen = F.binary_cross_entropy_with_logits(guessed[real].float(), through[real].float())
-            mixed = _WithLoss.apply(mixed, self.router_loss_weight * foreseen)  # type: ignore[no-untyped-call]
+            predicted = self.router(hidden_states.detach())[..., 0]  # trains only the router, not its input
+            loss = F.binary_cross_entropy_with_logits(predicted[real].float(), selected[real].float())
+            mixed = _WithLoss.apply(mixed, self.router_loss_weight * loss)  # type: ignore[no-untyped-call]
         return mixed
 
-    def _picked(self, scores: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    def _select(self, scores: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """Select the tokens that the block computes, ``[batch, length]`` bool."""
         if not self.training:
             return (scores > 0) & real
-        places = scores.masked_fill(~real, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        ranking = scores.masked_fill(~real, -torch.inf).argsort(dim=1, descending=True, stable=True)
         k = torch.ceil(self.capacity * real.sum(1, keepdim=True))
-        first = torch.arange(scores.shape[1], device=scores.device) < k
-        return torch.zeros_like(real).scatter(1, places, first)
+        is_top = torch.arange(scores.shape[1], device=scores.device) < k
+        return torch.zeros_like(real).scatter(1, ranking, is_top)
 
 
 def _not_padding(attention_mask: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor:

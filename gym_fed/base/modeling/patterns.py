@@ -18,7 +18,7 @@ MAX_PATTERNS = 20_000
 """Maximum number of patterns; the largest models need one rank per layer."""
 _PLAIN = re.compile(r"[\w.-]*", re.ASCII)
 _NAMES = ("target_modules", "exclude_modules")
-_AS_PEFT_DOES = {
+_PEFT_FORMS = {
     **dict.fromkeys(_NAMES, "{p}"),
     **dict.fromkeys(("rank_pattern", "alpha_pattern", "target_parameters"), r"(.*\.)?({p})$"),
     "modules_to_save": r"(^|.*\.){p}($|\..*)",
@@ -50,9 +50,7 @@ def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], wher
                 f"{plain(pattern, 80)!r} has {counted(len(pattern), 'character')}, but at most {MAX_CHARS} are allowed",
             )
     patterns = {
-        _AS_PEFT_DOES[key].format(p=regex): (key, regex)
-        for key, regex in given
-        if not _PLAIN.fullmatch(regex)
+        _PEFT_FORMS[key].format(p=regex): (key, regex) for key, regex in given if not _PLAIN.fullmatch(regex)
     }
     if not patterns:
         return
@@ -70,7 +68,7 @@ def names_of(model: Any) -> list[str]:
 
 def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield keys with their patterns; a list of ``target_modules`` contains names instead of patterns."""
-    for key in _AS_PEFT_DOES:
+    for key in _PEFT_FORMS:
         value = config.get(key) or ()
         if isinstance(value, str):
             yield key, value

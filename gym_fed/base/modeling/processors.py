@@ -16,7 +16,7 @@ from typing import Any
 from gym_fed.base.modeling.config_checks import require_architecture
 from gym_fed.base.modeling.model_class import class_for, reads_media
 from gym_fed.base.modeling.split_patterns import require_quick_tokenizer
-from gym_fed.base.models import MAX_ADAPTERS, quiet_loading, resolve
+from gym_fed.base.models import MAX_ADAPTERS, named_base, quiet_loading, resolve
 from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
@@ -39,7 +39,7 @@ def load_processor(name_or_path: str) -> Any:
     source = str(_processor_folder(Path(resolve(name_or_path))))
     require_quick_tokenizer(Path(source), name_or_path)
     try:
-        with quiet_loading(), films_left_out():
+        with quiet_loading(), without_torchvision():
             processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     except RuntimeError as error:
         if "torchvision::" not in str(error):
@@ -79,8 +79,7 @@ def _processor_folder(folder: Path) -> Path:
         adapter = folder / "adapter_config.json"
         if not adapter.is_file() or any((folder / name).is_file() for name in _PROCESSOR_FILES):
             break
-        base = read_object(adapter).get("base_model_name_or_path")
-        if not isinstance(base, str) or not base:
+        if (base := named_base(folder)) is None:
             break
         folder = Path(resolve(base))
     return folder
@@ -111,12 +110,8 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     processor = load_processor(name_or_path)
     try:
         with quiet_loading():
-            model = load_weights(
-                class_for(Path(source)),
-                source,
-                {"dtype": getattr(torch, dtype), **arguments},
-                name=name_or_path,
-            )
+            given = {"dtype": getattr(torch, dtype), **arguments}
+            model = load_weights(class_for(Path(source)), source, given, name=name_or_path)
     except (ImportError, AttributeError, OSError, ValueError, KeyError, RecursionError) as error:
         raise unreadable(name_or_path, error) from error
     return model.eval(), processor
@@ -160,7 +155,7 @@ _FILES = ("processor_config.json", "video_preprocessor_config.json", "preprocess
 
 
 @contextmanager
-def films_left_out() -> Iterator[None]:
+def without_torchvision() -> Iterator[None]:
     """Load processors without torchvision in this context; has no effect if it is installed."""
     if importlib.util.find_spec("torchvision") is not None:
         yield
@@ -170,27 +165,27 @@ def films_left_out() -> Iterator[None]:
     # Import by name: the package's attribute is a placeholder that needs torchvision.
     module: Any = importlib.import_module("transformers.models.auto.video_processing_auto")
     kinds: Any = processing_utils.MODALITY_TO_BASE_CLASS_MAPPING
-    before, kind = module.AutoVideoProcessor, kinds["video_processor"]
-    module.AutoVideoProcessor = _Stand
+    previous, kind = module.AutoVideoProcessor, kinds["video_processor"]
+    module.AutoVideoProcessor = _PlaceholderLoader
     kinds["video_processor"] = (
-        "ImageProcessingMixin"  # base class of the placeholder; the usual class needs torchvision
+        "ImageProcessingMixin"  # the placeholder's base; the usual one needs torchvision
     )
     try:
         yield
     finally:
-        module.AutoVideoProcessor, kinds["video_processor"] = before, kind
+        module.AutoVideoProcessor, kinds["video_processor"] = previous, kind
 
 
-class _Stand:
+class _PlaceholderLoader:
     """Replacement for ``AutoVideoProcessor`` while a processor is loaded."""
 
     @staticmethod
     def from_pretrained(source: str, **_arguments: Any) -> Any:
         from transformers.video_processing_utils import VideoProcessorMixin
 
-        settings = _film_settings(Path(source))
+        settings = _video_settings(Path(source))
 
-        class NoFilms(VideoProcessorMixin):
+        class PlaceholderVideoProcessor(VideoProcessorMixin):
             """Placeholder that keeps the settings of a video processor and rejects videos."""
 
             is_placeholder = True
@@ -209,10 +204,10 @@ class _Stand:
                     "pip install 'gym-fed[vision]'",
                 )
 
-        return NoFilms()
+        return PlaceholderVideoProcessor()
 
 
-def _film_settings(folder: Path) -> dict[str, Any]:
+def _video_settings(folder: Path) -> dict[str, Any]:
     for name in _FILES:
         file = folder / name
         values = read_object(file) if file.is_file() else {}

@@ -116,10 +116,10 @@ def register_shift_attention(ratio: float) -> str:
     ) -> tuple[torch.Tensor, None]:
         length = query.shape[2]
         if not module.training or key.shape[2] != length:
-            whole: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            full: tuple[torch.Tensor, None] = sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
             )
-            return whole
+            return full
         shared = query.shape[1] // key.shape[1]
         out = shifted_attention(
             query,

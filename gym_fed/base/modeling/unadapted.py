@@ -41,18 +41,13 @@ def unadapted_names(model: Any) -> list[str]:
             continue
         path, _, last = name.rpartition(".")
         parent = path.rpartition(".")[2]
-        kind = type(module).__name__
+        kind, holder = type(module).__name__, modules[path]
+        is_read = hasattr(holder, "A_log") and last in _weights_read(holder.__class__)
         if shared[id(module.weight)] > 1:
             ends[name] = name
-            continue
-        if (
-            last in _NAMES
-            or _CLASS.search(kind)
-            or kind.endswith(_GROUPED)
-            or (hasattr(modules[path], "A_log") and last in _weights_read(modules[path].__class__))
-        ):
+        elif last in _NAMES or _CLASS.search(kind) or kind.endswith(_GROUPED) or is_read:
             ends[name] = last
-        elif path and (parent == "router" or _CLASS.search(type(modules[path]).__name__)):
+        elif path and (parent == "router" or _CLASS.search(type(holder).__name__)):
             ends[name] = f"{parent}.{last}"
         else:
             others.append(f".{name}")

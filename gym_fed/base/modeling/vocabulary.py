@@ -110,8 +110,8 @@ def extended_tokenizer(base: Any, changes: TokenChanges, name: str) -> Any:
     """
     from tokenizers import AddedToken
 
-    whole = copy.deepcopy(base)
-    wider = text_tokenizer(whole)
+    extended = copy.deepcopy(base)
+    wider = text_tokenizer(extended)
     ids = wider.get_vocab()
     for number, text, _ in changes.changed:
         if ids.get(text) != number:
@@ -121,13 +121,13 @@ def extended_tokenizer(base: Any, changes: TokenChanges, name: str) -> Any:
                 f"{ids.get(text, 'of no such token')}",
                 "use the tokenizer that the base was published with",
             )
-    every = sorted((*changes.changed, *changes.tokens))
+    tokens = sorted((*changes.changed, *changes.tokens))
     # One call for all, since each one compiles all added tokens; the flag makes a token special.
     wider.add_tokens(
-        [AddedToken(text, **{flag: flag in flags for flag in FLAGS}) for _, text, flags in every]
+        [AddedToken(text, **{flag: flag in flags for flag in FLAGS}) for _, text, flags in tokens]
     )
     ids = wider.get_vocab()
-    for number, text, _ in every:
+    for number, text, _ in tokens:
         if (actual := ids.get(text)) != number:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
@@ -143,18 +143,15 @@ def extended_tokenizer(base: Any, changes: TokenChanges, name: str) -> Any:
                 "use the tokenizer that the base was published with",
             )
         setattr(wider, role, text)
-    return whole
+    return extended
 
 
 def set_special_ids(model: Any, tokenizer: Any, roles: Iterable[str]) -> None:
     """Set the ids of special tokens in a model's configs, so that generation ends at the tokenizer's end token."""
     wider = text_tokenizer(tokenizer)
+    configs = (model.config, model.config.get_text_config(), getattr(model, "generation_config", None))
     for role in roles:
-        for config in (
-            model.config,
-            model.config.get_text_config(),
-            getattr(model, "generation_config", None),
-        ):
+        for config in configs:
             if config is not None and hasattr(config, f"{role}_id"):
                 setattr(config, f"{role}_id", wider.convert_tokens_to_ids(getattr(wider, role)))
 

@@ -34,7 +34,7 @@ def prequantised(model: str | None) -> str | None:
     try:
         file = Path(resolve(model)) / "config.json"
     except GymError:
-        return None  # loading will report it
+        return None  # loading reports it
     if not file.is_file():
         return None
     section = read_object(file).get("quantization_config")

@@ -109,7 +109,7 @@ def test_weights_of_another_size_than_the_config_says_are_refused(tmp_path: Path
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] = torch.ones(7)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(GymError, match=r"have different sizes than config\.json says") as refused:
+    with pytest.raises(GymError, match=r"differ in size from config\.json") as refused:
         load_base(str(folder), [], "float32", plain=True)
     assert refused.value.code is ErrorCode.MODEL_INVALID
 

@@ -109,10 +109,8 @@ def _rope(config: dict[str, Any], keys: ArchitectureKeys, header: Header, values
             if keys.has(f"rope.scaling.yarn_{key}"):
                 rope[key] = keys.number(f"rope.scaling.yarn_{key}")
         if keys.has("rope.scaling.attn_factor"):
-            stated = keys.number("rope.scaling.attn_factor")
-            rope["attention_factor"] = stated * (
-                0.1 * math.log(factor) + 1
-            )  # llama.cpp multiplies both values
+            # llama.cpp multiplies the stated factor by YaRN's own.
+            rope["attention_factor"] = keys.number("rope.scaling.attn_factor") * (0.1 * math.log(factor) + 1)
     elif kind not in ("none", "longrope"):
         raise keys.refused("rope.scaling.type", kind)
     if "rope_freqs.weight" in header.tensors:
@@ -224,9 +222,7 @@ def _gemma2(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) ->
 def _gemma3(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
     """Convert Gemma 3: five sliding-window layers, with their own RoPE, between full-attention layers."""
     config |= {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
-    every = 6
-    if keys.has("attention.sliding_window_pattern"):
-        every = keys.integer("attention.sliding_window_pattern")
+    every = keys.integer("attention.sliding_window_pattern", 6)
     theta, factor = keys.number("rope.freq_base", 1_000_000.0), keys.number("rope.scaling.factor", 1.0)
     stretched = {"rope_type": "linear", "factor": factor} if factor != 1.0 else {"rope_type": "default"}
     layers = range(config["num_hidden_layers"])
@@ -277,11 +273,11 @@ class ArchitectureKeys:
 
     def __init__(self, header: Header, architecture: str) -> None:
         self._header, self._prefix = header, f"{architecture}."
-        self._left = {key for key in header.values if key.startswith(self._prefix)}
+        self._unread = {key for key in header.values if key.startswith(self._prefix)}
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Read a count of at least 1 that is the same for all layers."""
-        value = self._found(key, default)
+        value = self._read(key, default)
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
@@ -290,7 +286,7 @@ class ArchitectureKeys:
 
     def number(self, key: str, default: float | None = None) -> float:
         """Read a positive number, rounded to the shortest digits that give the same float32."""
-        value = self._found(key, default)
+        value = self._read(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refused(key, value)
         with np.errstate(over="ignore"):
@@ -301,7 +297,7 @@ class ArchitectureKeys:
 
     def text(self, key: str, default: str) -> str:
         """Read a string."""
-        value = self._found(key, default)
+        value = self._read(key, default)
         if not isinstance(value, str):
             raise self.refused(key, value)
         return value
@@ -312,17 +308,17 @@ class ArchitectureKeys:
 
     def is_zero(self, key: str) -> bool:
         """Return True if a count is 0, which stands for none of it."""
-        value = self._found(key, None)
+        value = self._read(key, None)
         return isinstance(value, int) and value == 0
 
     def must_be(self, key: str, *allowed: Any) -> None:
         """Reject any value except those allowed; the key may be missing."""
-        if self.has(key) and (value := self._found(key, None)) not in allowed:
+        if self.has(key) and (value := self._read(key, None)) not in allowed:
             raise self.refused(key, value)
 
     def ignore(self, *keys: str) -> None:
         """Mark keys as read that do not affect the computation, or only repeat the tensors' shapes."""
-        self._left.difference_update(self._prefix + key for key in keys)
+        self._unread.difference_update(self._prefix + key for key in keys)
 
     def require_all_taken(self) -> None:
         """Reject unread keys, since the model would compute different results.
@@ -330,8 +326,8 @@ class ArchitectureKeys:
         Raises:
             GymError: ``MODEL_INVALID`` with the unread keys.
         """
-        if self._left:
-            shown = ", ".join(plain(key, 80) for key in sorted(self._left)[:5])
+        if self._unread:
+            shown = ", ".join(plain(key, 80) for key in sorted(self._unread)[:5])
             raise invalid(
                 self._header.file,
                 f"has unsupported settings: {shown}",
@@ -347,6 +343,6 @@ class ArchitectureKeys:
             "use the model folder that it was converted from",
         )
 
-    def _found(self, key: str, default: Any) -> Any:
-        self._left.discard(self._prefix + key)
+    def _read(self, key: str, default: Any) -> Any:
+        self._unread.discard(self._prefix + key)
         return self._header.values.get(self._prefix + key, default)

@@ -124,11 +124,8 @@ class _HeaderCursor:
             values[key] = self._value(kind, key)
         infos = [self._info() for _ in range(count)]
         alignment = values.get("general.alignment", 32)
-        if (
-            not isinstance(alignment, int)
-            or not 0 < alignment <= _MAX_ALIGNMENT
-            or alignment & (alignment - 1)
-        ):
+        is_number = isinstance(alignment, int) and 0 < alignment <= _MAX_ALIGNMENT
+        if not is_number or alignment & (alignment - 1):
             raise invalid(self._file, f"general.alignment is {plain(str(alignment), 40)}")
         start = -(-self._at // alignment) * alignment
         return Header(self._file, values, self._tensors(infos, start, alignment))
@@ -201,9 +198,9 @@ class _HeaderCursor:
     def _array(self, dtype: np.dtype[Any], count: int) -> np.ndarray:
         return np.frombuffer(self._take(count * dtype.itemsize), dtype=dtype)
 
-    def _string(self, most: int) -> str:
+    def _string(self, max_bytes: int) -> str:
         (length,) = self._numbers("<Q")
-        if length > most:
+        if length > max_bytes:
             raise invalid(self._file, f"has a string of {counted(length, 'byte')} at byte {self._at}")
         try:
             return self._take(length).decode("utf-8")

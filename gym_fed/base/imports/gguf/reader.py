@@ -38,16 +38,13 @@ class GgufImporter(Importer):
             self._header(source)
 
     def bytes_needed(self, source: Path) -> int:
-        with _refused_by_name(source):
-            return self._bytes_needed(source)
-
-    def _bytes_needed(self, source: Path) -> int:
         from gym_fed.base.imports.gguf.tensors import mapped_tensors
 
-        header = self._header(source)
-        config = transformers_config(header)
-        tokens = sum(len(str(token)) for token in header.values.get("tokenizer.ggml.tokens") or [])
-        return sum(tensor.bytes for tensor in mapped_tensors(header, config)) + 8 * tokens + (1 << 20)
+        with _refused_by_name(source):
+            header = self._header(source)
+            config = transformers_config(header)
+            tokens = sum(len(str(token)) for token in header.values.get("tokenizer.ggml.tokens") or [])
+            return sum(tensor.bytes for tensor in mapped_tensors(header, config)) + 8 * tokens + (1 << 20)
 
     def describe(self, source: Path) -> str:
         from gguf import GGMLQuantizationType
@@ -58,26 +55,23 @@ class GgufImporter(Importer):
         return f"GGUF of {shown}" + ("" if kinds <= {0, 1, 30} else "; quantised tensors become float16")
 
     def write(self, source: Path, folder: Path, report: Report) -> None:
-        with _refused_by_name(source):
-            self._write(source, folder, report)
-
-    def _write(self, source: Path, folder: Path, report: Report) -> None:
         from gym_fed.base.imports.gguf.tensors import write_tensors
         from gym_fed.base.imports.gguf.tokenizer import end_tokens, write_tokenizer
 
-        header = self._header(source)
-        config = transformers_config(header)
-        write_tokenizer(header, folder, config.max_position_embeddings)
-        config.dtype = write_tensors(header, config, folder, report)
-        config.save_pretrained(str(folder))
-        ends = end_tokens(header)
-        generation = {
-            "bos_token_id": config.bos_token_id,
-            "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
-            "pad_token_id": config.pad_token_id,
-        }
-        (folder / "generation_config.json").write_text(json.dumps(generation, indent=2), encoding="utf-8")
-        _write_card(header.values, source.name, folder)
+        with _refused_by_name(source):
+            header = self._header(source)
+            config = transformers_config(header)
+            write_tokenizer(header, folder, config.max_position_embeddings)
+            config.dtype = write_tensors(header, config, folder, report)
+            config.save_pretrained(str(folder))
+            ends = end_tokens(header)
+            generation = {
+                "bos_token_id": config.bos_token_id,
+                "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
+                "pad_token_id": config.pad_token_id,
+            }
+            (folder / "generation_config.json").write_text(json.dumps(generation, indent=2), encoding="utf-8")
+            _write_card(header.values, source.name, folder)
 
     def _header(self, source: Path) -> Header:
         """Merge the headers of all parts into one.
@@ -98,9 +92,8 @@ class GgufImporter(Importer):
         first = headers[0]
         kind = first.values.get("general.type", "model")
         if kind != "model" or first.values.get("general.architecture") == "clip":
-            description = {"adapter": "a LoRA adapter", "mmproj": "a projector of images"}.get(
-                str(kind), plain(str(kind), 40)
-            )
+            descriptions = {"adapter": "a LoRA adapter", "mmproj": "an image projector"}
+            description = descriptions.get(str(kind), plain(str(kind), 40))
             raise GymError(
                 ErrorCode.UNAVAILABLE,
                 f"{source}: is {description}, not a language model",
@@ -192,7 +185,7 @@ def only_gguf(folder: Path) -> Path | None:
         shown = ", ".join(plain(file.name, 80) for file in models[:_SHOWN])
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{folder}: holds {counted(len(models), 'GGUF file')}: {shown}",
+            f"{folder}: contains {counted(len(models), 'GGUF file')}: {shown}",
             f"choose one of them: {folder / models[0].name}",
         )
     return models[0] if models else None

@@ -81,19 +81,16 @@ def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
     unexpected = [name for name in header.tensors if name not in expected]
     missing = [name for name in parameters if name not in stored]
     missing += [name for name in halves.values() if name not in header.tensors]
-    for problem, some in (("lacks", missing), ("has tensors that the model does not have:", unexpected)):
-        if some:
-            shown = ", ".join(plain(name, 80) for name in some[:5])
-            raise invalid(
-                header.file, f"{problem} {shown} ({len(some)} of {counted(len(header.tensors), 'tensor')})"
-            )
+    for problem, wrong in (("lacks", missing), ("has tensors that the model does not have:", unexpected)):
+        if wrong:
+            shown = ", ".join(plain(name, 80) for name in wrong[:5])
+            share = f"{len(wrong)} of {counted(len(header.tensors), 'tensor')}"
+            raise invalid(header.file, f"{problem} {shown} ({share})")
     mapped = []
     for name, shape in parameters.items():
         below = header.tensors.get(halves.get(stored[name].name, ""))
         tensor = MappedTensor(name, stored[name], _dtype(header, stored[name]), below)
-        if (
-            tensor.shape != shape and (1, *tensor.shape) != shape
-        ):  # GGUF drops the row of a gate of one output
+        if shape not in (tensor.shape, (1, *tensor.shape)):  # GGUF drops the row of a gate with one output
             raise invalid(
                 header.file,
                 f"tensor {stored[name].name} is {list(stored[name].shape)}, but {list(shape)} is expected",
@@ -200,21 +197,21 @@ def _cast(stored: StoredTensor, mapped: MappedTensor, config: Any) -> torch.Tens
             cast = part.to(dtype)
             if stored.type not in _PLAIN and not torch.isfinite(cast).all():
                 dtype, cast = torch.float32, part
-                parts = [some.float() for some in parts]
+                parts = [earlier.float() for earlier in parts]
             parts.append(cast)
     return torch.cat(parts).reshape(stored.shape)
 
 
-def _in_transformers_order(whole: torch.Tensor, mapped: MappedTensor, config: Any) -> torch.Tensor:
+def _in_transformers_order(rows: torch.Tensor, mapped: MappedTensor, config: Any) -> torch.Tensor:
     """Reorder rows to transformers' order: GGUF permutes Llama's queries and keys, and drops a gate's only row."""
     if mapped.stored.name.endswith("ffn_gate_inp_shexp.weight"):
-        return whole.reshape(1, -1).contiguous()
+        return rows.reshape(1, -1).contiguous()
     if config.model_type in ("llama", "mistral", "mixtral") and ".attn_" in mapped.stored.name:
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
         count = heads.get(mapped.stored.name.split(".")[2])
         if count is not None:
-            return _halves_apart(whole, count)
-    return whole.contiguous()
+            return _halves_apart(rows, count)
+    return rows.contiguous()
 
 
 def _halves_apart(rows: torch.Tensor, heads: int) -> torch.Tensor:
@@ -265,8 +262,8 @@ def _names(header: Header, config: Any) -> Mapping[str, str]:
     """Map names in the file to transformers' names."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    wanted_name = header.values["general.architecture"]
-    architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == wanted_name)
+    general_name = header.values["general.architecture"]
+    architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == general_name)
     known = get_tensor_name_map(architecture, config.num_hidden_layers)
     mapping = {}
     for name in _parameters(config):

@@ -74,7 +74,7 @@ def _backend(header: Header, tokens: list[str]) -> Any:
         if isinstance(whole := header.values.get(WHOLE), str):
             require_quick_splits(whole, str(header.file))
             return Tokenizer.from_str(whole)
-        return _built(header, tokens)
+        return _from_vocabulary(header, tokens)
     except GymError:
         raise
     except Exception as error:  # tokenizers raises plain Exception; panics are handled by the caller
@@ -82,7 +82,7 @@ def _backend(header: Header, tokens: list[str]) -> Any:
         raise invalid(header.file, f"its tokenizer cannot be read: {why}") from error
 
 
-def _built(header: Header, tokens: list[str]) -> Any:
+def _from_vocabulary(header: Header, tokens: list[str]) -> Any:
     """Build the tokenizer from the vocabulary: byte-level BPE, or SentencePiece pieces."""
     kinds = header.values.get(f"{_PREFIX}token_type")
     if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
@@ -140,19 +140,19 @@ def _pieces(header: Header, tokens: list[str]) -> Any:
         str(header.values["general.architecture"]), {**values, "tokens": tokens}
     )
     if not str(header.values["general.architecture"]).startswith("gemma"):
-        _spaces(backend, put_before=values.get("add_prefix_space") is not False)
+        _set_spaces(backend, add_prefix=values.get("add_prefix_space") is not False)
     return backend
 
 
-def _spaces(backend: Any, *, put_before: bool) -> None:
+def _set_spaces(backend: Any, *, add_prefix: bool) -> None:
     """Treat spaces like SentencePiece: they belong to pieces, and texts get a leading space."""
     from tokenizers import decoders, normalizers
 
     backend.pre_tokenizer = None
     spaces = normalizers.Replace(" ", "▁")
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if put_before else spaces
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if add_prefix else spaces
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if put_before else [])])
+    backend.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if add_prefix else [])])
 
 
 def _add_special(header: Header, backend: Any, special: dict[str, str | None]) -> None:
@@ -208,16 +208,8 @@ GPT2 = ("gpt-2", "phi-2", "gigachat", "mellum", "olmo", "mpt", "jais")
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 """Pre-tokenizers that split every digit, then split like GPT-2."""
 WHOLE_WORDS = (
-    "llama3",
-    "llama-v3",
-    "llama-bpe",
-    "falcon3",
-    "falcon-h1",
-    "pixtral",
-    "midm-2.0",
-    "lfm2",
-    "tekken",
-)
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken",
+)  # fmt: skip
 """Pre-tokenizers that keep a piece of text whole if it is a token, regardless of the merges."""
 NORMALISED = ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "qwen35")
 """Pre-tokenizers that normalise text to NFC first, like the published tokenizers and unlike llama.cpp."""
@@ -237,10 +229,10 @@ def set_pre_tokenizer(backend: Any, pre: str, *, needed: bool) -> bool:
     if pre in NORMALISED:
         backend.normalizer = normalizers.NFC()
     split = GGUF_PRE_TOKENIZER_SPLITS.get(pre)
-    cut: list[Any] = [] if split is None else [pre_tokenizers.Split(Regex(split), behavior="isolated")]
+    splits: list[Any] = [] if split is None else [pre_tokenizers.Split(Regex(split), behavior="isolated")]
     if pre in DIGITS:
-        cut = [pre_tokenizers.Digits(individual_digits=True)]
-    by_gpt2 = pre in DIGITS or pre in GPT2
-    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_gpt2)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*cut, last]) if cut else last
-    return bool(cut) or by_gpt2 or not needed
+        splits = [pre_tokenizers.Digits(individual_digits=True)]
+    like_gpt2 = pre in DIGITS or pre in GPT2
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=like_gpt2)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, last]) if splits else last
+    return bool(splits) or like_gpt2 or not needed

@@ -39,7 +39,7 @@ def test_a_folder_with_one_file_leads_to_it_and_with_several_names_them(
     (folder / "a.gguf").write_bytes(nano_file.read_bytes())
     assert resolve(str(folder)) == resolve(str(nano_file))
     (folder / "b.gguf").write_bytes(b"GGUF")
-    with pytest.raises(GymError, match=r"holds 2 GGUF files: a\.gguf, b\.gguf") as caught:
+    with pytest.raises(GymError, match=r"contains 2 GGUF files: a\.gguf, b\.gguf") as caught:
         resolve(str(folder))
     assert caught.value.code is ErrorCode.MODEL_INVALID
 

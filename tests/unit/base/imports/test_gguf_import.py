@@ -106,7 +106,7 @@ def test_quantised_tensors_are_those_of_ggufs_own_dequantisation(qwen3: Path, tm
         ({"keys": {"qwen3.embedding_length": 64}}, ErrorCode.MODEL_INVALID, "is expected"),
         ({"keys": {"qwen3.rope.scaling.type": "ntk"}}, ErrorCode.MODEL_INVALID, "rope.scaling.type is ntk"),
         ({"keys": {"general.type": "adapter"}}, ErrorCode.UNAVAILABLE, "is a LoRA adapter"),
-        ({"keys": {"general.type": "mmproj"}}, ErrorCode.UNAVAILABLE, "is a projector of images"),
+        ({"keys": {"general.type": "mmproj"}}, ErrorCode.UNAVAILABLE, "is an image projector"),
         ({"keys": {"tokenizer.ggml.pre": "new-one"}}, ErrorCode.MODEL_INVALID, "pre-tokenizer 'new-one'"),
         ({"keys": {"tokenizer.ggml.model": "bert"}}, ErrorCode.MODEL_INVALID, "tokenizer model 'bert'"),
         ({"keys": {"tokenizer.ggml.eos_token_id": 99_999}}, ErrorCode.MODEL_INVALID, "eos_token_id is 99999"),

@@ -104,7 +104,7 @@ def test_a_model_without_packed_tensors_is_refused(method: str) -> None:
         (
             "scales",
             torch.full((3, OUTPUTS), float("nan")),
-            "tensor up.scales: holds numbers that are not finite",
+            "tensor up.scales: has values that are not finite",
         ),
         ("scales", torch.ones(3, OUTPUTS, dtype=torch.int32), "tensor up.scales: is torch.int32"),
         ("qzeros", torch.ones(3, 5, dtype=torch.int32), r"tensor up.qzeros: has shape \[3, 5\]"),
