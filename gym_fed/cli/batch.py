@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
+from gym_fed.cli.options import BaseOption
 from gym_fed.cli.train.progress import duration
 from gym_fed.core.console import AsJson, err, print_result
 from gym_fed.core.errors import ErrorCode, GymError
@@ -33,16 +33,7 @@ def batch(
             metavar="OUT.jsonl", help="Answers, in order of completion; an existing file is continued."
         ),
     ],
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            metavar="MODEL",
-            help="gym-nano, a model folder, or a name on the Hub.",
-            autocompletion=models,
-            show_default="that of the variants, or gym-nano",
-        ),
-    ] = None,
+    base: BaseOption = None,
     adapter: AdapterOption = None,
     variants: ServedVariants = None,
     chat_template: ChatTemplateOption = None,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.completion import recipes
+from gym_fed.cli.options import OverwriteOption, require_new_file
 from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
-from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.help import App, IgnoreUnsupported, SetOption
 from gym_fed.core.text import counted
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 app = App(
     help="List, copy and check training recipes, and import LLaMA-Factory's files.", no_args_is_help=True
 )
-
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 
 @app.command("list")
@@ -44,19 +42,21 @@ def list_recipes(as_json: AsJson = False) -> None:
 
 @app.command("copy")
 def copy_recipe(
-    name: Annotated[str, typer.Argument(help="Recipe, as `gym configs list` shows.", autocompletion=recipes)],
+    name: Annotated[
+        str, typer.Argument(help="Name of the recipe; see `gym configs list`.", autocompletion=recipes)
+    ],
     dest: Annotated[Path, typer.Argument(help="File or folder to copy it to.")] = Path("."),
     size: Annotated[
         str | None,
-        typer.Option("--size", metavar="SIZE", help="Size of the public model, as `gym configs list` shows."),
+        typer.Option("--size", metavar="SIZE", help="Size of the public model; see `gym configs list`."),
     ] = None,
     on: Annotated[
         str | None, typer.Option("--on", metavar="MACHINE", help="Machine to train on: cuda, mps or cpu.")
     ] = None,
-    overwrite: Overwrite = False,
+    overwrite: OverwriteOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a recipe and its rows, to be edited and trained."""
+    """Copy a recipe and its rows to edit and train."""
     from gym_fed.config.recipes import get_recipe, relocated
 
     recipe = get_recipe(name)
@@ -64,14 +64,14 @@ def copy_recipe(
     text, rows = relocated(recipe, file, size=size, machine=on)
     new = {target: source for target, source in rows.items() if not _is_copy(target, source)}
     for target in (file, *new):
-        _refuse_existing(target, overwrite)
+        require_new_file(target, overwrite)
     for target, source in new.items():
         _write(target, source.read_text(encoding="utf-8"), overwrite)
     _write(file, text, overwrite)
     print_result(
         as_json,
         {"recipe": recipe.name, "file": str(file), "data": [str(target) for target in rows]},
-        note=f"{file}; train it with: gym train {file}",
+        note=f"wrote {file}; train it with: gym train {file}",
     )
 
 
@@ -98,10 +98,8 @@ def validate_file(
         checked = load_config(parsed, schema, set_ or [])
         if isinstance(checked, TaskFile) and not schema_only:
             read_task_rows(file, checked)
-        if as_json:
-            print_json({"file": str(file), "valid": True, "command": command})
-        else:
-            out.print(f"{file}: a valid config of {command}")
+        facts = {"file": str(file), "valid": True, "command": command}
+        print_result(as_json, facts, f"{file}: a valid config of {command}")
         return
     settings, notes = load_training_config(
         parsed, set_ or [], ignore_unsupported=ignore_unsupported, processes=None if schema_only else nproc
@@ -111,21 +109,21 @@ def validate_file(
 
         check_config(settings, num_processes=nproc)
         check_inputs(settings)
-    if as_json:
-        print_json(
-            {
-                "file": str(file),
-                "valid": True,
-                "command": command,
-                "algorithm": settings.algorithm,
-                "notes": notes,
-            }
-        )
-        return
-    for note in notes:
-        err.print(f"note: {note}")
-    what = "a valid config" if schema_only else "a valid config that can run here"
-    out.print(f"{file}: {what} ({settings.algorithm}, {settings.finetuning})")
+    if not as_json:
+        for note in notes:
+            err.print(f"note: {note}")
+    verdict = "a valid config" if schema_only else "a valid config that can run here"
+    print_result(
+        as_json,
+        {
+            "file": str(file),
+            "valid": True,
+            "command": command,
+            "algorithm": settings.algorithm,
+            "notes": notes,
+        },
+        f"{file}: {verdict} ({settings.algorithm}, {settings.finetuning})",
+    )
 
 
 def _kind(parsed: ParsedConfig) -> tuple[str, type[BaseModel] | None]:
@@ -161,7 +159,7 @@ def print_schema(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write.")
     ] = None,
-    overwrite: Overwrite = False,
+    overwrite: OverwriteOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the JSON schema of gym train's files, for editors that complete and check them."""
@@ -176,11 +174,9 @@ def print_schema(
         return
     _write(output, json.dumps(schema, indent=2, sort_keys=True) + "\n", overwrite)
     line = f"# yaml-language-server: $schema={output}"
-    if as_json:
-        print_json({"file": str(output), "comment": line})
-    else:
-        err.print(f"{output}; begin a YAML file with:")
-        out.print(line)
+    if not as_json:
+        err.print(f"wrote {output}; begin a YAML file with:")
+    print_result(as_json, {"file": str(output), "comment": line}, line)
 
 
 @app.command("import")
@@ -190,7 +186,7 @@ def import_file(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="File to write; standard output by default."),
     ] = None,
-    overwrite: Overwrite = False,
+    overwrite: OverwriteOption = False,
     ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,
 ) -> None:
@@ -205,7 +201,7 @@ def import_file(
     elif output is None:
         out.print(text, end="")
     else:
-        err.print(f"{output}; {counted(len(notes), 'key')} omitted; train it with: gym train {output}")
+        err.print(f"wrote {output}; {counted(len(notes), 'key')} omitted; train it with: gym train {output}")
 
 
 def _with_sizes(summary: str, sizes: tuple[str, ...]) -> str:
@@ -217,11 +213,6 @@ def _is_copy(file: Path, source: Path) -> bool:
     return file.is_file() and file.read_bytes() == source.read_bytes()
 
 
-def _refuse_existing(file: Path, overwrite: bool) -> None:
-    if file.exists() and not overwrite:
-        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
-
-
 def _write(file: Path, text: str, overwrite: bool) -> None:
-    _refuse_existing(file, overwrite)
+    require_new_file(file, overwrite)
     write_atomically(file, text.encode())

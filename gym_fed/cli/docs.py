@@ -205,7 +205,7 @@ def aliases_page() -> str:
         for where in _PLACES
     ]
     parts.append(_alias_table("## Refused", [row for row in known if row.refused]))
-    parts.append("## Named in the error\n\n| elsewhere | here |\n|---|---|")
+    parts.append("## Named in the error\n\n| other tools | gym-fed |\n|---|---|")
     near = [(theirs, ours) for theirs, ours in sorted(NEAR["TrainingConfig"].items())]
     near += [
         (f"{kind} {theirs}", ours) for kind, names in NEAR_MEMBERS.items() for theirs, ours in names.items()
@@ -215,7 +215,7 @@ def aliases_page() -> str:
 
 
 def _alias_table(title: str, words: list[Alias]) -> str:
-    lines = [f"{title}\n", "| elsewhere | here |", "|---|---|"]
+    lines = [f"{title}\n", "| other tools | gym-fed |", "|---|---|"]
     for row in words:
         instead = "".join(f"<br>`{line}`" for line in row.instead)
         lines.append(f"| `{_cell(row.theirs)}` | {_cell(row.ours)}{_cell(instead)} |")
@@ -377,7 +377,7 @@ def _page_name(page: str) -> str:
     if name not in names:
         close = difflib.get_close_matches(name, names, n=3) or names
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"there is no page {page!r}", f"is it one of {', '.join(close)}?"
+            ErrorCode.FILE_NOT_FOUND, f"there is no page {page!r}", f"did you mean {', '.join(close)}?"
         )
     return name
 

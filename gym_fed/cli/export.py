@@ -6,22 +6,20 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from gym_fed.cli.completion import models, variants
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import print_next
+from gym_fed.cli.options import refuse_options
 from gym_fed.core.console import AsJson, MemberName, err, print_columns, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import AdapterOption, ServedVariants
 from gym_fed.core.progress import progress_bar
 from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.core.text import parse_bytes, readable_bytes
-
-if TYPE_CHECKING:
-    from gym_fed.export.formats.base import ExportFormat
 
 
 def export(
@@ -123,18 +121,18 @@ def export(
     from gym_fed.serving.store.naming import base_needed, named_delta
 
     if list_:
-        from gym_fed.export.choice import formats
-
-        print_result(as_json, formats(), _print_formats)
+        rows = formats()
+        print_result(as_json, rows, lambda: _print_formats(rows))
         return
     if model is None:
         raise GymError(
-            ErrorCode.USAGE, "which MODEL?", "gym export MODEL -o FOLDER; gym export --list: the formats"
+            ErrorCode.USAGE, "MODEL is missing", "gym export MODEL -o FOLDER; formats: gym export --list"
         )
     if model.endswith((".yaml", ".yml")):
-        _refuse_beside_a_file({"--output": output, "--adapter": adapter, "--dtype": dtype})
-        _refuse_beside_a_file({"--format": format_, "--quantization": quantization or None, "--data": data})
-        _refuse_beside_a_file({"--variant": variant, "--variants": variants, "--base": base, "--rank": rank})
+        given: dict[str, object] = {"--output": output, "--adapter": adapter, "--dtype": dtype}
+        given |= {"--format": format_, "--quantization": quantization or None, "--data": data}
+        given |= {"--variant": variant, "--variants": variants, "--base": base, "--rank": rank}
+        refuse_options(given, "cannot be combined with a file", "set it in the file")
         values = _export_settings(model)
         model, adapter, output = values["model"], values["adapter"], Path(values["output"])
         dtype, shard_size = values.get("dtype"), values["shard_size"]
@@ -153,9 +151,14 @@ def export(
         rows_name=model_name(data) if data else "",
     )
     chosen, options = resolve_format(format_, output, options)
-    _require_dtype(chosen, dtype)
+    if dtype is not None and not chosen.takes_dtype:
+        names = ", ".join(chosen.quantizations)
+        remedy = f"--quantization sets how weights are stored: {names}" if names else "leave it out"
+        raise GymError(ErrorCode.USAGE, f"format {chosen.name} has no --dtype", remedy)
     if output is None:
-        output = _default_output(model, chosen.suffix)
+        if not chosen.suffix:
+            raise GymError(ErrorCode.USAGE, "--output is missing", "pass a new folder: -o FOLDER")
+        output = Path(Path(model).name + chosen.suffix)
     require_new(output, chosen)
     with _sigterm_interrupts(), progress_bar() as update, options.processes:
 
@@ -163,14 +166,14 @@ def export(
             update(done, total, description=stage)
 
         ensure_models([base_needed(model, base), *(adapter or ())], yes)
-        rows = load_rows(data) if data is not None else ()
+        calibration = load_rows(data) if data is not None else ()
         delta = named_delta(model, base=base, variant=variant, store=variants)
         weights = weights_of((base or model) if delta is None else delta.base)
         require_room(chosen, weights, output, options, check=not skip_check)
         chosen.start(options.processes, check=not skip_check)
         report(f"loading {model}", 0, 0)
         source = open_source(model, adapter or (), base=base, variant=variant, variants=variants)
-        options = replace(options, rows=rows, report=report)
+        options = replace(options, rows=calibration, report=report)
         record = write(source, chosen.name, output, options, check=not skip_check)
     for note in record.get("notes", ()):
         err.print(f"note: {note}")
@@ -184,46 +187,16 @@ def export(
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the block in the same way as Ctrl-C, so that unfinished files and child processes are removed."""
+    """Treat SIGTERM in the block like Ctrl-C, so that unfinished files and child processes are removed."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _default_output(model: str, suffix: str) -> Path:
-    """Return the default output path: the model's name in the current folder.
-
-    Raises:
-        GymError: ``USAGE`` for a folder.
-    """
-    if not suffix:
-        raise GymError(ErrorCode.USAGE, "--output is missing", "pass a new folder: -o FOLDER")
-    return Path(Path(model).name + suffix)
-
-
-def _require_dtype(chosen: ExportFormat, dtype: str | None) -> None:
-    """Refuse a dtype that the format ignores.
-
-    Raises:
-        GymError: ``USAGE``.
-    """
-    if dtype is None or chosen.takes_dtype:
-        return
-    names = ", ".join(chosen.quantizations)
-    remedy = f"--quantization sets how weights are stored: {names}" if names else "leave it out"
-    raise GymError(ErrorCode.USAGE, f"format {chosen.name} has no --dtype", remedy)
-
-
-def _refuse_beside_a_file(options: dict[str, object]) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise GymError(ErrorCode.USAGE, f"{name} cannot be combined with a file", "set it in the file")
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _export_settings(file: str) -> dict[str, Any]:
@@ -261,23 +234,16 @@ def _distance(figures: dict[str, Any]) -> str:
     )
 
 
-def _print_formats() -> None:
+def _print_formats(rows: list[dict[str, Any]]) -> None:
     """Print the table of `gym export --list`."""
-    from gym_fed.export.choice import formats
-
     lines: list[tuple[str, str]] = []
-    for row in formats():
-        lacks = f" (not here: {', '.join(row['missing'])})" if row["missing"] else ""
+    for row in rows:
+        missing = f" (not installed: {', '.join(row['missing'])})" if row["missing"] else ""
         facts = [
             f"read back by {row['read_by']}" if row["read_by"] else "",
             f"-o NAME{row['suffix']}" if row["suffix"] else "",
+            f"needs {', '.join(row['needs'])}{missing}" if row["needs"] else "",
         ]
-        facts.append(f"needs {', '.join(row['needs'])}{lacks}" if row["needs"] else "")
-        lines += [(row["format"], _with_quantizations(row)), ("", "; ".join(fact for fact in facts if fact))]
+        quantizations = f" [{', '.join(row['quantizations'])}]" if row["quantizations"] else ""
+        lines += [(row["format"], f"{row['writes']}{quantizations}"), ("", "; ".join(filter(None, facts)))]
     print_columns(lines, wrapped=True)
-
-
-def _with_quantizations(row: dict[str, Any]) -> str:
-    return (
-        f"{row['writes']} [{', '.join(row['quantizations'])}]" if row["quantizations"] else str(row["writes"])
-    )

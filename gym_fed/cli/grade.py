@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gym_fed.cli.completion import models
+from gym_fed.cli.options import LIMIT, MAX_TOKENS
 from gym_fed.core.console import AsJson, err, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import DEVICE
@@ -35,10 +36,8 @@ def grade(
             autocompletion=models,
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of rows.")] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Maximum number of tokens per answer.")
-    ] = 64,
+    limit: Annotated[int | None, LIMIT] = None,
+    max_tokens: Annotated[int, MAX_TOKENS] = 64,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="JSONL file for every answer with its rewards."),
@@ -54,18 +53,20 @@ def grade(
 
     if output is not None and output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output}: exists", "choose another name")
-    built = build_graders(load_config(graders, GraderSections).graders)
-    chosen = load_rows(rows, "prompt" if model is None else "auto")[:limit]
+    graders_of_file = build_graders(load_config(graders, GraderSections).graders)
+    loaded_rows = load_rows(rows, "prompt" if model is None else "auto")[:limit]
     if model is None:
         from gym_fed.evaluation.grading import grade_answers
 
-        grades = grade_answers(chosen, built)
+        grades = grade_answers(loaded_rows, graders_of_file)
     else:
         from gym_fed.base.models import load_model
         from gym_fed.evaluation.grading import grade as grade_model
 
         loaded = load_model(model, device=device)
-        grades = grade_model(loaded.model, loaded.tokenizer, chosen, built, max_new_tokens=max_tokens)
+        grades = grade_model(
+            loaded.model, loaded.tokenizer, loaded_rows, graders_of_file, max_new_tokens=max_tokens
+        )
     if output is not None:
         from gym_fed.core.files import write_atomically
 

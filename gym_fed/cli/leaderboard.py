@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gym_fed.cli.options import EvaluationSetsOption, OverwriteOption, RecordArgument, require_new_file
 from gym_fed.cli.variant.options import KeyOption, signing_key
 from gym_fed.core.console import AsJson, err, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
@@ -51,13 +52,13 @@ def show(
     from gym_fed.core.console import MAX_CELL, TextTable
     from gym_fed.evaluation.results import BriefFigure, brief_figures, listed
 
-    opened = _opened(board, registry, head)
+    leaderboard = _open_board(board, registry, head)
     if as_json:
-        submissions = [row.facts() for row in opened.board_rows.values()]
-        print_json({"board": str(board), "head": opened.head, "submissions": submissions})
+        submissions = [row.facts() for row in leaderboard.board_rows.values()]
+        print_json({"board": str(board), "head": leaderboard.head, "submissions": submissions})
         return
     table = TextTable("line", "model", "organization", "key", "status", "figures")
-    for row in opened.board_rows.values():
+    for row in leaderboard.board_rows.values():
         submission = row.submission
         brief = [
             BriefFigure(task.task, task.main_metric, task.figures[task.main_metric].value, task.num_samples)
@@ -67,19 +68,16 @@ def show(
             f"{figure.task} {figure.value:.4f} {figure.metric} (n={figure.num_samples})"
             for figure in brief_figures(brief)
         ]
-        figures = listed(texts, MAX_CELL)
-        line = str(row.line.entry.sequence)
-        signer = row.line.signer[:13]
-        table.add_row(line, submission.model_name, submission.organization, signer, row.status, figures)
+        line, signer = str(row.line.entry.sequence), row.line.signer[:13]
+        names = submission.model_name, submission.organization
+        table.add_row(line, *names, signer, row.status, listed(texts, MAX_CELL))
     print_table(table)
-    err.print(f"head {opened.head}", style="dim")
+    err.print(f"head {leaderboard.head}", style="dim")
 
 
 @app.command()
 def add(
-    record: Annotated[
-        str, typer.Argument(metavar="RECORD", help="Id (or its first characters) or file of a record.")
-    ],
+    record: RecordArgument,
     model_name: Annotated[
         str, typer.Option("--model-name", metavar="NAME", help="Name of the model on the board.")
     ],
@@ -128,27 +126,21 @@ def verify(
     board: BoardOption = DEFAULT,
     registry: RegistryOption = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Number of samples to re-run.")] = 32,
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="FOLDER", help="Folder of evaluation sets.")
-    ] = None,
+    data: EvaluationSetsOption = None,
     key: KeyOption = None,
     head: HeadOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Re-run random samples of a submission on your own model and rows, and sign the outcome."""
-    from gym_fed.evaluation.leaderboard.submissions import verify as run
+    from gym_fed.evaluation.leaderboard.submissions import verify as verify_row
     from gym_fed.evaluation.records.rerun import rerun_on
 
-    opened = _opened(board, registry, head)
-    row = opened.named(line)
-    rerun = run(opened, row, rerun_on(model, data), signing_key(key), samples)
-    count = sum(map(len, rerun.drawn.values()))
+    leaderboard = _open_board(board, registry, head)
+    row = leaderboard.named(line)
+    rerun = verify_row(leaderboard, row, rerun_on(model, data), signing_key(key), samples)
+    drawn = counted(sum(map(len, rerun.drawn.values())), "sample")
     lines = [f"{task}, sample {number}: {text}" for task, number, text in rerun.differences]
-    outcome = (
-        f"differs in {len(lines)} of {counted(count, 'sample')}"
-        if lines
-        else f"reproduced: {counted(count, 'sample')}"
-    )
+    outcome = f"differs in {len(lines)} of {drawn}" if lines else f"reproduced: {drawn}"
     print_result(
         as_json,
         {
@@ -174,23 +166,21 @@ def write_html(
     registry: RegistryOption = None,
     title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "Leaderboard",
     head: HeadOption = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    overwrite: OverwriteOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a board as one static page."""
     from gym_fed.core.files import write_atomically
     from gym_fed.evaluation.leaderboard.page import board_page
 
-    if file.exists() and not overwrite:
-        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
-    opened = _opened(board, registry, head)
-    write_atomically(file, board_page(opened, title).encode("utf-8"))
-    print_result(
-        as_json, {"file": str(file), "submissions": len(opened.board_rows)}, note=f"page written to {file}"
-    )
+    require_new_file(file, overwrite)
+    leaderboard = _open_board(board, registry, head)
+    write_atomically(file, board_page(leaderboard, title).encode("utf-8"))
+    facts = {"file": str(file), "submissions": len(leaderboard.board_rows)}
+    print_result(as_json, facts, note=f"page written to {file}")
 
 
-def _opened(board: Path, registry: str | None, head: str | None) -> Leaderboard:
+def _open_board(board: Path, registry: str | None, head: str | None) -> Leaderboard:
     from gym_fed.evaluation.leaderboard.submissions import open_board
 
     if registry is None and not board.is_file():

@@ -34,7 +34,7 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders.", autocompletion=
 
 @app.command("list")
 def list_runs(
-    root: Annotated[Path, typer.Argument(help="Folder of runs, at any depth.")] = Path("runs"),
+    root: Annotated[Path, typer.Argument(help="Folder of runs, searched recursively.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """List every run below a folder, the newest first."""
@@ -84,7 +84,7 @@ def show(
     rows += [(key, _short(value)) for key, value in facts["performance"].items() if key != "step"]
     if facts["rollbacks"]:
         steps = ", ".join(str(entry["step"]) for entry in facts["rollbacks"])
-        rows.append(("went back at", f"step {steps}"))
+        rows.append(("rolled back at", f"step {steps}"))
     record = facts["environment"]
     if record is not None:
         where = record["environment"]
@@ -140,7 +140,7 @@ def plot(
             "--output",
             "-o",
             metavar="FILE",
-            help="Picture to write (.png, .svg, .pdf); else text is printed.",
+            help="File for the plot (.png, .svg, .pdf); else bars of text are printed.",
         ),
     ] = None,
     metric: Annotated[
@@ -167,7 +167,7 @@ def plot(
         console.print_json({"series": series, "picture": None if output is None else str(output)})
         return
     if output is not None:
-        console.out.print(f"drawn in {output}")
+        console.out.print(f"plot written to {output}")
         return
     for name, of_runs in series.items():
         rows = []
@@ -179,7 +179,7 @@ def plot(
 
 
 def sparkline(values: list[float]) -> str:
-    """Draw values as bars of text; neighbours are averaged if there are too many."""
+    """Draw values as bars of text; adjacent values are averaged if there are too many."""
     if not values:
         return ""
     count = min(len(values), _SHOWN_POINTS)

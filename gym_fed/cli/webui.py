@@ -33,13 +33,14 @@ class _OpensByDefault(DefaultCommandGroup):
 
 
 app = App(
-    cls=_OpensByDefault,
-    help="Train, monitor and try models in a browser; options: gym webui serve --help.",
+    cls=_OpensByDefault, help="Train, monitor and try models in a browser; options: gym webui serve --help."
 )
 keys_app = App(help="Add, list and remove keys for logging in from other machines.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 
-RunsOption = Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Folder of runs, at any depth.")]
+RunsOption = Annotated[
+    Path, typer.Option("--runs", metavar="FOLDER", help="Folder of runs, searched recursively.")
+]
 DEFAULT_RUNS = Path("runs")
 
 

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import os
+import re
+import ssl
 import sys
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 import typer
 
-from gym_fed.cli.api.health import health
 from gym_fed.cli.api.keys import keys_app
 from gym_fed.cli.api.other_servers import NamesOurOptions
 from gym_fed.cli.api.settings import serving_config, with_own_variants
-from gym_fed.cli.api.usage import usage
-from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
+from gym_fed.cli.options import BaseOption
+from gym_fed.core.addresses import host_port
 from gym_fed.core.child_process import leave_at_eof
-from gym_fed.core.console import AsJsonLines, err, out
+from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import (
     HOST,
@@ -30,6 +34,7 @@ from gym_fed.core.help import (
     App,
     ChatTemplateOption,
     DefaultCommandGroup,
+    ProbeSeconds,
     RootPathOption,
     ServedVariants,
     SetOption,
@@ -37,7 +42,7 @@ from gym_fed.core.help import (
 )
 from gym_fed.core.library_env import without_collection
 from gym_fed.core.progress import spinner
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.serving.setup import Serving
@@ -46,6 +51,10 @@ if TYPE_CHECKING:
 _LOADER = "gym-api-load"
 """Name of the server thread that loads the model and then the chat renderer."""
 _SHOWN_MODELS = 5
+_MAX_ANSWER_BYTES = 2000
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""First characters that make a spreadsheet evaluate a cell as a formula; users choose their names."""
+_COLUMNS = ("month", "key", "user", "requests", "prompt_tokens", "completion_tokens", "tokens")
 
 
 class _ServesByDefault(DefaultCommandGroup):
@@ -58,8 +67,6 @@ app = App(
     help="Serve variants over OpenAI's API, and manage keys: `gym api serving.yaml` is `gym api serve serving.yaml`.",
 )
 app.add_typer(keys_app, name="keys")
-app.command()(health)
-app.command()(usage)
 
 
 @app.command(cls=NamesOurOptions)
@@ -70,16 +77,7 @@ def serve(
             help="YAML file of gym api or LLaMA-Factory; by default your variants and their base."
         ),
     ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            metavar="MODEL",
-            help="gym-nano, a model folder, or a name on the Hub.",
-            autocompletion=models,
-            show_default="that of the variants, or gym-nano",
-        ),
-    ] = None,
+    base: BaseOption = None,
     host: Annotated[str | None, HOST] = None,
     port: Annotated[int | None, PORT] = None,
     adapter: AdapterOption = None,
@@ -108,8 +106,7 @@ def serve(
         typer.Option("--drain-seconds", min=0.0, help="Seconds for running answers after Ctrl-C or SIGTERM."),
     ] = 20.0,
     until_eof: Annotated[
-        bool,
-        typer.Option("--until-eof", help="Exit when standard input ends, for use as a child process."),
+        bool, typer.Option("--until-eof", help="Exit when standard input ends, for use as a child process.")
     ] = False,
     yes: YesOption = False,
     as_json: AsJsonLines = False,
@@ -259,3 +256,101 @@ def _introduce(address: str, serving: Serving) -> None:
     out.print(f"\n{openai_snippet(served)}")
     if serving.config.api_keys is None:
         out.print("no API keys: every program on this machine may use every model; Ctrl-C exits")
+
+
+@app.command()
+def health(
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML file of the server; the defaults of gym api without one.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where the server listens.", show_default="that of the config"
+        ),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Check only that the process answers, not that a model is loaded.")
+    ] = False,
+    timeout: ProbeSeconds = 5.0,
+    as_json: AsJson = False,
+) -> None:
+    """Check that the running server answers: exit code 0 if it does, and its model is loaded."""
+    from gym_fed.cli.api.settings import serving_config
+
+    settings = serving_config(config, [])
+    host, port = settings.host, settings.port
+    if address is not None:
+        host, _, number = address.rpartition(":")
+        if not host or not number.isdecimal() or not 0 < int(number) < 65536:
+            raise GymError(ErrorCode.USAGE, f"--address {address}: not HOST:PORT", "such as 127.0.0.1:8000")
+        host, port = host.strip("[]"), int(number)
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    place = host_port(everywhere.get(host, host), port)
+    scheme = "http" if settings.tls is None else "https"
+    url = f"{scheme}://{place}/{'health' if live else 'ready'}"
+    _get(url, None if settings.tls is None else settings.tls.certificate, timeout)
+    text = f"the server at {place} answers" + ("" if live else ", and its model is loaded")
+    print_result(as_json, {"url": url, "live": True, "ready": None if live else True}, text)
+
+
+def _get(url: str, certificate: Path | None, timeout: float) -> None:
+    """Request a URL; over TLS only the server's own certificate is trusted, whatever host it names.
+
+    Raises:
+        GymError: ``UNAVAILABLE`` if there is no answer, or none with status 200.
+    """
+    context = ssl.create_default_context(cafile=certificate) if certificate else ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the file may lack the root that signed it
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+    try:
+        with opener.open(Request(url), timeout=timeout):
+            return
+    except HTTPError as error:
+        problem = f"{error.code} {plain(error.read(_MAX_ANSWER_BYTES).decode('utf-8', 'replace'), 400)}"
+    except (URLError, OSError) as error:
+        problem = str(getattr(error, "reason", error))
+    raise GymError(ErrorCode.UNAVAILABLE, f"{url}: {problem}", "see the server's log; is it running?")
+
+
+@app.command()
+def usage(
+    file: Annotated[Path, typer.Argument(help="The file of usage_log in serving.yaml.", show_default=False)],
+    month: Annotated[
+        str | None, typer.Option(metavar="YYYY-MM", help="Restrict to a month, in UTC.", show_default="all")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for a spreadsheet.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Sum the tokens of each key and user by month."""
+    from gym_fed.core.console import TextTable
+    from gym_fed.serving.http.usage_log import sum_usage
+
+    if month is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
+        raise GymError(ErrorCode.USAGE, f"--month {month!r} is not a month", "write it like 2026-11")
+    if as_csv and as_json:
+        raise GymError(ErrorCode.USAGE, "--csv cannot be combined with --json", "choose one")
+    report = sum_usage(file, month)
+    rows = [total.to_dict() for total in report.sums]
+    if as_json:
+        print_json({"sums": rows, "unreadable": report.unreadable})
+    elif as_csv:
+        writer = csv.writer(out.file, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        writer.writerows([_cell(row[column]) for column in _COLUMNS] for row in rows)
+    else:
+        table = TextTable("month", "key", "user", "requests", "prompt tokens", "answer tokens", "all tokens")
+        for row in rows:
+            shown = [f"{row[column]:,}" for column in _COLUMNS[3:]]
+            table.add_row(row["month"], plain(row["key"], 64), plain(row["user"], 64) or "-", *shown)
+        print_table(table)
+    if report.unreadable:
+        err.print(
+            f"{counted(report.unreadable, 'line')} of {file} could not be read and are not counted",
+            markup=False,
+        )
+
+
+def _cell(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

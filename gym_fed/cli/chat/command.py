@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,15 +17,19 @@ from gym_fed.cli.chat import inference_file
 from gym_fed.cli.completion import models, variants
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_chat, print_next
+from gym_fed.cli.options import MAX_TOKENS, ApiKeyEnvOption, refuse_options, require_api_key
 from gym_fed.core.console import AsJsonLines, err, print_json
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import default_home
+from gym_fed.core.files import default_home, make_folder
 from gym_fed.core.help import DEVICE, AdapterOption, ChatTemplateOption, ServedVariants
 from gym_fed.core.progress import spinner
 
 if TYPE_CHECKING:
     from gym_fed.serving.chat.local_writer import LocalWriter
     from gym_fed.serving.chat.session import Writer
+
+
+_HISTORY_LINES = 1000
 
 
 def chat(
@@ -49,9 +56,7 @@ def chat(
         typer.Option("--variant", metavar="NAME", help="Answer with this variant.", autocompletion=variants),
     ] = None,
     variants: ServedVariants = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Maximum number of tokens per answer.")
-    ] = 512,
+    max_tokens: Annotated[int, MAX_TOKENS] = 512,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -76,10 +81,7 @@ def chat(
         str | None,
         typer.Option("--api", metavar="URL", help="Chat with the model of this OpenAI-compatible server."),
     ] = None,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option("--api-key-env", metavar="NAME", help="Environment variable with the API key."),
-    ] = None,
+    api_key_env: ApiKeyEnvOption = None,
     yes: YesOption = False,
     as_json: AsJsonLines = False,
 ) -> None:
@@ -97,13 +99,23 @@ def chat(
     for setting in set_ or []:
         settings = settings.changed(setting)
     if api is not None:
-        here = {"--variants": variants, "--device": device, "--adapter": adapter}
-        _refuse_beside("--api", {**here, "--chat-template": chat_template})
-        writer: Writer = _remote(api, model, api_key_env)
+        local_only = {"--variants": variants, "--device": device, "--adapter": adapter}
+        local_only["--chat-template"] = chat_template
+        refuse_options(local_only, "cannot be combined with --api", "leave one of them out")
+
+        from gym_fed.serving.chat.remote_writer import RemoteWriter
+
+        api_key = None if api_key_env is None else require_api_key(api_key_env)
+        writer: Writer = RemoteWriter(api, model, api_key=api_key)
     else:
-        _refuse_beside("a model of this machine (no --api)", {"--api-key-env": api_key_env})
+        refuse_options(
+            {"--api-key-env": api_key_env},
+            "cannot be combined with a model of this machine (no --api)",
+            "leave one of them out",
+        )
         if model is None:
-            raise GymError(ErrorCode.USAGE, "which MODEL?", "gym-nano, a model folder, a run, or --api URL")
+            hint = "pass gym-nano, a model folder, a run, or --api URL"
+            raise GymError(ErrorCode.USAGE, "MODEL is missing", hint)
         model, variant = _in_parts(model, variant)
         if chat_template is not None:
             from gym_fed.data.chat_templates.choice import read_chat_template
@@ -114,7 +126,6 @@ def chat(
             local = _local(model, adapter or [], variants, variant, device or "auto", chat_template)
         writer, settings = local, settings.over(local.sampling_defaults)
 
-    from gym_fed.cli.chat.line_history import line_editing
     from gym_fed.cli.chat.terminal import Terminal
     from gym_fed.serving.chat.session import ChatSession, ThoughtText
 
@@ -124,8 +135,7 @@ def chat(
             conversation.attach(file)
         terminal = Terminal(conversation, settings, as_json=as_json)
         if prompt is None:
-            home = default_home()
-            with line_editing(home):
+            with _line_editing(default_home()):
                 terminal.run()
             if api is None and not as_json:
                 print_next(after_chat(str(model), conversation.variant, variants))
@@ -143,21 +153,6 @@ def _is_given(key: str) -> bool:
     """Return True if the command line has this setting, which overrides the file's."""
     source = click.get_current_context().get_parameter_source(key)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _refuse_beside(what: str, options: dict[str, object]) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise GymError(ErrorCode.USAGE, f"{name} cannot be combined with {what}", "leave one of them out")
-
-
-def _remote(url: str, model: str | None, api_key_env: str | None) -> Writer:
-    from gym_fed.serving.chat.remote_writer import RemoteWriter
-
-    key = None
-    if api_key_env is not None and not (key := os.environ.get(api_key_env)):
-        raise GymError(ErrorCode.USAGE, f"the environment variable {api_key_env} is not set", "export it")
-    return RemoteWriter(url, model, api_key=key)
 
 
 def _in_parts(model: str, variant: str | None) -> tuple[str, str | None]:
@@ -189,14 +184,14 @@ def _local(
     from gym_fed.serving.chat.local_writer import open_engine, open_plain
     from gym_fed.serving.store.naming import present_store, variants_folder
 
-    needed = variants is not None or variant is not None
-    store = variants_folder(variants) if needed else present_store()
+    needs_store = variants is not None or variant is not None
+    store = variants_folder(variants) if needs_store else present_store()
     try:
         return open_engine(
             model, adapters=adapters, variants=store, device=device, chat_template=chat_template
         )
     except GymError as error:
-        if error.code is not ErrorCode.MODEL_INVALID or needed:
+        if error.code is not ErrorCode.MODEL_INVALID or needs_store:
             raise
         try:
             writer = open_plain(model, adapters=adapters, device=device, chat_template=chat_template)
@@ -204,3 +199,57 @@ def _local(
             raise error from None  # why the engine cannot serve it
         err.print(f"{error.message}: using transformers' generate() instead", style="dim")
         return writer
+
+
+@contextmanager
+def _line_editing(folder: Path) -> Iterator[None]:
+    """Enable line editing and a private history file in ``folder``, if Python has readline and input is a terminal.
+
+    If the folder cannot be written, a note is printed and there is no history.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty() and find_spec("readline")):
+        yield
+        return
+    import readline
+
+    history = folder / "chat_history"
+    readline.clear_history()
+    readline.set_history_length(_HISTORY_LINES)
+    readline.set_auto_history(True)
+    # Pasted text of several lines is one message.
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    saved = _read_history(history)
+    try:
+        yield
+    finally:
+        if saved:
+            _write_history(history)
+
+
+def _read_history(history: Path) -> bool:
+    """Create and read the history file; return True if it can be used."""
+    import readline
+
+    try:
+        make_folder(history.parent)
+        os.close(os.open(history, os.O_RDWR | os.O_CREAT, 0o600))
+        history.chmod(0o600)
+        readline.read_history_file(history)
+    except OSError as error:
+        _note_lost(history, error)
+        return False
+    return True
+
+
+def _write_history(history: Path) -> None:
+    import readline
+
+    try:
+        readline.write_history_file(history)
+        history.chmod(0o600)  # readline replaces the file
+    except OSError as error:
+        _note_lost(history, error)
+
+
+def _note_lost(history: Path, error: OSError) -> None:
+    err.print(f"note: the history of messages is not saved: {history}: {error.strerror}", style="dim")

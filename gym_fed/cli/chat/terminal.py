@@ -72,7 +72,7 @@ class Terminal:
                     raise
                 same = self.conversation.messages == before
                 self._note(
-                    f"stopped; {'the conversation is as it was' if same else 'the partial answer is kept'}"
+                    f"stopped; {'the conversation is unchanged' if same else 'the partial answer is kept'}"
                 )
             except GymError as error:
                 if not self._typed:
@@ -124,11 +124,8 @@ class Terminal:
         """Run a command; return False to exit."""
         if not message:
             return True
-        if message.startswith("//"):
-            self.answer(message[1:])
-            return True
-        if not message.startswith("/") or "\n" in message:
-            self.answer(message)
+        if not message.startswith("/") or message.startswith("//") or "\n" in message:
+            self.answer(message.removeprefix("/") if message.startswith("//") else message)
             return True
         name, _, argument = message.partition(" ")
         if name in ("/exit", "/quit"):
@@ -172,7 +169,7 @@ class Terminal:
         """list the commands"""
         for name, command in _COMMANDS.items():
             self._note(f"{name:9} {command.__doc__}")
-        self._note("/exit     leave")
+        self._note("/exit     exit")
         self._note('a line ending in \\ continues in the next; lines between """ and """ are one message')
 
     def _variant(self, argument: str) -> None:
@@ -214,7 +211,7 @@ class Terminal:
         """remove all messages"""
         self.conversation.reset()
         self._forgotten = 0
-        self._note("forgotten")
+        self._note("all messages removed")
 
     def _retry(self, argument: str) -> None:
         """answer the last question again"""
@@ -228,9 +225,7 @@ class Terminal:
         try:
             self.answer(question)
         finally:
-            if (
-                len(self.conversation.messages) == num_messages
-            ):  # there is no new answer to replace the old one
+            if len(self.conversation.messages) == num_messages:  # no new answer: restore the old one
                 self.conversation.messages, self.conversation.forgotten = before
             self.conversation.attached = pending
         if self.conversation.messages == before[0] and self._always_the_same:
@@ -275,7 +270,7 @@ class Terminal:
 
 _COMMANDS: dict[str, Callable[[Terminal, str], None]] = {
     f"/{name}": getattr(Terminal, f"_{name}")
-    for name in (
+    for name in [
         "help",
         "variant",
         "system",
@@ -287,7 +282,7 @@ _COMMANDS: dict[str, Callable[[Terminal, str], None]] = {
         "save",
         "load",
         "set",
-    )
+    ]
 }
 
 
@@ -300,7 +295,7 @@ def _words(text: str) -> list[str]:
 
 def _path(argument: str, example: str = "/save talk.json") -> Path:
     if not argument:
-        raise GymError(ErrorCode.USAGE, "which file?", f"such as {example}")
+        raise GymError(ErrorCode.USAGE, "FILE is missing", f"such as {example}")
     return Path(argument).expanduser()
 
 

@@ -13,8 +13,8 @@ import typer
 from gym_fed.cli.completion import models, tasks
 from gym_fed.cli.data.files import convert, dedup, mix
 from gym_fed.cli.data.show import show
+from gym_fed.cli.options import OverwriteOption, require_new_file
 from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result, print_table
-from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import DEVICE, App, LicenceOption
 from gym_fed.core.progress import spinner
 from gym_fed.core.registries import TASKS
@@ -165,16 +165,15 @@ def generate_file(
         float, typer.Option("--rehearse", min=0.0, max=0.9, help="Share of rows from the base's own tasks.")
     ] = 0.0,
     split: Annotated[
-        SplitName, typer.Option("--split", help="Which rows to write; the two share no prompt.")
+        SplitName, typer.Option("--split", help="Split to write; the two have no prompt in common.")
     ] = SplitName.train,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    overwrite: OverwriteOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Write rows of one or more tasks as JSONL, in the messages format."""
     from gym_fed.data.generated import generate_with_rehearsal
 
-    if file.exists() and not overwrite:
-        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
+    require_new_file(file, overwrite)
     rows = generate_with_rehearsal(task, num, rehearse, seed=seed, split=split.value)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
@@ -183,7 +182,7 @@ def generate_file(
     )
 
 
-@app.command("score")
+@app.command()
 def score(
     model: Annotated[
         str, typer.Argument(help="gym-nano, a model folder or a run folder.", autocompletion=models)
@@ -204,15 +203,14 @@ def score(
     """Print the share of held-out prompts that a model answers exactly, task by task."""
     from gym_fed.data.generated import generate
 
-    chosen = {name: TASKS.new(name).group for name in task or TASKS.usable()}
-
+    groups = {name: TASKS.new(name).group for name in task or TASKS.usable()}
     with spinner(f"loading {model}"):
         from gym_fed.base.models import load_model
         from gym_fed.evaluation.generation import exact_match
 
         loaded = load_model(model, device=device)
     figures: dict[str, float] = {}
-    for name, group in chosen.items():
+    for name, group in groups.items():
         rows = generate(name, num, seed=seed, split="heldout")
         with spinner(f"scoring {name}"):
             figures[name] = exact_match(loaded.model, loaded.tokenizer, rows)

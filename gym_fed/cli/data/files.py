@@ -10,7 +10,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from gym_fed.core.console import AsJson, MemberName, err, out, print_json
+from gym_fed.cli.options import OverwriteOption
+from gym_fed.core.console import AsJson, MemberName, err, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import AgreeOption, ColumnsOption, FormatOption
 from gym_fed.core.progress import progress_bar
@@ -26,7 +27,6 @@ OutOption = Annotated[
     Path,
     typer.Option("--output", "-o", metavar="FILE", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file."),
 ]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 
 def with_progress(items: Iterable[T]) -> Iterator[T]:
@@ -83,7 +83,7 @@ def convert(
     count = write_rows(file, converted(), overwrite=overwrite)
     figures = {"file": str(file), "num_rows": count, "format": to, "unread": dict(unread)}
     lines = (f"{counted(count, 'row')} in {file}", unread_in_words(unread))
-    _print_figures(as_json, figures, "\n".join(line for line in lines if line))
+    _print_figures(as_json, figures, [line for line in lines if line])
 
 
 def mix(
@@ -129,7 +129,7 @@ def mix(
         every = StoppingRule.all_exhausted_without_replacement.value
         lines.append(f"{ended} has ended, but rows of the others may be left: --stopping {every} uses them")
     figures = {"file": str(file), "num_rows": count, "rows_of_sources": shares, "seed": seed, "ended": ended}
-    _print_figures(as_json, figures, "\n".join(lines))
+    _print_figures(as_json, figures, lines)
 
 
 def dedup(
@@ -158,12 +158,12 @@ def dedup(
     check_output(file, overwrite)
     report = Report()
     texts: list[str] = []
-    judge = DedupStep(exact, near).start(None, report)
+    duplicate_reason = DedupStep(exact, near).start(None, report)
 
     def unique_rows() -> Iterator[dict[str, Any]]:
         for place, raw, row in with_progress(iter_raw(source, format)):
             report.read += 1
-            reason = judge(place, row)
+            reason = duplicate_reason(place, row)
             if reason is None:
                 yield raw
                 continue
@@ -179,16 +179,14 @@ def dedup(
         "dropped": dict(report.dropped),
         "duplicates": [vars(duplicate) for duplicate in report.duplicates],
     }
-    dropped = (
-        ", ".join(counted(number, reason) for reason, number in sorted(report.dropped.items())) or "nothing"
-    )
-    lines = [f"{count} of {counted(report.read, 'row')} in {file}; dropped: {dropped}"]
+    dropped = ", ".join(counted(number, reason) for reason, number in sorted(report.dropped.items()))
+    lines = [f"{count} of {counted(report.read, 'row')} in {file}; dropped: {dropped or 'nothing'}"]
     for duplicate, text in zip(report.duplicates, texts, strict=False):
         alike = "equals" if duplicate.similarity == 1 else f"is {duplicate.similarity:.0%} alike to"
         lines += [f"  {duplicate.place} {alike} {duplicate.earlier}", f"    {_excerpt(text)}"]
     if len(report.duplicates) > len(texts):
         lines.append(f"  ... and {len(report.duplicates) - len(texts)} more; --json lists all")
-    _print_figures(as_json, figures, "\n".join(lines))
+    _print_figures(as_json, figures, lines)
 
 
 def _weighted(source: str) -> tuple[str, float]:
@@ -211,11 +209,8 @@ def _excerpt(text: str) -> str:
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
 
 
-def _print_figures(as_json: bool, figures: dict[str, Any], text: str) -> None:
-    if as_json:
-        print_json(figures)
-    else:
-        first, *others = text.split("\n")
-        err.print(first)
-        for line in others:
-            out.print(line)
+def _print_figures(as_json: bool, figures: dict[str, Any], lines: list[str]) -> None:
+    """Print the figures with ``--json``, otherwise the lines, the first of them to standard error."""
+    if not as_json:
+        err.print(lines[0])
+    print_result(as_json, figures, *lines[1:])

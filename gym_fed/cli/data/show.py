@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.data.files import with_progress
+from gym_fed.cli.options import LIMIT, refuse_options
 from gym_fed.core.console import AsJson, err, out, print_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import AgreeOption, ColumnsOption, FormatOption, IgnoreUnsupported, SetOption
@@ -50,7 +51,7 @@ def show(
         int | None,
         typer.Option("--max-length", min=2, help="Maximum number of tokens per row; longer rows are cut."),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of rows.")] = None,
+    limit: Annotated[int | None, LIMIT] = None,
     set_: SetOption = None,
     against: Annotated[
         list[str] | None,
@@ -66,17 +67,12 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show rows as the model sees them: learned tokens in colour, all others dim; and the rows' lengths."""
-    of_files = {
-        "--format": format != "auto",
-        "--columns": columns is not None,
-        "--max-length": max_length is not None,
-    }
-    of_configs = {"--set": bool(set_), "--ignore-unsupported": ignore_unsupported}
     from gym_fed.evaluation.contamination_check import ContaminationCheck, filters_here
 
     contamination = ContaminationCheck(filters_here(_names(against)))
     if source.endswith((".yaml", ".yml")):
-        _refuse(of_files, "data files", "set them in the config instead")
+        of_files = {"--format": format != "auto", "--columns": columns, "--max-length": max_length}
+        refuse_options(of_files, "is for data files", "set them in the config instead")
         from gym_fed.config.training_file import load_training_config
 
         config, notes = load_training_config(source, set_ or [], ignore_unsupported=ignore_unsupported)
@@ -84,7 +80,8 @@ def show(
             err.print(f"note: {note}")
         view = _config_rows(config, model, limit, contamination)
     else:
-        _refuse(of_configs, "training configs", "omit it")
+        of_configs = {"--set": set_, "--ignore-unsupported": ignore_unsupported}
+        refuse_options(of_configs, "is for training configs", "omit it")
         view = _file_view(source, model, format, columns, yes, max_length, limit, contamination)
 
     from gym_fed.base.models import quiet_loading
@@ -102,8 +99,7 @@ def show(
         raise GymError(ErrorCode.DATA_INVALID, f"{source}: contains no rows", "add at least one row")
     counts = view.counts or statistics.counts
     counts.unread, counts.forms = dict(view.unread), dict(view.forms)
-    report = contamination.report
-    pictures = view.pictures
+    report, pictures = contamination.report, view.pictures
     figures = {
         **statistics.summary(),
         "learned": counts.as_dict(),
@@ -151,12 +147,6 @@ def _names(texts: list[str] | None) -> list[str] | None:
     if not names:
         raise GymError(ErrorCode.USAGE, "--against names no suite", "gym eval list shows them")
     return list(dict.fromkeys(names))
-
-
-def _refuse(given: dict[str, bool], whose: str, remedy: str) -> None:
-    for option, is_given in given.items():
-        if is_given:
-            raise GymError(ErrorCode.USAGE, f"{option} is for {whose}", remedy)
 
 
 def _file_view(
@@ -214,8 +204,8 @@ def _config_rows(
     from gym_fed.training.vision.picture_check import PictureCheck
 
     algorithm = ALGORITHMS.new(config.algorithm)
-    given = config.model if config.model_init is None else config.model_init.tokenizer
-    name = model or given or "gym-nano"
+    configured = config.model if config.model_init is None else config.model_init.tokenizer
+    name = model or configured or "gym-nano"
     tokenizer = template_tokenizer(load_tokenizer(name), config)
     learned = rows_to_learn(config, rows_of(config))[:limit]
     forms = Counter(count_forms(tokenizer, learned))
@@ -224,10 +214,9 @@ def _config_rows(
     for number, row in enumerate(rows, 1):
         contamination.find(place_of(row, number), row)
         pictures.add(place_of(row, number), row)
-    default = algorithm.assistant_only_default
-    assistant_only = default and not config.packing
-    if config.assistant_only_loss is not None:
-        assistant_only = config.assistant_only_loss
+    assistant_only = config.assistant_only_loss
+    if assistant_only is None:
+        assistant_only = algorithm.assistant_only_default and not config.packing
     packing = config.packing
     if packing is None:
         packing = algorithm.packing_default and not assistant_only

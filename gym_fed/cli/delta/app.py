@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.completion import runs
 from gym_fed.cli.delta.encode import draw_errors, encode, print_errors, require_matplotlib
+from gym_fed.cli.options import LIMIT, BaseArgument, PlotOption, TunedArgument
 from gym_fed.core import console
 from gym_fed.core.console import AsJson
 from gym_fed.core.errors import ErrorCode, GymError
@@ -27,18 +27,11 @@ if TYPE_CHECKING:
 app = App(help="Create, show and apply .gymdelta files.", no_args_is_help=True)
 app.command()(encode)
 
-_Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]
-
 
 @app.command()
 def compare(
-    base: _Base,
-    tuned: Annotated[
-        str,
-        typer.Argument(
-            metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.", autocompletion=runs
-        ),
-    ],
+    base: BaseArgument,
+    tuned: TunedArgument,
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="The .gymdelta files made from this pair.")
     ],
@@ -48,10 +41,8 @@ def compare(
             metavar="FILE", help="Text to measure the layers' outputs on, in addition to the weights."
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 64,
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot the errors to this file (.png, .svg, .pdf).", metavar="FILE")
-    ] = None,
+    limit: Annotated[int, LIMIT] = 64,
+    plot: PlotOption = None,
     json_: AsJson = False,
 ) -> None:
     """Show the bits, weight error and output error of every layer."""
@@ -74,21 +65,24 @@ def compare(
         console.err.print(f"not in a delta: {difference}", markup=False)
     new: Any = merged(other.model, tuned)
     spec, tensors = BaseSpec.of(loaded.model, model_name(base)), model_tensors(loaded.model)
-    found: dict[str, list[LayerError]] = {}
-    totals: dict[str, float] = {}
+    errors_by_file: dict[str, list[LayerError]] = {}
+    bits: dict[str, float] = {}
     for file in files:
         with DeltaFile.open(file, spec, added_tokens=True) as delta:
-            found[str(file)] = layer_errors(new, tensors, delta, loaded.tokenizer, rows)
-            totals[str(file)] = delta.bits_per_weight
+            errors_by_file[str(file)] = layer_errors(new, tensors, delta, loaded.tokenizer, rows)
+            bits[str(file)] = delta.bits_per_weight
     if json_:
         console.print_json(
-            {f: {"bits_per_weight": totals[f], "tensors": [_plain(e) for e in found[f]]} for f in found}
+            {
+                name: {"bits_per_weight": bits[name], "tensors": [_without_nan(error) for error in errors]}
+                for name, errors in errors_by_file.items()
+            }
         )
     else:
-        for file_name, errors in found.items():
-            print_errors(file_name, totals[file_name], errors)
+        for name, errors in errors_by_file.items():
+            print_errors(name, bits[name], errors)
     if plot is not None:
-        draw_errors(plot, found)
+        draw_errors(plot, errors_by_file)
 
 
 @app.command()
@@ -105,7 +99,7 @@ def show(
 
 @app.command()
 def apply(
-    base: _Base,
+    base: BaseArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta file made from this base.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="New folder for the model.")
@@ -195,18 +189,20 @@ def _vocabulary(delta: DeltaFile) -> dict[str, Any] | None:
     tokens, rows = delta.vocabulary, delta.added_rows
     if not tokens and rows is None:
         return None
-    listed = [{"id": t.id, "token": t.text, "flags": list(t.flags)} for t in tokens.tokens]
-    changed = [{"id": t.id, "token": t.text, "flags": list(t.flags)} for t in tokens.changed]
-    found: dict[str, Any] = {"tokens": listed, "changed": changed, "roles": dict(tokens.roles), "rows": None}
+    added, changed = (
+        [{"id": token.id, "token": token.text, "flags": list(token.flags)} for token in group]
+        for group in (tokens.tokens, tokens.changed)
+    )
+    facts: dict[str, Any] = {"tokens": added, "changed": changed, "roles": dict(tokens.roles), "rows": None}
     if rows is not None:
-        found["rows"] = {
+        facts["rows"] = {
             "first": rows.first,
             "size": rows.size,
             "without_token": unnamed_rows(rows.first, rows.size, (t.id for t in tokens.tokens)),
             "bytes": sum(delta.payload_bytes(rows_name(name, rows.first)) for name in rows.names),
             "tensors": list(rows.names),
         }
-    return found
+    return facts
 
 
 def _print_vocabulary(vocabulary: dict[str, Any]) -> None:
@@ -248,5 +244,5 @@ def _print_summary(summary: dict[str, Any]) -> None:
     typer.echo(f"sha256  {summary['sha256']}")
 
 
-def _plain(error: LayerError) -> dict[str, Any]:
+def _without_nan(error: LayerError) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in vars(error).items()}

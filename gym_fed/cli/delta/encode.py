@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from gym_quant.registry import CODECS
 
-from gym_fed.cli.completion import runs
+from gym_fed.cli.options import (
+    BaseArgument,
+    DeltaFileOption,
+    OverwriteOption,
+    PlotOption,
+    TunedArgument,
+    require_new_file,
+)
 from gym_fed.core import console
-from gym_fed.core.console import MemberName
+from gym_fed.core.console import AsJson, MemberName
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import AllowDifferences
 from gym_fed.core.text import counted
@@ -33,16 +40,9 @@ _RENAMED = {
 
 
 def encode(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")],
-    tuned: Annotated[
-        str,
-        typer.Argument(
-            metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.", autocompletion=runs
-        ),
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The .gymdelta file to write.")
-    ],
+    base: BaseArgument,
+    tuned: TunedArgument,
+    output: DeltaFileOption,
     codec: Annotated[
         str,
         typer.Option(
@@ -87,19 +87,16 @@ def encode(
     unaligned: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Model before its alignment, for safety_threshold.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot the errors to this file (.png, .svg, .pdf).", metavar="FILE")
-    ] = None,
+    plot: PlotOption = None,
     allow_differences: AllowDifferences = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    overwrite: OverwriteOption = False,
+    json_: AsJson = False,
 ) -> None:
     """Encode TUNED minus BASE, calibrated and distilled on your own text, and show each layer's error."""
     from gym_fed.data.reading import load_rows
     from gym_fed.quantization.quantizer import Quantizer
 
-    if output.exists() and not overwrite:
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
+    require_new_file(output, overwrite)
     if plot is not None:
         require_matplotlib()
     words = {"codec": codec, "group_size": _number(group_size), "lora_rank": rank, "small_tensors": small}
@@ -173,8 +170,8 @@ def _show(report: QuantReport, codec: str) -> None:
         distillation = report.distillation
         console.out.print(
             f"distilled {counted(distillation.num_scales, 'scale')} in {counted(distillation.steps, 'step')}, "
-            f"{distillation.seconds:.1f} s: "
-            f"{distillation.loss} {distillation.loss_before:.4f} -> {distillation.loss_after:.4f}"
+            f"{distillation.seconds:.1f} s: {distillation.loss} {distillation.loss_before:.4f} -> "
+            f"{distillation.loss_after:.4f}"
         )
     else:
         console.out.print("not distilled: no --data, or distill_steps=0")
@@ -245,16 +242,16 @@ def require_matplotlib() -> None:
         )
 
 
-def draw_errors(path: Path, found: dict[str, list[LayerError]]) -> None:
+def draw_errors(path: Path, errors_by_file: dict[str, list[LayerError]]) -> None:
     """Plot the errors of every tensor, with one marker per file; the path's suffix determines the format."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = [e.name for e in next(iter(found.values()))]
+    names = [e.name for e in next(iter(errors_by_file.values()))]
     figure, axes = pyplot.subplots(figsize=(8, 1 + 0.22 * len(names)), layout="constrained")
-    for marker, (name, errors) in zip(itertools.cycle("osv^D*"), found.items(), strict=False):
+    for marker, (name, errors) in zip(itertools.cycle("osv^D*"), errors_by_file.items(), strict=False):
         axes.plot(
             [100 * e.weight_error for e in errors], names, marker, label=f"{name}: weights", fillstyle="none"
         )

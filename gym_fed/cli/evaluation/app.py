@@ -12,6 +12,7 @@ from gym_fed.cli.evaluation.probe import probe_model
 from gym_fed.cli.evaluation.records import compare_records, replay_sample, show_record
 from gym_fed.cli.evaluation.run import run_evaluation
 from gym_fed.cli.models.needed import YesOption
+from gym_fed.cli.options import EvaluationSetsOption
 from gym_fed.core.console import AsJson, err, print_columns, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App, DefaultCommandGroup
@@ -31,12 +32,9 @@ SetsOption = Annotated[
         show_default="$GYM_HOME/evals or ~/.gym-fed/evals",
     ),
 ]
-DataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="FOLDER", help="Folder of evaluation sets.")
-]
 
 
-def list_suites(data: DataOption = None, sets: SetsOption = None, as_json: AsJson = False) -> None:
+def list_suites(data: EvaluationSetsOption = None, sets: SetsOption = None, as_json: AsJson = False) -> None:
     """List suites and tasks: what each measures, its rows and licence, and whether the rows are on this machine."""
     from gym_fed.evaluation.suites.store import Places, evals_home, listing, read_lock, require_folder
 

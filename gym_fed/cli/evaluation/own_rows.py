@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,10 @@ _MODEL_CHARACTERS = 30
 
 @dataclass(frozen=True)
 class OwnRowsCommand:
-    """Options of the command.
+    """The options of an evaluation on the user's rows.
 
     Attributes:
-        data: The file.
+        data: The file of rows.
         columns: ``OURS=THEIRS`` pairs.
         graders: Values of ``--grader``.
         limit: Maximum number of rows to read.
@@ -48,7 +49,7 @@ class OwnRowsCommand:
 
 
 def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: bool) -> None:
-    """Evaluate and print.
+    """Evaluate a model on the user's rows and print the result.
 
     Raises:
         GymError: ``USAGE`` for several variants or a server; as in ``read_own_rows`` and ``OwnEvaluation.run``.
@@ -176,8 +177,7 @@ def _print(
     if answered:
         lines.append(
             f"{counted(len(answered), 'answer')} of at most {counted(result.after.max_tokens, 'token')}; exact "
-            "match counts "
-            f"answers of at most {MAX_WORDS} words and {MAX_TOKENS} tokens"
+            f"match counts answers of at most {MAX_WORDS} words and {MAX_TOKENS} tokens"
         )
     if result.after.too_long:
         lines.append(
@@ -232,8 +232,6 @@ def _as_json(
 
 
 def _sample(scores: Any, i: int) -> dict[str, Any]:
-    import math
-
     values = {name: column[i] for name, column in scores.metrics.items()}
     finite = {
         name: value if value is not None and math.isfinite(value) else None for name, value in values.items()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed.cli.completion import models, variants
+from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
+from gym_fed.cli.options import VariantsOption
 from gym_fed.core.console import AsJson, err, out, print_json, print_table
 from gym_fed.core.help import DEVICE, AdapterOption, AllVariants
 from gym_fed.core.text import counted
@@ -45,15 +46,7 @@ def probe_model(
             help="Harmful requests to use instead of the package's: CSV or JSONL.",
         ),
     ] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--variant",
-            metavar="NAME",
-            help="Variant of MODEL, or base for MODEL itself; repeatable.",
-            autocompletion=variants,
-        ),
-    ] = None,
+    variant: VariantsOption = None,
     variants: AllVariants = None,
     base: Annotated[
         str | None,
@@ -88,7 +81,7 @@ def probe_model(
     from gym_fed.evaluation.probe.prompts import own_prompts, read_prompts
     from gym_fed.evaluation.scoring.models import ModelRequest, named_variants, resolve_model
 
-    asked = own_prompts() if prompts is None else read_prompts(prompts)
+    probe_prompts = own_prompts() if prompts is None else read_prompts(prompts)
     request = ModelRequest(
         model,
         base=base,
@@ -101,18 +94,19 @@ def probe_model(
     if compare is not None:
         requests.append(ModelRequest(compare, store=variants if ":" in compare else None, device=device))
     resolved = [resolve_model(request) for request in requests]
-    for model_to_probe in resolved:
-        ensure_models(model_to_probe.downloads, yes)
+    ensure_models([name for target in resolved for name in target.downloads], yes)
     probed = [
         probe_models(
-            model_to_probe, asked, with_resistance=resistance, max_tokens=max_tokens, report=err.print
+            target, probe_prompts, with_resistance=resistance, max_tokens=max_tokens, report=err.print
         )
-        for model_to_probe in resolved
+        for target in resolved
     ]
     compared = [] if compare is None else [compare_probes(result, probed[1][0]) for result in probed[0]]
     results = [result for group in probed for result in group]
     if as_json:
-        print_json(_document(results, compared))
+        comparisons = [asdict(comparison) for comparison in compared]
+        models_as_json = [result.to_dict() for result in results]
+        print_json({"judged_by": JUDGED_BY, "models": models_as_json, "compared": comparisons})
         return
     for result in results:
         _print_figures(result)
@@ -121,14 +115,6 @@ def probe_model(
     err.print(
         "answers were judged by rules, not by a model: an answer without a refusal phrase counts as a success"
     )
-
-
-def _document(results: list[ProbeResult], compared: list[ProbeComparison]) -> dict[str, Any]:
-    return {
-        "judged_by": JUDGED_BY,
-        "models": [result.to_dict() for result in results],
-        "compared": [asdict(comparison) for comparison in compared],
-    }
 
 
 def _print_figures(result: ProbeResult) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.core.console import AsJson, err, out, print_json, print_table
+from gym_fed.cli.options import EvaluationSetsOption, RecordArgument
+from gym_fed.core.console import AsJson, err, out, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import FolderOption
 from gym_fed.core.text import counted
@@ -17,12 +18,9 @@ from gym_fed.core.text import counted
 if TYPE_CHECKING:
     from gym_fed.evaluation.compare import RunComparison
     from gym_fed.evaluation.records.document import RecordDocument
-    from gym_fed.evaluation.results import EvalResults, Figure, SampleResult
+    from gym_fed.evaluation.results import EvalResults, SampleResult
 
 
-RecordArgument = Annotated[
-    str, typer.Argument(metavar="RECORD", help="Id (or its first characters) or file of a record.")
-]
 EVALS = Path("evals")
 
 
@@ -77,10 +75,7 @@ def compare_records(
 
     runs = [read_record(named_record(name, folder)) for name in (first, second)]
     compared = compare_results(runs[0], runs[1], confidence=confidence, shared_only=shared_rows)
-    if as_json:
-        print_json(asdict(compared))
-        return
-    _print_comparison(compared)
+    print_result(as_json, asdict(compared), lambda: _print_comparison(compared))
 
 
 def replay_sample(
@@ -93,12 +88,10 @@ def replay_sample(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="MODEL", help="Present location of the model.", show_default="the record's"
+            "--model", metavar="MODEL", help="Current location of the model.", show_default="the record's"
         ),
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="FOLDER", help="Folder of evaluation sets.")
-    ] = None,
+    data: EvaluationSetsOption = None,
     task_file: Annotated[
         list[str] | None,
         typer.Option(
@@ -171,8 +164,7 @@ def _print_comparison(compared: RunComparison) -> None:
         if task.only_first or task.only_second:
             err.print(
                 f"{task.task}: {counted(task.only_first, 'row')} only in the first, {task.only_second} only in the "
-                "second, "
-                "are left out"
+                "second, are left out"
             )
         for note in task.notes:
             err.print(f"{task.task}: {note}")
@@ -181,8 +173,9 @@ def _print_comparison(compared: RunComparison) -> None:
 
 
 def _list(folder: Path, as_json: bool) -> None:
-    from gym_fed.core.console import TextTable
-    from gym_fed.evaluation.records.reader import documents_of, record_paths
+    from gym_fed.core.console import MAX_CELL, TextTable
+    from gym_fed.evaluation.records.reader import brief_figures_of, documents_of, record_paths
+    from gym_fed.evaluation.results import listed
 
     paths = record_paths(folder)
     if not paths and not folder.is_dir():
@@ -206,17 +199,9 @@ def _list(folder: Path, as_json: bool) -> None:
         return
     table = TextTable("record", "model", "at", "figures")
     for record, document in zip(records, documents, strict=True):
-        table.add_row(record["id"], record["model"], record["at"], _figures_of(document))
+        texts = [f"{each.task}/{each.metric} {each.value:.4f}" for each in brief_figures_of(document)]
+        table.add_row(record["id"], record["model"], record["at"], listed(texts, MAX_CELL))
     print_table(table)
-
-
-def _figures_of(document: RecordDocument) -> str:
-    from gym_fed.core.console import MAX_CELL
-    from gym_fed.evaluation.records.reader import brief_figures_of
-    from gym_fed.evaluation.results import listed
-
-    figures = brief_figures_of(document)
-    return listed([f"{each.task}/{each.metric} {each.value:.4f}" for each in figures], MAX_CELL)
 
 
 def _print_figures(results: EvalResults) -> None:
@@ -296,7 +281,7 @@ def _results_as_json(results: EvalResults, samples: int) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class EvaluationRun:
-    """One model's results.
+    """The results of one model, and their record.
 
     Attributes:
         results: The computed or cached results.
@@ -363,13 +348,9 @@ def _print_table(runs: Sequence[EvaluationRun]) -> None:
             if result is not None and metric in result.figures:
                 figure = result.figures[metric]
                 model = [results.model] if several else []
-                table.add_row(task, metric, *model, _figure_text(figure), str(figure.num_samples))
+                error = "" if figure.stderr is None else f" ± {figure.stderr:.3f}"
+                table.add_row(task, metric, *model, f"{figure.value:.3f}{error}", str(figure.num_samples))
     print_table(table)
-
-
-def _figure_text(figure: Figure) -> str:
-    """Format a value with its standard error, such as ``0.267 ± 0.058``."""
-    return f"{figure.value:.3f}" + ("" if figure.stderr is None else f" ± {figure.stderr:.3f}")
 
 
 def _print_notes(runs: Sequence[EvaluationRun]) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed.cli.completion import models, suites, variants
+from gym_fed.cli.completion import models, suites
 from gym_fed.cli.evaluation.own_rows import OwnRowsCommand, evaluate_own_rows
-from gym_fed.cli.evaluation.records import EvaluationRun, print_runs
+from gym_fed.cli.evaluation.records import EVALS, EvaluationRun, print_runs
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_eval, print_next
+from gym_fed.cli.options import ApiKeyEnvOption, VariantsOption, refuse_options, require_api_key
 from gym_fed.core.console import AsJson, err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import DEVICE, AdapterOption, AllVariants, ColumnsOption, FolderOption
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.scoring.models import ModelRequest
 
 
-EVALS = Path("evals")
 _SHORTEST_ID = 6
 
 
@@ -68,15 +67,7 @@ def run_evaluation(
         str | None, typer.Option("--compare", metavar="OTHER", help="Compare with this model or record.")
     ] = None,
     adapter: AdapterOption = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--variant",
-            metavar="NAME",
-            help="Variant of MODEL, or base for MODEL itself; repeatable.",
-            autocompletion=variants,
-        ),
-    ] = None,
+    variant: VariantsOption = None,
     variants: AllVariants = None,
     base: Annotated[
         str | None,
@@ -115,10 +106,7 @@ def run_evaluation(
         str | None,
         typer.Option("--api", metavar="URL", help="Evaluate the model of this OpenAI-compatible server."),
     ] = None,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option("--api-key-env", metavar="NAME", help="Environment variable with the API key."),
-    ] = None,
+    api_key_env: ApiKeyEnvOption = None,
     folder: FolderOption = EVALS,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Evaluate again, even if there is a record.")
@@ -136,23 +124,25 @@ def run_evaluation(
 
     if model is None and api is None:
         raise GymError(
-            ErrorCode.USAGE, "which MODEL?", "gym-nano, a folder (one called run is ./run), or --api URL"
-        )
-    own = {"--columns": columns, "--grader": grader, "--max-tokens": max_tokens, "--no-check": not check}
-    benchmarks = [*named_variants(suite or ()), *named_variants(tasks or ())]
-    if not benchmarks:
-        if data is None:
-            raise GymError(
-                ErrorCode.USAGE,
-                "which tasks?",
-                "pass your own rows (--data FILE), or a suite such as --suite tiny; gym eval list shows the suites",
-            )
-    elif found := [name for name, value in own.items() if value]:
-        raise GymError(
             ErrorCode.USAGE,
-            f"{found[0]} needs --data FILE, without --suite and --tasks",
+            "MODEL is missing",
+            "pass gym-nano, a folder (one called run is ./run), or --api URL",
+        )
+    benchmarks = [*named_variants(suite or ()), *named_variants(tasks or ())]
+    if benchmarks:
+        refuse_options(
+            {"--columns": columns, "--grader": grader, "--max-tokens": max_tokens, "--no-check": not check},
+            "needs --data FILE, without --suite and --tasks",
             "leave one of them out",
         )
+    elif data is None:
+        raise GymError(
+            ErrorCode.USAGE,
+            "no rows or suites to evaluate on",
+            "pass your own rows (--data FILE), or a suite such as --suite tiny; gym eval list shows the suites",
+        )
+    if api_key_env is not None and api is None:
+        raise GymError(ErrorCode.USAGE, "--api-key-env needs --api", "leave it out")
     request = ModelRequest(
         model or "",
         base=base,
@@ -160,19 +150,17 @@ def run_evaluation(
         variants=named_variants(variant or ()),
         store=variants,
         api=api,
-        api_key=_key(api, api_key_env),
+        api_key=None if api_key_env is None else require_api_key(api_key_env),
         device=device,
         dtype=dtype,
     )
 
     if not benchmarks:
-        suites_only = {
-            "--num-fewshot": num_fewshot is not None,
-            "--apply-chat-template": apply_chat_template is not None,
-            "--fresh": fresh,
-        }
-        if given := [name for name, value in suites_only.items() if value]:
-            raise GymError(ErrorCode.USAGE, f"{given[0]} needs --suite or --tasks", "leave it out")
+        chat_template = apply_chat_template is not None
+        refuse_options(
+            {"--num-fewshot": num_fewshot, "--apply-chat-template": chat_template, "--fresh": fresh},
+            "needs --suite or --tasks",
+        )
         evaluate_own_rows(
             request,
             OwnRowsCommand(
@@ -278,13 +266,3 @@ def _other(reference: str, request: ModelRequest) -> ModelRequest:
     """Return a request for another model with the options of the first."""
     base = request.base if reference.endswith(".gymdelta") else None
     return replace(request, model=reference, base=base, adapters=(), variants=(), store=None)
-
-
-def _key(api: str | None, variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    if api is None:
-        raise GymError(ErrorCode.USAGE, "--api-key-env needs --api", "leave it out")
-    if not (key := os.environ.get(variable)):
-        raise GymError(ErrorCode.USAGE, f"the environment variable {variable} is not set", "export it")
-    return key

@@ -26,6 +26,7 @@ from gym_fed.cli.models.registries import (
     tag,
     verify,
 )
+from gym_fed.cli.options import refuse_options
 from gym_fed.core.console import AsJson, err, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App, LicenceOption
@@ -98,14 +99,13 @@ def push(
 
     With --to hf no version is made: a folder in the Hub's layout is written, and uploaded if --repo is given.
     """
-    given = {"--licence": licence, "--description": description, "--parent": parent, "--evals": evals}
-    for_hub = {"--output": output, "--repo": repo, "--public": public or None, "--as-is": as_is or None}
     if to is Destination.HF:
         if model is None:
-            _refuse({**given, "--tag": label}, "needs a MODEL; a version in the registry has its own")
+            own = {"--licence": licence, "--description": description, "--parent": parent, "--evals": evals}
+            refuse_options({**own, "--tag": label}, "needs a MODEL; a version in the registry has its own")
             facts = {}
         else:
-            _refuse(
+            refuse_options(
                 {"--tag": label, "--parent": parent, "--signer": signer, "--registry": registry},
                 "applies only to a registry",
             )
@@ -125,30 +125,14 @@ def push(
             as_json=as_json,
         )
         return
-    _refuse({**for_hub, "--signer": signer, "--yes": yes or None}, "needs --to hf")
+    for_hub = {"--output": output, "--repo": repo, "--public": public, "--as-is": as_is}
+    refuse_options({**for_hub, "--signer": signer, "--yes": yes}, "needs --to hf")
     if model is None:
         raise GymError(
             ErrorCode.USAGE,
             "no MODEL is given",
             "pass the folder of a model, a run or an adapter, or a .gymdelta",
         )
-    _push(
-        name, _source(model), registry, label, as_json, parent or (), base, description or "", licence, evals
-    )
-
-
-def _push(
-    name: str,
-    source: Path,
-    registry: str | None,
-    label: str | None,
-    as_json: bool,
-    parents: Any,
-    base: str | None,
-    description: str,
-    licence: str | None,
-    evals: list[Path] | None,
-) -> None:
     from gym_fed.registry import ModelRegistry
     from gym_fed.registry.card.readme import conflicts
     from gym_fed.registry.manifest import NOT_STATED
@@ -163,11 +147,11 @@ def _push(
     models = ModelRegistry(registry)
     pushed = models.push(
         name,
-        source,
+        _source(model),
         licence=licence or NOT_STATED,
-        description=description,
+        description=description or "",
         base=base,
-        parents=parents,
+        parents=parent or (),
         evaluations=evals or (),
         note=err.print,
     )
@@ -215,12 +199,6 @@ def _source(model: str) -> Path:
             ErrorCode.FILE_NOT_FOUND, f"{model}: no such file or folder", "pass a folder or a .gymdelta"
         )
     return source
-
-
-def _refuse(options: dict[str, Any], why: str) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise GymError(ErrorCode.USAGE, f"{name} {why}", "leave it out")
 
 
 def _push_to_hub(
@@ -321,7 +299,11 @@ def pull(
     if not hub and of_registry(name, registry):
         pull_from_registry(name, registry, output, signer, base, as_is=as_is, yes=yes, as_json=as_json)
         return
-    _refuse_for_the_hub({"--output": output, "--signer": signer, "--base": base, "--as-is": as_is or None})
+    refuse_options(
+        {"--output": output, "--signer": signer, "--base": base, "--as-is": as_is},
+        "applies only to models of a registry",
+        "pass the registry with --registry, or omit the option",
+    )
     from gym_fed.base.downloads import pull_model
     from gym_fed.base.downloads.ensure import consent, progress
 
@@ -352,7 +334,6 @@ def list_(registry: RegistryOption = None, as_json: AsJson = False) -> None:
     """List the models on this machine: gym-nano, those in the Hugging Face cache, imported ones, the registry's."""
     from gym_fed.base.downloads.local import local_models
     from gym_fed.core.console import TextTable
-    from gym_fed.core.text import readable_bytes
 
     listed = registered(registry) if registry is not None else [*local_models(), *registered(None)]
     if as_json:
@@ -371,13 +352,3 @@ def list_(registry: RegistryOption = None, as_json: AsJson = False) -> None:
 app.command()(show)
 app.command()(verify)
 app.command()(tag)
-
-
-def _refuse_for_the_hub(options: dict[str, Any]) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise GymError(
-                ErrorCode.USAGE,
-                f"{name} applies only to models of a registry",
-                "pass the registry with --registry, or omit the option",
-            )

@@ -225,13 +225,8 @@ def _list_tags(models: ModelRegistry, model: str, as_json: bool) -> None:
         models.show(model)  # reports that there is no such model
     history = {
         label: [
-            {
-                "number": move.number,
-                "version": move.version,
-                "at": move.created_at,
-                "signer": signer.fingerprint,
-            }
-            for move, signer in models.history(model, label)
+            {"number": m.number, "version": m.version, "at": m.created_at, "signer": signer.fingerprint}
+            for m, signer in models.history(model, label)
         ]
         for label in models.all_tags(model)
     }
@@ -240,11 +235,11 @@ def _list_tags(models: ModelRegistry, model: str, as_json: bool) -> None:
         return
     out.print(f"{LATEST}  version {tags[LATEST]}, always the newest")
     for label, moves in history.items():
-        way = ", ".join(f"{_day(move['at'])} {_put(move['version'])}" for move in moves)
-        out.print(f"{label}  {_put(tags.get(label))}  ({way})")
+        past = ", ".join(f"{_day(move['at'])} {_version_text(move['version'])}" for move in moves)
+        out.print(f"{label}  {_version_text(tags.get(label))}  ({past})")
 
 
-def _put(version: Any) -> str:
+def _version_text(version: Any) -> str:
     return "removed" if version is None else f"version {version}"
 
 
@@ -267,24 +262,13 @@ def registered(url: str | None) -> list[dict[str, Any]]:
         err.print(f"the registry {models.url} has no models yet")
     rows = []
     for name in names:
-        row: dict[str, Any] = {
-            "name": name,
-            "where": "registry",
-            "commit": None,
-            "folder": None,
-            "problem": None,
-        }
+        row: dict[str, Any] = {"name": name, "where": "registry", "commit": None, "folder": None}
         try:
             newest = models.show(name)
-            row |= {"bytes": newest.manifest.num_bytes, "version": newest.version, "whole": True}
+            size, version, problem = newest.manifest.num_bytes, newest.version, None
         except GymError as error:
-            row |= {
-                "bytes": 0,
-                "version": models.versions(name)[-1],
-                "whole": False,
-                "problem": error.code.value,
-            }
-        rows.append(row)
+            size, version, problem = 0, models.versions(name)[-1], error.code.value
+        rows.append({**row, "bytes": size, "version": version, "whole": problem is None, "problem": problem})
     return rows
 
 
@@ -311,15 +295,15 @@ def stated(licence: str) -> str:
     return "not stated" if licence == NOT_STATED else plain(licence)
 
 
-def _print_version(found: ModelVersion, pinned: bool, tags: dict[str, int], conflicting: list[str]) -> None:
-    manifest, lineage = found.manifest, found.manifest.lineage
+def _print_version(model: ModelVersion, pinned: bool, tags: dict[str, int], conflicting: list[str]) -> None:
+    manifest, lineage = model.manifest, model.manifest.lineage
     rows = [
-        ("model", found.reference),
+        ("model", model.reference),
         ("kind", manifest.kind),
         ("licence", stated(manifest.licence)),
-        ("signed by", f"{found.signer.fingerprint} ({'trusted' if pinned else 'not yet trusted here'})"),
+        ("signed by", f"{model.signer.fingerprint} ({'trusted' if pinned else 'not yet trusted here'})"),
         ("pushed", f"{_day(manifest.created_at)} UTC"),
-        ("tags", ", ".join(label for label, version in tags.items() if version == found.version) or "none"),
+        ("tags", ", ".join(label for label, version in tags.items() if version == model.version) or "none"),
     ]
     if manifest.digest is not None:
         rows.append(("digest", manifest.digest))

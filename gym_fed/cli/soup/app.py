@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gym_fed.cli.completion import runs
+from gym_fed.cli.options import LIMIT, OverwriteOption, require_new_file
 from gym_fed.cli.soup.merge import merge
 from gym_fed.core import console
 from gym_fed.core.console import AsJson, print_columns
-from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
 from gym_fed.core.text import counted
 
@@ -44,11 +44,11 @@ def statistics(
         Literal["fisher", "moments"],
         typer.Option(help="Kind of statistics: fisher (for fisher) or moments (for regmean)."),
     ],
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 256,
+    limit: Annotated[int, LIMIT] = 256,
     max_length: Annotated[
         int, typer.Option(min=2, help="Maximum number of tokens per row; longer rows are cut.")
     ] = 256,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    overwrite: OverwriteOption = False,
     json_: AsJson = False,
 ) -> None:
     """Measure Fisher diagonals, or second moments of the layers' inputs, of MODEL on data."""
@@ -57,8 +57,7 @@ def statistics(
     from gym_fed.data.reading import load_rows
     from gym_fed.evaluation.merge_statistics import fisher_diagonals, input_moments, save_statistics
 
-    if output.exists() and not overwrite:
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
+    require_new_file(output, overwrite)
     rows = load_rows(data)[:limit]
     loaded = load_model(model)
     tuned: Any = merged(loaded.model, model)
@@ -105,8 +104,8 @@ def _usable(kind: Kind[Any]) -> Iterator[Any]:
 def _aggregator(rule: Any) -> dict[str, Any]:
     from gym_fed.soup.building import build
 
-    built = build(rule, {}, "settings")
-    minimum = {str(f): built.minimum(f) for f in (range(4) if rule.robust else (0,))}
+    aggregator = build(rule, {}, "settings")
+    minimum = {str(f): aggregator.minimum(f) for f in (range(4) if rule.robust else (0,))}
     return {
         **_described(rule, "aggregator"),
         "robust": rule.robust,

@@ -5,6 +5,7 @@ The base is searched for on this machine and checked against the digest in the u
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -70,12 +71,13 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
         if spec.digest == digest:
             return loaded, spec
         tried.append(f"{candidate}: has the digest {spec.digest[:19]}...")
-    looked = (
+    searched = (
         "; ".join(tried) or "there is no such folder here, next to the updates or in the Hugging Face cache"
     )
     raise GymError(
         ErrorCode.MODEL_NOT_FOUND,
-        f"the updates were made for base {_short(name)} with digest {digest}, which is not on this machine ({looked})",
+        f"the updates were made for base {_short(name)} with digest {digest}, which is not on this machine "
+        f"({searched})",
         "pass its folder or name with --base"
         + (f", or fetch it once with: hf download {name}" if "/" in name and _NAME.fullmatch(name) else ""),
     )
@@ -107,9 +109,9 @@ class Inputs:
         allow_differences: bool = False,
     ) -> None:
         self.base = base
-        self.spec, self._folder, self._stack = spec, folder, stack
+        self.spec, self._stack = spec, stack
         self._allow_differences = allow_differences
-        self._made = 0
+        self._paths = (folder / f"{number}.gymdelta" for number in itertools.count(1))
         self._union: VocabularyUnion | None = None
         self._change: VocabularyChange | None = None
         self.not_merged: dict[str, list[str]] = {}
@@ -137,10 +139,10 @@ class Inputs:
         """
         from gym_fed.soup.vocabulary_union import VocabularyUnion
 
-        found = VocabularyUnion.of(list(updates.values()), self.base, self.spec)
-        if found is None:
+        union = VocabularyUnion.of(list(updates.values()), self.base, self.spec)
+        if union is None:
             return dict(updates)
-        self._union, self.base = found
+        self._union, self.base = union
         self.spec = self._union.wider
         for index, update in updates.items():
             if differences := self._union.left_out(update):
@@ -153,7 +155,7 @@ class Inputs:
 
         if self._union is None:
             return delta
-        path = self._new_path()
+        path = next(self._paths)
         self._union.restate(delta, path)
         return self._stack.enter_context(DeltaFile.open(path, self.spec))
 
@@ -165,7 +167,7 @@ class Inputs:
         if self._union is None:
             yield soup
             return
-        path = self._new_path()
+        path = next(self._paths)
         self._change = self._union.split(soup, path)
         with DeltaFile.open(path, self._union.spec) as delta:
             yield delta
@@ -178,10 +180,6 @@ class Inputs:
             return ""
         attach_vocabulary(soup, self._union.spec, self._change)
         return str(self._change)
-
-    def _new_path(self) -> Path:
-        self._made += 1
-        return self._folder / f"{self._made}.gymdelta"
 
     def _difference(self, name: str) -> Path:
         from gym_fed.base.modeling.adapters import merged
@@ -201,7 +199,7 @@ class Inputs:
         )
         if different:
             self.not_merged[name] = list(map(str, different))
-        path = self._new_path()
+        path = next(self._paths)
         if hasattr(tuned, "peft_config"):
             change = lora_change(tuned, model_tensors(self.base.model), tokenizers=tokenizers)
             if change.factors:
@@ -247,7 +245,7 @@ def _named(updates: Sequence[str]) -> tuple[tuple[str, str] | None, str | None]:
     """Return name and digest of the deltas' base, and the base folder of a LoRA run; None if they are not named."""
     from gym_fed.delta.file import DeltaFile
 
-    found: dict[str, tuple[str, str]] = {}
+    bases: dict[str, tuple[str, str]] = {}  # by digest: the first update of this base, and the base's name
     run_base: str | None = None
     for update in updates:
         path = Path(update).expanduser()
@@ -257,18 +255,16 @@ def _named(updates: Sequence[str]) -> tuple[tuple[str, str] | None, str | None]:
         elif path.is_file():
             try:
                 with DeltaFile.open(path, added_tokens=True) as delta:
-                    found.setdefault(delta.manifest.base_digest, (update, delta.manifest.base_model))
+                    bases.setdefault(delta.manifest.base_digest, (update, delta.manifest.base_model))
             except GymError:
                 continue  # reported when all updates are opened, or omitted with --skip-broken
-    if len(found) > 1:
-        (one, (first, name)), (other, (second, another)) = list(found.items())[:2]
-        raise GymError(
-            ErrorCode.BASE_MISMATCH,
-            f"{first} was made for base {_short(name)} with digest {one}, {second} for {_short(another)} with digest "
-            f"{other}",
-            "merge only updates of one base",
-        )
-    for digest, (_, name) in found.items():
+    if len(bases) > 1:
+        made_for = [
+            f"{update} was made for base {_short(name)} with digest {digest}"
+            for digest, (update, name) in itertools.islice(bases.items(), 2)
+        ]
+        raise GymError(ErrorCode.BASE_MISMATCH, ", ".join(made_for), "merge only updates of one base")
+    for digest, (_, name) in bases.items():
         return (name, digest), run_base
     return None, run_base
 

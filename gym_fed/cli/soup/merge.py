@@ -14,6 +14,7 @@ import typer
 from gym_quant.registry import CODECS
 
 from gym_fed.cli.completion import models, rules, runs
+from gym_fed.cli.options import DeltaFileOption, OverwriteOption, refuse_options, require_new_file
 from gym_fed.cli.soup.inputs import Inputs, base_of, open_all
 from gym_fed.cli.soup.mergers import AggregatorMerger, MethodMerger, Opened, SoupEvaluator, SoupMerger
 from gym_fed.core import console
@@ -56,9 +57,7 @@ def merge(
             show_default="the one that the updates name",
         ),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The .gymdelta file to write.")
-    ] = Path("soup.gymdelta"),
+    output: DeltaFileOption = Path("soup.gymdelta"),
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,7 +102,7 @@ def merge(
         bool, typer.Option("--skip-broken", help="Report updates that cannot be used, and merge the others.")
     ] = False,
     allow_differences: AllowDifferences = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    overwrite: OverwriteOption = False,
     json_: AsJson = False,
 ) -> None:
     """Merge fine-tunes of one base into one delta."""
@@ -113,28 +112,29 @@ def merge(
     if rule not in (*AGGREGATORS.names(), *METHODS.names()):
         known = f"aggregators {', '.join(AGGREGATORS.names())}; merge methods {', '.join(METHODS.names())}"
         raise GymError(ErrorCode.CONFIG_INVALID, f"unknown rule {rule!r} ({known})", "see gym soup rules")
-    if output.exists() and not overwrite:
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
+    require_new_file(output, overwrite)
     own, of_steps = _settings(settings or [], [*(pre or []), "codec", "gate"])
     write = _writer(codec, _numbers("codec", of_steps.pop("codec", {}), ("rank", "max_error")))
     tolerance = _numbers("gate", of_steps.pop("gate", {}), ("tolerance",)).get("tolerance", 0.0)
     if tolerance and gate is None:
         raise GymError(ErrorCode.USAGE, "gate.tolerance needs --gate", "pass rows with --gate")
     if is_method(rule):
-        only = {"--pre": bool(pre), "--set max_norm": "max_norm" in own, "--root": root is not None}
-        _refuse(only, f"merge method {rule!r} trusts every model", "choose an aggregator: gym soup rules")
+        refuse_options(
+            {"--pre": pre, "--set max_norm": "max_norm" in own, "--root": root},
+            f"does not apply to merge method {rule!r}, which trusts every model",
+            "choose an aggregator: gym soup rules",
+        )
         values = {**own, **({"num_malicious_nodes": num_malicious_nodes} if num_malicious_nodes else {})}
         merger: SoupMerger = MethodMerger(rule, values, statistics or [], len(updates), heldout)
     else:
-        _refuse({"--statistics": bool(statistics)}, f"aggregator {rule!r} uses none", "leave them out")
-        max_norm = own.pop("max_norm", None)
+        refuse_options({"--statistics": statistics}, f"is not used by aggregator {rule!r}", "leave them out")
         values = {
+            "max_norm": own.pop("max_norm", None),
             "aggregator": rule,
             "aggregator_options": own,
             "pre_aggregators": pre or [],
             "pre_aggregator_options": of_steps,
             "num_malicious_nodes": num_malicious_nodes,
-            "max_norm": max_norm,
         }
         merger = AggregatorMerger(values, root)
     merged = _run(
@@ -247,13 +247,9 @@ def _writer(codec: str, options: dict[str, Any]) -> Write:
 
     rank, max_error = options.get("rank"), options.get("max_error")
     if codec != "compact":
-        _refuse(
-            {"codec.max_error": max_error is not None},
-            f"codec {codec!r} has nothing to choose",
-            "leave it out",
-        )
+        refuse_options({"codec.max_error": max_error}, f"does not apply to codec {codec!r}")
     if codec in ("compact", "exact", "as-merged"):
-        _refuse({"codec.rank": rank is not None}, f"codec {codec!r} has none", "choose --codec lora")
+        refuse_options({"codec.rank": rank}, f"does not apply to codec {codec!r}", "choose --codec lora")
         least = 0.0 if codec == "exact" else ERROR if max_error is None else max_error
         choice = VALUES if codec == "as-merged" else None
 
@@ -312,12 +308,6 @@ def _weights(text: str | None, count: int) -> list[float]:
     return weights
 
 
-def _refuse(given: dict[str, bool], why: str, hint: str) -> None:
-    for option, is_given in given.items():
-        if is_given:
-            raise GymError(ErrorCode.USAGE, f"{option}: {why}", hint)
-
-
 def _show(report: dict[str, Any]) -> None:
     rows = [("update", "weight", "norm", "clipped by", "part")]
     for row in report["updates"]:
@@ -344,8 +334,8 @@ def _show(report: dict[str, Any]) -> None:
     codecs = ", ".join(f"{name} {count}" for name, count in sorted(report["codecs"].items()))
     console.out.print(
         f"norm {report['norm']:.4g}, {counted(report['size_bytes'], 'byte')}, {report['bits_per_weight']:.3f} "
-        "bits per weight; "
-        f"keeps {report['kept']:.2%} of the merged delta (tensors: {codecs or 'none, the soup is zero'})"
+        f"bits per weight; keeps {report['kept']:.2%} of the merged delta "
+        f"(tensors: {codecs or 'none, the soup is zero'})"
     )
     console.out.print(f"base {report['base']['name']} {report['base']['digest']}")
     console.out.print(f"sha256 {report['sha256']}")

@@ -83,10 +83,10 @@ class SoupEvaluator:
         return losses
 
     def _objection(self, loss: float) -> str | None:
-        most = self._base_loss["gate"] + self._tolerance
-        if loss <= most:
+        max_loss = self._base_loss["gate"] + self._tolerance
+        if loss <= max_loss:
             return None
-        return f"has loss {loss:.4f} on {self._gate_file}, where at most {most:.4f} is allowed"
+        return f"has loss {loss:.4f} on {self._gate_file}, where at most {max_loss:.4f} is allowed"
 
     def _loss(self, key: str, updates: list[DeltaFile]) -> SoupLoss:
         from gym_fed.evaluation.merge_statistics import SoupLoss
@@ -165,8 +165,7 @@ class MethodMerger(SoupMerger):
             needs = f"{kind} of each of {counted(count, 'update')}" if kind else "no statistics"
             raise GymError(
                 ErrorCode.USAGE,
-                f"merge method {name!r} needs {needs}, "
-                f"but --statistics is given {counted(len(statistics), 'time')}",
+                f"merge method {name!r} needs {needs}, but --statistics is given {counted(len(statistics), 'time')}",
                 "create them with gym soup statistics, one for each update" if kind else "omit --statistics",
             )
         if self._method.uses_score and heldout is None:

@@ -16,7 +16,6 @@ from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.config.parsed import ParsedConfig
-    from gym_fed.config.predict import PredictConfig
 
 
 def predict(
@@ -43,10 +42,12 @@ def predict(
     """
     from gym_fed.data.reading import parse_columns
 
-    named = parse_columns(columns)
-    renamed = [f"eval_data.0.columns={json.dumps(named)}"] if named else []
-    longest = [] if max_tokens is None else [f"max_new_tokens={max_tokens}"]
-    predict_by(config, [*(set_ or []), *longest, *renamed], yes=yes, as_json=as_json)
+    overrides = list(set_ or [])
+    if max_tokens is not None:
+        overrides.append(f"max_new_tokens={max_tokens}")
+    if column_names := parse_columns(columns):
+        overrides.append(f"eval_data.0.columns={json.dumps(column_names)}")
+    predict_by(config, overrides, yes=yes, as_json=as_json)
 
 
 def predict_by(config: ParsedConfig | Path, overrides: list[str], *, yes: bool, as_json: bool) -> None:
@@ -62,18 +63,13 @@ def predict_by(config: ParsedConfig | Path, overrides: list[str], *, yes: bool, 
     open_rows(settings.eval_data)
     ensure_models([settings.model, *adapters], yes)
     ensure_datasets(settings.eval_data, yes)
-    _run_predict(settings, as_json)
-
-
-def _run_predict(settings: PredictConfig, as_json: bool) -> None:
-    """Run the predictions described by ``settings`` and print the scores."""
     err.print(f"loading {settings.model} ...")
     from gym_fed.evaluation.predictions import predict as answer
 
     def show(done: int, total: int) -> None:
         err.print(f"{done} of {counted(total, 'row', 'are')} answered", style="dim")
 
-    with stop_on_ctrl_c(" with what is answered") as should_stop:
+    with stop_on_ctrl_c(" with the answers so far") as should_stop:
         results: dict[str, Any] = answer(settings, on_answers=show, should_stop=should_stop)
     dropped = results["predict_dropped"]
     lines = [

@@ -107,7 +107,6 @@ def progress(interval: Callable[[int], int]) -> Iterator[Callable[[StepReport], 
 
 def report_rows(max_length: int) -> Callable[[str, RowCounts], None]:
     """Return the ``on_rows`` of a ``Trainer``, which prints counts and a warning if much is lost."""
-
     from gym_fed.data.rows import unread_in_words
     from gym_fed.data.string_rows import forms_in_words
 
@@ -128,19 +127,19 @@ def readable_warnings() -> Iterator[None]:
     """Print the warnings of a run as single lines instead of in Python's format."""
     from gym_fed.training.run.reproducibility import RunWarning
 
-    before = warnings.showwarning
+    previous = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *rest: object, **more: object) -> None:
         if issubclass(category, RunWarning):
             err.print(f"warning: {message}")
         else:
-            before(message, category, *rest, **more)  # type: ignore[arg-type]  # what Python gave
+            previous(message, category, *rest, **more)  # type: ignore[arg-type]  # what Python gave
 
     warnings.showwarning = show
     try:
         yield
     finally:
-        warnings.showwarning = before
+        warnings.showwarning = previous
 
 
 def _figures(report: StepReport) -> str:

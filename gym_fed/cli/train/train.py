@@ -29,7 +29,7 @@ def train(
     config: Annotated[Path | None, typer.Argument(help="YAML file, such as configs/nano-sft.yaml.")] = None,
     set_: SetOption = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print the memory and time that the run would need, and stop.")
+        bool, typer.Option("--plan", help="Print the memory and time that the run would need, and exit.")
     ] = False,
     check: Annotated[
         bool,
@@ -57,7 +57,7 @@ def train(
         typer.Option(
             "--launch",
             click_type=MemberName(SCHEDULERS),
-            help="Print the job that a cluster scheduler runs for this config, and stop.",
+            help="Print the job that a cluster scheduler runs for this config, and exit.",
         ),
     ] = None,
     overwrite: Annotated[
@@ -76,7 +76,7 @@ def train(
     Columns of other names: --columns prompt=question,completion=answer. The keys: docs/train.md, gym configs schema.
     """
     if config is None and not set_:
-        raise GymError(ErrorCode.USAGE, "which CONFIG?", f"a YAML file, or flags: {_FLAGS}")
+        raise GymError(ErrorCode.USAGE, "CONFIG is missing", f"pass a YAML file, or flags: {_FLAGS}")
     # Importing the config schemas takes a third of a second, which --help avoids.
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.training_file import load_training_config
@@ -96,19 +96,12 @@ def train(
     from gym_fed.data.column_question import with_agreed_columns
     from gym_fed.training.processes.ranks import Machines, is_main, world_size
 
-    refused = (
-        ("--plan", plan),
-        ("--overwrite", overwrite),
-        ("--rdzv-endpoint", rdzv_endpoint),
-        ("--json", as_json),
-    )
-    for option, is_given in refused:
-        if launch and is_given:
-            raise GymError(
-                ErrorCode.USAGE,
-                f"--launch {launch} cannot be combined with {option}",
-                "leave one of them out",
-            )
+    if launch:
+        not_in_jobs = {"--plan": plan, "--overwrite": overwrite, "--rdzv-endpoint": rdzv_endpoint}
+        for option, value in {**not_in_jobs, "--json": as_json}.items():
+            if value:
+                message = f"--launch {launch} cannot be combined with {option}"
+                raise GymError(ErrorCode.USAGE, message, "leave one of them out")
     machines = Machines() if launch else Machines.parse(nnodes, rdzv_endpoint)
     processes = world_size() if nproc is None and nnodes == 1 else nnodes * (nproc or 1)
     out.quiet = err.quiet = not is_main()  # under torchrun, only one of the processes prints
@@ -220,10 +213,10 @@ def _preprocess(settings: TrainingConfig, as_json: bool) -> None:
     from gym_fed.training.rows.preprocess import preprocess
 
     counts, eval_counts, index = preprocess(settings)
-    say = report_rows(settings.max_length)
-    say("data", counts)
+    report = report_rows(settings.max_length)
+    report("data", counts)
     if eval_counts is not None:
-        say("eval_data", eval_counts)
+        report("eval_data", eval_counts)
     if as_json:
         print_json({key: index[key] for key in ("counts", "eval_counts", "files")})
         return
@@ -316,15 +309,15 @@ def _in_processes(settings: TrainingConfig, nproc: int, machines: Machines, over
 
 def _without_launching(words: list[str]) -> list[str]:
     """Return a command line for each of the processes: without the options that start them, and ``--overwrite``."""
-    left, rest = [], iter(words)
+    kept, rest = [], iter(words)
     for word in rest:
-        name, is_joined, _ = word.partition("=")
+        name, equals, _ = word.partition("=")
         if name in ("--nproc", "--nnodes", "--rdzv-endpoint"):
-            if not is_joined:
-                next(rest)
+            if not equals:
+                next(rest)  # the option's value
         elif word != "--overwrite":
-            left.append(word)
-    return left
+            kept.append(word)
+    return kept
 
 
 _PROMPT_CHARACTERS = 120
@@ -346,23 +339,20 @@ def _loss_trend(losses: list[float]) -> str:
     first, last = sum(losses[:count]) / count, sum(losses[-count:]) / count
     if len(losses) < 2:
         return f"loss {losses[-1]:.4f}"
-    of = (
-        "first and last step, on different rows"
-        if count == 1
-        else f"means of the first and last {counted(count, 'step')}"
-    )
-    return f"loss {first:.4f} -> {last:.4f} ({of})"
+    means = f"means of the first and last {counted(count, 'step')}"
+    basis = "first and last step, on different rows" if count == 1 else means
+    return f"loss {first:.4f} -> {last:.4f} ({basis})"
 
 
 def _check_lines(check: CheckResult) -> list[str]:
     """Return the lines of a run's check without its warnings."""
     lines = []
     if (held := check.held_out) is not None:
-        of = f"{counted(held.num_rows, 'held-out row')}" if held.num_rows else "held-out rows"
-        error = (
+        rows = counted(held.num_rows, "held-out row") if held.num_rows else "held-out rows"
+        change = (
             "" if held.stderr is None else f" (change {held.after - held.before:+.4f} ± {held.stderr:.4f})"
         )
-        lines.append(f"{of}: loss {held.before:.4f} -> {held.after:.4f}{error}")
+        lines.append(f"{rows}: loss {held.before:.4f} -> {held.after:.4f}{change}")
     if (retention := check.retention) is not None:
         lines.append(retention.describe())
     shown = zip(check.prompts, check.expected, check.before, check.after, strict=True)
@@ -374,5 +364,5 @@ def _check_lines(check: CheckResult) -> list[str]:
     return lines + [f"not checked: {what}" for what in check.skipped]
 
 
-def _line(text: str, most: int) -> str:
-    return plain(" ".join(text.split()), most) or "(nothing)"
+def _line(text: str, max_chars: int) -> str:
+    return plain(" ".join(text.split()), max_chars) or "(nothing)"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gym_fed.trust.identity.keys import SigningKey
 
 
+NoteOption = Annotated[str, typer.Option("--note", help="Free-form note, such as what it was made from.")]
 _SUFFIX = ".gymdelta"
 _KEYS = {"file", "name", "user", "note"}
 
@@ -52,7 +53,7 @@ def add(
         typer.Option("--sign/--unsigned", help="Sign it; by default a server refuses unsigned variants."),
     ] = True,
     key: KeyOption = None,
-    note: Annotated[str, typer.Option("--note", help="Note for people, such as what it was made from.")] = "",
+    note: NoteOption = "",
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace an existing variant of that name.")
     ] = False,
@@ -64,25 +65,23 @@ def add(
         what = "pass its owner with --user" if user is None else "--key cannot be combined with it"
         raise GymError(ErrorCode.USAGE, f"--unsigned: {what}", "sign it, or pass a user")
     if bool(deltas) is (source is not None):
-        raise GymError(ErrorCode.USAGE, "which deltas?", "pass files, or a folder or list with --from")
+        raise GymError(
+            ErrorCode.USAGE, "pass either DELTA files or --from", "--from takes a folder or a list"
+        )
     rows = _rows(deltas or [], name) if source is None else _rows_from(source, name)
-    _require_valid(rows, note)
+    _require_short_notes(rows, note)
     signer = signing_key(key) if sign else None
     with (
         open_store(store, create=True, require_signature=sign) as opened,
         shown_progress(as_json or len(rows) == 1) as progress,
     ):
-        new = [_new(row, user, note, signer) for row in rows]
+        new = [_incoming(row, user, note, signer) for row in rows]
         records = opened.add_all(new, _account_key(signer, new), replace=replace, progress=progress)
-    folder = variants_folder(store)
-    if source is None and len(records) == 1:
-        console.print_result(as_json, records[0].to_dict(), f"added {records[0].name} to {folder}")
-        return
-    console.print_result(
-        as_json,
-        [record.to_dict() for record in records],
-        f"added {counted(len(records), 'variant')} to {folder}",
-    )
+    documents = [record.to_dict() for record in records]
+    is_single = source is None and len(records) == 1
+    added = records[0].name if is_single else counted(len(records), "variant")
+    message = f"added {added} to {variants_folder(store)}"
+    console.print_result(as_json, documents[0] if is_single else documents, message)
 
 
 def _rows(deltas: list[Path], name: str | None) -> list[dict[str, Any]]:
@@ -108,44 +107,42 @@ def _rows_from(source: Path, name: str | None) -> list[dict[str, Any]]:
         return _rows(deltas, None)
     if not source.is_file():
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder or list at {source}")
-    rows = []
     with source.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                rows.append(_listed(line, f"{source}, line {number}", source.parent))
+        rows = [
+            _parse_line(line, f"{source}, line {number}", source.parent)
+            for number, line in enumerate(lines, 1)
+            if line.strip()
+        ]
     if not rows:
         raise GymError(ErrorCode.USAGE, f"{source} is empty")
     return rows
 
 
-def _listed(line: bytes, where: str, folder: Path) -> dict[str, Any]:
+def _parse_line(line: bytes, where: str, folder: Path) -> dict[str, Any]:
     """Parse a line of a list; relative paths are resolved against the list's folder."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise GymError(ErrorCode.USAGE, f"{where}: no JSON: {error}") from error
-    fits = isinstance(row, dict) and "file" in row and row.keys() <= _KEYS
-    if not fits or not all(isinstance(value, str) for value in row.values()):
+        raise GymError(ErrorCode.USAGE, f"{where}: not JSON: {error}") from error
+    is_valid = isinstance(row, dict) and "file" in row and row.keys() <= _KEYS
+    if not is_valid or not all(isinstance(value, str) for value in row.values()):
         raise GymError(
-            ErrorCode.USAGE, f"{where}: not an object of texts with file, and optionally name, user or note"
+            ErrorCode.USAGE, f"{where}: not an object of strings: file, and optionally name, user and note"
         )
     path = folder / row["file"]
     return {**row, "file": path, "name": row.get("name", path.name.removesuffix(_SUFFIX))}
 
 
-def _require_valid(rows: list[dict[str, Any]], note: str) -> None:
+def _require_short_notes(rows: list[dict[str, Any]], note: str) -> None:
     from gym_fed.serving.store.signing import MAX_NOTE
 
     for row in rows:
         if (length := len(row.get("note", note))) > MAX_NOTE:
-            raise GymError(
-                ErrorCode.USAGE,
-                f"{row['file']}: a note of {counted(length, 'character')}",
-                f"at most {MAX_NOTE}",
-            )
+            message = f"{row['file']}: a note of {counted(length, 'character')}"
+            raise GymError(ErrorCode.USAGE, message, f"at most {MAX_NOTE}")
 
 
-def _new(row: dict[str, Any], user: str | None, note: str, signer: SigningKey | None) -> IncomingVariant:
+def _incoming(row: dict[str, Any], user: str | None, note: str, signer: SigningKey | None) -> IncomingVariant:
     from gym_fed.serving.store.bulk import IncomingVariant
 
     owner = row.get("user") or user or ("" if signer is None else signer.contributor)
@@ -153,7 +150,7 @@ def _new(row: dict[str, Any], user: str | None, note: str, signer: SigningKey | 
 
 
 def _account_key(signer: SigningKey | None, new: list[IncomingVariant]) -> SigningKey | None:
-    """Return the key as the named account's; a newer key of a rotated account signs for it."""
+    """Return the key as a key of the account that owns the variants, so that a rotated key can sign for it."""
     from gym_fed.serving.store.records import is_account
 
     accounts = sorted({row.owner for row in new if is_account(row.owner)})
@@ -178,7 +175,7 @@ def sign(
             "--revision", min=1, help="Revision number; higher than that of the variant it replaces."
         ),
     ] = 1,
-    note: Annotated[str, typer.Option("--note", help="Note for people, such as what it was made from.")] = "",
+    note: NoteOption = "",
     as_json: AsJson = False,
 ) -> None:
     """Sign a delta for a server that adds variants over HTTP; writes the manifest next to it."""

@@ -59,10 +59,12 @@ def snippets(
 ) -> None:
     """Print snippets that use a variant: openai's client, LangChain, Open WebUI, Ollama."""
     with spinner(f"reading the chat template of {name}"):
+        from gym_fed.base.models import model_name
+
         with open_store(store) as opened:
             record, path = opened.get(name), opened.path(name)
         model = base or record.base_model
-        served = ServedModel(url, f"{_served_name(model)}:{name}", api_key, _is_chat(path))
+        served = ServedModel(url, f"{model_name(model)}:{name}", api_key, _is_chat(path))
         server = command("gym", "api", "--base", model, *_store_words(store))
         snippets_by_name = {
             "server": f"{server}\n",
@@ -89,13 +91,6 @@ def _store_words(store: Path | None) -> tuple[str | Path, ...]:
     return () if store is None else ("--variants", store)
 
 
-def _served_name(model: str) -> str:
-    """Return the name that a server gives a base by default."""
-    from gym_fed.base.models import model_name
-
-    return model_name(model)
-
-
 def _is_chat(delta: Path) -> bool:
     """Return True if the variant was trained on chats, which is assumed unless its file states otherwise."""
     from gym_fed.delta.file import DeltaFile
@@ -111,8 +106,8 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
 
     file = f"{record.name}.gguf"
     words = ("gym", "export", base, "--variant", record.name, *_store_words(store), "-o", file)
-    note = ""
-    if is_named or is_here(base):
+    note, base_is_here = "", is_named or is_here(base)
+    if base_is_here:
         from transformers import AutoConfig
 
         from gym_fed.base.models import load_tokenizer, resolve
@@ -122,7 +117,7 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
         if not reader_of(AutoConfig.from_pretrained(resolve(base), local_files_only=True)):
             words += ("--skip-check",)
             note = "# nothing here can read this file back to check it; pip install llama-cpp-python can\n"
-    if is_chat and (is_named or is_here(base)):
+    if is_chat and base_is_here:
         from gym_fed.export.modelfile import modelfile
 
         text = modelfile(f"./{file}", tokenizer)
@@ -181,9 +176,7 @@ def list_variants(
             "yes" if record.is_signed else "no",
             record.note,
         )
-    console.print_result(
-        as_json, [record.to_dict() for record in records], lambda: console.print_table(table)
-    )
+    print_result(as_json, [record.to_dict() for record in records], table)
 
 
 @app.command()
@@ -192,7 +185,8 @@ def show(name: NameArgument, store: StoreOption = None, as_json: AsJson = False)
     with open_store(store) as opened:
         record = opened.get(name)
         fields = {**record.to_dict(), "file": str(opened.path(name))}
-    console.print_result(as_json, fields, lambda: _print_fields(fields))
+    lines = (f"{key:<13}{'-' if value is None else value}" for key, value in fields.items())
+    print_result(as_json, fields, *lines)
 
 
 @app.command()
@@ -207,7 +201,7 @@ def verify(
 ) -> None:
     """Check variants byte by byte: hash, form, base, manifest, signature. The first fault gives the exit code."""
     if (name is None) is not all_:
-        raise GymError(ErrorCode.USAGE, "which variant?", "pass a NAME, or --all")
+        raise GymError(ErrorCode.USAGE, "NAME is missing", "pass a NAME, or --all")
     faults: list[GymError] = []
     checked: list[dict[str, Any]] = []
     with open_store(store, require_signature=not allow_unsigned) as opened:
@@ -246,10 +240,10 @@ def trust(
     if not re.fullmatch(r"[0-9a-f]{64}", public_key):
         raise GymError(ErrorCode.USAGE, f"{public_key[:80]!r} is not a public key", "64 hex digits")
     with open_store(store, create=not revoke) as opened:
-        act = opened.revoke if revoke else opened.trust
-        act(user, bytes.fromhex(public_key))
+        change = opened.revoke if revoke else opened.trust
+        change(user, bytes.fromhex(public_key))
     verdict = "is refused from now on" if revoke else "may sign"
-    console.print_result(
+    print_result(
         as_json,
         {"user": user, "public_key": public_key, "trusted": not revoke},
         f"key {public_key[:16]} {verdict} for {user}",
@@ -270,19 +264,8 @@ def gc(
         if keep is not None:
             opened.history.keep(keep)
         files, size = opened.gc()
-    console.print_result(
-        as_json,
-        {"files": files, "bytes": size},
-        f"removed {counted(files, 'file')} of {counted(size, 'byte')}",
-    )
-
-
-def _print_fields(fields: dict[str, Any]) -> None:
-    for key, value in fields.items():
-        console.out.print(f"{key:<13}{'-' if value is None else value}")
-
-
-_TIME = "%Y-%m-%d %H:%M"
+    text = f"removed {counted(files, 'file')} of {counted(size, 'byte')}"
+    print_result(as_json, {"files": files, "bytes": size}, text)
 
 
 @app.command()
@@ -299,14 +282,14 @@ def history(name: NameArgument, store: StoreOption = None, as_json: AsJson = Fal
     for row in revisions:
         table.add_row(
             f"{row['revision']}{' (newest)' if row['is_newest'] else ''}",
-            time.strftime(_TIME, time.localtime(row["updated_at"])),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(row["updated_at"])),
             ", ".join(row["codecs"]) or "?",
             f"{row['size_bytes']:,}",
             _losses(row["figures"]),
             row["signed_by"] or "nobody",
             row["note"],
         )
-    console.print_result(as_json, revisions, lambda: console.print_table(table))
+    print_result(as_json, revisions, table)
 
 
 @app.command()
@@ -329,13 +312,11 @@ def undo(
         record, earlier = make_newest(opened, name, signer, to=to)
     if record.base_digest != before.base_digest:
         console.err.print(
-            f"note: revision {earlier} is of base {record.base_model} ({record.base_digest[:19]}), and the one before "
-            f"of {before.base_model} ({before.base_digest[:19]}): serve that base"
+            f"note: revision {earlier} needs base {record.base_model} ({record.base_digest[:19]}), not "
+            f"{before.base_model} ({before.base_digest[:19]}) as before: serve that base"
         )
     facts = {**record.to_dict(), "restored": earlier}
-    console.print_result(
-        as_json, facts, f"variant {name}: revision {record.revision} is revision {earlier} again"
-    )
+    print_result(as_json, facts, f"variant {name}: revision {record.revision} is revision {earlier} again")
 
 
 def _codecs(delta: Path) -> list[str]:

@@ -15,7 +15,7 @@ from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_create, command, print_next
 from gym_fed.cli.train.progress import progress, readable_warnings, report_rows, stop_on_ctrl_c
 from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, signing_key
-from gym_fed.core.console import AsJson, MemberName, err, out, print_json, print_result
+from gym_fed.core.console import AsJson, MemberName, err, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import DEVICE, ColumnsOption, SetOption
 from gym_fed.core.text import counted
@@ -42,22 +42,16 @@ HeldOut = Annotated[
     float,
     typer.Option("--heldout-share", min=0.0, max=0.5, help="Share of the rows held out for measurement."),
 ]
-AsChat = Annotated[
-    bool | None,
-    typer.Option(
+
+
+def _as_chat(default: str) -> Any:
+    return typer.Option(
         "--as-chat/--plain",
         help="Train on prompts and answers as chat turns, or as plain text.",
-        show_default="by the chat template",
-    ),
-]
-AsBefore = Annotated[
-    bool | None,
-    typer.Option(
-        "--as-chat/--plain",
-        help="Train on prompts and answers as chat turns, or as plain text.",
-        show_default="as when the variant was created",
-    ),
-]
+        show_default=default,
+    )
+
+
 Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do not sign; no key is needed.")]
 Output = Annotated[
     Path | None,
@@ -96,7 +90,7 @@ def create(
     ] = None,
     set_: SetOption = None,
     columns: ColumnsOption = None,
-    as_chat: AsChat = None,
+    as_chat: Annotated[bool | None, _as_chat("by the chat template")] = None,
     held_out: HeldOut = 0.2,
     codec: Annotated[
         str, typer.Option(click_type=MemberName(CODECS, ("auto",), checked=False), help="Codec of the delta.")
@@ -118,16 +112,16 @@ def create(
     from gym_fed.data.reading import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
 
-    named = agreed_columns(data, columns=parse_columns(columns), kind="supervised", yes=yes)
+    column_names = agreed_columns(data, columns=parse_columns(columns), kind="supervised", yes=yes)
     ensure_models([base], yes)
-    with listening() as listener:
+    with _listening() as listener:
         created = PersonalizedTrainer(
             base,
             variants=variants_folder(store),
             method=method,
             codec=codec,
             training=training_overrides(set_, steps),
-            key=signer(key, unsigned),
+            key=_signer(key, unsigned),
             unsigned=unsigned,
             device=device,
         ).create_variant(
@@ -135,17 +129,16 @@ def create(
             data=data,
             name=name,
             held_out=held_out,
-            columns=named,
+            columns=column_names,
             as_chat=as_chat,
             replace=replace,
             output=output,
             overwrite=overwrite,
             listener=listener,
         )
+    print_result(as_json, created.to_dict(), _summary(created))
     if as_json:
-        print_json(created.to_dict())
         return
-    out.print(summary(created))
     snippets = command(
         "gym", "variant", "snippets", created.name, *(() if store is None else ("--store", store))
     )
@@ -182,7 +175,7 @@ def rebase(
     ] = None,
     set_: SetOption = None,
     columns: ColumnsOption = None,
-    as_chat: AsBefore = None,
+    as_chat: Annotated[bool | None, _as_chat("as when the variant was created")] = None,
     held_out: HeldOut = 0.2,
     base: Annotated[
         str | None,
@@ -212,19 +205,19 @@ def rebase(
     from gym_fed.data.reading import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
 
-    named = parse_columns(columns)
+    column_names = parse_columns(columns)
     if data is not None:
-        named = agreed_columns(data, columns=named, kind="supervised", yes=yes)
+        column_names = agreed_columns(data, columns=column_names, kind="supervised", yes=yes)
     if base is None:
         with open_store(store) as opened:
             base = opened.get(name).base_model
     ensure_models([base, onto], yes)
-    with listening() as listener:
+    with _listening() as listener:
         rebased = PersonalizedTrainer(
             base,
             variants=variants_folder(store),
             training=training_overrides(set_, None),
-            key=signer(key, unsigned),
+            key=_signer(key, unsigned),
             unsigned=unsigned,
             device=device,
         ).rebase_variant(
@@ -233,7 +226,7 @@ def rebase(
             data=data,
             steps=steps,
             held_out=held_out,
-            columns=named,
+            columns=column_names,
             as_chat=as_chat,
             force=force,
             output_name=output_name,
@@ -244,7 +237,6 @@ def rebase(
 
 
 def _rebase_summary(rebased: RebasedVariant) -> str:
-    """Describe a rebased variant."""
     losses = rebased.losses
     figures = [
         ("old base and variant", losses.old),
@@ -269,8 +261,7 @@ def _rebase_summary(rebased: RebasedVariant) -> str:
     return "\n".join(lines)
 
 
-def summary(created: CreatedVariant) -> str:
-    """Describe a created variant."""
+def _summary(created: CreatedVariant) -> str:
     gain_kept = "" if created.kept is None else f"; {100 * created.kept:.1f}% of the gain is kept"
     what = "loss" if created.chosen_before is None else "preference loss"
     lines = [
@@ -313,7 +304,7 @@ def training_overrides(settings: list[str] | None, steps: int | None) -> dict[st
     return values if steps is None else {**values, "max_steps": steps}
 
 
-def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
+def _signer(key: Path | None, unsigned: bool) -> SigningKey | None:
     """Return the signing key; None for an unsigned variant.
 
     Raises:
@@ -325,7 +316,7 @@ def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
 
 
 @contextmanager
-def listening() -> Iterator[Listener]:
+def _listening() -> Iterator[Listener]:
     """Show progress on standard error, and stop with a checkpoint at the first Ctrl-C."""
     from gym_fed.personalization.results import Listener as Silent
 

@@ -74,9 +74,11 @@ def remove(
     from gym_client.cli.terminal import confirm
     from gym_client.variant_removal import pushed_to, remove_everywhere
 
+    from gym_fed.config.serving import ServingConfig
+    from gym_fed.config.yaml.file import load_config
     from gym_fed.personalization.writer import LocalRemoval, remove_variant
-    from gym_fed.serving.store.records import validate_name
-    from gym_fed.trust.identity.variant import SignedRemoval
+    from gym_fed.serving.store.records import is_account, validate_name
+    from gym_fed.trust.identity.variant import HubRemoval, SignedRemoval
 
     validate_name(name)
     with open_store(store) as opened:
@@ -89,14 +91,18 @@ def remove(
         raise GymError(ErrorCode.INTERRUPTED, "nothing was removed")
     at = open_home(home, passphrase_file)
     signer = signing_key(key, home) if record is None else owners_key(key, folder, record, home)
-    served = None if serving is None else _serving_config(serving)
-    path = receipt or folder / RECEIPTS / f"{name}-{_now()}-{secrets.token_hex(4)}.json"
+    served = None if serving is None else load_config(serving, ServingConfig)
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    path = receipt or folder / RECEIPTS / f"{name}-{now}-{secrets.token_hex(4)}.json"
     with _reserved(path):
-        hubs = (
-            list(remove_everywhere(at, name, _account(record), insecure))
-            if everywhere
-            else [_not_requested(pin.address, pin.server) for pin in pushed_to(at, name)]
-        )
+        if everywhere:
+            account = record.owner if record is not None and is_account(record.owner) else None
+            hubs = list(remove_everywhere(at, name, account, insecure))
+        else:
+            hubs = [
+                HubRemoval(address=pin.address, server=pin.server, status="not asked")
+                for pin in pushed_to(at, name)
+            ]
         traces = _forget_traces(served, name)  # first, so that a failure can be repeated
         try:
             local = remove_variant(folder, name)
@@ -129,15 +135,14 @@ def verify(
     hubs = check_hubs(Home.open(home), signed)
     facts = {**_facts(signed), "hubs": hubs, "valid": True}
     whose = "a key that had not signed the variant"
-    if signed.is_owners or signed.is_variants:
-        whose = (
-            "its owner's key"
-            if signed.is_owners
-            else "according to the receipt the key that had signed the variant"
-        )
+    if signed.is_owners:
+        whose = "its owner's key"
+    elif signed.is_variants:
+        whose = "according to the receipt the key that had signed the variant"
+    removed_at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(signed.removal.removed_at))
     lines = [
         f"valid: variant {signed.removal.variant} of {signed.removal.owner}, "
-        f"{counted(len(signed.removal.revisions), 'revision')}, removed {_utc_text(signed.removal.removed_at)}",
+        f"{counted(len(signed.removal.revisions), 'revision')}, removed {removed_at}",
         f"signed by {signed.signed_by}, {whose}",
         *(_proven(hub) for hub in hubs),
     ]
@@ -152,26 +157,6 @@ def _record(store: VariantStore, name: str) -> VariantRecord | None:
         if error.code not in (ErrorCode.NOT_FOUND, ErrorCode.STATE_CORRUPT):
             raise
         return None
-
-
-def _account(record: VariantRecord | None) -> str | None:
-    from gym_fed.serving.store.records import is_account
-
-    return record.owner if record is not None and is_account(record.owner) else None
-
-
-def _not_requested(address: str, server: str) -> HubRemoval:
-    from gym_fed.trust.identity.variant import HubRemoval
-
-    return HubRemoval(address=address, server=server, status="not asked")
-
-
-def _serving_config(file: Path) -> ServingConfig:
-    """Read the config whose usage log and keys are cleaned; relative paths start at its folder."""
-    from gym_fed.config.serving import ServingConfig
-    from gym_fed.config.yaml.file import load_config
-
-    return load_config(file, ServingConfig)
 
 
 def _forget_traces(config: ServingConfig | None, name: str) -> dict[str, Any]:
@@ -304,7 +289,7 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
         )
     for folder in removal.work:
         out.print(f"  unfinished work deleted: {folder}")
-    words = {
+    outcomes = {
         "removed": "no longer readable there; the hub deletes the file within two days",
         "absent": "it had no variant of this name",
         "another's": "not requested: your account there does not own it",
@@ -313,7 +298,7 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
         else "a copy is kept there: gym variant hub remove NAME",
     }
     for hub in removal.hubs:
-        out.print(f"  hub {hub.address}: {words[hub.status].replace('NAME', removal.variant)}")
+        out.print(f"  hub {hub.address}: {outcomes[hub.status].replace('NAME', removal.variant)}")
     if removal.usage_log:
         out.print(
             f"  {removal.usage_log}: {counted(removal.usage_lines, 'line')} no longer name it or its callers"
@@ -333,11 +318,3 @@ def _proven(hub: dict[str, Any]) -> str:
         entry = f"entry {hub['ledger_sequence']} of its ledger"
         return f"{where}: {entry} removed a variant, but nothing here proves that it was this one"
     return f"{where}: {hub['status']}, not proven here"
-
-
-def _now() -> str:
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-
-
-def _utc_text(seconds: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

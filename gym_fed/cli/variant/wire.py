@@ -140,9 +140,7 @@ def list_hub(
         )
         who = _who_reads(variant, client.pin.contributor)
         table.add_row(*row, who, variant.key_status, manifest.note)
-    console.print_result(
-        as_json, [variant.to_dict() for variant in variants], lambda: console.print_table(table)
-    )
+    console.print_result(as_json, [variant.to_dict() for variant in variants], table)
 
 
 @hub_app.command("remove")

@@ -99,7 +99,7 @@ def test_the_address_of_all_interfaces_is_asked_on_this_machine(
     host: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls: list[str] = []
-    monkeypatch.setattr("gym_fed.cli.api.health._get", lambda url, *_: urls.append(url))
+    monkeypatch.setattr("gym_fed.cli.api.app._get", lambda url, *_: urls.append(url))
     path = tmp_path / "serving.yaml"
     path.write_text(f"host: {host}\nport: 8000\napi_keys: keys.json\n")
     assert ask(str(path)).exit_code == 0
@@ -111,7 +111,7 @@ def test_flags_name_the_server_to_ask_and_do_not_change_its_config(
     host: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls: list[str] = []
-    monkeypatch.setattr("gym_fed.cli.api.health._get", lambda url, *_: urls.append(url))
+    monkeypatch.setattr("gym_fed.cli.api.app._get", lambda url, *_: urls.append(url))
     path = tmp_path / "serving.yaml"
     path.write_text("host: 127.0.0.1\nport: 8000\n")
     done = ask(str(path), "--address", host_port(host, 9000))

@@ -127,7 +127,7 @@ def test_an_answer_that_is_stopped_before_it_begins_leaves_the_conversation_as_i
     typist.type("slow\r")
     typist.until("reading the prompt")
     typist.type("\x03")
-    typist.until("stopped; the conversation is as it was")
+    typist.until("stopped; the conversation is unchanged")
     typist.until("> ")
     typist.type("/history\r")
     typist.until("there are no messages yet")

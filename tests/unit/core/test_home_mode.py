@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.cli.chat.line_history import _read_history
+from gym_fed.cli.chat.command import _read_history
 from gym_fed.core.files import default_home, make_folder, write_atomically
 from gym_fed.data.objects import Objects
 
