@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.base.modeling.model_class import has_media_part
+from gym_fed.base.modeling.vocabulary import text_tokenizer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.folder_files import compare_folder
 from gym_fed.export.formats.base import READ_BACK, ExportFormat, Options, Tolerance
@@ -27,11 +28,8 @@ MERGED_TOLERANCE = Tolerance(max=1e-3, greedy=False)
 _ROWS = 32
 _VOCABULARY = "logits.vocabulary"
 _SAME = {
-    "special_tokens": "special.",
-    "chat_template": "template",
-    "weights": "weights",
-    "passage_ids": "ids.passage",
-}
+    "special_tokens": "special.", "chat_template": "template", "weights": "weights", "passage_ids": "ids.passage",
+}  # fmt: skip
 """The prefixes of ``answers`` that are compared if both sides have them."""
 
 
@@ -49,9 +47,10 @@ class ReadBack:
         self._passage = passage_ids(source)
         # Ids of pictures and sounds are refused without them.
         added = not has_media_part(source.model.config)
-        drawn = vocabulary_ids(_tokenizer(source), len(self._passage), added=added)
+        tokenizer = text_tokenizer(source.tokenizer)
+        drawn = vocabulary_ids(tokenizer, len(self._passage), added=added)
         self._vocabulary = [number for number in drawn if number < _num_rows(source.model)]
-        self._probes = probe_texts(_tokenizer(source))
+        self._probes = probe_texts(tokenizer)
         self._own: dict[str, Any] | None = None
         self._untuned: dict[str, Any] | None = None
 
@@ -146,20 +145,14 @@ class ReadBack:
 
         reading = TransformersExport(model.eval(), self._source.tokenizer, hashed=hashed)
         job = self._job(tokens)
-        job["vocabulary"] = [
-            number for number in self._vocabulary if number < _num_rows(model)
-        ]  # a base has fewer
+        rows = _num_rows(model)  # a base may have fewer
+        job["vocabulary"] = [number for number in self._vocabulary if number < rows]
         return answers(reading, job, report)
 
     def _job(self, tokens: int) -> dict[str, Any]:
         """Return the questions of ``answers``."""
-        return {
-            "prompts": PROMPTS,
-            "passage": self._passage,
-            "vocabulary": self._vocabulary,
-            "texts": self._probes,
-            "tokens": tokens,
-        }
+        ids = {"passage": self._passage, "vocabulary": self._vocabulary}
+        return {"prompts": PROMPTS, **ids, "texts": self._probes, "tokens": tokens}
 
     def _in_a_fresh_process(self, parts: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
         """Return the answers of the other process, which it writes to ``scratch``, a folder deleted with the export's.
@@ -172,12 +165,8 @@ class ReadBack:
 
         with tempfile.TemporaryDirectory(prefix="answer-", dir=scratch) as folder:
             answer = Path(folder) / "answer.safetensors"
-            job = {
-                **self._job(GREEDY_TOKENS),
-                "parts": parts,
-                "threads": torch.get_num_threads(),
-                "answer": str(answer),
-            }
+            settings = {"parts": parts, "threads": torch.get_num_threads(), "answer": str(answer)}
+            job = self._job(GREEDY_TOKENS) | settings
             try:
                 status, last = self._options.processes.run(READ_BACK, job, self._options.report)
                 why = (last or ["no message"])[-1][:500] if status else ""
@@ -199,10 +188,6 @@ class ReadBack:
             return tensors
 
 
-def _tokenizer(source: Source) -> Any:
-    return getattr(source.tokenizer, "tokenizer", source.tokenizer)
-
-
 def _num_rows(model: Any) -> int:
     """Return the number of tokens that have an embedding, which may be fewer than the tokenizer has."""
     return len(model.get_input_embeddings().weight)
@@ -211,8 +196,8 @@ def _num_rows(model: Any) -> int:
 def passage_ids(source: Source) -> list[int]:
     """Return the first tokens of the passage, at most as many as the model has positions."""
     config = source.model.config
-    most = getattr(getattr(config, "text_config", config), "max_position_embeddings", None) or POSITIONS
-    return list(_tokenizer(source)(PASSAGE)["input_ids"])[: min(POSITIONS, most)]
+    positions = getattr(getattr(config, "text_config", config), "max_position_embeddings", None) or POSITIONS
+    return list(text_tokenizer(source.tokenizer)(PASSAGE)["input_ids"])[: min(POSITIONS, positions)]
 
 
 def _readers(reader: str) -> str:
@@ -244,10 +229,10 @@ def compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str
             text = _first_other_text(expected[name], actual[name]) if name == "ids.texts" else None
             return {"same_token_ids": False, **({} if text is None else {"other_text": text})}
     sums = {"distance": 0.0, "top1": 0.0, "kl": 0.0}
-    most, largest, positions, width = 0.0, 0.0, 0, 1
+    furthest, largest, positions, width = 0.0, 0.0, 0, 1
     for ours, other in _rows(expected, actual, _texts(both)):
         distance = (ours - other).abs()
-        most = _larger(most, float(distance.max()))
+        furthest = _larger(furthest, float(distance.max()))
         largest = _larger(largest, float(ours.abs().max()))
         sums["distance"] += float(distance.sum())
         sums["top1"] += float((ours.argmax(-1) == other.argmax(-1)).sum())
@@ -255,20 +240,18 @@ def compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str
         sums["kl"] += float((p.exp() * (p - q)).sum())
         positions, width = positions + len(ours), ours.shape[-1]
     return {
-        "max": most,
+        "max": furthest,
         "mean": sums["distance"] / (positions * width),
         "largest": largest,
         "top1": sums["top1"] / positions,
         "kl": sums["kl"] / positions,
-        "vocabulary": _vocabulary(expected, actual) if _VOCABULARY in both else {},
+        "vocabulary": _vocabulary_distances(expected, actual) if _VOCABULARY in both else {},
         "same_token_ids": True,
         "same_greedy_tokens": bool(torch.equal(expected["greedy"], actual["greedy"])),
         **{
-            f"same_{text}": all(
-                torch.equal(expected[name], actual[name]) for name in both if name.startswith(start)
-            )
+            f"same_{text}": all(torch.equal(expected[name], actual[name]) for name in names)
             for text, start in _SAME.items()
-            if any(name.startswith(start) for name in both)
+            if (names := [name for name in both if name.startswith(start)])
         },
     }
 
@@ -303,13 +286,13 @@ def effect_kept(
     return ratio.share
 
 
-def _vocabulary(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str, float]:
+def _vocabulary_distances(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str, float]:
     """Return the largest distance of the logits for tokens of the whole vocabulary, and the largest logit."""
-    most, largest = 0.0, 0.0
+    furthest, largest = 0.0, 0.0
     for ours, other in _rows(expected, actual, [_VOCABULARY]):
-        most = _larger(most, float((ours - other).abs().max()))
+        furthest = _larger(furthest, float((ours - other).abs().max()))
         largest = _larger(largest, float(ours.abs().max()))
-    return {"max": most, "largest": largest}
+    return {"max": furthest, "largest": largest}
 
 
 def _texts(names: Iterable[str]) -> list[str]:

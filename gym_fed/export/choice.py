@@ -15,7 +15,7 @@ from gym_fed.export.formats.base import ExportFormat, Options
 
 FOLDER = "huggingface"
 """The default format for a path without a known suffix."""
-_OF_FILES = (
+_FILE_SUFFIXES = (
     ".bin .ckpt .engine .ggml .gguf .gymdelta .h5 .mlmodel .mlpackage .nemo .onnx .plan .pt .pt2 .pte .pth "
     ".safetensors .tar .tflite .xml .zip"
 )
@@ -41,13 +41,13 @@ def _row(name: str) -> dict[str, Any]:
         return {
             "format": name, "writes": why, "quantizations": [], "read_by": "", "suffix": "", "needs": [], "missing": [],
         }  # fmt: skip
-    there = ", which reads the folder; the target program is not run here" if chosen.unchecked else ""
+    reads = ", which reads the folder; the target program is not run here" if chosen.unchecked else ""
     text = (sys.modules[chosen.__module__].__doc__ or "").split("\n\n")[0]
     return {
         "format": name,
         "writes": " ".join(text.replace("`", "").split()),
         "quantizations": list(chosen.quantizations),
-        "read_by": f"{chosen.reader}{there}",
+        "read_by": f"{chosen.reader}{reads}",
         "suffix": chosen.suffix,
         "needs": [module.replace("_", "-") for module in chosen.requires],
         "missing": [module.replace("_", "-") for module in chosen.requires if find_spec(module) is None],
@@ -66,9 +66,8 @@ def resolve_format(format: str | None, path: Path | None, options: Options) -> t
         GymError: ``USAGE`` for unknown values, or a suffix that contradicts the format; ``MISSING_DEPENDENCY``.
     """
     if format is None:
-        chosen = format_named(format_by_suffix(path) if path is not None else FOLDER)
-    else:
-        chosen = format_named(format)
+        format = FOLDER if path is None else format_by_suffix(path)
+    chosen = format_named(format)
     if path is not None:
         chosen = chosen.at(path)
         _require_suffix(chosen, path)
@@ -85,15 +84,12 @@ def format_named(name: str) -> ExportFormat:
         GymError: ``USAGE`` for an unknown name.
     """
     plain = name.lower().replace("-", "_")
-    alternative = next(
-        (known for known in (name, plain, member("export format", plain)) if known in EXPORT_FORMATS), None
-    )
+    candidates = (name, plain, member("export format", plain))
+    alternative = next((known for known in candidates if known in EXPORT_FORMATS), None)
     if alternative is None:
         _refuse_for_formats_with(plain, f"{name} is not a format, but a quantization of")
-        there = ", ".join(EXPORT_FORMATS.names())
-        raise GymError(
-            ErrorCode.USAGE, f"format {name} is unknown", f"choose one of {there}; see gym export --list"
-        )
+        remedy = f"choose one of {', '.join(EXPORT_FORMATS.names())}; see gym export --list"
+        raise GymError(ErrorCode.USAGE, f"format {name} is unknown", remedy)
     if alternative not in (name, plain):
         note(f"format {name}", f"`--format {alternative}`")
     chosen: ExportFormat = EXPORT_FORMATS.new(alternative)
@@ -113,8 +109,8 @@ def format_by_suffix(path: Path) -> str:
 
 def _usable() -> dict[str, type[ExportFormat]]:
     """Return all usable formats by name, the built-in ones first."""
-    own = EXPORT_FORMATS.own()
-    names = sorted(EXPORT_FORMATS.usable(), key=lambda name: name not in own)
+    built_in = EXPORT_FORMATS.own()
+    names = sorted(EXPORT_FORMATS.usable(), key=lambda name: name not in built_in)
     return {name: EXPORT_FORMATS.type_of(name) for name in names}
 
 
@@ -125,7 +121,7 @@ def _require_suffix(chosen: ExportFormat, path: Path) -> None:
         GymError: ``USAGE``.
     """
     suffix = path.suffix.lower()
-    if suffix not in _OF_FILES.split() or suffix == chosen.suffix:
+    if suffix not in _FILE_SUFFIXES.split() or suffix == chosen.suffix:
         return
     kind = f"a file that ends in {chosen.suffix}" if chosen.is_file and chosen.suffix else "a folder"
     other = format_by_suffix(path)
@@ -151,10 +147,8 @@ def _quantization(chosen: ExportFormat, name: str) -> str:
     own_name = member(f"quantization of {chosen.name}", name.lower())
     if own_name is None or (own_name and own_name not in chosen.quantizations):
         return name
-    note(
-        f"quantization {name}",
-        f"`--quantization {own_name}`" if own_name else f"format {chosen.name}'s default",
-    )
+    meaning = f"`--quantization {own_name}`" if own_name else f"format {chosen.name}'s default"
+    note(f"quantization {name}", meaning)
     return own_name
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.base.modeling.vocabulary import text_tokenizer
+from gym_fed.core.errors import GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.text import plain
-from gym_fed.export.source import Source
+from gym_fed.export.source import Source, differs
 
 _CONFIGS = {"config.json": "config", "generation_config.json": "generation_config"}
 """The files, and the model's attributes that they hold."""
@@ -26,7 +27,7 @@ _NOT_COMPARED = {
     "auto_map",
     "use_cache",
 }
-"""Keys that a format may change: the types of its weights, and what describes no model."""
+"""Keys that a format may change: the types of its weights, and keys that do not describe the model."""
 _TOKENIZER = "tokenizer.json"
 _NOT_OF_THE_TOKENIZER = ("truncation", "padding")
 _MISSING = object()
@@ -52,7 +53,7 @@ def compare_folder(folder: Path, source: Source, model: Any) -> dict[str, int]:
         if (config := getattr(model, attribute, None)) is None:
             continue
         if not (folder / name).is_file():
-            raise _differs(name, "is missing")
+            raise _file_differs(name, "is missing")
         written = type(config).from_dict(read_object(folder / name)).to_dict()
         expected = config.to_dict()
         for key in sorted(expected.keys() | written.keys()):
@@ -64,12 +65,12 @@ def compare_folder(folder: Path, source: Source, model: Any) -> dict[str, int]:
 
 
 def _compare_tokenizer(folder: Path, source: Source) -> int:
-    tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
+    tokenizer = text_tokenizer(source.tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return 0  # a slow tokenizer: its files are copied, and its ids compared
     if not (folder / _TOKENIZER).is_file():
-        raise _differs(_TOKENIZER, "is missing")
+        raise _file_differs(_TOKENIZER, "is missing")
     expected, written = json.loads(backend.to_str()), read_object(folder / _TOKENIZER)
     for both in (expected, written):
         for key in _NOT_OF_THE_TOKENIZER:
@@ -77,8 +78,7 @@ def _compare_tokenizer(folder: Path, source: Source) -> int:
     if expected != written:
         for either in (expected, written):
             for path, _ in _leaves(either):
-                key = ".".join(path)
-                _require_same(_TOKENIZER, key, _at(expected, path), _at(written, path))
+                _require_same(_TOKENIZER, ".".join(path), _at(expected, path), _at(written, path))
     return sum(1 for _ in _leaves(expected))
 
 
@@ -105,7 +105,9 @@ def _at(value: Any, path: tuple[str, ...]) -> Any:
 
 def _require_same(file: str, key: str, expected: Any, written: Any) -> None:
     if _plain(expected) != _plain(written):
-        raise _differs(file, f"has {plain(key, _SHOWN)} {_shown(written)}, the source has {_shown(expected)}")
+        raise _file_differs(
+            file, f"has {plain(key, _SHOWN)} {_shown(written)}, the source has {_shown(expected)}"
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -117,9 +119,5 @@ def _shown(value: Any) -> str:
     return "nothing" if value is _MISSING else plain(repr(value), _SHOWN)
 
 
-def _differs(file: str, why: str) -> GymError:
-    return GymError(
-        ErrorCode.EXPORT_DIFFERS,
-        f"{file} in the folder {why}; nothing was kept",
-        "report this with the model's name; --skip-check writes it anyway",
-    )
+def _file_differs(file: str, why: str) -> GymError:
+    return differs(f"{file} in the folder {why}")

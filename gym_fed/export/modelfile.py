@@ -65,7 +65,7 @@ def ollama_template(tokenizer: Any) -> str | None:
 
 
 def _ends_a_value(text: str) -> bool:
-    """Return whether a text would terminate its own value in a Modelfile, so that the rest becomes an instruction."""
+    """Return True if a text would terminate its own value in a Modelfile, so that the rest becomes an instruction."""
     return '"' in text or not text.isprintable()
 
 

@@ -1,5 +1,4 @@
-"""LoRA factors of a delta, for servers that apply adapters per request: its own factors, or the nearest ones of a given
-rank.
+"""LoRA factors of a delta, its own or the nearest of a given rank, for servers that apply adapters per request.
 
 The nearest of rank r in the Frobenius norm are the r largest singular components (Eckart and Young 1936). They depend
 on the delta only, not on rows or training. They are exact up to a smaller dimension of 768. Above that size they are
@@ -31,7 +30,7 @@ from gym_fed.export.process import Report
 from gym_fed.export.source import Source
 
 _DEFAULT_RANK = 32
-_SHOWN = 3
+_NAMES_SHOWN = 3
 _ROUNDS = 4
 """Rounds of subspace iteration; each starts from the components of the previous round."""
 
@@ -71,9 +70,9 @@ def factors_of(source: Source, rank: int | None, report: Report) -> LoraFactors:
             ``lora_factors``.
     """
     key = f"lora.{rank}"
-    if key not in source.found:
-        source.found[key] = _factors(source, rank, report)
-    factors: LoraFactors = source.found[key]
+    if key not in source.cache:
+        source.cache[key] = _factors(source, rank, report)
+    factors: LoraFactors = source.cache[key]
     return factors
 
 
@@ -81,18 +80,15 @@ def _factors(source: Source, rank: int | None, report: Report) -> LoraFactors:
     if source.delta is None:
         if not is_plain_lora(source.model):
             others = sorted(beyond_factors(source.model)) if source.adapted else []
-            also = f": it also trained {', '.join(others[:_SHOWN])}" if others else ""
+            also = f": it also trained {', '.join(others[:_NAMES_SHOWN])}" if others else ""
             raise GymError(
                 ErrorCode.USAGE,
                 f"{source.name}: its adapter has more than two LoRA factors per matrix{also}",
                 "export it as huggingface or gguf, merged",
             )
         return _of_one_rank(lora_factors(source.model), 1.0, (), {})
-    linear = {
-        f"{name}.weight"
-        for name, module in source.model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    }
+    modules = source.model.named_modules()
+    linear = {f"{name}.weight" for name, module in modules if isinstance(module, torch.nn.Linear)}
     by_name: dict[str, Factors] = {}
     nearest: list[str] = []
     left_out: dict[str, float] = {}
@@ -162,19 +158,18 @@ def largest_components(matrix: Tensor, rank: int) -> Components:
 def _of_one_rank(
     factors: Mapping[str, Factors], norm_kept: float, nearest: tuple[str, ...], left_out: Mapping[str, float]
 ) -> LoraFactors:
-    """Pad smaller ranks with zeros and move differing scalings into B: not every server supports different ranks per
-    matrix."""
+    """Pad smaller ranks with zeros and move differing scalings into B; not every server supports mixed ranks."""
     rank = max(len(a) for a, _, _ in factors.values())
     scalings = {scaling for _, _, scaling in factors.values()}
     common = scalings.pop() if len(scalings) == 1 else 1.0
     common = common if common > 0.0 else 1.0
-    held = {}
+    padded = {}
     for name, (a, b, scaling) in factors.items():
         wide_a, wide_b = a.new_zeros(rank, a.shape[1]).float(), b.new_zeros(b.shape[0], rank).float()
         wide_a[: len(a)] = a
         wide_b[:, : len(a)] = b * (scaling / common)
-        held[name] = (wide_a, wide_b)
-    return LoraFactors(held, rank, common, norm_kept, nearest, left_out)
+        padded[name] = (wide_a, wide_b)
+    return LoraFactors(padded, rank, common, norm_kept, nearest, left_out)
 
 
 def lora_model(source: Source, rank: int | None, report: Report) -> Any:
@@ -189,7 +184,7 @@ def lora_model(source: Source, rank: int | None, report: Report) -> Any:
     base = base_model(source)
     settings = LoraConfig(
         r=lora.rank,
-        lora_alpha=_whole(lora.scaling * lora.rank),
+        lora_alpha=_as_int(lora.scaling * lora.rank),
         target_modules=_targets(base, [name.removesuffix(".weight") for name in lora.factors]),
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
@@ -213,7 +208,7 @@ def base_model(source: Source) -> Any:
         return merge_adapters(source.read_base(), source.below)
 
 
-def _whole(value: float) -> Any:
+def _as_int(value: float) -> Any:
     """Return alpha as an int if possible, as servers read it; PEFT accepts a float."""
     return int(value) if value.is_integer() else value
 
@@ -227,7 +222,6 @@ def _targets(model: Any, names: list[str]) -> list[str]:
 
 _MIN_KEPT_GAIN = 0.8
 """Share of the gain below which a note warns."""
-_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -270,18 +264,15 @@ def kept_gain(source: Source, rank: int | None, rows: Sequence[dict[str, Any]], 
     """
     from gym_fed.evaluation.loss import heldout_loss
 
-    losses = []
     lora = lora_model(source, rank, options.report)
-    for number, (stage, model) in enumerate(
-        (("base", None), ("variant", source.model), ("LoRA", lora)), start=1
-    ):
+
+    def loss(number: int, stage: str, model: Any) -> float:
         options.report(f"measuring the loss of the {stage}", number, 3)
-        if model is not None:
-            losses.append(heldout_loss(model, source.tokenizer, rows))
-            continue
-        with lora.disable_adapter():
-            losses.append(heldout_loss(lora, source.tokenizer, rows))
-    return KeptGain(len(rows), *losses)
+        return heldout_loss(model, source.tokenizer, rows)
+
+    with lora.disable_adapter():
+        base = loss(1, "base", lora)
+    return KeptGain(len(rows), base, loss(2, "variant", source.model), loss(3, "LoRA", lora))
 
 
 def require_delta_options(source: Source, options: Options) -> None:
@@ -295,7 +286,7 @@ def require_delta_options(source: Source, options: Options) -> None:
         raise GymError(
             ErrorCode.USAGE,
             f"{option}: {source.name} has its own adapter",
-            "the option applies only to a variant",
+            "omit the option, which applies only to a variant",
         )
 
 

@@ -1,7 +1,7 @@
 """Texts and token ids on which an export's tokenizer and embeddings are compared with the source's.
 
-A passage of one language has a few hundred tokens of a vocabulary. These texts have every added token, tokens from
-the whole vocabulary (and thus all of its scripts), and a sentence in each of 24 languages.
+A passage of one language contains a few hundred tokens of a vocabulary. These texts contain every added token, tokens
+from the whole vocabulary (and thus all of its scripts), and a sentence in each of 24 languages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _DRAWN = 512
 """Tokens drawn from the whole vocabulary, at equal distances."""
 _TOGETHER = 8
 """Tokens in one text."""
-_MOST_ADDED = 4096
+_MAX_ADDED = 4096
 """Maximum added tokens in texts; some vocabularies reserve thousands."""
 LANGUAGES = (
     "The mill by the river has stood empty for twenty years, and its wheel no longer turns.",
@@ -48,34 +48,32 @@ LANGUAGES = (
 def probe_texts(tokenizer: Any) -> list[str]:
     """Return the texts whose token ids are compared, each in NFC, since llama.cpp does not normalise texts.
 
-    An added token is alone, and at the end of a word if it need not be a whole word. Nothing follows it: llama.cpp puts
-    a space after special tokens of SentencePiece-style tokenizers, which the chat templates of such models allow for.
+    An added token is a text by itself, and the end of a word unless it must be a whole word. Nothing follows it, since
+    llama.cpp puts a space after special tokens of SentencePiece-style tokenizers, as their chat templates expect.
 
     Args:
         tokenizer: A ``transformers`` tokenizer.
     """
     texts = [*LANGUAGES, *_of_vocabulary(tokenizer)]
-    for token in list(_added(tokenizer).values())[:_MOST_ADDED]:
+    for token in list(_added(tokenizer).values())[:_MAX_ADDED]:
         texts.append(token.content)
         if not (token.single_word or token.lstrip):
             texts.append(f"mill{token.content}")
     return [text for text in dict.fromkeys(texts) if unicodedata.normalize("NFC", text) == text]
 
 
-def vocabulary_ids(tokenizer: Any, most: int, *, added: bool = True) -> list[int]:
-    """Return at most ``most`` token ids for comparing logits, at equal distances in the vocabulary.
+def vocabulary_ids(tokenizer: Any, count: int, *, added: bool = True) -> list[int]:
+    """Return at most ``count`` token ids for comparing logits, at equal distances in the vocabulary.
 
     Args:
         tokenizer: A ``transformers`` tokenizer.
-        most: The number of ids; half of them are left to added tokens.
-        added: Whether added tokens are among them.
+        count: The number of ids; up to half of them are added tokens.
+        added: Whether to include added tokens.
     """
-    others = _added(tokenizer)
-    chosen = _drawn(sorted(others), most // 2) if added else []
-    return [
-        *chosen,
-        *_drawn([number for number in range(len(tokenizer)) if number not in others], most - len(chosen)),
-    ]
+    added_ids = _added(tokenizer)
+    chosen = _drawn(sorted(added_ids), count // 2) if added else []
+    ordinary = [number for number in range(len(tokenizer)) if number not in added_ids]
+    return chosen + _drawn(ordinary, count - len(chosen))
 
 
 def _of_vocabulary(tokenizer: Any) -> Iterator[str]:
@@ -95,7 +93,7 @@ def _added(tokenizer: Any) -> dict[int, Any]:
     return added
 
 
-def _drawn(numbers: Any, most: int) -> list[int]:
-    """Return at most ``most`` of the numbers, at equal distances."""
-    count = min(len(numbers), max(0, most))
+def _drawn(numbers: Any, count: int) -> list[int]:
+    """Return at most ``count`` of the numbers, at equal distances."""
+    count = min(len(numbers), max(0, count))
     return [numbers[number * len(numbers) // count] for number in range(count)]

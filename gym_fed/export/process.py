@@ -89,7 +89,7 @@ class ModuleProcess:
             status = self._child.wait()
         finally:
             self.close()
-        _require_no_lack(self._module, status, list(self._last))
+        _require_resources(self._module, status, list(self._last))
         return status, list(self._last)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Processes:
         return (self._started.pop(module, None) or ModuleProcess(module)).run(job, report)
 
 
-def _require_no_lack(module: str, status: int, last: list[str]) -> None:
+def _require_resources(module: str, status: int, last: list[str]) -> None:
     """Raise an error if a process ended for lack of memory or disk space.
 
     Raises:
@@ -164,13 +164,13 @@ def child_job() -> Iterator[tuple[dict[str, Any], Report]]:
                 import_module(name)
     job: dict[str, Any] = json.loads(_next_line())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    own = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    progress = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # libraries may print to standard output
 
     def say(stage: str, done: int = 0, total: int = 0) -> None:
-        own.write(json.dumps({"stage": stage, "done": done, "total": total}) + "\n")
+        progress.write(json.dumps({"stage": stage, "done": done, "total": total}) + "\n")
 
-    with own:
+    with progress:
         yield job, say
 
 

@@ -1,7 +1,7 @@
 """Comparison of the weights in a program's file with the model's.
 
-Logits show the weights that some texts reach: not the embedding of a token that none of them has, nor an expert that
-none of them is routed to. With 8 bits they show no small fault at all.
+Logits depend only on weights that the probe texts reach: not on the embedding of a token that none of them contains,
+nor on an expert that none of them is routed to. With 8 bits, the tolerance of logits hides small errors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 
-_MOST_STEPS = 0.51
+_MAX_STEPS = 0.51
 """Maximum rounding error in steps of a channel: half a step, and the scale's own rounding."""
 
 
@@ -24,7 +24,7 @@ class StoredWeight:
 
     Attributes:
         values: The weight, float32; dequantised if it is stored in few bits.
-        name: Its name in the file; a parameter of that name must be it.
+        name: Its name in the file; a parameter of that name must have these values.
         levels: Steps between the smallest and largest value of a channel (the last dimension); 0: stored exactly.
     """
 
@@ -34,84 +34,83 @@ class StoredWeight:
 
 
 def compare_weights(weights: Iterable[StoredWeight], model: Any) -> dict[str, Any]:
-    """Find each parameter of a model among a program's weights: as it is, transposed, or with 1 added (a norm's).
+    """Find each parameter of a model among a program's weights: unchanged, transposed, or (for norms) with 1 added.
 
-    A weight is one parameter's; equal parameters may share one. A weight in 8 bits may be off by the rounding error of
-    the parameter's own steps, whatever scale the file gives.
+    A weight belongs to one parameter; equal parameters may share one. A weight in 8 bits may be off by the rounding
+    error of the parameter's own steps, whatever scale the file gives.
 
     Args:
         weights: The weights in the file.
         model: The model that it must hold, in float32.
 
     Returns:
-        ``compared`` parameters; ``not_compared`` with the reason if the program has some in another form only.
+        ``compared`` parameters; ``not_compared`` with the reason if the program has some only in another form.
 
     Raises:
-        GymError: ``EXPORT_DIFFERS`` naming a parameter whose weight in the file has other values: the one of its name,
-            or one of its shape that is no other parameter.
+        GymError: ``EXPORT_DIFFERS`` naming a parameter whose weight in the file (of the same name, or unmatched and of
+            the same shape) has other values.
     """
-    parameters = {
-        name: value.detach().float() for name, value in model.named_parameters(remove_duplicate=False)
-    }
+    named = model.named_parameters(remove_duplicate=False)
+    parameters = {name: value.detach().float() for name, value in named}
     found: dict[str, StoredWeight] = {}
-    by_shape: dict[tuple[int, ...], list[StoredWeight]] = {}  # those that are no parameter yet
+    by_shape: dict[tuple[int, ...], list[StoredWeight]] = {}  # not yet matched to a parameter
     for weight in weights:
         if weight.name in parameters:
             found[weight.name] = weight
         else:
             by_shape.setdefault(tuple(weight.values.shape), []).append(weight)
     for name, weight in found.items():
-        if not any(_is(weight, form) for form in _forms(parameters[name])):
+        if not any(_matches(weight, form) for form in _forms(parameters[name])):
             raise _differs(name, parameters[name], weight)
     for name in [name for name in parameters if name not in found]:
         if (match := _of_value(parameters[name], by_shape)) is not None:
             by_shape[tuple(match.values.shape)].remove(match)
             found[name] = match
-    for _, buffer in model.named_buffers():  # a program has those among its weights
+    for _, buffer in model.named_buffers():  # a program also stores them as weights
         shape, values = tuple(buffer.shape), buffer.float()
-        by_shape[shape] = [weight for weight in by_shape.get(shape, ()) if not _is(weight, values)]
+        by_shape[shape] = [weight for weight in by_shape.get(shape, ()) if not _matches(weight, values)]
     others = [name for name in parameters if name not in found]
     for name in others:
-        if (left := _left(parameters[name], by_shape)) is not None:
-            raise _differs(name, parameters[name], left)
+        if (nearest := _nearest_rest(parameters[name], by_shape)) is not None:
+            raise _differs(name, parameters[name], nearest)
     matched = [parameters[name] for name in found]
     lost = [name for name in others if not any(parameters[name].equal(one) for one in matched)]
     result: dict[str, Any] = {"compared": len(list(model.parameters())) - len(lost)}
     if lost:
-        result["not_compared"] = f"{counted(len(lost), 'parameter')} are in the program in another form only"
+        result["not_compared"] = f"{counted(len(lost), 'parameter')} are in the program only in another form"
     return result
 
 
 def _of_value(parameter: Any, by_shape: dict[tuple[int, ...], list[StoredWeight]]) -> StoredWeight | None:
-    """Return the weight that is this parameter and nothing else; the nearest if several in few bits may be it."""
+    """Return the weight that is this parameter and no other; the nearest if several quantised ones match."""
     near: list[StoredWeight] = []
     for form in _forms(parameter):
         for weight in by_shape.get(tuple(form.shape), ()):
-            if _is(weight, form):
+            if _matches(weight, form):
                 if not weight.levels:
                     return weight
                 near.append(weight)
     return min(near, key=lambda weight: _distance(parameter, weight), default=None)
 
 
-def _is(weight: StoredWeight, form: Any) -> bool:
-    """True if the weight has the values of this form of a parameter; never for values that are not finite."""
+def _matches(weight: StoredWeight, form: Any) -> bool:
+    """Return True if the weight has the values of this form of a parameter; never for values that are not finite."""
     if weight.values.shape != form.shape:
         return False
-    most: Any = 0.0
+    allowed: Any = 0.0
     if weight.levels:
         channels = form.reshape(-1, form.shape[-1])
         # Zero is one of the levels.
         span = channels.amax(0).clamp(min=0) - channels.amin(0).clamp(max=0)
-        most = _MOST_STEPS * span / weight.levels
-    return bool(((weight.values - form).abs() <= most).all())
+        allowed = _MAX_STEPS * span / weight.levels
+    return bool(((weight.values - form).abs() <= allowed).all())
 
 
-def _left(parameter: Any, by_shape: dict[tuple[int, ...], list[StoredWeight]]) -> StoredWeight | None:
-    """Return the nearest weight of a parameter's shape that is nothing else; None if there is none."""
+def _nearest_rest(parameter: Any, by_shape: dict[tuple[int, ...], list[StoredWeight]]) -> StoredWeight | None:
+    """Return the nearest of the unmatched weights of a parameter's shape; None if there is none."""
     shapes = {tuple(form.shape): None for form in _forms(parameter)}
-    left = [weight for shape in shapes for weight in by_shape.get(shape, ())]
-    return min(left, key=lambda weight: _distance(parameter, weight), default=None)
+    rest = [weight for shape in shapes for weight in by_shape.get(shape, ())]
+    return min(rest, key=lambda weight: _distance(parameter, weight), default=None)
 
 
 def _distance(parameter: Any, weight: StoredWeight) -> float:
@@ -137,6 +136,6 @@ def _differs(name: str, parameter: Any, weight: StoredWeight) -> GymError:
 
 
 def _forms(parameter: Any) -> list[Any]:
-    return (
-        [parameter, parameter + 1 if parameter.ndim == 1 else parameter.mT] if parameter.ndim else [parameter]
-    )
+    if not parameter.ndim:
+        return [parameter]
+    return [parameter, parameter + 1 if parameter.ndim == 1 else parameter.mT]

@@ -28,12 +28,12 @@ from gym_fed.delta.kept import MIN_KEPT
 from gym_fed.export.checking import ReadBack
 from gym_fed.export.choice import resolve_format
 from gym_fed.export.formats.base import ExportFormat, Options
-from gym_fed.export.source import Source, licences_of
+from gym_fed.export.source import Source, differs, licences_of
 from gym_fed.version import __version__
 
 
 def require_new(path: Path, chosen: ExportFormat) -> None:
-    """Refuse a path that exists (dangling links included), is below a file, or has companion files already.
+    """Refuse a path that exists (even as a dangling link), is below a file, or already has companion files.
 
     Raises:
         GymError: ``FILE_EXISTS``.
@@ -42,9 +42,8 @@ def require_new(path: Path, chosen: ExportFormat) -> None:
         raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists", "choose another name")
     above = next(place for place in path.absolute().parents if place.exists())
     if not above.is_dir():
-        raise GymError(
-            ErrorCode.FILE_EXISTS, f"{path}: {above} is a file, not a folder", "choose another folder"
-        )
+        problem = f"{path}: {above} is a file, not a folder"
+        raise GymError(ErrorCode.FILE_EXISTS, problem, "choose another folder")
     if chosen.is_file:
         require_no_companions(path, licences=chosen.merges)
 
@@ -98,10 +97,8 @@ def _export(
         lossy = chosen.quantization(options) or chosen.name
         reasons.append(f"the share of the delta that {lossy} keeps was not measured")
     record["unchecked"] = "; ".join(reasons) or False
-    whole: AbstractContextManager[Path] = (whole_file_or_none if chosen.is_file else whole_or_not_at_all)(
-        path
-    )
-    with full_disk_named(path), ExitStack() as held, whole as part:
+    unfinished = whole_file_or_none(path) if chosen.is_file else whole_or_not_at_all(path)
+    with full_disk_named(path), ExitStack() as held, unfinished as part:
         if checking is not None:
             checking.before_writing(options)
         options.report("writing", 0, 0)
@@ -204,7 +201,7 @@ def _note_uncompared(record: dict[str, Any]) -> None:
 def _note_kept(
     record: dict[str, Any], share: float, stored_as: str | None, chosen: ExportFormat, options: Options
 ) -> None:
-    """Record the share of the delta that is left; if it is small, add a note on options that preserve more."""
+    """Record the share of the delta that is kept; if it is small, add a note on options that keep more."""
     name = stored_as or chosen.quantization(options)
     of = "delta" if stored_as else "delta's effect on the logits"
     record["kept"] = {"share": share, "of": of, "stored_as": name}
@@ -234,11 +231,7 @@ def _require_licences(source: Source, folder: Path) -> None:
     """
     for name, file in licences_of(source).items():
         if not (folder / name).is_file() or (folder / name).read_bytes() != file.read_bytes():
-            raise GymError(
-                ErrorCode.EXPORT_DIFFERS,
-                f"the licence {file} was not copied; nothing was kept",
-                "report this",
-            )
+            raise differs(f"the licence {file} was not copied")
 
 
 def _companions(
@@ -278,7 +271,7 @@ def companion(path: Path, name: str) -> Path:
 
 
 def require_no_companions(path: Path, *, licences: bool) -> None:
-    """Refuse a new file ``path`` that has a record or card already, or, with ``licences``, a licence.
+    """Refuse a new file ``path`` that already has a record or card, or, with ``licences``, a licence.
 
     A record without its file, left by a killed export, is ignored, as are licences whose SHA-256 it contains.
 
@@ -286,7 +279,7 @@ def require_no_companions(path: Path, *, licences: bool) -> None:
         GymError: ``FILE_EXISTS`` naming the first one.
     """
     record = companion(path, RECORD)
-    leftovers = _left(record, path)
+    leftovers = _leftovers(record, path)
     existing = [file for file in (record, companion(path, CARD_NAME)) if os.path.lexists(file)]
     for pattern in TRAVELS if licences else ():
         existing += sorted(path.parent.glob(f"{glob.escape(path.name)}.{pattern}"))
@@ -318,9 +311,8 @@ def companion_files(path: Path, files: Mapping[str, bytes], sha256: str, *, lice
     """
     with _one_at_a_time(path.parent):
         if os.path.lexists(path):
-            raise GymError(
-                ErrorCode.FILE_EXISTS, f"{path} exists: another process wrote it", "choose another name"
-            )
+            problem = f"{path} exists: another process wrote it"
+            raise GymError(ErrorCode.FILE_EXISTS, problem, "choose another name")
         require_no_companions(path, licences=licences)
         try:
             for name, data in files.items():
@@ -333,7 +325,7 @@ def companion_files(path: Path, files: Mapping[str, bytes], sha256: str, *, lice
             raise
 
 
-def _left(record: Path, path: Path) -> Mapping[str, str]:
+def _leftovers(record: Path, path: Path) -> Mapping[str, str]:
     """Return the SHA-256 digests by name from the record of a missing file; empty for any other file."""
     files: object = None
     if _is_plain(record) and not os.path.lexists(path):

@@ -54,7 +54,7 @@ class Source:
         delta: The ``.gymdelta`` that was added to the weights; the base in memory then had ``below`` merged in.
         owned: Whether nobody else uses the model, so that merging and rounding may modify it.
         saving: Context manager that prepares the adapter for saving, since its form in training may differ.
-        found: Cached results of the formats.
+        cache: Results that the formats compute once.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Source:
     delta: Path | None = None
     owned: bool = False
     saving: Callable[[Any], AbstractContextManager[object]] = nullcontext
-    found: dict[str, Any] = field(default_factory=dict, repr=False)
+    cache: dict[str, Any] = field(default_factory=dict, repr=False)
     _merged: Any = field(default=None, repr=False)
 
     @property
@@ -101,9 +101,9 @@ class Source:
     def kept(self, dtype: str) -> float | None:
         """Return the share of the delta that a dtype keeps (``gym_fed.delta.kept``); None without a known base."""
         key = f"kept.{dtype}"
-        if key not in self.found:
-            self.found[key] = self._share(dtype)
-        share: float | None = self.found[key]
+        if key not in self.cache:
+            self.cache[key] = self._share(dtype)
+        share: float | None = self.cache[key]
         return share
 
     def precise_dtype(self) -> str:
@@ -117,8 +117,8 @@ class Source:
         if self.base is None or self.read_base is None:
             return None
         tuned = model_tensors(self.whole())
-        here = folder_here(self.base)
-        mapped = None if here is None else mapped_base(here, tuned)
+        folder = folder_here(self.base)
+        mapped = None if folder is None else mapped_base(folder, tuned)
         return share_kept(mapped or model_tensors(self.read_base()), tuned, dtype)
 
     def forget(self) -> None:
@@ -129,14 +129,23 @@ class Source:
     def write_companions(self, folder: Path) -> None:
         """Write tokenizer (or processor), chat template, and the licences; called last."""
         self.tokenizer.save_pretrained(str(folder))
-        _name_no_code(folder)
+        _without_code(folder)
         for name, file in licences_of(self).items():
             if not (folder / name).exists():
                 shutil.copyfile(file, folder / name)
 
 
+def differs(problem: str) -> GymError:
+    """Return the error for files that differ from their source."""
+    return GymError(
+        ErrorCode.EXPORT_DIFFERS,
+        f"{problem}; nothing was kept",
+        "report this with the model's name; --skip-check writes it anyway",
+    )
+
+
 def cast(model: Any, dtype: str) -> Any:
-    """Convert the model's weights in place. Rotary frequencies are never saved, and stay."""
+    """Convert the model's weights in place, except rotary frequencies, which are never saved."""
     import torch
 
     for value in model.state_dict(keep_vars=True).values():
@@ -154,7 +163,7 @@ def _without_folders(name: str) -> str:
     return shown if is_hub_name(shown) else Path(shown).name
 
 
-def _name_no_code(folder: Path) -> None:
+def _without_code(folder: Path) -> None:
     """Remove references to the source's Python files from the configs.
 
     The files are not copied, and programs that trust what they load (such as llama.cpp's converter) would run them."""

@@ -22,6 +22,7 @@ from gym_fed.base.imports.packed import PACKED
 from gym_fed.base.imports.quantised import plain_tensors
 from gym_fed.base.imports.stored import StoredTensors
 from gym_fed.base.modeling.model_class import has_media_part
+from gym_fed.base.modeling.vocabulary import text_tokenizer
 from gym_fed.base.models import quiet_loading
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
@@ -31,34 +32,24 @@ from gym_fed.data.generated import generate
 from gym_fed.data.rows import as_kind
 from gym_fed.data.string_rows import as_turns
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
-from gym_fed.export.source import Source
+from gym_fed.export.source import Source, differs
 
 ITERATIONS = 50
 """Steps of SignRound in each block. gym-nano in gptq keeps the likeliest token at 94.0% of positions with 50 and with
-200, but at 88.2% with 8, which rounded every weight as none do."""
+200, but at 88.2% with 8, where every weight was rounded as without any steps."""
 GROUPS = (128, 64, 32)
 _MULTIPLE = 32
 """Matrices whose rows or columns are not a multiple of this size are not quantised."""
 _TOLERANCE = Tolerance(max=None, top1=0.9, greedy=False)
-
-
-_MOST_ERROR = {4: 0.35, 8: 0.05}
+_MAX_ERROR = {4: 0.35, 8: 0.05}
 """Maximum error of a packed matrix by bits: the norm of the difference, relative to the source's. 4 bits of SmolLM2 are
 about 0.1 off; a matrix of another layer would be 1.4 off."""
-_MOST_STEPS = 1.2
+_MAX_STEPS = 1.2
 """Maximum error of a packed weight in steps of its group: SignRound rounds up or down, and scales are float16."""
-
-
 SAMPLES = 32
-
-
 LENGTH = 128
 """Tokens per sample; fewer if the model has fewer positions."""
-
-
 OWN = "built-in texts"
-
-
 _ROWS_OF_A_TASK = 8
 
 
@@ -107,9 +98,8 @@ def calibration_of(
         stream += [*tokenizer(text, add_special_tokens=False)["input_ids"], *end]
         if len(stream) >= SAMPLES * length:
             break
-    samples = [stream[start : start + length] for start in range(0, len(stream) - length + 1, length)][
-        :SAMPLES
-    ]
+    starts = range(0, len(stream) - length + 1, length)
+    samples = [stream[start : start + length] for start in starts[:SAMPLES]]
     if not samples:
         raise GymError(
             ErrorCode.DATA_INVALID,
@@ -166,7 +156,7 @@ def of_bits(*bits: int) -> Mapping[str, Tolerance]:
     Without ``g`` the largest group that fits all layers is used; ``_rtn`` rounds to nearest without calibration.
     """
     groups = ("", *(f"g{size}" for size in GROUPS))
-    names = [f"w{bit}{group}{how}" for bit in bits for how in ("", "_rtn") for group in groups]
+    names = [f"w{bit}{group}{suffix}" for bit in bits for suffix in ("", "_rtn") for group in groups]
     return MappingProxyType(dict.fromkeys(names, _TOLERANCE))
 
 
@@ -203,10 +193,7 @@ class FewBits(ExportFormat):
         if self._bits(options) < 8:
             finer.append("--format gptq --quantization w8")
         finer = finer or ["--format gguf --quantization q8_0"]
-        return (
-            f"{quantization} loses too much of the model: use {' or '.join(finer)}; "
-            "--skip-check writes it anyway"
-        )
+        return f"{quantization} loses too much of the model: use {' or '.join(finer)}; --skip-check writes it anyway"
 
     def use(self, path: Path) -> str:
         return shlex.join(("gym", "chat", str(path)))
@@ -256,7 +243,7 @@ class FewBits(ExportFormat):
         return source.whole()
 
     def stored(self, source: Source, expected: Any, target: Path, options: Options) -> dict[str, Any]:
-        return {"tensors": compare_packed(target, expected, _MOST_ERROR[self._bits(options)])}
+        return {"tensors": compare_packed(target, expected, _MAX_ERROR[self._bits(options)])}
 
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
         return {"model": str(target), "packed": True}
@@ -303,13 +290,13 @@ class FewBits(ExportFormat):
         return int(named)
 
 
-def compare_packed(folder: Path, model: Any, most: float) -> dict[str, Any]:
+def compare_packed(folder: Path, model: Any, max_error: float) -> dict[str, Any]:
     """Compare every tensor of a folder, dequantised, with the model.
 
     Args:
         folder: The written folder.
         model: The model that it must hold.
-        most: Maximum relative error of a packed matrix; the others are rounded to float16.
+        max_error: Maximum relative error of a packed matrix; the others are rounded to float16.
 
     Returns:
         ``compared`` tensors, the ``largest_error`` of a packed matrix, and ``not_compared`` with the reason if some
@@ -327,21 +314,21 @@ def compare_packed(folder: Path, model: Any, most: float) -> dict[str, Any]:
                 unknown += 1
                 continue
             seen.add(name)
-            stem, expected, theirs = name.removesuffix("weight"), ours.detach().float(), value.float()
-            if expected.shape != theirs.shape:
-                raise _differs(name)
+            stem, expected, written = name.removesuffix("weight"), ours.detach().float(), value.float()
+            if expected.shape != written.shape:
+                raise _tensor_differs(name)
             if f"{stem}{PACKED}" not in tensors:
-                if not torch.allclose(theirs, expected, rtol=2**-10, atol=1e-6):
-                    raise _differs(name)
+                if not torch.allclose(written, expected, rtol=2**-10, atol=1e-6):
+                    raise _tensor_differs(name)
                 continue
-            error = float((theirs - expected).norm() / expected.norm().clamp(min=1e-30))
+            error = float((written - expected).norm() / expected.norm().clamp(min=1e-30))
             largest = max(largest, error)
-            if not error <= most or _beyond_a_step(expected, theirs, tensors[f"{stem}scales"]):
-                raise _differs(name)
+            if not error <= max_error or _beyond_a_step(expected, written, tensors[f"{stem}scales"]):
+                raise _tensor_differs(name)
     places = {parameters[name].data_ptr() for name in seen}  # a tied head is stored once
     missing = [name for name, tensor in parameters.items() if tensor.data_ptr() not in places]
     if missing and not unknown:
-        raise _differs(missing[0], "is missing")
+        raise _tensor_differs(missing[0], "is missing")
     result: dict[str, Any] = {"compared": len(seen), "largest_error": largest}
     if unknown:
         result["not_compared"] = (
@@ -351,7 +338,7 @@ def compare_packed(folder: Path, model: Any, most: float) -> dict[str, Any]:
 
 
 def _beyond_a_step(expected: Any, written: Any, scales: Any) -> bool:
-    """Return whether a weight is more than a step off, other than by being cut to the range of its group.
+    """Return True if a weight is more than a step off, except by being cut to the range of its group.
 
     Args:
         expected: ``[outputs, inputs]`` float32.
@@ -359,19 +346,15 @@ def _beyond_a_step(expected: Any, written: Any, scales: Any) -> bool:
         scales: ``[groups, outputs]``, the steps.
     """
     groups, outputs = scales.shape
-    ours, theirs = (weights.reshape(outputs, groups, -1) for weights in (expected, written))
+    ours, stored = (weights.reshape(outputs, groups, -1) for weights in (expected, written))
     steps = scales.float().abs().T[:, :, None]
-    low, high = theirs.amin(-1, keepdim=True), theirs.amax(-1, keepdim=True)
-    is_cut = ((theirs == high) & (ours > theirs)) | ((theirs == low) & (ours < theirs))
-    return bool((((ours - theirs).abs() > _MOST_STEPS * steps) & ~is_cut).any())
+    low, high = stored.amin(-1, keepdim=True), stored.amax(-1, keepdim=True)
+    is_cut = ((stored == high) & (ours > stored)) | ((stored == low) & (ours < stored))
+    return bool((((ours - stored).abs() > _MAX_STEPS * steps) & ~is_cut).any())
 
 
-def _differs(name: str, why: str = "differs by more than the rounding error of its type") -> GymError:
-    return GymError(
-        ErrorCode.EXPORT_DIFFERS,
-        f"the files differ from the source: tensor {name} {why}; nothing was kept",
-        "report this with the model's name; --skip-check writes it anyway",
-    )
+def _tensor_differs(name: str, why: str = "differs by more than the rounding error of its type") -> GymError:
+    return differs(f"the files differ from the source: tensor {name} {why}")
 
 
 def _linear_inputs(source: Source) -> dict[str, int]:
@@ -392,7 +375,5 @@ def _linear_inputs(source: Source) -> dict[str, int]:
 
 
 def _calibration(source: Source, options: Options) -> CalibrationSamples:
-    config = source.model.config
-    tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
-    positions = getattr(config, "max_position_embeddings", None) or LENGTH
-    return calibration_of(tokenizer, positions, options.rows, options.rows_name)
+    positions = getattr(source.model.config, "max_position_embeddings", None) or LENGTH
+    return calibration_of(text_tokenizer(source.tokenizer), positions, options.rows, options.rows_name)

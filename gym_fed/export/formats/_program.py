@@ -21,8 +21,6 @@ from gym_fed.export.program_weights import StoredWeight, compare_weights
 from gym_fed.export.source import Source
 
 PROGRAM_TOLERANCE = Tolerance(max=1e-5)
-
-
 _OTHERS = ("huggingface", "gguf", "torch_export", "onnx")
 """Formats to suggest instead of one that cannot represent a model."""
 
@@ -101,20 +99,12 @@ class ProgramFormat(ExportFormat):
         return None
 
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
-        return {
-            "model": str(self._folder(target)),
-            "program": str(self._program(target)),
-            "runtime": self.reader,
-        }
+        model, program = str(self._folder(target)), str(self._program(target))
+        return {"model": model, "program": program, "runtime": self.reader}
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
-        if not self.is_file:
-            return {}
-        return {
-            "notes": [
-                "a single file has no tokenizer, chat template or config; export a folder to include them"
-            ]
-        }
+        note = "a single file has no tokenizer, chat template or config; export a folder to include them"
+        return {"notes": [note]} if self.is_file else {}
 
     def at(self, path: Path) -> ExportFormat:
         if not self.suffix or path.suffix.lower() != self.suffix:

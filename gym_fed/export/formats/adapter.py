@@ -49,12 +49,9 @@ class PeftAdapter(ExportFormat):
 
         if source.delta is not None:
             return lora_facts(source, options)
-        lacks = _unsupported_by_vllm(source.model.active_peft_config)
-        return (
-            {"notes": [f"vLLM refuses adapters with {lacks}: for vLLM, export as huggingface"]}
-            if lacks
-            else {}
-        )
+        unsupported = _unsupported_by_vllm(source.model.active_peft_config)
+        note = f"vLLM refuses adapters with {unsupported}: for vLLM, export as huggingface"
+        return {"notes": [note]} if unsupported else {}
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         import torch

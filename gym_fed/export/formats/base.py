@@ -47,11 +47,8 @@ class Options:
     processes: Processes = field(default_factory=Processes, compare=False, repr=False)
 
 
-_PLAIN_QUANTIZATIONS = ("float32",)
 READ_BACK = "gym_fed.export.readers.reading"
 """The module whose process reads every format back."""
-
-
 _VOCABULARY_FACTOR = 4
 """The limit for tokens of the whole vocabulary, relative to that for texts; a wrong row shifts a logit by about 1."""
 
@@ -184,30 +181,22 @@ class ExportFormat(ABC):
         """
         missing = [name for name in self.requires if find_spec(name) is None]
         if missing:
-            raise GymError(
-                ErrorCode.MISSING_DEPENDENCY, f"format {self.name} needs {', '.join(missing)}", self.install
-            )
+            problem = f"format {self.name} needs {', '.join(missing)}"
+            raise GymError(ErrorCode.MISSING_DEPENDENCY, problem, self.install)
         if options.quantization and options.quantization not in self.quantizations:
             raise GymError(
                 ErrorCode.USAGE,
                 f"format {self.name} has no quantization {options.quantization}",
                 f"it has {', '.join(self.quantizations) or 'none'}",
             )
-
-        takes_rows = self.takes_rank or self.calibrates
+        data, variant = options.rows or options.rows_name or None, "adapter and gguf_adapter of a variant"
         for option, value, is_read, where in (
-            ("--rank", options.rank, self.takes_rank, "adapter and gguf_adapter of a variant"),
-            (
-                "--data",
-                options.rows or options.rows_name or None,
-                takes_rows,
-                "adapter and gguf_adapter of a variant, awq and gptq",
-            ),
+            ("--rank", options.rank, self.takes_rank, variant),
+            ("--data", data, self.takes_rank or self.calibrates, f"{variant}, awq and gptq"),
         ):
             if value is not None and not is_read:
-                raise GymError(
-                    ErrorCode.USAGE, f"format {self.name} has no {option}", f"it applies to {where}"
-                )
+                problem = f"format {self.name} has no {option}"
+                raise GymError(ErrorCode.USAGE, problem, f"it applies to {where}")
 
     def of_source(self, source: Source, options: Options) -> Options:
         """Fill in options that depend on the source; called after its answers are computed."""
@@ -215,9 +204,7 @@ class ExportFormat(ABC):
 
     def stored_as(self, options: Options) -> str | None:
         """Return the dtype that the merged weights are rounded to; None for low-bit block formats."""
-        return (
-            options.dtype or "float32" if self.quantization(options) in ("", *_PLAIN_QUANTIZATIONS) else None
-        )
+        return options.dtype or "float32" if self.quantization(options) in ("", "float32") else None
 
     def suggestion(self, path: Path, options: Options) -> str:
         """Return a suggestion for a smaller export than the one at ``path``, with its size; empty if there is none."""
@@ -247,7 +234,7 @@ class ExportFormat(ABC):
         return GymError(ErrorCode.USAGE, f"format {self.name}: {source.name} {why}", remedy)
 
     def changes(self, source: Source, options: Options) -> bool:
-        """Return whether writing modifies the model in memory; if so, its answers are computed first."""
+        """Return True if writing modifies the model in memory; then, its answers are computed first."""
         return source.adapted and self.merges
 
     def start(self, processes: Processes, *, check: bool) -> None:
@@ -348,17 +335,18 @@ def require_room(
             f"{readable_bytes(free)}",
             "free some space there, write to another disk, or choose a smaller format or quantization",
         )
-    there = available_memory_bytes()
+    available = available_memory_bytes()
     # The reading process already has its libraries loaded while this one still writes.
     total = max(needs.writing + LIBRARIES_BYTES, needs.reading) if check else needs.writing
     memory = total - (weights.full_bytes if loaded else 0)
-    if memory <= there:
+    if memory <= available:
         return needs
     remedy = "use a machine with more memory, or close other programs"
-    if check and needs.writing <= there:
+    if check and needs.writing <= available:
         remedy += f"; --skip-check takes {readable_bytes(needs.writing)}"
     raise GymError(
         ErrorCode.TOO_LARGE,
-        f"format {chosen.name} needs about {readable_bytes(memory)} of memory, but {readable_bytes(there)} are free",
+        f"format {chosen.name} needs about {readable_bytes(memory)} of memory, but "
+        f"{readable_bytes(available)} are free",
         remedy,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from gym_fed.base.imports.gguf.config import MODEL_TYPES
 from gym_fed.base.modeling.model_class import has_media_part
+from gym_fed.base.modeling.vocabulary import text_tokenizer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, readable_bytes
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
@@ -20,12 +21,12 @@ from gym_fed.export.process import Processes
 from gym_fed.export.readers.gguf import GGUF_LIBRARIES, LLAMA_CPP_LIBRARIES
 from gym_fed.export.source import Source
 
-_OF_DTYPE = {"bfloat16": "bf16", "float16": "f16"}
+_DTYPE_NAMES = {"bfloat16": "bf16", "float16": "f16"}
 """The default quantization by the dtype that preserves the source's delta; f32 for any other dtype."""
 
 
 def has_llama_cpp() -> bool:
-    """Return whether llama-cpp-python is installed; a folder that happens to be called ``llama_cpp`` does not count."""
+    """Return True if llama-cpp-python is installed; a folder that is called ``llama_cpp`` does not count."""
     return any(distributions(name="llama-cpp-python"))
 
 
@@ -97,14 +98,14 @@ class Gguf(ExportFormat):
     def of_source(self, source: Source, options: Options) -> Options:
         if options.quantization:
             return options
-        return replace(options, quantization=_OF_DTYPE.get(source.precise_dtype(), "f32"))
+        return replace(options, quantization=_DTYPE_NAMES.get(source.precise_dtype(), "f32"))
 
     def stored_as(self, options: Options) -> str | None:
-        names = {"f32": "float32", **{name: dtype for dtype, name in _OF_DTYPE.items()}}
+        names = {"f32": "float32", **{name: dtype for dtype, name in _DTYPE_NAMES.items()}}
         return names.get(options.quantization or "f32")
 
     def suggestion(self, path: Path, options: Options) -> str:
-        if self.quantization(options) not in ("f32", *_OF_DTYPE.values()):
+        if self.quantization(options) not in ("f32", *_DTYPE_NAMES.values()):
             return ""
         size = readable_bytes(bytes_in_8_bits(path))
         return f"--quantization q8_0 takes about {size} instead of {readable_bytes(path.stat().st_size)}"
@@ -169,9 +170,8 @@ class Gguf(ExportFormat):
         return source.whole()
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
-        tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
         notes = rope_notes(source.model.config)
-        if stripping := stripping_tokens(tokenizer):
+        if stripping := stripping_tokens(text_tokenizer(source.tokenizer)):
             notes.append(
                 f"GGUF does not record that added tokens strip white space or match only whole words: "
                 f"{counted(len(stripping), 'token')} ({', '.join(map(repr, stripping[:3]))}, ...)"
@@ -179,9 +179,8 @@ class Gguf(ExportFormat):
         return {"notes": notes} if notes else {}
 
     def stored(self, source: Source, expected: Any, target: Path, options: Options) -> dict[str, Any]:
-        tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
         return {
-            "vocabulary": compare_vocabulary(target, tokenizer),
+            "vocabulary": compare_vocabulary(target, text_tokenizer(source.tokenizer)),
             "tensors": compare_stored(target, expected, options.report),
         }
 

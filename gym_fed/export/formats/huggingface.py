@@ -54,7 +54,7 @@ class HuggingFace(ExportFormat):
 
 
 def _is_exact_in(model: Any, dtype: str) -> bool:
-    """Return whether rounding to ``dtype`` changes no weight."""
+    """Return True if rounding to ``dtype`` changes no weight."""
     import torch
 
     kind = getattr(torch, dtype)

@@ -89,9 +89,8 @@ class Onnx(ProgramFormat):
                 f"{weights / 1e9:.1f} GB of weights do not fit in one ONNX file, which is limited to 2 GiB",
                 "use a folder: -o FOLDER --format onnx",
             )
-        onnx_ir.save(
-            program, str(file), external_data=f"{file.name}.data" if weights > MAX_INSIDE_BYTES else None
-        )
+        data = f"{file.name}.data" if weights > MAX_INSIDE_BYTES else None
+        onnx_ir.save(program, str(file), external_data=data)
 
 
 @contextmanager
@@ -117,14 +116,12 @@ def _without_source_paths(program: Any) -> None:
 def _int8() -> Any:
     """Return a pass that stores the weights of matrix products in 8 bits, with one scale per output channel.
 
-    Inputs are quantised at run time.
-
-    Weights are unsigned: signed ones overflow 16-bit sums on processors without VNNI.
+    Inputs are quantised at run time. Weights are unsigned: signed ones overflow 16-bit sums on processors without VNNI.
     """
     from onnxruntime.quantization import QuantType
     from transformers.exporters import OnnxRuntimeDynamicConfig, OnnxRuntimeQuantizer
 
-    how = OnnxRuntimeDynamicConfig(
+    config = OnnxRuntimeDynamicConfig(
         op_types_to_quantize=["MatMul", "Gemm"], per_channel=True, weight_type=QuantType.QUInt8
     )
-    return OnnxRuntimeQuantizer(how)
+    return OnnxRuntimeQuantizer(config)

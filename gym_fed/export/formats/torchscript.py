@@ -34,13 +34,13 @@ class TorchScript(ProgramFormat):
         import torch
 
         with torch.inference_mode():
-            made: Any = torch.jit.trace(  # type: ignore[no-untyped-call]
+            program: Any = torch.jit.trace(  # type: ignore[no-untyped-call]
                 model, example_kwarg_inputs=example_inputs(), check_trace=False, strict=False
             )
         data = io.BytesIO()
-        torch.jit.save(made, data)
+        torch.jit.save(program, data)
         data.seek(0)
-        _write_without_places(data, file)
+        _write_without_debug(data, file)
 
     def weights(self, file: Path) -> Iterator[StoredWeight]:
         import torch
@@ -51,7 +51,7 @@ class TorchScript(ProgramFormat):
                 yield StoredWeight(values.detach(), name)
 
 
-def _write_without_places(data: io.BytesIO, file: Path) -> None:
+def _write_without_debug(data: io.BytesIO, file: Path) -> None:
     """Write the archive ``data`` without its ``_DEBUG`` records, aligned as torch aligns it."""
     import torch
 
@@ -59,7 +59,7 @@ def _write_without_places(data: io.BytesIO, file: Path) -> None:
     version = next(int(reader.get_record(name)) for name in reader.get_all_records() if name in _VERSIONS)
     with archive_file(file) as target:
         writer = torch._C.PyTorchFileWriter(target)
-        # Without it an operator such as gelu is read as its first version, which lacked some of its arguments.
+        # Without it, an operator such as gelu would be read as its first version, which had fewer arguments.
         writer.set_min_version(version)
         for name in reader.get_all_records():
             if not name.endswith(_DEBUG) and not name.startswith(_OWN):

@@ -76,16 +76,16 @@ def write_adapter(file: Path, factors: LoraFactors, config: Any, name: str) -> N
     writer.add_name(name)
     writer.add_float32(_ALPHA, factors.scaling * factors.rank)
     for weight, (a, b) in sorted(factors.factors.items()):
-        theirs = names.get_name(weight, try_suffixes=(".weight",))
-        if theirs is None or (weight == "lm_head.weight" and config.tie_word_embeddings):
+        stored_name = names.get_name(weight, try_suffixes=(".weight",))
+        if stored_name is None or (weight == "lm_head.weight" and config.tie_word_embeddings):
             raise GymError(
                 ErrorCode.USAGE,
                 f"format gguf_adapter: llama.cpp has no separate weight {weight} in this model",
                 "export it merged, as gguf",
             )
         rows = _reordered(weight, b, config, known)
-        writer.add_tensor(f"{theirs}.lora_a", a.float().contiguous().numpy())
-        writer.add_tensor(f"{theirs}.lora_b", rows.float().contiguous().numpy())
+        writer.add_tensor(f"{stored_name}.lora_a", a.float().contiguous().numpy())
+        writer.add_tensor(f"{stored_name}.lora_b", rows.float().contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -110,15 +110,14 @@ def peft_state(file: Path, config: Any) -> tuple[dict[str, Tensor], float]:
     if kind is None or kind.contents() != "lora" or alpha is None:
         raise ValueError(f"{file.name} is not a GGUF adapter")
     known = _ARCHITECTURES[config.model_type]
-    ours = {}
-    for weight in _weights(config):
-        ours[_names(gguf, config).get_name(weight, try_suffixes=(".weight",))] = weight
+    names = _names(gguf, config)
+    weights = {names.get_name(weight, try_suffixes=(".weight",)): weight for weight in _weights(config)}
     state = {}
     for tensor in read.tensors:
-        theirs, _, which = tensor.name.rpartition(".lora_")
-        if theirs not in ours or which not in ("a", "b"):
+        stored_name, _, which = tensor.name.rpartition(".lora_")
+        if stored_name not in weights or which not in ("a", "b"):
             raise ValueError(f"{file.name}: {tensor.name!r} is not a factor of any weight of the base")
-        weight = ours[theirs]
+        weight = weights[stored_name]
         values = torch.from_numpy(tensor.data.copy()).float()
         if which == "b":
             values = _reordered(weight, values, config, known, back=True)

@@ -21,22 +21,13 @@ from gym_fed.export.gguf.k_quants import PLAIN, k_blocks, tensor_type
 from gym_fed.export.gguf.vocabulary import UnknownTokenizerError, patch_tokenizers
 from gym_fed.export.process import Report, child_job, leave
 
-FILE_TYPES = {
-    "f32": "ALL_F32",
-    "f16": "MOSTLY_F16",
-    "bf16": "MOSTLY_BF16",
-    "q8_0": "MOSTLY_Q8_0",
-    "q6_k": "MOSTLY_Q6_K",
-    "q5_k_m": "MOSTLY_Q5_K_M",
-    "q4_k_m": "MOSTLY_Q4_K_M",
-    "q4_0": "MOSTLY_Q4_0",
-}
+_MOSTLY = ("f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0")
+FILE_TYPES = {"f32": "ALL_F32"} | {name: f"MOSTLY_{name.upper()}" for name in _MOSTLY}
 """llama.cpp's name of the file type, by ``--quantization``."""
 LIBRARIES = ("torch", "gguf", "transformers.models.llama.configuration_llama", "sentencepiece")
 """Libraries that are imported before the job arrives."""
 UNSUPPORTED = 3
-"""The exit status for a tokenizer that matches no pre-tokenizer of llama.cpp, and for an architecture that ``gguf``
-does not name; the reason is the last line."""
+"""The exit status for an unknown pre-tokenizer or architecture; the reason is the last line of standard error."""
 
 
 @cache
@@ -73,7 +64,7 @@ def _convert(job: dict[str, Any], say: Report) -> int:
     _skip_auto_round()
     gguf.MODEL_ARCH = _Architectures(gguf.MODEL_ARCH)  # type: ignore[assignment,misc]
     logging.disable(logging.WARNING)
-    _trust_no_code()
+    _forbid_remote_code()
     conversion = importlib.import_module("conversion")
     folder = Path(job["folder"])
     architecture = conversion.ModelBase.load_hparams(folder, False)["architectures"][0]
@@ -82,7 +73,7 @@ def _convert(job: dict[str, Any], say: Report) -> int:
         print(f"the installed gguf {version('gguf')} is too old for {architecture}", file=sys.stderr)
         return UNSUPPORTED
     patch_tokenizers(model_class)
-    _say_tensors(model_class, say)
+    _report_tensors(model_class, say)
     mixed = job["quantization"] in PLAIN and job["quantization"] != "q8_0"
     if mixed:
         _mix(gguf, model_class, job["quantization"])
@@ -95,7 +86,7 @@ def _convert(job: dict[str, Any], say: Report) -> int:
                 model_name=job["metadata"]["general.name"],
                 eager=mixed,  # blocks of the mixtures are computed with numpy, not when they are written
             )
-            _say_metadata(gguf, writer, job["metadata"], job["rope"])
+            _set_metadata(gguf, writer, job["metadata"], job["rope"])
             writer.write()
     except (UnknownTokenizerError, GymError) as error:
         print(error, file=sys.stderr)
@@ -120,8 +111,8 @@ def _model_class(conversion: Any, architecture: str) -> Any:
     return None if model_class.model_arch is None else model_class
 
 
-def _trust_no_code() -> None:
-    """Keep transformers from running Python files that a model names, as the converter allows for some."""
+def _forbid_remote_code() -> None:
+    """Keep transformers from running Python files that a model names, which the converter allows for some models."""
     from transformers import AutoConfig, AutoTokenizer
 
     for kind in (AutoConfig, AutoTokenizer):
@@ -133,7 +124,7 @@ def _without_remote_code(plain: Any, *arguments: Any, **named: Any) -> Any:
     return plain(*arguments, **{**named, "trust_remote_code": False})
 
 
-def _say_tensors(model_class: Any, say: Report) -> None:
+def _report_tensors(model_class: Any, say: Report) -> None:
     """Report progress after each tensor of the source."""
     modify = model_class.modify_tensors
     done = 0
@@ -147,20 +138,20 @@ def _say_tensors(model_class: Any, say: Report) -> None:
     model_class.modify_tensors = modified
 
 
-def _say_metadata(gguf: Any, made: Any, metadata: dict[str, Any], rope: dict[str, float]) -> None:
-    """Write ``metadata`` to the file in place of the converter's guesses, and the architecture's keys of ``rope``."""
-    prepare = made.prepare_metadata
+def _set_metadata(gguf: Any, writer: Any, metadata: dict[str, Any], rope: dict[str, float]) -> None:
+    """Write ``metadata`` instead of the converter's guesses, and ``rope`` with the architecture's prefix."""
+    prepare = writer.prepare_metadata
     kinds = {bool: "BOOL", int: "UINT32", str: "STRING"}
 
     def prepared(vocab_only: bool) -> None:
         prepare(vocab_only=vocab_only)
-        values = made.gguf_writer.kv_data[0]
+        values = writer.gguf_writer.kv_data[0]
         for key, value in metadata.items():
             values[key] = gguf.GGUFValue(value, getattr(gguf.GGUFValueType, kinds[type(value)]))
         for key, factor in rope.items():
-            values[f"{made.gguf_writer.arch}.{key}"] = gguf.GGUFValue(factor, gguf.GGUFValueType.FLOAT32)
+            values[f"{writer.gguf_writer.arch}.{key}"] = gguf.GGUFValue(factor, gguf.GGUFValueType.FLOAT32)
 
-    made.prepare_metadata = prepared
+    writer.prepare_metadata = prepared
 
 
 def _mix(gguf: Any, model_class: Any, quantization: str) -> None:

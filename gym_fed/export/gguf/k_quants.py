@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-VALUES = 256
-"""Values of a block."""
+BLOCK = 256
+"""Values of a block; for rows that are not a multiple of it see ``FALLBACK``."""
 _AT_ONCE = 4096
 """Blocks that are searched at a time: a few tens of MiB."""
 
@@ -27,24 +27,22 @@ def k_blocks(kind: str, values: np.ndarray) -> np.ndarray:
     Returns:
         ``[rows, columns / 256 * size] uint8``: blocks of 144, 176 or 210 bytes.
     """
-    blocks = values.reshape(-1, VALUES)
-    made: list[np.ndarray] = [
-        _KINDS[kind](blocks[first : first + _AT_ONCE].astype(np.float32))
-        for first in range(0, len(blocks), _AT_ONCE)
-    ]
-    return np.concatenate(made).reshape(*values.shape[:-1], -1)
+    blocks = values.reshape(-1, BLOCK)
+    chunks = (blocks[first : first + _AT_ONCE] for first in range(0, len(blocks), _AT_ONCE))
+    packed = [_KINDS[kind](chunk.astype(np.float32)) for chunk in chunks]
+    return np.concatenate(packed).reshape(*values.shape[:-1], -1)
 
 
 def _q4(blocks: np.ndarray) -> np.ndarray:
     """Pack Q4_K: d and dmin (float16), 12 bytes of scales and minima, 128 bytes of 4-bit numbers."""
-    head, levels = _with_minima(blocks, most=15, first=-1.0, tries=21)
+    head, levels = _with_minima(blocks, top=15, first=-1.0, tries=21)
     halves = levels.reshape(-1, 4, 2, 32)
     return np.concatenate([head, (halves[:, :, 0] | (halves[:, :, 1] << 4)).reshape(-1, 128)], axis=1)
 
 
 def _q5(blocks: np.ndarray) -> np.ndarray:
     """Pack Q5_K: like Q4_K, with 32 bytes of fifth bits before the low four."""
-    head, levels = _with_minima(blocks, most=31, first=-0.5, tries=16)
+    head, levels = _with_minima(blocks, top=31, first=-0.5, tries=16)
     halves = levels.reshape(-1, 4, 2, 32)
     low, high = halves & 15, halves >> 4
     places = np.arange(8, dtype=np.uint8).reshape(1, 4, 2, 1)
@@ -52,13 +50,13 @@ def _q5(blocks: np.ndarray) -> np.ndarray:
     return np.concatenate([head, fifth, (low[:, :, 0] | (low[:, :, 1] << 4)).reshape(-1, 128)], axis=1)
 
 
-def _with_minima(blocks: np.ndarray, most: int, first: float, tries: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first 16 bytes of each block, and ``[blocks, 8, 32] uint8`` numbers of at most ``most``.
+def _with_minima(blocks: np.ndarray, top: int, first: float, tries: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first 16 bytes of each block, and ``[blocks, 8, 32] uint8`` numbers of at most ``top``.
 
     A value is ``d * scale * number - dmin * minimum``, with scale and minimum of 6 bits for each 32 values.
     """
     parts = blocks.reshape(-1, 8, 32)
-    scales, minima = _scales_and_minima(parts, most, first, tries)
+    scales, minima = _scales_and_minima(parts, top, first, tries)
     d, scale_steps = _in_six_bits(scales)
     dmin, minimum_steps = _in_six_bits(minima)
     step = d.astype(np.float32)[:, None] * scale_steps
@@ -66,13 +64,12 @@ def _with_minima(blocks: np.ndarray, most: int, first: float, tries: int) -> tup
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.where(step[:, :, None] == 0, 0, np.rint((parts + below[:, :, None]) / step[:, :, None]))
     halves = np.stack([d, dmin], axis=1).view(np.uint8)
-    return np.concatenate([halves, _packed_scales(scale_steps, minimum_steps)], axis=1), np.clip(
-        levels, 0, most
-    ).astype(np.uint8)
+    head = np.concatenate([halves, _packed_scales(scale_steps, minimum_steps)], axis=1)
+    return head, np.clip(levels, 0, top).astype(np.uint8)
 
 
 def _scales_and_minima(
-    parts: np.ndarray, most: int, first: float, tries: int
+    parts: np.ndarray, top: int, first: float, tries: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return ``[blocks, 8]`` scales and (positive) minima: the best of ``tries`` roundings.
 
@@ -90,14 +87,13 @@ def _scales_and_minima(
         return np.asarray((weights * off * off).sum(axis=2))
 
     def rounded(levels: float) -> np.ndarray:
-        return np.asarray(
-            np.clip(np.rint((levels / safe)[:, :, None] * (parts - lowest[:, :, None])), 0, most)
-        )
+        steps = np.rint((levels / safe)[:, :, None] * (parts - lowest[:, :, None]))
+        return np.asarray(np.clip(steps, 0, top))
 
-    scale, low = safe / most, lowest
-    best = loss(scale, low, rounded(most))
+    scale, low = safe / top, lowest
+    best = loss(scale, low, rounded(top))
     for number in range(tries):
-        levels = rounded(most + first + 0.1 * number)
+        levels = rounded(top + first + 0.1 * number)
         once = (weights * levels).sum(axis=2)
         twice = (weights * levels * levels).sum(axis=2)
         product = (weights * levels * parts).sum(axis=2)
@@ -120,9 +116,8 @@ def _in_six_bits(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     largest = np.maximum(numbers.max(axis=1), 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = np.where(largest > 0, 63 / largest, 0).astype(np.float32)
-    return (largest / 63).astype(np.float16), np.clip(np.rint(inverse[:, None] * numbers), 0, 63).astype(
-        np.uint8
-    )
+    multiples = np.clip(np.rint(inverse[:, None] * numbers), 0, 63).astype(np.uint8)
+    return (largest / 63).astype(np.float16), multiples
 
 
 def _packed_scales(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
@@ -149,9 +144,8 @@ def _q6(blocks: np.ndarray) -> np.ndarray:
     low, high = halves & 15, halves >> 4
     lows = low[:, :, :2] | (low[:, :, 2:] << 4)
     highs = high[:, :, 0] | (high[:, :, 1] << 2) | (high[:, :, 2] << 4) | (high[:, :, 3] << 6)
-    return np.concatenate(
-        [lows.reshape(-1, 128), highs.reshape(-1, 64), steps.view(np.uint8), d.view(np.uint8)], axis=1
-    )
+    columns = [lows.reshape(-1, 128), highs.reshape(-1, 64), steps.view(np.uint8), d.view(np.uint8)]
+    return np.concatenate(columns, axis=1)
 
 
 def _signed_scales(parts: np.ndarray) -> np.ndarray:
@@ -160,9 +154,9 @@ def _signed_scales(parts: np.ndarray) -> np.ndarray:
     best = np.full(parts.shape[:2], -1.0, dtype=np.float32)
     scales = np.zeros(parts.shape[:2], dtype=np.float32)
     weights = parts * parts
-    for tried in (0, *range(-9, 0), *range(1, 10)):  # the plain one first: only a better one replaces it
+    for offset in (0, *range(-9, 0), *range(1, 10)):  # the plain one first: only a better one replaces it
         with np.errstate(divide="ignore", invalid="ignore"):
-            inverse = np.where(largest == 0, 0, -(32 + np.float32(0.1) * tried) / largest)
+            inverse = np.where(largest == 0, 0, -(32 + np.float32(0.1) * offset) / largest)
         levels = np.clip(np.rint(inverse * parts), -32, 31)
         product = (weights * parts * levels).sum(axis=2)
         square = (weights * levels * levels).sum(axis=2)
@@ -176,16 +170,11 @@ def _signed_scales(parts: np.ndarray) -> np.ndarray:
 
 _KINDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q4_K": _q4, "Q5_K": _q5, "Q6_K": _q6}
 
-
-BLOCK = 256
-"""Values of a block of the K types; rows that are not a multiple of it fall back."""
 FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 """The types for such rows, as in llama.cpp; their blocks have 32 values."""
 PLAIN = {"q4_0": "Q4_0", "q8_0": "Q8_0", "q6_k": "Q6_K", "q5_k_m": "Q5_K", "q4_k_m": "Q4_K"}
 """The type of most tensors, by ``--quantization``."""
 _MIXED = ("q5_k_m", "q4_k_m")
-
-
 _PLAIN_MATRICES = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 """Suffixes of tensors that are never quantised."""
 _VALUES = ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")

@@ -20,7 +20,7 @@ _RTOL = 1e-4
 """The largest relative error of a frequency: GGUF stores divisors and bases as float32."""
 _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 _UNWINDOWED = ("mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
-"""Model types with a window in transformers, of which llama.cpp computes none (``src/models``)."""
+"""Model types with a window in transformers, but not in llama.cpp (``src/models``)."""
 _FULL_EVERY = {"gemma2": 2, "gemma3_text": 6}
 """Model types in which one of N layers has no window."""
 _MIN_WINDOW = 256
@@ -42,9 +42,9 @@ def rope_refusal(config: Any) -> str:
 
 
 def window_refusal(config: Any) -> str:
-    """Return why llama.cpp computes the model's sliding windows otherwise; empty if short texts are the same.
+    """Return how llama.cpp's sliding windows differ from the model's; empty if short texts are unaffected.
 
-    It has the pattern of Gemma's windows in its code (``src/models/gemma3.cpp``), not in the file.
+    The pattern of Gemma's windows is part of its code (``src/models/gemma3.cpp``), not of the file.
     """
     layers = getattr(config, "layer_types", None) or []
     every = _FULL_EVERY.get(config.model_type)
@@ -124,11 +124,9 @@ def different_rotations(file_config: Any, config: Any) -> str:
         The difference; empty if there is none.
     """
     for length in (0, int(config.max_position_embeddings)):
-        ours, theirs = rotations(config, length), rotations(file_config, length)
-        if len(theirs) == 1 < len(ours):
-            theirs = dict.fromkeys(ours, next(iter(theirs.values())))
-        for layer_type, (frequencies, scaling) in ours.items():
-            other, factor = theirs.get(layer_type, next(iter(theirs.values())))
+        expected, stored = rotations(config, length), rotations(file_config, length)
+        for layer_type, (frequencies, scaling) in expected.items():
+            other, factor = stored.get(layer_type, next(iter(stored.values())))
             where = f" of {layer_type}" if layer_type else ""
             if other.shape != frequencies.shape or not np.allclose(other, frequencies, rtol=_RTOL, atol=0):
                 kind = _by_layer_type(config)[layer_type].get("rope_type", "default")

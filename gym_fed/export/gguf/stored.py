@@ -16,10 +16,11 @@ import numpy as np
 
 from gym_fed.base.imports.gguf.config import MODEL_TYPES
 from gym_fed.base.imports.gguf.header import Header, read_header
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import GymError
 from gym_fed.core.text import counted, plain
 from gym_fed.export.gguf.rope import different_rotations
 from gym_fed.export.process import Report
+from gym_fed.export.source import differs
 
 if TYPE_CHECKING:
     import torch
@@ -78,9 +79,8 @@ def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
         report("comparing tensors", done, len(mapped))
         kind = GGMLQuantizationType(tensor.stored.type).name
         expected = parameters[tensor.name].detach().float() + offset_of(tensor, config)
-        tensor_error = largest_error(
-            f"tensor {tensor.stored.name}", kind, expected, stored_values(tensor, config)
-        )
+        stored = stored_values(tensor, config)
+        tensor_error = largest_error(f"tensor {tensor.stored.name}", kind, expected, stored)
         largest[kind] = max(largest.get(kind, 0.0), tensor_error)
     report("comparing tensors", len(mapped), len(mapped))
     return {"compared": len(mapped), "largest_error": largest}
@@ -100,9 +100,9 @@ def largest_error(name: str, kind: str, expected: torch.Tensor, stored: torch.Te
     largest, product, square = 0.0, 0.0, 0.0
     step = _AT_ONCE // rounding.block
     parts = rounding.block // (rounding.part or rounding.block)
-    ours, theirs = (values.reshape(-1, parts, rounding.block // parts) for values in (expected, stored))
+    ours, others = (values.reshape(-1, parts, rounding.block // parts) for values in (expected, stored))
     for first in range(0, len(ours), step):
-        our_part, other = ours[first : first + step], theirs[first : first + step]
+        our_part, other = ours[first : first + step], others[first : first + step]
         error = (other - our_part).abs().amax(dim=2).double()
         of_part = our_part.abs().amax(dim=2).double()
         size = of_part.amax(dim=1, keepdim=True).expand_as(of_part)
@@ -136,22 +136,16 @@ def _require_settings(header: Header, config: Any) -> None:
 
 
 _FORWARD = (
-    "layer_types",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "query_pre_attn_scalar",
-    "num_experts",
-    "num_local_experts",
-    "num_experts_per_tok",
-    "norm_topk_prob",
-)
-"""Config values that texts of a few hundred tokens may not show, where both classes have them."""
+    "layer_types", "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
+    "num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob",
+)  # fmt: skip
+"""Config values whose effect may not show in texts of a few hundred tokens; compared if both classes have them."""
 _WINDOWED = ("gemma2", "gemma3_text")
 """Model types whose sliding windows llama.cpp computes; ``rope_notes`` says so for the others."""
 
 
 def _require_same_forward(read: Any, config: Any) -> None:
-    """Compare what a file's header says about the forward pass with the source: rotations, windows, caps and experts.
+    """Compare the rotations, windows, caps and experts in a file's header with the source's.
 
     Args:
         read: The config that the header gives.
@@ -224,9 +218,8 @@ def compare_vocabulary(file: Path, tokenizer: Any) -> dict[str, Any]:
     added = {token["id"]: token for token in state["added_tokens"]}
     ids = {number: text for text, number in _vocabulary(state["model"]).items()}
     if len(kinds) != len(tokens) or max([*ids, *added]) >= len(tokens):
-        raise _other_vocabulary(
-            f"it has {counted(len(tokens), 'token')}, but the tokenizer has {max([*ids, *added]) + 1}"
-        )
+        size = counted(len(tokens), "token")
+        raise _other_vocabulary(f"it has {size}, but the tokenizer has {max([*ids, *added]) + 1}")
     unknown = state["model"].get("unk_token")
     for number, (text, kind) in enumerate(zip(tokens, kinds, strict=True)):
         token = added.get(number)
@@ -244,10 +237,9 @@ def compare_vocabulary(file: Path, tokenizer: Any) -> dict[str, Any]:
         expected = token["content"]
         is_spaced = not (is_bytes or token["special"]) and (token["normalized"] or not expected.strip(_SPACE))
         spaced = expected.replace(_SPACE, " ") if is_spaced else expected
-        kinds_of_it = (_CONTROL,) if token["special"] else _ADDED_KINDS
-        if text not in (expected, spaced) or not (
-            kind in kinds_of_it or (expected == unknown and kind == _UNKNOWN)
-        ):
+        its_kinds = (_CONTROL,) if token["special"] else _ADDED_KINDS
+        has_its_kind = kind in its_kinds or (expected == unknown and kind == _UNKNOWN)
+        if text not in (expected, spaced) or not has_its_kind:
             raise _other_vocabulary(
                 f"added token {number} is {_shown(text)} of kind {kind}, not {_shown(expected)}"
             )
@@ -287,11 +279,7 @@ def _other_vocabulary(why: str) -> GymError:
 
 
 def _differs(why: str) -> GymError:
-    return GymError(
-        ErrorCode.EXPORT_DIFFERS,
-        f"the file differs from the source: {why}; nothing was kept",
-        "report this with the model's name; --skip-check writes it anyway",
-    )
+    return differs(f"the file differs from the source: {why}")
 
 
 _HALF = 2.0**-11
@@ -336,17 +324,16 @@ class Rounding:
 
 
 def _one_step(block: int, levels: int, scale: float) -> Rounding:
-    """Return the rounding for levels from ``-levels`` to ``levels - 1``, where the last level may be off by one
-    step."""
+    """Return the rounding for levels from ``-levels`` to ``levels - 1``; the last one may be a step off."""
     return Rounding(block, 1 / levels + _HALF, levels * _SMALLEST, scale)
 
 
-def _with_minima(most: int, scale: float) -> Rounding:
-    """Return the rounding for levels from 0 to ``most`` above a minimum, with scales in 6 bits.
+def _with_minima(top: int, scale: float) -> Rounding:
+    """Return the rounding for levels from 0 to ``top`` above a minimum, with scales in 6 bits.
 
     The search may give up half a step at an end for a smaller loss of the block, so one step is allowed.
     """
-    return Rounding(256, 3 * (_SIX_BITS + _HALF), 63 * (most + 1) * _SMALLEST, scale, 32, 2 / most)
+    return Rounding(256, 3 * (_SIX_BITS + _HALF), 63 * (top + 1) * _SMALLEST, scale, 32, 2 / top)
 
 
 ROUNDINGS = {

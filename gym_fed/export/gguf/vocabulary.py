@@ -25,12 +25,8 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _MERGES = "tokenizer.ggml.merges"
 _UNREACHED = -1e9
 """The score of a piece that no merge produces."""
-
-
 WHOLE_WORDS = frozenset({"llama-bpe", "tekken"})
 """The ``PATTERNS`` for which llama.cpp looks up a whole piece before it merges (``ignore_merges``)."""
-
-
 _CUT = 3000
 """The number of probes whose pieces are compared; the plain ones come first."""
 
@@ -93,15 +89,15 @@ def _first_difference(tokenizer: Any, texts: list[str], expected: list[list[int]
 
 
 def _cuts(name: str, texts: list[str], expected: list[list[str]]) -> bool:
-    """Return whether a pattern splits the first texts into the expected pieces."""
+    """Return True if a pattern splits the first texts into the expected pieces."""
     own = _pieces(PATTERNS[name])
     return all(_cut(own, text) == pieces for text, pieces in zip(texts, expected, strict=False))
 
 
 def _cut(pre_tokenizer: Any, text: str) -> list[str]:
-    return (
-        [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)] if pre_tokenizer is not None else [text]
-    )
+    if pre_tokenizer is None:
+        return [text]
+    return [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)]
 
 
 def _under(values: dict[str, Any], patterns: tuple[str, ...], *, whole_words: bool) -> Any:
@@ -110,17 +106,8 @@ def _under(values: dict[str, Any], patterns: tuple[str, ...], *, whole_words: bo
 
     normalizer = values["normalizer"] if (values["normalizer"] or {}).get("type") == "NFC" else None
     model = {**values["model"], "ignore_merges": whole_words}
-    tokenizer = Tokenizer.from_str(
-        json.dumps(
-            {
-                **values,
-                "model": model,
-                "normalizer": normalizer,
-                "pre_tokenizer": None,
-                "post_processor": None,
-            }
-        )
-    )
+    changes = {"model": model, "normalizer": normalizer, "pre_tokenizer": None, "post_processor": None}
+    tokenizer = Tokenizer.from_str(json.dumps(values | changes))
     tokenizer.pre_tokenizer = _pieces(patterns)
     return tokenizer
 
@@ -129,9 +116,8 @@ def _pieces(patterns: tuple[str, ...]) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*splits, as_bytes])
 
 
 class UnknownTokenizerError(Exception):

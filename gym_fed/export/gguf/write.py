@@ -11,21 +11,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.vocabulary import text_tokenizer
 from gym_fed.base.models import quiet_loading
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.export.gguf.rope import rope_keys
 from gym_fed.export.process import Processes, Report, no_report
-from gym_fed.export.source import Source, licences_of
+from gym_fed.export.source import Source, differs, licences_of
 
 CONVERTER = "gym_fed.export.gguf.convert"
 """The module that runs the converter in a separate process."""
-
-
 _MAX_LICENSE_TEXT = 1 << 18
 """Maximum characters of all licences together."""
-
-
 LICENSE_TEXT = "gym_fed.license.text"
 """A gym-fed key, since GGUF has a key for a licence's name but not for its text."""
 
@@ -40,7 +37,7 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
     from gym_fed.export.card import licence_name, lineage
     from gym_fed.registry.card.readme import is_name_of_the_hub
 
-    tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
+    tokenizer = text_tokenizer(source.tokenizer)
     metadata: dict[str, Any] = {
         "general.name": Path(source.shown_name).name,
         "general.file_type": file_type,
@@ -81,18 +78,14 @@ def require_metadata(file: Path, expected: dict[str, Any]) -> None:
     for key, value in expected.items():
         written = fields[key].contents() if key in fields else None
         if written != value or type(written) is not type(value):
-            raise GymError(
-                ErrorCode.EXPORT_DIFFERS,
-                f"the file has {key} {str(written)[:80]!r}, not {str(value)[:80]!r}; nothing was kept",
-                "report this with the model's name",
-            )
+            raise differs(f"the file has {key} {str(written)[:80]!r}, not {str(value)[:80]!r}")
 
 
 def _special_tokens(tokenizer: Any, model: Any) -> dict[str, Any]:
     """Return special token ids, and whether texts get a begin or end token. ``eot`` and ``eom`` are end tokens too."""
     ids = list(tokenizer("a")["input_ids"])
     plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
-    around = len(ids) > len(plain)
+    adds_tokens = len(ids) > len(plain)
     generation = getattr(model, "generation_config", None)
     ends = getattr(generation, "eos_token_id", None)
     all_ends = [ends] if isinstance(ends, int) else list(ends or [])
@@ -107,8 +100,8 @@ def _special_tokens(tokenizer: Any, model: Any) -> dict[str, Any]:
         "unknown_token_id": tokenizer.unk_token_id,
     }
     special: dict[str, Any] = {name: int(number) for name, number in numbers.items() if number is not None}
-    special["add_bos_token"] = around and ids[0] == tokenizer.bos_token_id
-    special["add_eos_token"] = around and ids[-1] == tokenizer.eos_token_id
+    special["add_bos_token"] = adds_tokens and ids[0] == tokenizer.bos_token_id
+    special["add_eos_token"] = adds_tokens and ids[-1] == tokenizer.eos_token_id
     return {f"tokenizer.ggml.{name}": value for name, value in special.items()}
 
 
@@ -118,8 +111,7 @@ def _license_text(source: Source) -> str:
     Raises:
         GymError: ``USAGE`` for more than ``_MAX_LICENSE_TEXT``.
     """
-    texts = [file.read_text("utf-8", errors="replace") for file in licences_of(source).values()]
-    text = "\n\n".join(texts)
+    text = "\n\n".join(file.read_text("utf-8", errors="replace") for file in licences_of(source).values())
     if len(text) > _MAX_LICENSE_TEXT:
         raise GymError(
             ErrorCode.USAGE,
@@ -130,11 +122,11 @@ def _license_text(source: Source) -> str:
 
 
 _TRAINING_MARKS = re.compile(r"\{%(-?)\s*(?:end)?generation\s*(-?)%\}")
-"""Marks that transformers adds to jinja2 for training: which tokens are learned. They include adjacent white space."""
+"""Tags that transformers adds to jinja2 to mark the tokens to learn, with adjacent white space."""
 
 
 def without_training_marks(template: str) -> str:
-    """Return a chat template that plain jinja2 can render, with the same result."""
+    """Return a chat template with the same result that plain jinja2 can render."""
     return _TRAINING_MARKS.sub(r"{%\1 if true \2%}{% endif %}", template)
 
 

@@ -96,8 +96,8 @@ class OpenVinoProgram(ProgramExport):
         import torch
 
         super().__init__(folder)
-        how = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        self._compiled = openvino.Core().compile_model(str(program), "CPU", how)
+        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        self._compiled = openvino.Core().compile_model(str(program), "CPU", settings)
 
     def run(self, ids: Any, mask: Any) -> Any:
         return self._compiled({"input_ids": ids, "attention_mask": mask})["logits"]

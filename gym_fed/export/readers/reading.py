@@ -20,8 +20,7 @@ PROMPTS = (
     "Write one sentence about the sea.",
     "def add(a, b):\n    return",
 )
-"""Prompts, rendered as a user's message. Like the passage, they were written for this project, so no model was
-trained on them."""
+"""User messages. Like the passage, they were written for this project, so no model was trained on them."""
 GREEDY_TOKENS = 32
 POSITIONS = 256
 """Tokens of the passage that are compared."""
@@ -42,12 +41,8 @@ PASSAGE = (
     "people come on warm evenings, sit down where the wheel used to turn, and listen to the water going by."
 )
 """Plain text: prose, numbers, code, and two other languages."""
-
-
 SPECIAL = ("bos", "eos", "pad", "unk")
 """Special tokens whose ids are compared."""
-
-
 RUN_FAILED = 3
 """The exit status if a program was loaded but cannot compute its logits."""
 

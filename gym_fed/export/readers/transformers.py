@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.vocabulary import text_tokenizer
 from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.export.readers.reading import SPECIAL, LoadedExport
 
@@ -73,7 +74,7 @@ class TransformersExport(LoadedExport):
 
     def __init__(self, model: Any, tokenizer: Any, *, hashed: bool = False) -> None:
         self._model, self._hashed = model, hashed
-        self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        self._tokenizer = text_tokenizer(tokenizer)
 
     def ids(self, prompt: str) -> list[int]:
         plain = self._tokenizer

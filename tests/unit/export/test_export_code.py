@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from gym_fed.base.models import load_tokenizer, nano_path
 from gym_fed.core.errors import GymError
-from gym_fed.export.gguf.convert import _trust_no_code
+from gym_fed.export.gguf.convert import _forbid_remote_code
 from gym_fed.export.source import Source, licences_of
 
 
@@ -53,7 +53,7 @@ def test_a_converter_that_trusts_a_models_code_does_not_run_it(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     for kind in (AutoConfig, AutoTokenizer):
         monkeypatch.setattr(kind, "from_pretrained", kind.from_pretrained)  # put back after the test
-    _trust_no_code()
+    _forbid_remote_code()
     tokenizer = AutoTokenizer.from_pretrained(hostile, trust_remote_code=True)
     assert AutoConfig.from_pretrained(hostile, trust_remote_code=True).model_type == "qwen3"
     assert tokenizer.encode("a")
