@@ -19,52 +19,16 @@ GROUPS = ("model", "data", "training", "finetuning", "generating")
 _PREFIXES = {
     "data": ("dataset", "eval_dataset", "mix_", "preprocessing_", "tokenized_"),
     "finetuning": (
-        *(
-            "lora_",
-            "freeze_",
-            "pref_",
-            "dpo_",
-            "kto_",
-            "simpo_",
-            "ppo_",
-            "ref_",
-            "reward_",
-            "galore_",
-            "apollo_",
-        ),
-        *(
-            "badam_",
-            "oft_",
-            "pissa_",
-            "use_galore",
-            "use_apollo",
-            "use_badam",
-            "use_adam_mini",
-            "use_muon",
-            "loraplus_",
-        ),
+        "lora_", "freeze_", "pref_", "dpo_", "kto_", "simpo_", "ppo_", "ref_", "reward_", "galore_", "apollo_",
+        "badam_", "oft_", "pissa_", "use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "loraplus_",
     ),
     "model": (
-        "model_",
-        "adapter_",
-        "quantization_",
-        "rope_",
-        "export_",
-        "infer_",
-        "vllm_",
-        "use_unsloth",
-        "image_",
+        "model_", "adapter_", "quantization_", "rope_", "export_", "infer_", "vllm_", "use_unsloth", "image_",
     ),
     "generating": (
-        "temperature",
-        "top_",
-        "num_beams",
-        "max_new_tokens",
-        "do_sample",
-        "repetition_",
-        "length_penalty",
+        "temperature", "top_", "num_beams", "max_new_tokens", "do_sample", "repetition_", "length_penalty",
     ),
-}
+}  # fmt: skip
 _KEYS = {
     "template": "data", "cutoff_len": "data", "max_samples": "data", "train_on_prompt": "data", "mask_history": "data",
     "streaming": "data", "buffer_size": "data", "interleave_probs": "data", "overwrite_cache": "data",
@@ -125,11 +89,11 @@ def get_train_args(
             by default the command line of this process.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for keys that cannot be honoured, as ``load_training_config``.
+        GymError: ``CONFIG_INVALID`` for keys without a counterpart, like ``load_training_config``.
     """
-    values = (
-        dict(args) if isinstance(args, Mapping) else _from_words(list(sys.argv[1:] if args is None else args))
-    )
+    if args is None:
+        args = sys.argv[1:]
+    values = dict(args) if isinstance(args, Mapping) else _from_words(list(args))
     training_config(values)
     groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for key, value in values.items():
@@ -168,8 +132,7 @@ def _from_words(words: list[str]) -> dict[str, Any]:
     for word in left:
         key, equals, value = word.partition("=")
         if not equals:
-            raise GymError(
-                ErrorCode.USAGE, f"{word!r} is not an argument", "use a YAML file, --key value, or key=value"
-            )
+            remedy = "use a YAML file, --key value, or key=value"
+            raise GymError(ErrorCode.USAGE, f"{word!r} is not an argument", remedy)
         flags[key] = [value]
     return {**values, **{key: plain_value(text) for key, text in flags.items()}}

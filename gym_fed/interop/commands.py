@@ -17,8 +17,8 @@ _EVAL_NOT_NEEDED = {
     "batch_size": "not needed (the engine fills its steps itself)",
     "max_batch_size": "not needed (the engine fills its steps itself)",
     "log_samples": "not needed (every record has all samples)",
-    "use_cache": "not needed (what is computed is kept, and read again)",
-    "cache_requests": "not needed (what is computed is kept, and read again)",
+    "use_cache": "not needed (results are always cached)",
+    "cache_requests": "not needed (results are always cached)",
     "trust_remote_code": "not needed (code that comes with a model is never run)",
     "confirm_run_unsafe_code": "not needed (code runs in the sandbox)",
 }
@@ -40,7 +40,7 @@ EVAL_REFUSED = {
         "a custom task is a file", ("gym eval MODEL --tasks folder/my.yaml", "gym eval list")
     ),
     "samples": Unsupported(
-        "the first rows of each task are used; a single row is run again from its record",
+        "the first rows of each task are used; a record can run a single row again",
         ("gym eval MODEL --tasks T --limit 20", "gym eval replay ID --task T --sample 17"),
     ),
     "predict_only": Unsupported(
@@ -139,11 +139,8 @@ def _model(name: str, arguments: dict[str, str]) -> tuple[list[str], list[str]]:
         raise _ENGINES.error(f"--model {name}", code=ErrorCode.USAGE)
     model = arguments.get("pretrained") or arguments.get("model")
     if not model:
-        raise GymError(
-            ErrorCode.USAGE,
-            f"--model {name}: no model is given",
-            "gym eval MODEL --tasks T, or --model_args pretrained=MODEL",
-        )
+        remedy = "gym eval MODEL --tasks T, or --model_args pretrained=MODEL"
+        raise GymError(ErrorCode.USAGE, f"--model {name}: no model is given", remedy)
     options: list[str] = []
     for key, value in arguments.items():
         if key == "base_url" and name in _SERVED:
@@ -151,11 +148,8 @@ def _model(name: str, arguments: dict[str, str]) -> tuple[list[str], list[str]]:
         elif key in _EVAL_OPTIONS:
             options += [_EVAL_OPTIONS[key], value]
         elif key not in ("pretrained", "model", *_SILENT):
-            raise GymError(
-                ErrorCode.USAGE,
-                f"--model_args {key}: unknown",
-                "omit it; gym eval run --help lists the model's options",
-            )
+            remedy = "omit it; gym eval run --help lists the model's options"
+            raise GymError(ErrorCode.USAGE, f"--model_args {key}: unknown", remedy)
     note("gym eval --model_args", f"`gym eval {' '.join([model, *options])}`")
     return [model], options
 
@@ -171,8 +165,6 @@ def _model_arguments(words: Sequence[str]) -> dict[str, str]:
 
 RENAMED = {"inference": "batch", "serve": "api", "run": "chat"}
 """Commands of gym-fed by those of other tools."""
-
-
 _OF_A_MODEL = {"model_name_or_path": "MODEL", "model": "MODEL", "adapter_name_or_path": "--adapter"}
 _OF_A_BASE = {"model_name_or_path": "--base", "model": "--base", "adapter_name_or_path": "--adapter"}
 _NOT_NEEDED = {
@@ -302,5 +294,5 @@ def _flags(command: str, rest: list[str], options: Mapping[str, bool]) -> list[s
             note(f"gym {command} --{key}", _NOT_NEEDED[key])
         else:
             ours += [dashed, *values]
-    at = 1 if left[:1] in (["serve"],) else 0
+    at = 1 if left[:1] == ["serve"] else 0
     return [*left[:at], *model, *left[at:], *ours]

@@ -44,11 +44,8 @@ def push(
     if isinstance(dataset, str | Path):
         return registry.push(name, dataset, licence=given, description=description)
     if not isinstance(dataset, Iterable):
-        raise GymError(
-            ErrorCode.USAGE,
-            f"{name}: {type(dataset).__name__} is not a dataset",
-            "pass a path or a list of rows",
-        )
+        problem = f"{name}: {type(dataset).__name__} is not a dataset"
+        raise GymError(ErrorCode.USAGE, problem, "pass a path or a list of rows")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.jsonl"
         with file.open("w", encoding="utf-8") as out:
@@ -56,11 +53,8 @@ def push(
                 try:
                     out.write(json.dumps(dict(row), ensure_ascii=False, sort_keys=True) + "\n")
                 except (TypeError, ValueError) as error:
-                    raise GymError(
-                        ErrorCode.USAGE,
-                        f"{name}: row {number} cannot be written as JSON: {error}",
-                        "push a file",
-                    ) from error
+                    problem = f"{name}: row {number} cannot be written as JSON: {error}"
+                    raise GymError(ErrorCode.USAGE, problem, "push a file") from error
         return registry.push(name, file, licence=given, description=description)
 
 

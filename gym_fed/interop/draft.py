@@ -74,33 +74,48 @@ class Draft:
 
     def take(self, path: str) -> Any:
         """Remove and return the value at ``path``; drop sections that become empty."""
-        first, _, rest = path.rpartition(".")
-        section = self.get(first) if first else self.result.values
-        value = section.pop(rest)
-        if first and not section:
-            self.take(first)
+        parent, _, key = path.rpartition(".")
+        section = self.get(parent) if parent else self.result.values
+        value = section.pop(key)
+        if parent and not section:
+            self.take(parent)
         self.changed = True
         return value
 
     def put(self, path: str, value: Any, origin: str) -> None:
-        """Set a key of gym-fed.
+        """Set gym-fed's key ``path`` from the key ``origin``.
 
         Raises:
             GymError: ``CONFIG_INVALID`` if the key already has a different value.
         """
-        place = self.result.values
-        *above, last = path.split(".")
-        for key in above:
-            if place.get(key) is None:
-                place[key] = {}
-            elif not isinstance(place[key], dict):
-                raise self.problem(origin, f"goes into {'.'.join(above)}, which is {place[key]!r}")
-            place = place[key]
-        if last in place and place[last] != value:
-            raise self.problem(origin, f"is {path} here, but both are given", f"keep {path}")
-        place[last] = value
+        section = self.result.values
+        *parents, last = path.split(".")
+        for key in parents:
+            if section.get(key) is None:
+                section[key] = {}
+            elif not isinstance(section[key], dict):
+                problem = f"belongs in section {'.'.join(parents)}, which is {section[key]!r}"
+                raise self.problem(origin, problem)
+            section = section[key]
+        if last in section and section[last] != value:
+            raise self.problem(origin, f"is called {path} here, but both are given", f"keep {path}")
+        section[last] = value
         self.result.origins[_path(path)] = self._written_at(origin)
         self.changed = True
+
+    def move(self, theirs: str, ours: str) -> None:
+        """Move a value to a key of gym-fed, with a note.
+
+        Raises:
+            GymError: See ``put``.
+        """
+        self.put(ours, self.take(theirs), theirs)
+        self.note(theirs, f"`{ours}`")
+
+    def drop(self, theirs: str, why: str) -> None:
+        """Remove a value that gym-fed does not need, with a note."""
+        self.take(theirs)
+        self.note(theirs, f"not needed ({why})")
 
     def note(self, theirs: str, ours: str, origin: str | None = None) -> None:
         """Record a note on a renamed key."""
@@ -109,9 +124,8 @@ class Draft:
     def problem(self, path: str, text: str, hint: str = "") -> GymError:
         """Return an error about a key."""
         place = self._place(self._written_at(path))
-        return GymError(
-            ErrorCode.CONFIG_INVALID, f"{place}: {path}: {text}" if place else f"{path}: {text}", hint
-        )
+        where = f"{place}: " if place else ""
+        return GymError(ErrorCode.CONFIG_INVALID, f"{where}{path}: {text}", hint)
 
     def refuse(self, path: str, refusal: Unsupported, theirs: str = "") -> GymError:
         """Return the error for a key without a counterpart."""
@@ -162,8 +176,7 @@ class KeyAlias:
         elif self.refusal is not None:
             raise draft.refuse(self.theirs, self.refusal, self.shown)
         else:
-            draft.put(self.ours, draft.take(self.theirs), self.theirs)
-            draft.note(self.theirs, f"`{self.ours}`")
+            draft.move(self.theirs, self.ours)
 
     @property
     def row(self) -> Alias:

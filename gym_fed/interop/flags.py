@@ -11,16 +11,7 @@ from typing import Any, get_args
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import MAX_DEPTH
 
-_TRUTH = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
+_TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SOURCES = ("data", "eval_data")
 
@@ -116,10 +107,7 @@ def as_settings(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
         given[key] = plain_value(values) if is_foreign else _value(key, values, TrainingConfig)
     if columns:
         _name_columns(given, " ".join(columns))
-    return [
-        *left,
-        *(word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")),
-    ]
+    return left + [word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
 def as_typed(message: str, words: Sequence[str]) -> str:
@@ -132,13 +120,13 @@ def as_typed(message: str, words: Sequence[str]) -> str:
     typed = {word[2:].partition("=")[0].replace("-", "_"): word.partition("=")[0] for word in words}
     return "\n".join(
         f"{typed[key[1]]}: {line[key.end() :]}"
-        if (key := _OF_SETTINGS.match(line)) and typed.get(key[1], "").startswith("--")
+        if (key := _SETTING.match(line)) and typed.get(key[1], "").startswith("--")
         else line
         for line in message.split("\n")
     )
 
 
-_OF_SETTINGS = re.compile(r"--set: ([\w.]+): ")
+_SETTING = re.compile(r"--set: ([\w.]+): ")
 
 
 def _require_switch(key: str, schema: Any) -> None:
@@ -149,11 +137,8 @@ def _require_switch(key: str, schema: Any) -> None:
     """
     members = _annotation(key, schema)
     if any(hasattr(member, "model_fields") for member in members):
-        raise GymError(
-            ErrorCode.USAGE,
-            f"--{key}: is a section",
-            _SECTIONS.get(key, f"set one of its keys: --{key}.KEY VALUE"),
-        )
+        remedy = _SECTIONS.get(key, f"set one of its keys: --{key}.KEY VALUE")
+        raise GymError(ErrorCode.USAGE, f"--{key} is a section, not a key", remedy)
     if members and bool not in members and Any not in members:
         raise GymError(ErrorCode.USAGE, f"--{key}: no value", f"write it after the flag: --{key} VALUE")
 
@@ -182,15 +167,8 @@ def _name_columns(given: dict[str, Any], text: str) -> None:
 
 
 _SWITCHES = (
-    "do_train",
-    "do_eval",
-    "do_predict",
-    "bf16",
-    "fp16",
-    "overwrite_output_dir",
-    "overwrite_cache",
-    "plot_loss",
-)
+    "do_train", "do_eval", "do_predict", "bf16", "fp16", "overwrite_output_dir", "overwrite_cache", "plot_loss",
+)  # fmt: skip
 """LLaMA-Factory's keys that may be written without a value."""
 
 
@@ -247,10 +225,10 @@ def _annotation(key: str, schema: Any) -> list[Any]:
 def _members(annotation: Any) -> list[Any]:
     """Return the members of a union, with the values of its literals."""
     parts = get_args(annotation)
-    is_whole = (
-        not parts or isinstance(annotation, type) or getattr(annotation, "__origin__", None) in (list, dict)
+    is_container = isinstance(annotation, type) or getattr(annotation, "__origin__", None) in (list, dict)
+    return (
+        [annotation] if not parts or is_container else [member for part in parts for member in _members(part)]
     )
-    return [annotation] if is_whole else [member for part in parts for member in _members(part)]
 
 
 def _bracketed(text: str) -> Any:
@@ -259,6 +237,5 @@ def _bracketed(text: str) -> Any:
     try:
         return parse_value(text)
     except ValueError as error:
-        raise GymError(
-            ErrorCode.USAGE, f"{text[:80]!r} is neither JSON nor YAML: {error}", "close the brackets"
-        ) from error
+        problem = f"{text[:80]!r} is neither JSON nor YAML: {error}"
+        raise GymError(ErrorCode.USAGE, problem, "close the brackets") from error

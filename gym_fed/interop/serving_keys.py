@@ -12,14 +12,12 @@ _BITS = Unsupported(
     "the base is served in 16, 8 or 4 bits, packed from 16-bit weights",
     ("base_format: int8", "base_format: int4"),
 )
-
-
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _TOOL_FORMATS = {"llama3_json": "llama", "openai": "harmony"}
 """gym-fed's tool formats by the names of vLLM's parsers, if they differ."""
 
 
-def _level(draft: Draft) -> None:
+def _section(draft: Draft) -> None:
     for key in list(draft.get("serving")):
         draft.put(key, draft.take(f"serving.{key}"), f"serving.{key}")
     draft.note("serving", "no section: its keys are at the top level of serving.yaml")
@@ -29,8 +27,7 @@ def _format(draft: Draft) -> None:
     value = draft.get("model_format")
     if value not in ("huggingface", "hf", "safetensors", "gguf"):
         raise draft.refuse("model_format", _FORMAT, f"model_format: {value}")
-    draft.take("model_format")
-    draft.note("model_format", "not needed (base is a model folder or a GGUF file)")
+    draft.drop("model_format", "base is a model folder or a GGUF file")
 
 
 def _quantization(draft: Draft) -> None:
@@ -41,53 +38,44 @@ def _quantization(draft: Draft) -> None:
         return
     if value not in ("none", "no", False):
         raise draft.refuse("quantization", _BITS, f"quantization: {value}")
-    draft.take("quantization")
-    draft.note("quantization", "not needed (the base is served in `dtype`)")
+    draft.drop("quantization", "the base is served in `dtype`")
 
 
 def _requests(draft: Draft) -> None:
     """Translate ``batch_size`` (running) and ``max_concurrent`` (accepted) to running and queued requests."""
-    at_once, in_all = draft.get("batch_size"), draft.get("max_concurrent")
-    whole = all(isinstance(number, int) and number > 0 for number in (at_once, in_all) if number is not None)
-    if not whole:
-        raise draft.problem(
-            "batch_size" if at_once is not None else "max_concurrent", "is not a number of requests"
-        )
-    if at_once is None:
-        draft.put("engine.max_concurrent", draft.take("max_concurrent"), "max_concurrent")
-        draft.note("max_concurrent", "`engine.max_concurrent`")
+    running, accepted = draft.get("batch_size"), draft.get("max_concurrent")
+    key = "max_concurrent" if running is None else "batch_size"
+    if not all(
+        isinstance(number, int) and number > 0 for number in (running, accepted) if number is not None
+    ):
+        raise draft.problem(key, "is not a number of requests")
+    draft.move(key, "engine.max_concurrent")
+    if running is None or accepted is None:
         return
-    draft.put("engine.max_concurrent", draft.take("batch_size"), "batch_size")
-    draft.note("batch_size", "`engine.max_concurrent`")
-    if in_all is None:
-        return
-    if in_all < at_once:
-        raise draft.problem(
-            "max_concurrent", f"{in_all} is below batch_size {at_once}", "raise it, or omit it"
-        )
+    if accepted < running:
+        problem = f"{accepted} is below batch_size {running}"
+        raise draft.problem("max_concurrent", problem, "raise it, or omit it")
+    queued = accepted - running
     draft.take("max_concurrent")
-    draft.put("engine.max_queued", in_all - at_once, "max_concurrent")
-    draft.put("engine.max_queued_per_user", max(1, in_all - at_once), "max_concurrent")
-    draft.note(
-        "max_concurrent", f"`engine.max_queued: {in_all - at_once}` in addition to {at_once} running ones"
-    )
+    draft.put("engine.max_queued", queued, "max_concurrent")
+    draft.put("engine.max_queued_per_user", max(1, queued), "max_concurrent")
+    draft.note("max_concurrent", f"`engine.max_queued: {queued}` in addition to {running} running ones")
 
 
 def _served_name(draft: Draft) -> None:
     """Translate vLLM's ``served_model_name``, a name or a list of one."""
     names = draft.get("served_model_name")
     if isinstance(names, list) and len(names) != 1:
-        raise draft.problem(
-            "served_model_name", f"{len(names)} names; a model has only one here", "keep one name"
-        )
+        problem = f"{len(names)} names, but gym-fed's models have one"
+        raise draft.problem("served_model_name", problem, "keep one name")
     draft.take("served_model_name")
     draft.put("served_name", names[0] if isinstance(names, list) else names, "served_model_name")
     draft.note("served_model_name", "`served_name`")
 
 
 def _tool_format(draft: Draft) -> None:
-    named = draft.take("tool_call_parser")
-    ours = _TOOL_FORMATS.get(named, named) if isinstance(named, str) else named
+    parser = draft.take("tool_call_parser")
+    ours = _TOOL_FORMATS.get(parser, parser) if isinstance(parser, str) else parser
     draft.put("tool_format", ours, "tool_call_parser")
     draft.note("tool_call_parser", f"`tool_format: {ours}`")
 
@@ -96,7 +84,7 @@ WORDS = [
     KeyAlias(
         "serving",
         "its keys at the top level of serving.yaml",
-        _level,
+        _section,
         lambda value: isinstance(value, dict),
         "serving: {max_concurrent, cache_size}",
     ),

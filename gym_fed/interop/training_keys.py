@@ -20,11 +20,9 @@ def _bitdelta(draft: Draft) -> None:
     draft.put("save_delta.codec", "bitdelta", "quantization")
     if "group_size" in words:
         draft.put("save_delta.group_size", words.pop("group_size"), "quantization")
-    for key in words:
-        raise draft.problem(
-            f"quantization.{key}" if isinstance(given, dict) else "quantization",
-            "is not known with method bitdelta; it takes bits, group_size and enable_deltasoup",
-        )
+    if words:
+        text = "is unknown for method bitdelta, which takes bits, group_size and enable_deltasoup"
+        raise draft.problem(f"quantization.{next(iter(words))}", text)
     draft.note("quantization", "`save_delta: {codec: bitdelta}`")
     if soup is not None:
         draft.note("enable_deltasoup", "not needed (every delta can go into a soup)", "quantization")
@@ -43,12 +41,11 @@ def _group_size(draft: Draft) -> None:
             f"{algorithm} has no groups of answers",
             f"with algorithm {', '.join(groups)} it is num_generations; of a delta it is save_delta.group_size",
         )
-    draft.put(f"{algorithm}.num_generations", draft.take("group_size"), "group_size")
-    draft.note("group_size", f"`{algorithm}.num_generations`")
+    draft.move("group_size", f"{algorithm}.num_generations")
 
 
 def sources(value: Any) -> list[Any]:
-    """Resolve names in ``data`` to sources: files, or sets of the catalogue or dataset_info.json."""
+    """Resolve names in ``data`` to sources: files, or data sets of the catalogue or dataset_info.json."""
     items = value if isinstance(value, list) else str(value).split(",")
     return [_source(str(item).strip()) if isinstance(item, str | Path) else item for item in items]
 
@@ -156,8 +153,7 @@ NEAR_MEMBERS = {
 
 
 def _soup_switch(draft: Draft) -> None:
-    draft.take("enable_deltasoup")
-    draft.note("enable_deltasoup", "not needed (every delta can go into a soup)")
+    draft.drop("enable_deltasoup", "every delta can go into a soup")
 
 
 BITDELTA = [

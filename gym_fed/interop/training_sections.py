@@ -1,5 +1,4 @@
-"""Sections of training configs with a different layout in other tools, and ``batch_size``, the rows of an optimiser
-step."""
+"""Training sections with a different layout in other tools, and ``batch_size``, the rows of an optimiser step."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 from gym_fed.core.text import counted
 from gym_fed.interop.draft import Draft, KeyAlias, Unsupported
 
-_MOST_AT_ONCE = 8
+_MAX_AT_ONCE = 8
 """Maximum rows per device if the config sets none; equal to the default of ``per_device_train_batch_size``."""
 
 
@@ -24,11 +23,11 @@ def split_batch(total: int, processes: int, at_once: int | None) -> tuple[int, i
     Returns:
         The two numbers; None if no integers satisfy this.
     """
-    each, left = divmod(total, processes)
-    if left or each < 1:
+    each, rest = divmod(total, processes)
+    if rest or each < 1:
         return None
     if at_once is None:
-        at_once = max(size for size in range(1, _MOST_AT_ONCE + 1) if each % size == 0)
+        at_once = max(size for size in range(1, _MAX_AT_ONCE + 1) if each % size == 0)
     return None if each % at_once else (at_once, each // at_once)
 
 
@@ -41,8 +40,8 @@ def batch_size(draft: Draft) -> None:
         total = int(total)
         at_once = draft.get("per_device_train_batch_size")
         if at_once is None and accumulated is not None:
-            each, left = divmod(total, processes * int(accumulated))
-            sizes = None if left else (each, int(accumulated))
+            each, rest = divmod(total, processes * int(accumulated))
+            sizes = None if rest else (each, int(accumulated))
         else:
             sizes = split_batch(total, processes, None if at_once is None else int(at_once))
     except (TypeError, ValueError):
@@ -88,45 +87,25 @@ def _strategy(draft: Draft) -> None:
 
 
 def _sharding(draft: Draft) -> None:
-    word = str(draft.get("distributed.sharding_strategy")).lower()
-    strategy = draft.get("distributed.strategy")
-    if strategy not in (None, "fsdp2", "fsdp") or word not in _SHARDED:
-        raise draft.problem(
-            "distributed.sharding_strategy",
-            f"{word} cannot be combined with strategy {strategy}"
-            if word in _SHARDED
-            else f"{word!r} is not offered",
-            "full_shard is strategy fsdp2, shard_grad_op is deepspeed with zero_stage 2, no_shard is ddp",
-        )
-    draft.take("distributed.sharding_strategy")
+    key = "distributed.sharding_strategy"
+    word, strategy = str(draft.get(key)).lower(), draft.get("distributed.strategy")
+    remedy = "full_shard is strategy fsdp2, shard_grad_op is deepspeed with zero_stage 2, no_shard is ddp"
+    if word not in _SHARDED:
+        raise draft.problem(key, f"{word!r} is not supported", remedy)
+    if strategy not in (None, "fsdp2", "fsdp"):
+        raise draft.problem(key, f"{word} cannot be combined with strategy {strategy}", remedy)
+    draft.take(key)
     if word != "full_shard" and strategy is not None:
         draft.take("distributed.strategy")
-    draft.put("distributed.strategy", _SHARDED[word], "distributed.sharding_strategy")
-    draft.note(
-        f"distributed.sharding_strategy: {word}",
-        f"`strategy: {_SHARDED[word]}`",
-        "distributed.sharding_strategy",
-    )
-
-
-def _deterministic(draft: Draft) -> None:
-    draft.put(
-        "reproducibility.deterministic",
-        draft.take("reproducibility.deterministic_algorithms"),
-        "reproducibility.deterministic_algorithms",
-    )
-    draft.note("reproducibility.deterministic_algorithms", "`reproducibility.deterministic`")
+    draft.put("distributed.strategy", _SHARDED[word], key)
+    draft.note(f"{key}: {word}", f"`strategy: {_SHARDED[word]}`", key)
 
 
 _MODEL_KEYS = {
-    "num_layers": "num_hidden_layers",
-    "n_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "n_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "ffn_size": "intermediate_size",
-    "max_seq_len": "max_position_embeddings",
-}
+    "num_layers": "num_hidden_layers", "n_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads", "n_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads",
+    "ffn_size": "intermediate_size", "max_seq_len": "max_position_embeddings",
+}  # fmt: skip
 
 
 def _model(draft: Draft) -> None:
@@ -135,8 +114,8 @@ def _model(draft: Draft) -> None:
     for key, (origin, value) in words.items():
         draft.put(f"model_init.{key}", value, f"model.{origin}")
     hidden, heads = draft.get("model_init.hidden_size"), draft.get("model_init.num_attention_heads")
-    whole = isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0
-    if whole and not hidden % heads:
+    are_valid = isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0
+    if are_valid and not hidden % heads:
         _fill(draft, "num_key_value_heads", heads)
         _fill(draft, "head_dim", hidden // heads)
     if isinstance(hidden, int):
@@ -154,27 +133,18 @@ def _fill(draft: Draft, key: str, value: int) -> None:
 
 def _training(draft: Draft) -> None:
     for key in list(draft.get("training")):
-        value = draft.take(f"training.{key}")
-        draft.put(key, value, f"training.{key}")
+        draft.put(key, draft.take(f"training.{key}"), f"training.{key}")
     draft.note("training", "no section: its keys are at the top level")
     if draft.get("batch_size") is not None:
         batch_size(draft)
 
 
 def _cublas(draft: Draft) -> None:
-    value = draft.get("reproducibility.cublas_workspace_config")
-    if value not in _CUBLAS:
-        raise draft.problem(
-            "reproducibility.cublas_workspace_config",
-            f"{value!r} does not make cuBLAS repeatable",
-            "write ':4096:8' or ':16:8', in quotes",
-        )
-    draft.put(
-        "reproducibility.cublas_workspace",
-        draft.take("reproducibility.cublas_workspace_config"),
-        "reproducibility.cublas_workspace_config",
-    )
-    draft.note("reproducibility.cublas_workspace_config", "`reproducibility.cublas_workspace`")
+    key = "reproducibility.cublas_workspace_config"
+    if (value := draft.get(key)) not in _CUBLAS:
+        problem = f"{value!r} does not make cuBLAS deterministic"
+        raise draft.problem(key, problem, "write ':4096:8' or ':16:8', in quotes")
+    draft.move(key, "reproducibility.cublas_workspace")
 
 
 SECTIONS = [
@@ -203,7 +173,7 @@ SECTIONS = [
     KeyAlias("distributed.mixed_precision", "mixed_precision"),
     KeyAlias("distributed.gradient_checkpointing", "gradient_checkpointing"),
     KeyAlias("reproducibility.seed", "seed"),
-    KeyAlias("reproducibility.deterministic_algorithms", "`reproducibility.deterministic`", _deterministic),
+    KeyAlias("reproducibility.deterministic_algorithms", "reproducibility.deterministic"),
     KeyAlias("reproducibility.cublas_workspace_config", "`reproducibility.cublas_workspace`", _cublas),
     KeyAlias(
         "serving",

@@ -103,9 +103,8 @@ _EXPORTS = [
     ),
 ]
 
-
 _NO_SOUPS = Unsupported(
-    "no soup of a hub is on this machine; a contributor gets them with its tasks",
+    "this machine has no soups of a hub; a contributor gets them with its tasks",
     (
         'trainer.apply_deltasoup({"ada": "ada.gymdelta", "ben": "ben.gymdelta"})',
         "gym-client join HUB --data my.jsonl",

@@ -117,8 +117,7 @@ def translate_template(translator: Translator) -> None:
         )
     else:
         translator.lose(
-            "template",
-            f"{name!r} is unknown, and the tokenizer has no template; known: {', '.join(NAMED)}",
+            "template", f"{name!r} is unknown, and the tokenizer has no template; known: {', '.join(NAMED)}"
         )
 
 
