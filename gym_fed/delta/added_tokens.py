@@ -2,7 +2,8 @@
 
 The rows of added tokens are tensors of the file called ``NAME[FIRST:]``: the values of the rows of the parameter
 ``NAME`` from row ``FIRST`` to the end of the vocabulary. They replace or follow the base's rows: ``FIRST`` is smaller
-than the base's number of rows if the base is padded, and the first added token has an unused row. No torch here.
+than the base's number of rows if the base is padded, and the first added token has an unused row. This module does
+not import torch.
 """
 
 from __future__ import annotations
@@ -107,9 +108,8 @@ class AddedRows:
             raise _invalid(f"tensors {shown_tokens(parts)}: their first and last row numbers differ")
         ((first, size),) = ranges
         if size > MAX_VOCABULARY:
-            raise _invalid(
-                f"tensor {min(parts)!r}: a vocabulary of {counted(size, 'row')}, over {MAX_VOCABULARY}"
-            )
+            rows = counted(size, "row")
+            raise _invalid(f"tensor {min(parts)!r}: a vocabulary of {rows}, over {MAX_VOCABULARY}")
         return cls(first, size, tuple(sorted(name for name, _ in parts.values())))
 
 
@@ -140,22 +140,26 @@ def fits_base(name: str, shape: tuple[int, ...], base: Mapping[str, tuple[int, .
     if name in base:
         return shape == tuple(base[name])
     part = split_rows(name)
-    own = None if part is None else base.get(part[0])
-    if part is None or not own or not shape or shape[1:] != tuple(own[1:]):
+    whole = None if part is None else base.get(part[0])
+    if part is None or not whole or not shape or shape[1:] != tuple(whole[1:]):
         return False
-    return part[1] <= own[0] <= part[1] + shape[0]
+    return part[1] <= whole[0] <= part[1] + shape[0]
 
 
 def unnamed_rows(first: int, size: int, ids: Iterable[int]) -> str:
     """Return the ranges of rows that no token names, such as ``49155-49279``; empty without any."""
-    named, runs = set(ids), list[list[int]]()
-    for row in range(first, size):
-        if row in named:
-            continue
-        if runs and runs[-1][1] == row - 1:
-            runs[-1][1] = row
+    named = set(ids)
+    return written_ranges(row for row in range(first, size) if row not in named)
+
+
+def written_ranges(numbers: Iterable[int]) -> str:
+    """Write ascending numbers as ranges, such as ``0-3,5``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
         else:
-            runs.append([row, row])
+            runs.append([number, number])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
@@ -174,16 +178,18 @@ def refuse_added(tokens: AddedTokens, rows: AddedRows | None) -> None:
     """
     if not tokens and rows is None:
         return
-    what = [f"adds {counted(len(tokens.tokens), 'token')} to its base's tokenizer"] if tokens.tokens else []
-    if tokens and not what:
+    changes, named = [], ""
+    if tokens.tokens:
+        changes.append(f"adds {counted(len(tokens.tokens), 'token')} to its base's tokenizer")
+        named = f" ({shown_tokens(token.text for token in tokens.tokens)})"
+    elif tokens:
         changed = [*(token.text for token in tokens.changed), *sorted(tokens.roles)]
-        what.append(f"changes {shown_tokens(changed)} of its base's tokenizer")
+        changes.append(f"changes {shown_tokens(changed)} of its base's tokenizer")
     if rows is not None:
-        what.append(f"replaces embedding rows {rows.first} to {rows.size - 1}")
-    named = f" ({shown_tokens(token.text for token in tokens.tokens)})" if tokens.tokens else ""
+        changes.append(f"replaces embedding rows {rows.first} to {rows.size - 1}")
     raise GymError(
         ErrorCode.BASE_MISMATCH,
-        f"{' and '.join(what)}{named}, but only the base's own vocabulary can be used here",
+        f"{' and '.join(changes)}{named}, but only the base's own vocabulary can be used here",
         "apply it and use the model: gym delta apply BASE FILE -o FOLDER",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -129,13 +130,7 @@ class BaseSpec:
     @property
     def num_parameters(self) -> int:
         """Number of weights, counting tied ones once."""
-        total = 0
-        for shape in self.shapes.values():
-            count = 1
-            for side in shape:
-                count *= side
-            total += count
-        return total
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data for JSON."""

@@ -76,8 +76,8 @@ def candidates(
             divergence grows with the square of a small change.
         menu: Names of the codecs to try, as in a config.
     """
-    whole = output_error(delta, torch.zeros_like(delta), importance)
-    left_out = [BudgetOption(None, whole)] if policy.error_feedback else []
+    omission_error = output_error(delta, torch.zeros_like(delta), importance)
+    left_out = [BudgetOption(None, omission_error)] if policy.error_feedback else []
     if policy.codec != "auto":
         return [*left_out, BudgetOption(choice, 0.0)]
     name, ways = choice.record.name, [choice]
@@ -86,13 +86,8 @@ def candidates(
     rows, cols = as_matrix(tuple(delta.shape))
     sample = delta.reshape(rows, cols)[:: -(-rows * cols // _SAMPLE)].contiguous()
     share = rows / sample.shape[0]
-    options = [
-        *left_out,
-        *(
-            BudgetOption(way, share * output_error(sample, _decoded(sample, way, importance), importance))
-            for way in ways
-        ),
-    ]
+    errors = [output_error(sample, _decoded(sample, way, importance), importance) for way in ways]
+    options = left_out + [BudgetOption(way, share * error) for way, error in zip(ways, errors, strict=True)]
     if sensitivity is None or len(options) == 1:
         return options
     worst = _decoded(delta.reshape(rows, cols), min(ways, key=lambda way: way.payload_bytes), importance)
@@ -140,8 +135,7 @@ def fit(
     if options and (picks is None or not chosen(picks)):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"max_bits_per_weight allows {counted(budget, 'byte')}, which fits no tensor of "
-            f"{spec.model_name!r} fits",
+            f"max_bits_per_weight allows {counted(budget, 'byte')}, too few for any tensor of {spec.model_name!r}",
             "raise max_bits_per_weight",
         )
     picked = (_in_numbers(options[name], index) for name, index in (picks or {}).items())

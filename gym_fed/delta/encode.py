@@ -38,10 +38,9 @@ Write = Callable[[CodecChoice, Tensor], Encoded]
 Refine = Callable[[Coded], Mapping[str, Encoded]]
 """A function that improves encoded tensors of the same layout, such as by distilling scales."""
 
-
 _FINEST = -30
-"""Exponent of the finest step. Sums have 31 bits on the finest grid of all rounds, so a single round of tiny deltas
-would otherwise leave no room for later ones."""
+"""Exponent of the finest step. Sums have 31 bits on the finest grid of all rounds, so a round of tiny deltas could
+leave no room for later ones."""
 
 _MAX_BITS = 20
 """Bits of the largest code. A residual from larger deltas is spread over several rounds instead."""
@@ -149,12 +148,9 @@ def encode_source(
     the merge version, which determines how a soup's budget is split.
     """
     if policy.error_feedback != (residual is not None):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"the codec policy has error_feedback: {policy.error_feedback}, but "
-            f"{'no residual was' if residual is None else 'a residual was'} given",
-        )
-
+        given = "no residual was given" if residual is None else "a residual was given"
+        problem = f"the codec policy has error_feedback: {policy.error_feedback}, but {given}"
+        raise GymError(ErrorCode.CONFIG_INVALID, problem)
     if residual is not None:
         residual.begin(policy.decay)
 
@@ -180,8 +176,7 @@ def encode_source(
         if policy.max_bits_per_weight is not None and energy[name] > 0.0:
             weights = _relative(name, importance)
             options[name] = candidates(delta, choices[name], policy, weights, sensitivity, menu)
-    changed = [choice for name, choice in choices.items() if energy[name] > 0.0]
-    fitting = changed
+    fitting = changed = [choice for name, choice in choices.items() if energy[name] > 0.0]
     if policy.max_bits_per_weight is not None:
         fitting = fit(options, spec, extra or {}, policy.max_bits_per_weight, version)
         choices.update((choice.record.name, choice) for choice in fitting)
@@ -230,38 +225,28 @@ def lora_delta(
 
     Raises:
         GymError: ``DELTA_INVALID`` naming the tensor whose factors do not fit the base or are not finite;
-            ``CONFIG_INVALID`` when policy and ``residual`` do not fit, and for a file over ``max_bits_per_weight``.
+            ``CONFIG_INVALID`` if policy and ``residual`` do not match, and for a file over ``max_bits_per_weight``.
     """
     quantising = policy if policy is not None and policy.quantises_factors else None
     if (residual is not None) != (quantising is not None and quantising.error_feedback):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{'no' if residual is None else 'a'} residual was given, but factors are {policy.factors}, "
-            f"error_feedback: {policy.error_feedback}"
-            if policy is not None
-            else "a residual was given, but without a policy factors are written unquantised",
-            "quantised factors with error_feedback need a residual, and nothing else does",
-        )
-    if residual is not None and quantising is not None:
-        residual.begin(quantising.decay)
-    written = (
-        plain_factors(factors, "bfloat16" if policy is None else policy.factors)
-        if quantising is None
-        else quantise_factors(factors, quantising, spec, residual, on_tensor)
-    )
+        given = "no residual was given" if residual is None else "a residual was given"
+        reason = "without a policy factors are written unquantised"
+        if policy is not None:
+            reason = f"factors are {policy.factors}, error_feedback: {policy.error_feedback}"
+        remedy = "quantised factors with error_feedback need a residual, and nothing else does"
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{given}, but {reason}", remedy)
+    if quantising is None:
+        written = plain_factors(factors, "bfloat16" if policy is None else policy.factors)
+    else:
+        if residual is not None:
+            residual.begin(quantising.decay)
+        written = quantise_factors(factors, quantising, spec, residual, on_tensor)
     entries: list[DeltaEntry] = []
     reports: list[TensorReport] = []
     for name, factors_written in sorted(written.items()):
         record, size = factors_written.choice.record, factors_written.choice.payload_bytes
-        entries.append(
-            DeltaEntry(
-                name,
-                record.shape,
-                record.codec,
-                record.params,
-                functools.partial(dict, factors_written.payload),
-            )
-        )
+        payload = functools.partial(dict, factors_written.payload)
+        entries.append(DeltaEntry(name, record.shape, record.codec, record.params, payload))
         energy = Lora().norm(factors_written.payload, record.shape, record.params) ** 2
         reports.append(TensorReport(name, record.codec, factors_written.choice.why, size, energy))
     choices = [factors_written.choice for factors_written in written.values()]
@@ -277,9 +262,8 @@ def lora_delta(
         require_budget(choices, spec, extra or {}, policy.max_bits_per_weight)
     info = write_delta(out_path, entries, spec, extra)
     norm = math.sqrt(math.fsum(report.energy for report in reports))
-    return EncodeReport(
-        info.sha256, info.size_bytes, norm, 8.0 * info.size_bytes / spec.num_parameters, tuple(reports)
-    )
+    bits = 8.0 * info.size_bytes / spec.num_parameters
+    return EncodeReport(info.sha256, info.size_bytes, norm, bits, tuple(reports))
 
 
 def _relative(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | None:
@@ -300,17 +284,15 @@ def energy_of(name: str, delta: Tensor) -> float:
     try:
         check_finite(delta, "delta")
     except CodecError as error:
-        raise GymError(
-            ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}", "training diverged: lower the learning rate"
-        ) from error
+        remedy = "training diverged: lower the learning rate"
+        raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}", remedy) from error
     return sum_of_squares(delta)
 
 
 def _coded(choices: Sequence[CodecChoice], corrected: DeltaSource, write: Write) -> Coded:
     """Return all encoded tensors as input of ``Refine``."""
-    return {
-        c.record.name: (c.record.codec, c.record.shape, write(c, corrected(c.record.name))) for c in choices
-    }
+    records = [(choice, choice.record) for choice in choices]
+    return {r.name: (r.codec, r.shape, write(choice, corrected(r.name))) for choice, r in records}
 
 
 def _encode(

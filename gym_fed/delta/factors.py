@@ -102,9 +102,8 @@ def lora_factors(model: Any) -> dict[str, Factors]:
         )
     factors_by_name = {name: factors for name, factors, _ in _products(model)}
     if not factors_by_name:
-        raise GymError(
-            ErrorCode.MODEL_INVALID, "the model has no LoRA layers", "choose codec bitdelta or dense"
-        )
+        remedy = "choose codec bitdelta or dense"
+        raise GymError(ErrorCode.MODEL_INVALID, "the model has no LoRA layers", remedy)
     return factors_by_name
 
 

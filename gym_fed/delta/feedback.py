@@ -141,9 +141,8 @@ class ErrorFeedback:
         """
         staged = Path(path) if path is not None else self.staged_path()
         if not staged.exists():
-            raise GymError(
-                ErrorCode.STATE_CORRUPT, f"no staged residual at {staged}", "stage it before the upload"
-            )
+            problem = f"no staged residual at {staged}"
+            raise GymError(ErrorCode.STATE_CORRUPT, problem, "stage it before the upload")
         fresh, exponents = _read(staged, self.lineage)
         make_folder(self.path.parent)
         os.replace(staged, self.path)

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gym_quant import CodecError, Payload, get_codec
+from gym_quant import CodecError, Params, Payload, get_codec
+from gym_quant.codec import Codec
 from gym_quant.grid import Integers
 from gym_quant.registry import CODECS
 from torch import Tensor, nn
@@ -147,10 +148,15 @@ class DeltaFile:
         """Payload size of a tensor."""
         return sum(field.size for field in self._layout.fields[name])
 
+    def _encoded(self, name: str) -> tuple[Codec, tuple[Payload, tuple[int, ...], Params]]:
+        """Return a tensor's codec, and its payload, shape and parameters, the arguments of the codec's methods."""
+        record = self._records[name]
+        return get_codec(record.codec), (self.payload(name), record.shape, record.params)
+
     def decode(self, name: str) -> Tensor:
         """Decode a tensor's delta to float32 in its own shape, in new memory."""
-        record = self._records[name]
-        return get_codec(record.codec).decode(self.payload(name), record.shape, record.params)
+        codec, encoded = self._encoded(name)
+        return codec.decode(*encoded)
 
     def decode_added(self, name: str) -> Tensor:
         """Decode the rows of a parameter in ``added_rows``, ``[rows, ...]`` float32."""
@@ -159,25 +165,23 @@ class DeltaFile:
 
     def decode_rows(self, name: str, start: int, stop: int) -> Tensor:
         """Decode rows of the delta as ``[rows, cols]`` (``cols`` is its last dimension), float32."""
-        record = self._records[name]
-        codec = get_codec(record.codec)
-        return codec.decode_rows(self.payload(name), record.shape, record.params, start, stop)
+        codec, encoded = self._encoded(name)
+        return codec.decode_rows(*encoded, start, stop)
 
     def decode_block(self, name: str, rows: slice, cols: slice) -> Tensor:
         """Decode some columns of some rows, float32; ``cols`` begins at a multiple of ``gym_quant.codec.ALIGNED``."""
-        record = self._records[name]
-        codec = get_codec(record.codec)
-        return codec.decode_block(self.payload(name), record.shape, record.params, rows, cols)
+        codec, encoded = self._encoded(name)
+        return codec.decode_block(*encoded, rows, cols)
 
     def integers(self, name: str) -> Integers | None:
         """A tensor's delta as integers times a power of two if it is exactly that; else None."""
-        record = self._records[name]
-        return get_codec(record.codec).integers(self.payload(name), record.shape, record.params)
+        codec, encoded = self._encoded(name)
+        return codec.integers(*encoded)
 
     def tensor_norm(self, name: str) -> float:
         """L2 norm of a tensor's delta."""
-        record = self._records[name]
-        norm = get_codec(record.codec).norm(self.payload(name), record.shape, record.params)
+        codec, encoded = self._encoded(name)
+        norm = codec.norm(*encoded)
         self.release(name)
         return norm
 

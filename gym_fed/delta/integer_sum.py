@@ -27,7 +27,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
 
 _MAX = (1 << 31) - 1
-_LARGEST = 100
+_MAX_EXPONENT = 100
 """Largest exponent that is written."""
 _DTYPES = (torch.int8, torch.int16, torch.int32)
 
@@ -59,9 +59,8 @@ class IntegerSum:
                 raise _invalid(delta, name, "is not integers times a power of two")
             current = self._sums.get(name, Integers(torch.zeros_like(added.codes), added.exponent))
             if current.codes.shape != added.codes.shape:
-                raise _invalid(
-                    delta, name, f"has shape {list(added.codes.shape)}, not {list(current.codes.shape)}"
-                )
+                shapes = f"{list(added.codes.shape)}, not {list(current.codes.shape)}"
+                raise _invalid(delta, name, f"has shape {shapes}")
             exponent = min(current.exponent, added.exponent)
             try:
                 codes = _shifted(current, exponent) + sign * _shifted(added, exponent)
@@ -126,7 +125,7 @@ class IntegerSum:
         for name, held in sorted(self._sums.items()):
             bits = int(np.bitwise_or.reduce(np.abs(held.codes.numpy().astype(np.int64)), axis=None))
             if bits:
-                zeros = min((bits & -bits).bit_length() - 1, max(0, _LARGEST - held.exponent))
+                zeros = min((bits & -bits).bit_length() - 1, max(0, _MAX_EXPONENT - held.exponent))
                 yield name, held.codes >> zeros, held.exponent + zeros
 
 
@@ -167,10 +166,10 @@ def _shifted(held: Integers, exponent: int) -> Tensor:
 
 def _narrow(codes: Tensor) -> Tensor:
     """Return the codes in the smallest dtype that holds them."""
-    most = int(codes.abs().max())
-    if most > _MAX:
+    largest = int(codes.abs().max())
+    if largest > _MAX:
         raise OverflowError
-    return codes.to(next(dtype for dtype in _DTYPES if most <= torch.iinfo(dtype).max))
+    return codes.to(next(dtype for dtype in _DTYPES if largest <= torch.iinfo(dtype).max))
 
 
 def _invalid(delta: DeltaFile, name: str, why: str) -> GymError:

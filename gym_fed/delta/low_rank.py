@@ -74,7 +74,7 @@ def quantise_factors(
         if not plans and any(bool(parts.values.any()) for parts in components.values()):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"factor_bits allows {counted(budget, 'byte')}, which fits no component of {spec.model_name!r}",
+                f"factor_bits allows {counted(budget, 'byte')}, too few for any component of {spec.model_name!r}",
                 "raise factor_bits",
             )
     written: dict[str, Written] = {}
@@ -82,16 +82,16 @@ def quantise_factors(
         if on_tensor is not None:
             on_tensor(name)
         shape = (b.shape[0], a.shape[1])
-        decoded: Tensor | float = 0.0
         if name in plans:
             rank, plan = plans[name]
             with _about(name):
                 params = _LORA.normalise({"rank": rank, "factors": plan, "factor_group_size": group}, shape)
                 encoded = _LORA.encode_components(components[name], shape, params)
             written[name] = _written(name, shape, encoded, f"factors: {policy.factors}")
-            decoded = _LORA.decode(encoded.payload, shape, encoded.params) if residual is not None else 0.0
         if residual is not None:
-            residual.record(name, residual.compensated(name, _product(a, b, scaling)) - decoded)
+            exact = residual.compensated(name, _product(a, b, scaling))
+            decoded = _LORA.decode(encoded.payload, shape, encoded.params) if name in plans else 0.0
+            residual.record(name, exact - decoded)
     if residual is not None:
         for name in set(residual.names()) - set(factors):  # not trained in this round: its residual stays
             residual.record(name, residual.compensated(name, torch.zeros(spec.shapes[name])))

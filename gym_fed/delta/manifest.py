@@ -3,7 +3,7 @@
 At one bit per weight the header's size matters, so the rows of the canonical JSON are short: codecs with
 their parameters are listed once in a table, and tensors that differ only in the first number of their dotted name
 (the layers of a model) share one row. The parameter ``bytes``, a size that depends on the values, is 0 in the table;
-the sizes are in a list. docs/delta-format.md has the grammar. No torch here.
+the sizes are in a list. docs/delta-format.md has the grammar. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_json, each_once, no_constant
 from gym_fed.core.text import counted
-from gym_fed.delta.added_tokens import AddedTokens
+from gym_fed.delta.added_tokens import AddedTokens, written_ranges
 
 FORMAT_VERSION = 1
 MAX_TENSOR_ELEMENTS = 1 << 40
@@ -62,7 +62,7 @@ class Manifest:
         extra: Mapping[str, str] | None,
         vocabulary: AddedTokens | None = None,
     ) -> Manifest:
-        """Create a manifest from records in any order; errors as ``parse``."""
+        """Create a manifest from records in any order; raises the errors of ``parse``."""
         ordered = tuple(sorted(tensors, key=lambda record: record.name))
         for first, second in itertools.pairwise(ordered):
             if first.name == second.name:
@@ -156,7 +156,7 @@ def _collapse(records: Iterable[TensorRecord], codecs: Iterable[int]) -> list[li
         if len(indices) == 1:
             rows.append([template.replace("*", str(indices[0])), list(shape), codec])
         else:
-            rows.append([template, _write_ranges(sorted(indices)), list(shape), codec])
+            rows.append([template, written_ranges(sorted(indices)), list(shape), codec])
     return rows
 
 
@@ -182,16 +182,6 @@ def _split_index(name: str) -> tuple[str, int | None]:
             if _INDEX.fullmatch(part):
                 return ".".join([*parts[:place], "*", *parts[place + 1 :]]), int(part)
     return name, None
-
-
-def _write_ranges(indices: list[int]) -> str:
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][1] + 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def _expand(row: Any, codecs: list[tuple[str, dict[str, ParamValue]]], room: int) -> list[TensorRecord]:
@@ -226,12 +216,7 @@ def _expand_names(template: str, ranges: Any, room: int) -> list[str]:
 
 
 def _codec_row(row: Any) -> tuple[str, dict[str, ParamValue]]:
-    if (
-        not isinstance(row, list)
-        or len(row) != 2
-        or not isinstance(row[0], str)
-        or not isinstance(row[1], dict)
-    ):
+    if not isinstance(row, list) or [type(value) for value in row] != [str, dict]:
         raise _invalid(f"codec row {_short(row)} is not [name, parameters]")
     for key, value in row[1].items():
         if isinstance(value, bool) or not isinstance(value, int | float | str):

@@ -52,12 +52,11 @@ def map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any]
             raise _invalid(
                 f"is truncated: {counted(size, 'byte')}, but its header alone ends at {8 + length}"
             )
+        header_size = f"has a header of {counted(length, 'byte')}"
         if length > limits.max_header_bytes:
-            raise _invalid(
-                f"has a header of {counted(length, 'byte')}, over the limit of {limits.max_header_bytes}"
-            )
+            raise _invalid(f"{header_size}, over the limit of {limits.max_header_bytes}")
         if length % ALIGNMENT:
-            raise _invalid(f"has a header of {counted(length, 'byte')}, not a multiple of {ALIGNMENT}")
+            raise _invalid(f"{header_size}, not a multiple of {ALIGNMENT}")
         try:
             text = read_at(handle, length, 8).decode("utf-8")
         except UnicodeDecodeError as error:

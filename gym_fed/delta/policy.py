@@ -18,7 +18,7 @@ from gym_fed.delta.manifest import TensorRecord
 
 _EMBEDDING = re.compile(r"(^|[._])(embed(?!_out)\w*|\w*embeddings?|wte|wpe)(\.|$)")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)(\.|$)")
-_MADE_OF = {
+_DEFAULTS = {
     "auto": ("bitdelta", "auto: sign bits, 16 times smaller than bfloat16"),
     "as-merged": ("dense", "as merged: values, since it has no factors"),
 }
@@ -87,18 +87,18 @@ def choose(
         kind = "one-dimensional" if len(shape) < 2 else f"at most {policy.small_max_elements} elements"
         return choice_of(name, delta, policy.small_tensors, policy, f"small ({kind}): small_tensors")
     part = part or part_of(name, shape)
-    own = {"embeddings": policy.embeddings, "head": policy.head}.get(part, "same")
-    if own not in ("same", SAME_ROW):
-        return choice_of(name, delta, own, policy, f"{part}: {own}")
-    word, why = _MADE_OF.get(policy.codec, (policy.codec, "policy"))
-    if own == SAME_ROW and policy.gives_rows and get_codec(word).has_scales:
+    part_codec = {"embeddings": policy.embeddings, "head": policy.head}.get(part, "same")
+    if part_codec not in ("same", SAME_ROW):
+        return choice_of(name, delta, part_codec, policy, f"{part}: {part_codec}")
+    word, why = _DEFAULTS.get(policy.codec, (policy.codec, "policy"))
+    if part_codec == SAME_ROW and policy.gives_rows and get_codec(word).has_scales:
         word, why = f"{word}{ROW}", f"{why}; {part}: one scale per row"
     return choice_of(name, delta, word, policy, why)
 
 
 def adding_codec(policy: CodecPolicy) -> IntegerCodec | None:
     """Return the policy's codec if its deltas add up as integers; else None."""
-    codec = None if policy.codec in _MADE_OF else get_codec(policy.codec)
+    codec = None if policy.codec in _DEFAULTS else get_codec(policy.codec)
     return codec if isinstance(codec, IntegerCodec) else None
 
 
@@ -121,9 +121,8 @@ def choice_of(
     except CodecError as error:
         raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
     why = f"{why}; {decided}" if decided else why
-    return CodecChoice(
-        TensorRecord(name, shape, member.name, params), member.payload_bytes(shape, params), why
-    )
+    record = TensorRecord(name, shape, member.name, params)
+    return CodecChoice(record, member.payload_bytes(shape, params), why)
 
 
 def _end(model: nn.Module, getter: str) -> nn.Module | None:

@@ -95,21 +95,19 @@ def split_vocabulary(
     tokens = _added_tokens(*tokenizers, name)
     split = model_tensors(tuned)
     keys = [key for key in vocabulary_parameters(tuned) if key in base]
-    before = {len(base[key]) for key in keys}
-    sizes = {len(split[key]) for key in keys}
-    if len(before) != 1 or any(split[key].shape[1:] != base[key].shape[1:] for key in keys):
+    old_sizes, new_sizes = {len(base[key]) for key in keys}, {len(split[key]) for key in keys}
+    if len(old_sizes) != 1 or any(split[key].shape[1:] != base[key].shape[1:] for key in keys):
         return split, VocabularyChange(tokens)  # another model, which the comparison of shapes reports
-    (old,) = before
-    (new,) = sizes
+    (old,), (new,) = old_sizes, new_sizes
     _require_rows(tokens, new, name)
     if new < old:
         _require_unnamed(tokenizers[0], new, name)
     first = min([old, *(token.id for token in tokens.tokens)])
     rows: dict[str, Tensor] = {}
     for key in keys if new != old or first < old else ():
-        whole, own = split[key], base[key].to(split[key])
-        split[key] = torch.cat([whole[: min(first, new)], own[min(first, new) :]])
-        rows[key] = torch.cat([whole[first:], own[max(first, new) :]]).detach().to("cpu", torch.float32)
+        whole, before = split[key], base[key].to(split[key])
+        split[key] = torch.cat([whole[: min(first, new)], before[min(first, new) :]])
+        rows[key] = torch.cat([whole[first:], before[max(first, new) :]]).detach().to("cpu", torch.float32)
     if new <= old and first == old:
         rows = {}
     for key, values in rows.items():
@@ -173,9 +171,8 @@ def adds_tokens(path: str | Path) -> bool:
 
 def extended_by(tokenizer: Any, tokens: AddedTokens, name: str) -> Any:
     """Return a copy of a tokenizer (or processor) with added tokens; raises as ``extended_tokenizer``."""
-    added, changed = (
-        tuple((t.id, t.text, t.flags) for t in part) for part in (tokens.tokens, tokens.changed)
-    )
+    parts = (tokens.tokens, tokens.changed)
+    added, changed = (tuple((t.id, t.text, t.flags) for t in part) for part in parts)
     return extended_tokenizer(tokenizer, TokenChanges(added, changed, tokens.roles), name)
 
 
@@ -194,9 +191,8 @@ def _added_tokens(base: Any, tuned: Any, name: str) -> AddedTokens:
         )
     changes = token_changes(base, tuned, name)
     extended_tokenizer(base, changes, name)
-    tokens, changed = (
-        tuple(AddedToken(*token) for token in part) for part in (changes.tokens, changes.changed)
-    )
+    parts = (changes.tokens, changes.changed)
+    tokens, changed = (tuple(AddedToken(*token) for token in part) for part in parts)
     try:
         return AddedTokens.parse(AddedTokens(tokens, changes.roles, changed).to_value())  # readers' limits
     except GymError as error:

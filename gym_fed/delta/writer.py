@@ -63,14 +63,13 @@ class Layout:
         fields: dict[str, tuple[Field, ...]] = {}
         sections: dict[torch.dtype, int] = {}
         for record in records:
-            own: list[Field] = []
-            for name, (dtype, shape) in (
-                get_codec(record.codec).payload_spec(record.shape, record.params).items()
-            ):
+            tensor_fields: list[Field] = []
+            spec = get_codec(record.codec).payload_spec(record.shape, record.params)
+            for name, (dtype, shape) in spec.items():
                 field = Field(name, dtype, shape, sections.get(dtype, 0))
                 sections[dtype] = field.start + field.size
-                own.append(field)
-            fields[record.name] = tuple(own)
+                tensor_fields.append(field)
+            fields[record.name] = tuple(tensor_fields)
         return cls(fields, sections)
 
     def section_starts(self) -> dict[torch.dtype, int]:
@@ -157,12 +156,10 @@ def write_delta(
     by_name = {entry.name: entry for entry in listed}
     for entry in listed:
         if not fits_base(entry.name, entry.shape, spec.shapes):
-            raise _invalid(
-                entry.name, f"shape {list(entry.shape)} is not the base's ({spec.shapes.get(entry.name)})"
-            )
-    manifest = Manifest.of(
-        spec.model_name, spec.digest, [entry.record for entry in listed], extra, vocabulary
-    )
+            expected = spec.shapes.get(entry.name)
+            raise _invalid(entry.name, f"shape {list(entry.shape)} is not the base's ({expected})")
+    records = [entry.record for entry in listed]
+    manifest = Manifest.of(spec.model_name, spec.digest, records, extra, vocabulary)
     layout = Layout.of(manifest.tensors)
     header = header_bytes(manifest, layout)
     starts = {dtype: len(header) + start for dtype, start in layout.section_starts().items()}
