@@ -65,9 +65,8 @@ def _findings(name: str) -> Iterable[Finding]:
         if name in CHECKS.own():
             raise
         subject = f"check of a plug-in: {plain(name, 60)}"
-        return [
-            Finding(subject, Level.FAIL, plain(f"does not run: {error!r}"), "repair or remove the package")
-        ]
+        problem = plain(f"does not run: {error!r}")
+        return [Finding(subject, Level.FAIL, problem, "repair or remove the package")]
 
 
 def worst(findings: Sequence[Finding]) -> Level:

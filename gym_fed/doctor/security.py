@@ -41,10 +41,12 @@ MINIMUMS = {
     "transformers": ("4.53.0", "CVE-2025-3933"),
     "urllib3": ("2.6.0", "CVE-2025-66418"),
 }
-"""First release that fixes a known serious vulnerability, and its advisory, by package. `make audit` queries PyPI
-instead."""
+"""First release that fixes a known serious vulnerability, and its advisory, by package. `make audit` queries PyPI."""
 
 MAX_KEYS = 1000
+SOON = timedelta(days=14)
+LONG_INVITE = timedelta(days=30)
+_DAY_SECONDS = 86400.0
 _PRIVATE = b"PRIVATE KEY-----"
 
 
@@ -117,9 +119,8 @@ def secret_findings(folder: Path) -> Iterator[Finding]:
         if not path.is_file():
             continue
         if readable_by_others(path):
-            yield Finding(
-                "secret", Level.FAIL, f"{path}: every user of this machine can read it", f"chmod 600 {path}"
-            )
+            problem = f"{path}: every user of this machine can read it"
+            yield Finding("secret", Level.FAIL, problem, f"chmod 600 {path}")
         else:
             yield Finding("secret", Level.OK, f"{path}: not readable by all users")
 
@@ -153,8 +154,7 @@ def judge_version(name: str, version: str, minimum: str, advisory: str) -> Findi
 
 
 def readable_by_others(path: Path) -> bool:
-    """Return True if users outside the file's group can read it, according to the modes of the file and all folders
-    above."""
+    """Return True if users outside the file's group can read it, by its mode and those of all folders above."""
     path = path.absolute()
     if not path.stat().st_mode & stat.S_IROTH:
         return False
@@ -177,20 +177,14 @@ def _is_secret(path: Path) -> bool:
     return not public
 
 
-SOON = timedelta(days=14)
-LONG_INVITE = timedelta(days=30)
-_DAY_SECONDS = 86400.0
-
-
 def hub_findings(folder: Path) -> Iterator[Finding]:
     """Check a hub's config, certificate and database, without writing or locking anything."""
     path = folder / CONFIG_NAME
     try:
         config = load_config(path, ServerConfig)
     except GymError as error:
-        yield Finding(
-            "hub", Level.FAIL, plain(error.message, 400), f"fix {path}; gym-server run reports each error"
-        )
+        remedy = f"fix {path}; gym-server run reports each error"
+        yield Finding("hub", Level.FAIL, plain(error.message, 400), remedy)
         return
     yield judge_listen(config)
     if config.dashboard is not None:
@@ -200,9 +194,8 @@ def hub_findings(folder: Path) -> Iterator[Finding]:
     if config.storage.database.startswith("sqlite:///"):
         yield judge_invites(folder / config.storage.database.removeprefix("sqlite:///"), time.time())
     else:
-        yield Finding(
-            "invites", Level.OK, "not checked: the database is not SQLite; see gym-server invites list"
-        )
+        text = "not checked: the database is not SQLite; see gym-server invites list"
+        yield Finding("invites", Level.OK, text)
 
 
 def judge_listen(config: ServerConfig) -> Finding:
@@ -220,26 +213,27 @@ def judge_dashboard(listen: str, public: bool) -> Finding:
     if public and not Endpoint.parse(listen, least_port=0).is_loopback:
         remedy = "set dashboard: {public: false}, unless anybody may see the rounds"
         return Finding("listen: dashboard", Level.WARN, f"{listen}: readable without a key", remedy)
-    return Finding(
-        "listen: dashboard", Level.OK, f"{listen}, {'readable without a key' if public else 'requires a key'}"
-    )
+    access = "readable without a key" if public else "requires a key"
+    return Finding("listen: dashboard", Level.OK, f"{listen}, {access}")
 
 
 def judge_certificate(path: Path, now: datetime) -> Finding:
     """Check the validity period of the certificate that the hub serves."""
-    remedy = "get a new one: gym-server certificate (docs/hub-on-the-internet.md)"
+    level, remedy = Level.FAIL, "get a new one: gym-server certificate (docs/hub-on-the-internet.md)"
     try:
         begin, end = validity(path.read_bytes())
     except (OSError, GymError) as error:
         reason = error.message if isinstance(error, GymError) else error.strerror
-        return Finding("certificate", Level.FAIL, f"{path}: {plain(reason, 200)}", remedy)
+        return Finding("certificate", level, f"{path}: {plain(reason, 200)}", remedy)
     if now < begin:
-        return Finding("certificate", Level.FAIL, f"{path}: not valid before {begin:%Y-%m-%d}", remedy)
-    if now > end:
-        return Finding("certificate", Level.FAIL, f"{path}: expired on {end:%Y-%m-%d}", remedy)
-    if end - now < SOON:
-        return Finding("certificate", Level.WARN, f"{path}: expires on {end:%Y-%m-%d}", remedy)
-    return Finding("certificate", Level.OK, f"{path}: valid until {end:%Y-%m-%d}")
+        state = f"not valid before {begin:%Y-%m-%d}"
+    elif now > end:
+        state = f"expired on {end:%Y-%m-%d}"
+    elif end - now < SOON:
+        level, state = Level.WARN, f"expires on {end:%Y-%m-%d}"
+    else:
+        level, state, remedy = Level.OK, f"valid until {end:%Y-%m-%d}", ""
+    return Finding("certificate", level, f"{path}: {state}", remedy)
 
 
 def judge_database(config: Path, url: str) -> Finding:
@@ -267,9 +261,9 @@ def judge_invites(database: Path, now: float) -> Finding:
     except sqlite3.Error as error:
         return Finding("invites", Level.WARN, f"{database}: {plain(error, 200)}", "gym-server invites list")
     latest = max((float(row[0]) for row in rows), default=now)
-    seen = counted(len(rows), "unused invite") + (
-        f", the last one expires in {counted(round((latest - now) / _DAY_SECONDS), 'day')}" if rows else ""
-    )
+    seen = counted(len(rows), "unused invite")
+    if rows:
+        seen += f", the last one expires in {counted(round((latest - now) / _DAY_SECONDS), 'day')}"
     if latest - now > LONG_INVITE.total_seconds():
         return Finding("invites", Level.WARN, seen, remedy)
     return Finding("invites", Level.OK, seen)

@@ -38,9 +38,8 @@ def accelerators() -> Iterator[Finding]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(index)
-            yield Finding(
-                f"device: cuda:{index}", Level.OK, f"{device.name}, {device.total_memory / GIB:.1f} GiB"
-            )
+            text = f"{device.name}, {device.total_memory / GIB:.1f} GiB"
+            yield Finding(f"device: cuda:{index}", Level.OK, text)
     else:
         yield Finding("device: cuda", Level.OK, f"none; work runs on the processor ({build})")
     usable = torch.backends.mps.is_available()
@@ -48,14 +47,14 @@ def accelerators() -> Iterator[Finding]:
 
 
 def processor() -> Iterator[Finding]:
-    """CPU cores available to this process, out of the total."""
-    there = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
-    yield Finding("device: cpu", Level.OK, f"{usable} of {counted(there, 'core')} usable")
+    """Report the CPU cores that this process may use, and their total."""
+    total = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    yield Finding("device: cpu", Level.OK, f"{usable} of {counted(total, 'core')} usable")
 
 
 def memory() -> Iterator[Finding]:
-    """Available memory, within the container's limit."""
+    """Report the available memory, within the container's limit."""
     yield judge_memory(total_memory_bytes(), available_memory_bytes())
 
 
@@ -69,19 +68,19 @@ def judge_memory(total_bytes: int, available_bytes: int) -> Finding:
 
 
 def total_memory_bytes() -> int:
-    """Physical memory, or the cgroup's limit if lower."""
+    """Return the physical memory, or the cgroup's limit if lower."""
     physical = int(psutil.virtual_memory().total)
     return min([physical, *(limit for limit, _ in _limits())])
 
 
 def available_memory_bytes() -> int:
-    """Memory that can be allocated without swapping, within the cgroup's limit."""
+    """Return the memory that can be allocated without swapping, within the cgroup's limit."""
     free = int(psutil.virtual_memory().available)
     return min([free, *(max(0, limit - used) for limit, used in _limits())])
 
 
 def _limits() -> list[tuple[int, int]]:
-    """Limit and usage of the cgroup, v2 or v1; a container sees its own.
+    """Return the limit and usage of the cgroup, v2 or v1; a container sees its own.
 
     Inactive file cache counts as free, since the kernel drops it on allocation.
     """
@@ -91,8 +90,8 @@ def _limits() -> list[tuple[int, int]]:
     )
     limits = []
     for limit, used, stat in names:
-        if (most := _read_number(GROUPS / limit)) is not None:
-            limits.append((most, (_read_number(GROUPS / used) or 0) - _idle_file_bytes(GROUPS / stat)))
+        if (limit_bytes := _read_number(GROUPS / limit)) is not None:
+            limits.append((limit_bytes, (_read_number(GROUPS / used) or 0) - _idle_file_bytes(GROUPS / stat)))
     return limits
 
 

@@ -12,7 +12,7 @@ from gym_fed.doctor.check import Check, Finding, Level
 GIB = 1 << 30
 # Below the first limit, checkpoints of a small model fill the disk in a few runs; below the second, in one run.
 ROOMY_BYTES = 5 * GIB
-LEAST_BYTES = GIB // 2
+MIN_BYTES = GIB // 2
 
 
 class Disk(Check):
@@ -29,7 +29,6 @@ def judge_disk(name: str, folder: Path, free_bytes: int) -> Finding:
     seen = f"{free_bytes / GIB:.1f} GiB free at {folder}"
     if free_bytes >= ROOMY_BYTES:
         return Finding(name, Level.OK, seen)
-    level = Level.WARN if free_bytes >= LEAST_BYTES else Level.FAIL
-    return Finding(
-        name, level, seen, "delete old runs, or work on another disk (TMPDIR moves the temporary folder)"
-    )
+    level = Level.WARN if free_bytes >= MIN_BYTES else Level.FAIL
+    remedy = "delete old runs, or work on another disk (TMPDIR moves the temporary folder)"
+    return Finding(name, level, seen, remedy)

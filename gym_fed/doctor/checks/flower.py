@@ -17,14 +17,11 @@ class Flower(Check):
 
 
 def judge_environment(environment: Mapping[str, str]) -> Finding:
-    """Fail unless all of Flower's switches are off."""
-    export = "export " + " ".join(f"{name}={quiet}" for name, quiet in VARIABLES.items())
-    loud = [
-        f"{name} is {environment.get(name, 'unset')}"
-        for name, quiet in VARIABLES.items()
-        if environment.get(name) != quiet
-    ]
-    if loud:
-        return Finding("flower: outside calls", Level.WARN, "; ".join(loud), export)
+    """Warn unless all of Flower's switches are off."""
+    export = "export " + " ".join(f"{name}={value}" for name, value in VARIABLES.items())
+    differing = [name for name, value in VARIABLES.items() if environment.get(name) != value]
+    if differing:
+        problem = "; ".join(f"{name} is {environment.get(name, 'unset')}" for name in differing)
+        return Finding("flower: outside calls", Level.WARN, problem, export)
     seen = "telemetry, update check and installs are off in gym-fed's own processes"
     return Finding("flower: outside calls", Level.OK, seen, export)

@@ -27,5 +27,5 @@ class Kernels(Check):
                 "kernels", Level.FAIL, str(error), "unset GYM_KERNELS, or set it to an available one"
             )
             return
-        missing = quant.available() == ("torch",)
-        yield Finding("kernels", Level.OK, described, _BUILD if missing and path == "torch" else "")
+        not_built = quant.available() == ("torch",)
+        yield Finding("kernels", Level.OK, described, _BUILD if not_built and path == "torch" else "")

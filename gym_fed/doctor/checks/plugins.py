@@ -15,7 +15,7 @@ from gym_fed.doctor.check import Check, Finding, Level
 
 
 class Plugins(Check):
-    """Import every member of other packages; nothing is reported without any."""
+    """Import every member of other packages; without any, nothing is reported."""
 
     def findings(self) -> Iterator[Finding]:
         for kind in ALL:
@@ -42,11 +42,8 @@ def judge_plugin(kind: Registry[Any], name: str) -> Finding:
 def judge_shadowed(kind: str, point: EntryPoint) -> Finding:
     """Warn about an entry point that is ignored, because a built-in member has its name."""
     whose = "a package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
-    return Finding(
-        f"plug-in: {kind} {plain(point.name, 60)}",
-        Level.WARN,
-        plain(
-            f"{whose} adds {point.value}, which is never used: gym-fed has {kind} {point.name!r} of its own"
-        ),
-        "ask the package's author to rename it, or remove the package",
+    problem = plain(
+        f"{whose} adds {point.value}, which is ignored: gym-fed has its own {kind} {point.name!r}"
     )
+    remedy = "ask the package's author to rename it, or remove the package"
+    return Finding(f"plug-in: {kind} {plain(point.name, 60)}", Level.WARN, problem, remedy)

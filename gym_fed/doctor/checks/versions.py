@@ -18,8 +18,8 @@ class Versions(Check):
     """Check Python first, then the dependencies without extras, in the order of pyproject.toml."""
 
     def findings(self) -> Iterator[Finding]:
-        ours = installed_distribution()
-        if ours is None:
+        distribution = installed_distribution()
+        if distribution is None:
             yield Finding(
                 "version: gym-fed",
                 Level.FAIL,
@@ -27,9 +27,9 @@ class Versions(Check):
                 "in a checkout: make install; elsewhere: pip install a wheel of it (docs/install.md)",
             )
             return
-        yield Finding("version: gym-fed", Level.OK, ours.version)
-        yield judge_python(platform.python_version(), str(ours.metadata["Requires-Python"]))
-        for line in ours.requires or []:
+        yield Finding("version: gym-fed", Level.OK, distribution.version)
+        yield judge_python(platform.python_version(), str(distribution.metadata["Requires-Python"]))
+        for line in distribution.requires or []:
             requirement = Requirement(line)
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 yield judge_dependency(requirement)
@@ -45,12 +45,8 @@ def judge_python(version: str, wanted: str) -> Finding:
     """Compare a Python version with ``Requires-Python``."""
     if SpecifierSet(wanted).contains(version, prereleases=True):
         return Finding("version: python", Level.OK, f"{version} (declared: {wanted})")
-    return Finding(
-        "version: python",
-        Level.FAIL,
-        f"{version}, but {wanted} is declared",
-        f"make .venv with a Python {wanted}",
-    )
+    remedy = f"make .venv with a Python {wanted}"
+    return Finding("version: python", Level.FAIL, f"{version}, but {wanted} is declared", remedy)
 
 
 def judge_dependency(requirement: Requirement) -> Finding:
