@@ -33,7 +33,13 @@ def parse_value(text: str) -> Any:
 
 
 class StrictLoader(yaml.SafeLoader):
-    """The safe loader, with the location of the value in errors."""
+    """The safe loader, with the location of the value in errors, and a limit on the nesting of brackets."""
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        """Refuse deep nesting at once: the scanner's time grows with its square."""
+        super().fetch_flow_collection_start(TokenClass)  # type: ignore[no-untyped-call]
+        if self.flow_level > 2 * MAX_DEPTH:  # up to here the caller names the place
+            raise yaml.scanner.ScannerError(None, None, "nested too deeply", self.get_mark())
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         kind = str(node.tag).rpartition(":")[2]
