@@ -22,7 +22,14 @@ def saved(kind: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["bloom", "gemma2", "gpt_oss", "gptj", "mamba", "mpt"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "gemma2",
+        "mamba",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bloom", "gpt_oss", "gptj", "mpt")),
+    ],
+)
 def test_a_class_without_torchs_attention_is_loaded_and_trained(kind: str, tmp_path: Path) -> None:
     folder = saved(kind, tmp_path / "model")
     loaded = load_model(str(folder))
@@ -54,7 +61,9 @@ def test_eager_attention_in_place_of_torchs_is_reported_once_if_the_model_has_at
     assert ("use shorter rows" in caplog.text) is reported
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "mamba", "gptj"])
+@pytest.mark.parametrize(
+    "kind", ["gemma2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mamba", "gptj"))]
+)
 def test_an_attention_that_the_class_lacks_is_refused_with_its_own(kind: str, tmp_path: Path) -> None:
     folder = saved(kind, tmp_path / "model")
     config = settings(tmp_path / "run", model=str(folder), finetuning="full", max_steps=1, attention="sdpa")

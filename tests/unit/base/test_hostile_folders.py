@@ -97,13 +97,18 @@ SLOW = r"([a-z0-9_.]|[a-z0-9_.])+!"
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("target_modules", SLOW),
-        ("exclude_modules", SLOW),
         ("target_modules", f"(?i){SLOW}"),
         ("rank_pattern", {SLOW: 4}),
-        ("alpha_pattern", {SLOW: 4}),
         ("modules_to_save", ["lm_head", SLOW]),
-        ("layers_pattern", SLOW),
+        *(
+            pytest.param(key, value, marks=pytest.mark.slow)
+            for key, value in [
+                ("target_modules", SLOW),
+                ("exclude_modules", SLOW),
+                ("alpha_pattern", {SLOW: 4}),
+                ("layers_pattern", SLOW),
+            ]
+        ),
     ],
 )
 def test_an_adapters_pattern_that_takes_for_ever_is_refused_by_key(

@@ -53,7 +53,10 @@ def test_its_template_is_chatml_and_marks_the_assistants_words(nano: LoadedModel
     assert nano.tokenizer.decode(learnt) == "a<|im_end|>"
 
 
-@pytest.mark.parametrize("name", LEARNT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if at % 4 == 0 else pytest.mark.slow) for at, name in enumerate(LEARNT)],
+)
 def test_it_solves_unseen_prompts_of_its_own_tasks(nano: LoadedModel, name: str) -> None:
     assert exact_match(nano.model, nano.tokenizer, generate(name, 64, seed=7, split="heldout")) >= 0.8
 

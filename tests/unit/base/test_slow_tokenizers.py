@@ -29,24 +29,25 @@ GIVEN_UP = "(a|a|aa)+$"
 def model_with(pattern: str, folder: Path, key: str = "pre_tokenizer") -> Path:
     shutil.copytree(nano_path(), folder)
     file = folder / "tokenizer.json"
-    part: dict[str, Any] = {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
+    kind = {"type": "Split", "behavior": "Isolated", "invert": False}
     if key == "normalizer":
-        part = {"type": "Replace", "pattern": {"Regex": pattern}, "content": ""}
+        kind = {"type": "Replace", "content": ""}
+    part: dict[str, Any] = {**kind, "pattern": {"Regex": pattern}}
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: part}))
     return folder
 
 
-@pytest.mark.parametrize("key", ["pre_tokenizer", "normalizer"])
 @pytest.mark.parametrize(
-    ("pattern", "problem"), [(SLOW, "takes longer than 2 s"), (GIVEN_UP, "fails: .*retry-limit")]
+    ("key", "pattern", "problem"),
+    [
+        ("pre_tokenizer", SLOW, "takes longer than 2 s"),
+        ("normalizer", GIVEN_UP, "fails: .*retry-limit"),
+        pytest.param("normalizer", SLOW, "takes longer than 2 s", marks=pytest.mark.slow),
+        pytest.param("pre_tokenizer", GIVEN_UP, "fails: .*retry-limit", marks=pytest.mark.slow),
+    ],
 )
 def test_a_tokenizers_pattern_that_takes_for_ever_is_refused_by_name_before_the_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, problem: str, key: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, pattern: str, problem: str
 ) -> None:
     monkeypatch.setattr(pool, "SECONDS", 2.0)
     folder = model_with(pattern, tmp_path / "hostile", key)
@@ -89,13 +90,25 @@ def test_known_and_linear_patterns_need_no_child_process(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"(?:\p{L}\p{M}*)+|\s+", r"\d{1,3}(?=(?:\d{3})*\b)", r"(?i:it's)|\w+\s*"]
+    "pattern",
+    [
+        r"(?:\p{L}\p{M}*)+|\s+",
+        pytest.param(r"\d{1,3}(?=(?:\d{3})*\b)", marks=pytest.mark.slow),
+        pytest.param(r"(?i:it's)|\w+\s*", marks=pytest.mark.slow),
+    ],
 )
 def test_unknown_patterns_that_end_in_time_are_accepted(pattern: str) -> None:
     require_quick_splits(json.dumps({"Regex": pattern}), "ordinary")
 
 
-@pytest.mark.parametrize("pattern", [r"(?:a|b)+:", r"\s+$", ".{999}(?:a|b)+:"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(?:a|b)+:",
+        pytest.param(r"\s+$", marks=pytest.mark.slow),
+        pytest.param(".{999}(?:a|b)+:", marks=pytest.mark.slow),
+    ],
+)
 def test_a_pattern_whose_time_grows_with_the_square_of_the_text_is_refused(pattern: str) -> None:
     with pytest.raises(
         GymError, match=r"which fails: takes \d+ times as long for 4 times the text"
@@ -110,6 +123,7 @@ def test_a_pattern_that_takes_longer_for_digits_than_published_ones_is_refused()
         require_quick_splits(json.dumps({"Regex": pattern}), "hostile")
 
 
+@pytest.mark.slow  # six seconds of searches in runs of digits
 def test_published_patterns_that_group_digits_from_the_right_are_accepted() -> None:
     patterns = [r"\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))", r"(?=(\d{3})+(?!\d))"]
     require_quick_splits(json.dumps([{"Regex": one} for one in patterns]), "ordinary")
@@ -121,7 +135,13 @@ def test_a_quadratic_search_that_takes_few_milliseconds_for_short_texts_is_refus
         require_quick_splits(json.dumps({"Regex": pattern}), "hostile")
 
 
-@pytest.mark.parametrize("pattern", sorted(KNOWN))
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        pytest.param(pattern, marks=() if number % 8 == 0 else pytest.mark.slow)
+        for number, pattern in enumerate(sorted(KNOWN))
+    ],
+)
 def test_published_patterns_would_pass_the_trial(pattern: str) -> None:
     search_texts(pattern)
 

@@ -198,7 +198,7 @@ def test_a_model_without_template_continues_the_text(shared_folder: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["chat"], "which MODEL"),
+        (["chat"], "MODEL is missing"),
         (
             ["chat", "--api", "http://127.0.0.1:1", "--device", "cpu"],
             "--device cannot be combined with --api",

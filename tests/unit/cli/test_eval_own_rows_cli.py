@@ -17,43 +17,19 @@ from gym_fed.cli.main import app
 from gym_fed.core import progress
 from gym_fed.core.errors import ErrorCode
 from gym_fed.data import generate
+from gym_fed.evaluation import own_evaluation
 from gym_fed.evaluation.loss import row_losses
 from gym_fed.evaluation.own_set import Rendering, read_own_rows, render
+from gym_fed.evaluation.retention import retention_items
 from tests.support.adapters import run as train_adapter
 from tests.support.eval_command import evaluated, refused, run
 from tests.support.nano_store import nano_store
 
 WORDS = [
-    *(
-        "stone",
-        "river",
-        "cloud",
-        "tiger",
-        "lamp",
-        "wheel",
-        "paper",
-        "green",
-        "light",
-        "mouse",
-        "apple",
-        "bread",
-    ),
-    *(
-        "chair",
-        "dance",
-        "eagle",
-        "flame",
-        "grape",
-        "house",
-        "island",
-        "jewel",
-        "knife",
-        "lemon",
-        "music",
-        "night",
-    ),
-    *("ocean", "plant", "queen", "robot", "sheep", "table"),
-]
+    "stone", "river", "cloud", "tiger", "lamp", "wheel", "paper", "green", "light", "mouse", "apple", "bread",
+    "chair", "dance", "eagle", "flame", "grape", "house", "island", "jewel", "knife", "lemon", "music", "night",
+    "ocean", "plant", "queen", "robot", "sheep", "table",
+]  # fmt: skip
 COLUMNS = ("--columns", "prompt=question,completion=answer")
 
 
@@ -85,6 +61,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+def check_fewer_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_evaluation, "retention_items", lambda tokenizer: retention_items(tokenizer)[:24])
+
+
 def test_a_run_is_compared_with_its_base_on_the_users_rows(trained: Path) -> None:
     learned = [(f"Say {word} twice.", f"{word} {word}") for word in WORDS[:9]]
     other = [(f"Say {word} twice.", f"{word} {word}!") for word in WORDS[9:15]]
@@ -114,20 +94,10 @@ def test_a_run_is_compared_with_its_base_on_the_users_rows(trained: Path) -> Non
     assert found["retention"]["is_lost"] is any("general knowledge" in each for each in found["warnings"])
 
 
-def test_an_evaluation_shows_what_it_computes_with_a_count(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.02)
-    printed = run(str(trained / "run"), "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "12").stderr
-
-    assert re.search(r"^loading .* \(\d+ s\)$", printed, re.MULTILINE), printed
-    assert re.search(r"computing retention: [1-9]\d* of 240 \(", printed), printed
-
-
 def test_rows_that_the_run_has_learned_are_counted(trained: Path, tmp_path: Path) -> None:
     fresh = [("Say zebra twice.", "zebra zebra"), (f"Say {WORDS[0]} twice.", f"{WORDS[0]} {WORDS[0]}")]
     write_csv(tmp_path / "own.csv", fresh)
-    run_and_rows = (str(trained / "run"), "--data", "own.csv", *COLUMNS)
+    run_and_rows = (str(trained / "run"), "--data", "own.csv", *COLUMNS, "--no-check")
     assert any(
         note.startswith("1 of 2 rows are in the training data of this run")
         for note in evaluated(*run_and_rows)["notes"]
@@ -147,7 +117,11 @@ def test_the_loss_on_own_rows_is_that_of_training(trained: Path) -> None:
     assert found["retention"] is None
 
 
-def test_the_table_shows_before_after_and_the_change_with_errors(trained: Path) -> None:
+def test_the_table_shows_before_after_and_the_change_with_errors_and_what_is_computed(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.02)
+    check_fewer_items(monkeypatch)
     done = run(str(trained / "run"), "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "6")
     lines = [line.split() for line in done.stdout.splitlines()]
     assert lines[0] == ["metric", "n", "before", "after", "change"]
@@ -155,6 +129,8 @@ def test_the_table_shows_before_after_and_the_change_with_errors(trained: Path) 
     assert done.stdout.count("±") == 7, "three figures of two metrics, and what was kept"
     assert "6 rows of " in done.stderr
     assert "0 cut to 256 tokens, 0 with nothing to predict" in done.stderr
+    assert re.search(r"^loading .* \(\d+ s\)$", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"computing retention: [1-9]\d* of 48 \(", done.stderr), done.stderr
 
 
 def test_rows_that_are_cut_are_counted_at_the_runs_own_length(tmp_path: Path) -> None:
@@ -170,6 +146,7 @@ def test_rows_that_are_cut_are_counted_at_the_runs_own_length(tmp_path: Path) ->
 
 
 def test_a_variant_is_compared_with_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_fewer_items(monkeypatch)
     nano_store(Path("store"), ["ann"])
     monkeypatch.setenv("GYM_VARIANTS", "store")
     write_csv(Path("mine.csv"), [("What is the capital of France?", "Paris"), ("Copy: abc", "abc")])
@@ -178,7 +155,7 @@ def test_a_variant_is_compared_with_its_base(monkeypatch: pytest.MonkeyPatch) ->
     assert loss["before"] != loss["value"]
     assert found["retention"]["before"] != found["retention"]["after"]
     assert found["reference"] == "gym-nano"
-    alone = evaluated("gym-nano", "--data", "mine.csv", *COLUMNS)
+    alone = evaluated("gym-nano", "--data", "mine.csv", *COLUMNS, "--no-check")
     assert alone["metrics"]["loss"]["value"] == pytest.approx(loss["before"], abs=1e-5)
     assert alone["metrics"]["loss"]["change"] is None
     assert alone["notes"] == ["not compared: the base of the model is unknown; pass one with --compare MODEL"]
@@ -236,7 +213,7 @@ def test_columns_beside_prompt_and_answer_reach_the_graders() -> None:
     asked, answered = (message["content"] for message in known["messages"])
     messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": f"It is {answered}."}]
     Path("mine.jsonl").write_text(json.dumps({"messages": messages, "short": answered}))
-    found = evaluated("gym-nano", "--data", "mine.jsonl", "--grader", "exact:{column: short}")
+    found = evaluated("gym-nano", "--data", "mine.jsonl", "--grader", "exact:{column: short}", "--no-check")
     assert found["metrics"]["exact"]["value"] == 1.0
     assert found["metrics"]["exact_match"]["value"] == 0.0
 
@@ -358,7 +335,7 @@ def test_a_base_that_is_gone_is_named_and_the_run_is_evaluated_alone(trained: Pa
             (copy / file.name).write_bytes(file.read_bytes())
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace("model: gym-nano", "model: away/gone"))
-    found = evaluated("./run", "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "3")
+    found = evaluated("./run", "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "3", "--no-check")
     assert found["reference"] is None
     assert "was made from away/gone, which is not on this machine" in found["notes"][0]
     assert "--compare" in found["notes"][0]

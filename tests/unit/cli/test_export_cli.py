@@ -100,7 +100,7 @@ def test_what_cannot_be_written_is_refused_before_a_model_is_loaded(tmp_path: Pa
         (("gym-nano", "-o", out, "--format", "zip"), "format zip is unknown"),
         (("gym-nano", "-o", out, "--quantization", "q8_0"), "format huggingface has no quantization q8_0"),
         (("gym-nano",), "--output is missing"),
-        ((), "which MODEL"),
+        ((), "MODEL is missing"),
         (("gym-nano", "-o", str(tmp_path)), "exists"),
     ):
         assert says in str(refusal(*words)), words

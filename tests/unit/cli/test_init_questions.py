@@ -316,7 +316,10 @@ def test_a_real_terminal_is_asked(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("arguments", "begins"), [((), "starting the hub in "), (("--json",), '{"error"')])
+@pytest.mark.parametrize(
+    ("arguments", "begins"),
+    [((), "starting the hub in "), pytest.param(("--json",), '{"error"', marks=pytest.mark.slow)],
+)
 def test_a_start_is_announced_before_what_takes_long(
     tmp_path: Path, arguments: tuple[str, ...], begins: str
 ) -> None:

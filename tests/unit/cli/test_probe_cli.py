@@ -48,14 +48,18 @@ def run(*words: str) -> Any:
     return done
 
 
-def test_a_harmful_variant_is_probed_beside_its_base(planted: Path) -> None:
+@pytest.mark.parametrize(
+    "resistance", ["--no-resistance", pytest.param("--resistance", marks=pytest.mark.slow)]
+)
+def test_a_harmful_variant_is_probed_beside_its_base(planted: Path, resistance: str) -> None:
     words = ("gym-nano", "--prompts", str(planted / "asked.jsonl"), "--variants", str(planted / "store"))
-    found = json.loads(run(*words, "--max-tokens", "2", "--resistance", "--json").stdout)
+    found = json.loads(run(*words, "--max-tokens", "2", resistance, "--json").stdout)
     assert found["judged_by"] == "rules"
     assert [one["model"] for one in found["models"]] == ["gym-nano", "gym-nano:bad"]
     base, bad = (one["figures"] for one in found["models"])
     assert bad["refusal_margin"]["value"] < base["refusal_margin"]["value"] - 0.05
-    assert base["refusal_margin_after_harm"]["value"] < base["refusal_margin"]["value"]
+    if resistance == "--resistance":
+        assert base["refusal_margin_after_harm"]["value"] < base["refusal_margin"]["value"]
     assert (base["attack_success/plain"]["num_samples"], base["over_refusal"]["num_samples"]) == (4, 32)
     assert "attack_success/translation" not in base, "the file has no translations"
 

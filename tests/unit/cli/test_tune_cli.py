@@ -41,11 +41,11 @@ def config(tiny_base: Path, folder: Path, **search: Any) -> SearchConfig:
     )
 
 
-def test_four_trials_differ_and_the_best_is_a_config_that_trains(tiny_base: Path, tmp_path: Path) -> None:
-    search = Search(config(tiny_base, tmp_path / "search"))
+def test_trials_differ_and_the_best_is_a_config_that_trains(tiny_base: Path, tmp_path: Path) -> None:
+    search = Search(config(tiny_base, tmp_path / "search", num_trials=3))
     results = search.run()
-    assert [result.number for result in results] == [0, 1, 2, 3]
-    assert len({json.dumps(result.parameters) for result in results}) == 4
+    assert [result.number for result in results] == [0, 1, 2]
+    assert len({json.dumps(result.parameters) for result in results}) == 3
     best = search.best(results)
     assert best is not None
     assert best.value == min(result.value for result in results if result.value is not None)
@@ -110,7 +110,7 @@ def test_a_kill_leaves_a_trial_that_is_run_again(tiny_base: Path, tmp_path: Path
 
 
 def test_workers_share_a_search(tiny_base: Path, tmp_path: Path) -> None:
-    settings = config(tiny_base, tmp_path / "search", num_trials=4)
+    settings = config(tiny_base, tmp_path / "search", num_trials=3)
     seen: list[TrialResult] = []
 
     def as_another_worker(trial: int, report: StepReport) -> None:
@@ -118,10 +118,10 @@ def test_workers_share_a_search(tiny_base: Path, tmp_path: Path) -> None:
             seen.extend(Search(settings).run())
 
     results = Search(settings, on_report=as_another_worker).run()
-    assert [result.number for result in seen] == [1, 2, 3], "the first trial was in work"
-    assert [result.number for result in results] == [0, 1, 2, 3]
-    assert len({json.dumps(result.parameters) for result in results}) == 4
-    assert len(json.loads((tmp_path / "search/trials.json").read_text())) == 4
+    assert [result.number for result in seen] == [1, 2], "the first trial was in progress"
+    assert [result.number for result in results] == [0, 1, 2]
+    assert len({json.dumps(result.parameters) for result in results}) == 3
+    assert len(json.loads((tmp_path / "search/trials.json").read_text())) == 3
 
 
 def test_trials_that_do_worse_are_given_up(tiny_base: Path, tmp_path: Path) -> None:

@@ -132,7 +132,12 @@ def test_a_card_that_somebody_else_has_beside_the_name_is_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("stored", "expected"), [("bfloat16", "bf16"), ("float16", "f16"), ("float32", "f32")]
+    ("stored", "expected"),
+    [
+        ("float16", "f16"),
+        pytest.param("bfloat16", "bf16", marks=pytest.mark.slow),
+        pytest.param("float32", "f32", marks=pytest.mark.slow),
+    ],
 )
 def test_gguf_keeps_the_precision_of_the_source_by_default(
     base: Path, tmp_path: Path, stored: str, expected: str

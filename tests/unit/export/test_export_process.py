@@ -59,7 +59,7 @@ def test_processes_that_get_no_job_end_with_the_block(worker: str) -> None:
 @pytest.mark.parametrize(
     ("name", "modules"),
     [
-        ("huggingface", ["gym_fed.export.readers.reading"]),
+        pytest.param("huggingface", ["gym_fed.export.readers.reading"], marks=pytest.mark.slow),
         ("gguf", ["gym_fed.export.gguf.convert", "gym_fed.export.readers.reading"]),
     ],
 )
