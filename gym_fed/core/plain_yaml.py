@@ -37,7 +37,7 @@ class StrictLoader(yaml.SafeLoader):
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         """Refuse deep nesting at once: the scanner's time grows with its square."""
-        super().fetch_flow_collection_start(TokenClass)  # type: ignore[no-untyped-call]
+        super().fetch_flow_collection_start(TokenClass)
         if self.flow_level > 2 * MAX_DEPTH:  # up to here the caller names the place
             raise yaml.scanner.ScannerError(None, None, "nested too deeply", self.get_mark())
 

@@ -148,8 +148,9 @@ def _as_yaml(value: Any) -> str:
     """Format a value as YAML on one line."""
     if isinstance(value, str) and ("\n" in value or len(value) > 200):
         return str(yaml.safe_dump(value, default_style='"', width=10**9, allow_unicode=True)).strip()
-    options = {"width": 10**9, "allow_unicode": True, "sort_keys": False}
-    text = str(yaml.safe_dump(value, default_flow_style=True, **options))
+    text = str(
+        yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    )
     return text.strip().removesuffix("...").strip()
 
 

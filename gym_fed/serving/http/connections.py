@@ -16,7 +16,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -110,9 +110,9 @@ class LimitedServer(uvicorn.Server):
             return
 
         def protocol() -> asyncio.Protocol:
-            state = {"server_state": self.server_state, "app_state": self.lifespan.state}
-            protocol: asyncio.Protocol = config.http_protocol_class(config=config, **state)
-            return protocol
+            http: Any = config.http_protocol_class
+            made = http(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+            return cast(asyncio.Protocol, made)
 
         self.servers = [
             await loop.create_server(

@@ -141,7 +141,7 @@ class VllmGeneration:
             ahead.answers.cancel()
         self._ahead = {}
         with safe_open(folder / _FILE, framework="pt") as file:
-            generations: dict[int, dict[str, torch.Tensor]] = {}
+            generations: dict[int, dict[str, Any]] = {}
             for name in file.keys():  # noqa: SIM118 - not a dict
                 generation, _, part = name.partition(".")
                 generations.setdefault(int(generation), {})[part] = file.get_tensor(name)

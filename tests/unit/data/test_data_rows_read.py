@@ -197,7 +197,8 @@ def test_images_are_found_beside_the_file_and_counted(tmp_path: Path) -> None:
     assert "no image file" in refusal(tmp_path, {**placeholders, "images": ["dog.png"]}).message
     assert "a URL" in refusal(tmp_path, {**placeholders, "images": ["https://x/y.png"]}).message
     assert (
-        "1 placeholder for images, but 2" in refusal(tmp_path, {**placeholders, "images": ["cat.png"] * 2}).message
+        "1 placeholder for images, but 2"
+        in refusal(tmp_path, {**placeholders, "images": ["cat.png"] * 2}).message
     )
 
 
