@@ -1,7 +1,7 @@
 """Contribution scores against exact Shapley values: agreement, cost, and what free-riders of every kind get.
 
-    python benchmarks/rewards.py [--part methods|sybils|neighbours] [--shared FOLDER] [--seeds N] [--first SEED]
-        [--quick] [--json] [--plot FILE]
+    python benchmarks/rewards.py [--part methods|sybils|unlinked|neighbours] [--shared FOLDER] [--seeds N]
+        [--first SEED] [--quick] [--json] [--plot FILE]
 
 Rounds of eight updates to stories260K as sign deltas (``_rewards_rounds.py``), merged by the mean, in four
 compositions: eight honest contributors, also with a step twice as long; five with an update of zeros, one of noise and
@@ -16,6 +16,9 @@ hub, with and without pay as one (the peer is paid with ``together_threshold: nu
 update with independent noise (0.6 or 1.0 of its norm), a piece of it (cut by coordinates, scaled to its norm), or an
 update trained on the same text with another seed. The table has all three rounds together; the JSON line has each round
 too. Similarity, scores and split are the hub's own; copies (``similarity_threshold``) are rejected in both columns.
+
+``--part unlinked`` does so for keys that no rule links: each has noise of its own, as long as the update, which is the
+same in every round or changes its sign.
 
 ``--part neighbours`` has eight honest contributors with parts of two speakers' text, four of each: what contributors
 with similar data lose by pay as one.
@@ -54,6 +57,7 @@ from gym_fed.soup.screening import compare, leaders, torn_apart
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 OTHERS, KEYS, STEPS, ROUNDS = 3, (1, 2, 4), 20, 3
 WAYS = ("noise 0.6", "noise 1.0", "pieces", "retrained")
+UNLINKED = ("the same noise", "alternating noise")
 Together = float | None
 Case = tuple[str, str, str, int, Together]
 """Way, codec, score, keys, threshold."""
@@ -68,26 +72,26 @@ class Trained:
     others: list[Delta]
 
 
-def sybils(report: Report, world: World, arguments: argparse.Namespace) -> None:
+def sybils(report: Report, world: World, arguments: argparse.Namespace, ways: Sequence[str] = WAYS) -> None:
     """Credits that all keys of one contributor have together in three rounds, mean of seeds."""
     found: dict[Case, list[list[int]]] = {}
     for seed in _seeds(arguments):
         texts = [world.texts[(seed + k) % len(world.texts)] for k in range(1 + OTHERS)]
         rounds = _trained_rounds(world.loaded.model, texts, 2 if arguments.quick else 4, seed)
-        for way in WAYS[:1] if arguments.quick else WAYS:
+        for way in ways[:1] if arguments.quick else ways:
             for name, codec in (("dense", DENSE), ("signs", CODEC)):
                 if way == "pieces" and codec is CODEC:
                     continue  # signs have no zeros to leave out
                 for keys in KEYS[:2] if arguments.quick else KEYS:
                     sent = [
-                        [*_keys(way, one.own, keys, 10 * seed + number), *one.others]
+                        [*_keys(way, one.own, keys, seed, number), *one.others]
                         for number, one in enumerate(rounds)
                     ]
                     for (score, together), paid in _paid(world, rounds, sent, codec).items():
                         earned = [sum(c for name, c in one.items() if int(name) < keys) for one in paid]
                         found.setdefault((way, name, score, keys, together), []).append(earned)
         print(f"seed {seed}", file=sys.stderr, flush=True)
-    most = 0.0
+    most, most_of_seeds = 0.0, 0.0
     for (way, name, score, keys, together), credits in found.items():
         if together is not None:
             total, each = (
@@ -99,8 +103,15 @@ def sybils(report: Report, world: World, arguments: argparse.Namespace) -> None:
                 label = f"{way}_{name}_{score}_{keys}_keys_round_{number + 1}".replace(" ", "_")
                 report.figure(label, statistics.mean(one[number] for one in credits))
             if keys > 1:
-                most = max(most, total / statistics.mean(map(sum, found[way, name, score, 1, together])))
-    report.aim("credits of many keys in three rounds, times those of one (largest)", most, 1.02)
+                of_one = [sum(one) for one in found[way, name, score, 1, together]]
+                most = max(most, total / statistics.mean(of_one))
+                of_seeds = (sum(many) / one for many, one in zip(credits, of_one, strict=True) if one)
+                most_of_seeds = max(most_of_seeds, *of_seeds)
+    report.figure(f"{'_'.join(ways[0].split())}_largest_of_a_seed", most_of_seeds)
+    if ways is WAYS:
+        report.aim("credits of many keys in three rounds, times those of one (largest)", most, 1.02)
+    else:
+        report.compare("credits of many keys that are not linked, times those of one (largest)", most)
 
 
 def neighbours(report: Report, world: World, arguments: argparse.Namespace) -> None:
@@ -149,17 +160,19 @@ def _trained_rounds(model: Any, texts: Sequence[Sequences], count: int, seed: in
     return rounds
 
 
-def _keys(way: str, own: list[Delta], keys: int, seed: int) -> list[Delta]:
+def _keys(way: str, own: list[Delta], keys: int, seed: int, number: int) -> list[Delta]:
+    """What the keys of one contributor send in round ``number``."""
     if keys == 1:
         return own[:1]
     if way == "retrained":
         return own[:keys]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed if way in UNLINKED else 10 * seed + number)
     first = own[0]
     if way == "pieces":
         places = {n: torch.randint(keys, t.shape, generator=generator) for n, t in first.items()}
         return [{n: keys**0.5 * t * (places[n] == k) for n, t in first.items()} for k in range(keys)]
-    share = float(way.split()[1])
+    sign = -1.0 if way == "alternating noise" and number % 2 else 1.0
+    share = sign if way in UNLINKED else float(way.split()[1])
     return [
         {
             n: t + share * t.square().mean().sqrt() * torch.randn(t.shape, generator=generator)
@@ -225,7 +238,9 @@ def main() -> None:
     parser.add_argument(
         "--first", type=int, default=10, help="first seed of sybils; 0 to 2 chose the thresholds"
     )
-    parser.add_argument("--part", choices=("methods", "sybils", "neighbours"), help="default: all")
+    parser.add_argument(
+        "--part", choices=("methods", "sybils", "unlinked", "neighbours"), help="default: all"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("rewards", peer="exact Shapley" if arguments.part == "methods" else "paid each")
@@ -233,6 +248,8 @@ def main() -> None:
         _methods(report, arguments)
     if arguments.part in (None, "sybils"):
         sybils(report, _world(arguments), arguments)
+    if arguments.part in (None, "unlinked"):
+        sybils(report, _world(arguments), arguments, UNLINKED)
     if arguments.part in (None, "neighbours"):
         neighbours(report, _world(arguments), arguments)
     arguments.plot = None

@@ -42,6 +42,8 @@ from torch import Tensor
 from gym_fed.config.hub.privacy import ReleasePrivacy
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for
+from gym_fed.soup.aggregator import Floats, Integers
+from gym_fed.soup.aggregators.mean import Mean
 from gym_fed.soup.building import build_aggregator
 from gym_fed.soup.private import ClippedMiddle, PrivateMerge, SignVotes
 
@@ -80,12 +82,24 @@ RULES = {
     "median": Rule("median"),
     "votes, mean": Rule("mean", "votes"),
     "votes, majority": Rule("majority_vote", "votes"),
+    "votes, trimmed": Rule("trimmed_mean", "votes"),
     "root_gate": Rule("mean", gate=True),
     ROOT_ALONE: Rule("mean", "root"),
 }
 LOCAL_RULES = (
     "mean", "trimmed_mean", "median", "krum", "byzantine_robust", "byzantine_evidence", "fltrust", ROOT_ALONE
 )  # fmt: skip
+
+
+class TrimmedCounts(Mean):
+    """The mean vote of each weight without its ``MALICIOUS`` largest and smallest votes, from the noised sum alone.
+
+    Dropping as many votes of each sign keeps the sum and lowers the divisor. If fewer than ``MALICIOUS``
+    voters disagree, only equal votes are left. (No rule of the package.)
+    """
+
+    def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
+        return np.clip(totals / (voters - 2 * MALICIOUS), -1.0, 1.0) * vote
 
 
 class PrivateDefence(Defence):
@@ -97,7 +111,8 @@ class PrivateDefence(Defence):
         self.released = 0
         malicious = 0 if rule.aggregator == "mean" else MALICIOUS
         recipe = SoupRecipe(aggregator=rule.aggregator, num_malicious_nodes=malicious)
-        self.aggregator = build_aggregator(recipe)
+        trims_votes = rule.kind == "votes" and rule.aggregator == "trimmed_mean"
+        self.aggregator = TrimmedCounts(Mean.Config()) if trims_votes else build_aggregator(recipe)
 
     def merge(
         self, updates: Tensor, root: Tensor, losses: Losses | None = None
