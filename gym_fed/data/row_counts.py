@@ -114,6 +114,12 @@ class RowCounts:
         """Return everything except the row lengths as JSON-compatible values, for ``RowCounts(**facts)``."""
         return {**self.as_dict(), "notes": self.notes, "usual_length": self.length_of_most()}
 
+    def summary(self) -> str:
+        """Describe the counts of rows in a few words."""
+        if self.learned == self.rows and not self.cut:
+            return f"{counted(self.rows, 'row')}, all learned"
+        return f"{counted(self.rows, 'row')}, {self.dropped:,} dropped, {self.cut:,} cut"
+
     def describe(self, max_length: int | None, use: Literal["learned", "measured"] = "learned") -> str:
         """Describe the counts on one line; ``use`` is what happens to the rows."""
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
@@ -145,7 +151,7 @@ class RowCounts:
             problems.append(
                 f"{self.tokens_cut:,} of {counted(labelled, 'labelled token', 'are')} beyond max_length {max_length}"
             )
-        return f"{' and '.join(problems)}; {self._remedy(max_length)}" if problems else None
+        return f"{' and '.join(problems)}; {self.remedy(max_length)}" if problems else None
 
     def nothing_learned(self, max_length: int | None) -> GymError:
         """Return the ``DATA_INVALID`` error for data without a learned row, with reason and remedy."""
@@ -163,10 +169,11 @@ class RowCounts:
         return GymError(
             ErrorCode.DATA_INVALID,
             longer,
-            f"raise max_length, or shorten the prompts; {self._remedy(max_length)}",
+            f"raise max_length, or shorten the prompts; {self.remedy(max_length)}",
         )
 
-    def _remedy(self, max_length: int | None) -> str:
+    def remedy(self, max_length: int | None) -> str:
+        """Return what to do about rows that are lost."""
         enough = self.length_of_most()
         if max_length is None or enough <= max_length:
             return "see which parts of each row are learned: gym data show FILE --model MODEL"

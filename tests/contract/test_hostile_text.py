@@ -337,7 +337,7 @@ def _offer(text: str) -> Any:
     values |= {
         "recipe": {**recipe, "algorithm": text},
         "codec": codec,
-        "privacy": PrivacyTerms(None, None, 0.0, None, None, 1, None, None, False),
+        "privacy": PrivacyTerms(None, None, 0.0, None, None, 1, None, None),
     }
     return Offer(**values)
 

@@ -184,7 +184,7 @@ def test_a_hub_announces_its_mirrors_and_a_contributor_reads_the_signed_list(tmp
         with hub.client(tmp_path / "bob") as bob:
             found = announced_mirrors(bob.status())
             assert [mirror.model_dump() for mirror in found] == [named]
-            assert "mirror.example.org:9450" in " ".join(Mirrors(bob, found).in_words())
+            assert "mirror.example.org:9450" in Mirrors(bob, found).addresses
     finally:
         hub.close()
 

@@ -113,8 +113,7 @@ def _example() -> Data:
     from gym_fed.data.generated import generate_mix
 
     rows = generate_mix(_EXAMPLE_TASKS, _EXAMPLE_ROWS)
-    description = f"built-in example ({', '.join(_EXAMPLE_TASKS)}); pass your own with --data FILE"
-    return Data(rows, description, EXAMPLE)
+    return Data(rows, "the built-in example", EXAMPLE)
 
 
 def evaluation_notes(evaluated_on: Mapping[str, str], require_time: Callable[[], None]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from gym_client.hub.traffic import Bandwidth
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted, readable_bytes, readable_seconds
+from gym_fed.core.text import counted, plain, readable_bytes, readable_seconds
 
 _HEAD = "lm_head"
 
@@ -34,6 +34,7 @@ _PASSES = 3
 _FIRST_TOKENS = 16
 _LONG_ENOUGH_SECONDS = 2.0
 _FEWEST_ROWS = 64
+_MAX_REASON = 80
 
 
 @dataclass(frozen=True)
@@ -248,14 +249,15 @@ class Costs:
             bandwidth_known_by=bandwidth.known_by if bandwidth else "",
         )
 
-    def time_line(self, rounds: int | None) -> str:
-        """Describe the training time."""
+    def round_time(self) -> str:
+        """Describe the training time of a round."""
         if self.round_seconds is None:
-            return f"not timed: {self.measured}"
-        each = f"about {readable_seconds(self.round_seconds)} a round"
-        if self.total_seconds is not None and rounds is not None and rounds > 1:
-            each += f", {readable_seconds(self.total_seconds)} in all"
-        return f"{each} (timed: {self.measured})"
+            return f"not timed: {plain(self.measured, _MAX_REASON)}"
+        return f"about {readable_seconds(self.round_seconds)} a round"
+
+    def total_time(self) -> str:
+        """Describe the training time of all rounds, in brackets; empty if it is unknown."""
+        return "" if self.total_seconds is None else f" ({readable_seconds(self.total_seconds)})"
 
     def base_in_words(self) -> str:
         """Describe the download of the base."""
@@ -264,11 +266,16 @@ class Costs:
         return f"the base's {readable_bytes(self.base_bytes)}"
 
     def download_time(self) -> str:
-        """Describe the total download time; empty if the bandwidth is unknown."""
+        """Describe the total download time, in brackets; empty if the bandwidth is unknown."""
         if self.down_bytes_per_second is None:
             return ""
-        pace = Bandwidth(self.down_bytes_per_second, self.bandwidth_known_by)
-        return pace.duration(self.total_download_bytes)
+        return f" (about {readable_seconds(self.total_download_bytes / self.down_bytes_per_second)})"
+
+    def pace_in_words(self) -> list[str]:
+        """Describe the bandwidth, if it is known."""
+        if self.down_bytes_per_second is None:
+            return []
+        return [f"at {readable_bytes(self.down_bytes_per_second)}/s ({self.bandwidth_known_by})"]
 
 
 def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy) -> int:

@@ -6,6 +6,7 @@ import shlex
 import ssl
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -233,8 +234,7 @@ class _Joining:
         if agreement.is_known():
             self._display.report("terms", "the terms have not changed since you accepted them")
             return True
-        for line in agreement.news():
-            self._display.report("terms", line)
+        offer = replace(offer, changes=tuple(agreement.news()))
         return self._consent.accepts(agreement.name) or self._consent.offer(offer)
 
     def _enter(self, client: HubClient, status: pb.StatusReply) -> None:

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from gym_client.agent.data import Data
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import Setup
 from gym_client.cli.announced import (
-    SOUP_FORMS,
     announced,
     announced_audit,
     announced_continuous,
@@ -23,18 +24,16 @@ from gym_client.cli.announced import (
     rounds_to_come,
 )
 from gym_client.cli.costs import Costs, RoundTime, update_bytes
-from gym_client.cli.paragraphs import Paragraphs
+from gym_client.cli.paragraphs import MORE, Paragraphs
+from gym_client.cli.terms_in_words import terms_in_words
 from gym_client.hub.traffic import Bandwidth
 from gym_client.hub.transport import HubClient
 from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, make_terms, planned
-from gym_fed.config.hub.audit import AuditTerms
-from gym_fed.config.hub.credits import PayTerms
-from gym_fed.config.hub.region import RegionConfig
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.errors import GymError
-from gym_fed.core.registries import ALGORITHMS, TUNING
-from gym_fed.core.text import counted, plain, quoted, readable_bytes
+from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.text import counted, plain, quoted
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 _MANY_PASSES = 5
 """Minimum passes over the rows per round that are displayed; a model memorizes rows that it sees often."""
 _BF16_BYTES = 2
-_ID_CHARS = 12
+_COLUMNS, _MAX_LINES, _FEWEST_CHARS = 80, 15, 20
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
 """Lower bounds (in bits) for values that change every round: below 64 MiB, 1 MiB and 64 rounds, changes do not change
 the name of an offer."""
@@ -87,7 +86,7 @@ class Offer:
     seeding: tuple[str, ...] = ()
     """What seeding does on this machine, as text; empty if the hub or the policy does not allow it."""
     mirrors: tuple[str, ...] = ()
-    """What mirrors do, as text; empty if the hub names none or the policy uses none."""
+    """Addresses of the mirrors; empty if the hub names none or the policy uses none."""
     audit: dict[str, Any] | None = None
     """The terms of audits; None if the hub has none."""
     region: dict[str, Any] | None = None
@@ -99,7 +98,9 @@ class Offer:
     rows: dict[str, Any] = field(default_factory=dict)
     """Counts of the given rows by use; see ``RowCounts``."""
     rows_in_words: tuple[str, ...] = ()
-    """The same as text, with a warning if much is lost."""
+    """The same as text, as a warning if much is lost, then details."""
+    changes: tuple[str, ...] = ()
+    """Differences to the terms that were accepted last; empty at the first join."""
     costs: Costs | None = None
     """Training time and downloads; None if nothing was measured."""
 
@@ -111,10 +112,10 @@ class Offer:
         """Return the terms that ``--accept`` identifies.
 
         These are all terms except downloads, remaining rounds, a decaying learning rate (apart from doublings), the
-        hub's privacy spending, and measured costs, which change between rounds or runs.
+        hub's privacy spending, and measured costs, which change between rounds or runs; and the list of changes.
         """
         terms = self.to_dict()
-        del terms["costs"]
+        del terms["costs"], terms["changes"]
         for name, least in _LEAST_BITS.items():
             if terms[name] is not None:
                 terms[name] = max(least, terms[name].bit_length())
@@ -144,121 +145,16 @@ class Offer:
             policy.check_update(self.update_bytes)
 
     def panel(self) -> Paragraphs:
-        """Return the offer as text for a terminal; a usual one takes at most 15 lines of 80 columns."""
-        paragraphs = Paragraphs()
+        """Return the offer as text for a terminal of 80 columns."""
         # The address comes first and is never cut, so that no name can imitate another address.
-        paragraphs.add("join", f" {plain(self.address, 1000)}: {quoted(self.server)}")
-        for label, text in self.lines():
-            paragraphs.add(label, f"{label and ': '}{plain(text, 1000)}")
-        return paragraphs
+        address = plain(self.address, 1000)
+        name = quoted(self.server, max(_FEWEST_CHARS, _COLUMNS - len(f'join {address}: ""{MORE}')))
+        title = Text.assemble(("join", "bold"), f" {address}: {name}")
+        return Paragraphs(title, terms_in_words(self), _MAX_LINES)
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return label and text of every line."""
-        ratio = self.bf16_bytes / max(1, self.update_bytes)
-        recipe, codec = self.recipe, self.codec
-        batch = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
-        written = (
-            f"LoRA factors in {codec['factors']}"
-            if TUNING.type_of(recipe["finetuning"]).sends_factors
-            else f"codec {codec['codec']}"
-        )
-        key = self.fingerprint or "none: plain text, on this machine only"
-        return [
-            (
-                "leaves this machine",
-                f"{self._identity()}; each round:",
-            ),
-            *self._sent(f"{written}, the bf16 model is {ratio:.1f} x larger"),
-            (
-                "",
-                "a signed manifest: round, digests, loss, time, row and token counts"
-                if self.privacy.local is None and self.secure is None
-                else "a signed manifest: round, digests, time; no loss, no row or token counts",
-            ),
-            (
-                "never leaves",
-                "your data, your private key"
-                if self.audit is None
-                else "your private key; your data, except in an answer to an audit",
-            ),
-            *(("privacy" if not number else "", line) for number, line in enumerate(self.privacy.lines())),
-            *self._fetched(),
-            (
-                "runs here",
-                f"{recipe['algorithm']}, {recipe['finetuning']}, learning rate "
-                f"{recipe['learning_rate']:g}: {counted(recipe['max_steps'], 'step')} of {batch} x "
-                f"{counted(recipe['max_length'], 'token')} a round",
-            ),
-            *self._time(),
-            *self._kept(),
-            ("", f"base model {quoted(self.base_model)}"),
-            *([("pays", PayTerms.model_validate(self.pay).in_words())] if self.pay else []),
-            *([("audits", AuditTerms.model_validate(self.audit).in_words())] if self.audit else []),
-            *([("goes on", RegionConfig.model_validate(self.region).in_words())] if self.region else []),
-            *(("seeding" if not number else "", line) for number, line in enumerate(self.seeding)),
-            *(("mirrors" if not number else "", line) for number, line in enumerate(self.mirrors)),
-            ("data", self.data),
-            *(("", line) for line in self.rows_in_words or (counted(self.num_examples, "example"),)),
-            ("hub key", key),
-        ]
-
-    def _identity(self) -> str:
-        key = f"public key {self.contributor[:_ID_CHARS]}..."
-        return f"{key} (also your name)" if self.name == self.contributor else f"name {self.name!r}, {key}"
-
-    def _rounds(self) -> str:
-        if self.rounds is None:
-            return "rounds until you end it"
-        return f"{counted(self.rounds, 'round')} or until you end it"
-
-    def _time(self) -> list[tuple[str, str]]:
-        lines = [f"{self._rounds()}, on {self.device}"]
-        if self.costs is not None:
-            lines.append(self.costs.time_line(self.rounds))
-        if self.continuous is not None:
-            oldest = counted(self.continuous.get("max_staleness", 0), "version")
-            lines.append(
-                f"continuous rounds: none waits for you, but an update counts until it is {oldest} old"
-            )
-        return [("", line) for line in lines]
-
-    def _kept(self) -> list[tuple[str, str]]:
-        if not self.kept_bytes:
-            return []
-        return [("", f"AdamW's moments: {readable_bytes(self.kept_bytes)} here, kept between rounds")]
-
-    def _fetched(self) -> list[tuple[str, str]]:
-        form = SOUP_FORMS.get(self.soup_form)
-        now = f"{readable_bytes(self.round_download_bytes)} a round{f' ({form})' if form else ''}"
-        if self.join_download_bytes:
-            now += f", {readable_bytes(self.join_download_bytes)} to join"
-        lines = [now if self.costs is None else f"{now}, {self.costs.base_in_words()}"]
-        down = self.join_download_bytes + (self.rounds or 0) * self.round_download_bytes
-        pace = "" if self.costs is None else self.costs.download_time()
-        if self.costs is not None:
-            down = self.costs.total_download_bytes
-        if self.rounds is not None and self.rounds > 1:
-            up = readable_bytes(self.rounds * self.update_bytes)
-            total = f"{readable_bytes(down)} down{pace and f', {pace}'}"
-            lines.append(f"{counted(self.rounds, 'round')}: {total}, {up} up")
-        elif pace:
-            lines.append(f"{readable_bytes(down)} in all, {pace}")
-        return [("download" if not number else "", line) for number, line in enumerate(lines)]
-
-    def _sent(self, written: str) -> list[tuple[str, str]]:
-        size = readable_bytes(self.update_bytes)
-        if self.secure is None:
-            return [("", f"a delta of at most {size} ({written})")]
-        return [
-            ("", f"masked votes of at most {size} (the signs of the update's {written})"),
-            (
-                "",
-                "keys of the round, sealed shares of its secrets for up to "
-                f"{counted(self.secure.most - 1, 'other')}, signatures: "
-                f"at most {readable_bytes(self.secure.message_bytes)}; the hub gets the sum of {self.secure.threshold} "
-                "votes or more",
-            ),
-        ]
+        """Return label and text of every term."""
+        return [(term.label, term.whole()) for term in terms_in_words(self)]
 
 
 def make_offer(
@@ -311,7 +207,7 @@ def make_offer(
         soup_form=announced_soup_form(status),
         pay=pay.model_dump(mode="json") if (pay := announced_pay(status)) else None,
         seeding=tuple(client.seeding.in_words()) if client.seeding is not None else (),
-        mirrors=tuple(client.mirrors.in_words()) if client.mirrors is not None else (),
+        mirrors=tuple(client.mirrors.addresses) if client.mirrors is not None else (),
         audit=audit.model_dump(mode="json") if (audit := announced_audit(status)) else None,
         region=region.model_dump(mode="json") if (region := announced_region(status)) else None,
         rounds=rounds_to_come(status, rounds),
@@ -324,14 +220,15 @@ def make_offer(
 def _in_words(counts: RowCounts, recipe: TrainingRecipe) -> tuple[str, ...]:
     from gym_fed.data.rows import unread_in_words
 
-    warning = counts.warning(recipe.max_length)
+    is_bad = counts.warning(recipe.max_length) is not None
     seen = recipe.max_steps * recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
     often = (
         f", each {seen / counts.learned:.0f} times a round" if seen >= _MANY_PASSES * counts.learned else ""
     )
-    rows = f"{counts.describe(recipe.max_length)}{often}"
-    lines = (rows, unread_in_words(counts.unread), warning and f"warning: {warning}")
-    return tuple(line for line in lines if line)
+    rows = f"{'warning: ' if is_bad else ''}{counts.summary()}"
+    remedy = counts.remedy(recipe.max_length) if is_bad else ""
+    details = (f"{counts.describe(recipe.max_length)}{often}", remedy, unread_in_words(counts.unread))
+    return rows, *(text for text in details if text)
 
 
 def require_rows(data: Data, recipe: TrainingRecipe) -> None:

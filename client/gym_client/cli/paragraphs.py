@@ -2,40 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 _INDENT = 2
+MORE = " (more: --json)"
+"""Ends the title if details were left out."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One of the terms of joining.
+
+    Attributes:
+        label: Its name; empty for a term that continues the last one.
+        text: What everybody must know before agreeing.
+        details: What is left out on a terminal if all terms together need too many lines.
+    """
+
+    label: str
+    text: str
+    details: str = ""
+
+    def whole(self) -> str:
+        """Return the text with its details."""
+        return f"{self.text}; {self.details}" if self.details else self.text
 
 
 class Paragraphs:
-    """Paragraphs of a label and a text; continuation lines are indented, so that only labels begin a line."""
+    """Paragraphs of a label and a text; continuation lines are indented, so that only labels begin a line.
 
-    def __init__(self) -> None:
-        self._paragraphs: list[Text] = []
+    If they need more than ``max_lines``, the longest details are left out, and the title says so. If that
+    is not enough, paragraphs share lines, the lower ones first; the first and the last paragraph never do.
 
-    def add(self, label: str, text: str) -> None:
-        """Add a paragraph; an empty label continues the last one."""
-        if label:
-            self._paragraphs.append(Text.assemble((label, "bold"), text))
-        else:
-            self._paragraphs[-1].append(f"{' ' if self._paragraphs[-1].plain.endswith(':') else '; '}{text}")
+    Args:
+        title: The first paragraph.
+        terms: The others.
+        max_lines: Maximum number of lines.
+    """
+
+    def __init__(self, title: Text, terms: Sequence[Term], max_lines: int) -> None:
+        self._title, self._terms, self._max_lines = title, terms, max_lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        width = options.max_width
-        for paragraph in self._paragraphs:
-            first = _wrap(paragraph, console, width)[0]
-            yield first
-            rest = Text(paragraph.plain[len(first) :].lstrip())
-            for line in _wrap(rest, console, max(1, width - _INDENT)) if rest else []:
-                line.pad_left(_INDENT)
-                yield line
+        def wrap(paragraph: Text) -> list[Text]:
+            return _wrap(paragraph, console, options.max_width)
+
+        details = sorted({term.details for term in self._terms if term.details}, key=len)
+        paragraphs = self._paragraphs(details)
+        blocks = [wrap(paragraph) for paragraph in paragraphs]
+        while sum(map(len, blocks)) > self._max_lines and details:
+            details.pop()
+            paragraphs = self._paragraphs(details)
+            blocks = [wrap(paragraph) for paragraph in paragraphs]
+        for at in range(len(paragraphs) - 2, 1, -1):
+            if sum(map(len, blocks)) <= self._max_lines:
+                break
+            paragraphs[at - 1 : at + 1] = [Text("; ").join(paragraphs[at - 1 : at + 1])]
+            blocks[at - 1 : at + 1] = [wrap(paragraphs[at - 1])]
+        for block in blocks:
+            yield from block
+
+    def _paragraphs(self, details: Sequence[str]) -> list[Text]:
+        is_cut = any(term.details and term.details not in details for term in self._terms)
+        paragraphs = [Text.assemble(self._title, MORE if is_cut else "")]
+        for term in self._terms:
+            text = term.whole() if term.details in details else term.text
+            if term.label:
+                paragraphs.append(Text.assemble((term.label, "bold"), f": {text}"))
+            else:
+                paragraphs[-1] = Text.assemble(paragraphs[-1], f"; {text}")
+        return paragraphs
 
 
-def _wrap(text: Text, console: Console, width: int) -> list[Text]:
-    lines = list(text.wrap(console, width, overflow="fold", no_wrap=False))
+def _wrap(paragraph: Text, console: Console, width: int) -> list[Text]:
+    """Break a paragraph into lines; all but the first are indented."""
+    first = paragraph.wrap(console, width, overflow="fold", no_wrap=False)[0]
+    first.rstrip()
+    rest = paragraph[len(paragraph) - len(paragraph.plain[len(first) :].lstrip()) :]
+    lines = list(rest.wrap(console, max(1, width - _INDENT), overflow="fold", no_wrap=False)) if rest else []
     for line in lines:
         line.rstrip()
-    return lines
+        line.pad_left(_INDENT)
+    return [first, *lines]

@@ -60,6 +60,8 @@ class Consent:
 
 MAX_TERM = 1000
 """Maximum characters of one line of the terms."""
+_COLUMNS, _MAX_CHANGES = 80, 11
+_ALL_CHANGES = "all {} in full: gym-client join --json"
 
 
 class TerminalConsent(Consent):
@@ -137,8 +139,9 @@ class TerminalConsent(Consent):
             self._write({"event": "terms-changed", **renewal.to_dict()})
         else:
             err.print("The hub has changed the terms of its rounds:")
-            for line in renewal.changes:
-                err.print(plain(f"  {line}", MAX_TERM))
+            lines = [plain(f"  {line}", MAX_TERM) for line in renewal.changes]
+            for line in _screenful(lines) if err.is_terminal else lines:
+                err.print(line)
         if self._yes or self.accepts(renewal.name):
             return True
         if not (sys.stdin.isatty() and err.is_terminal):
@@ -179,6 +182,13 @@ class TerminalConsent(Consent):
     def _write(self, value: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(value, sort_keys=True) + "\n")
         sys.stdout.flush()
+
+
+def _screenful(lines: list[str]) -> list[str]:
+    """Return lines that fit on a screen of 80 columns with their title and the question; the last says what is cut."""
+    if len(lines) <= _MAX_CHANGES and all(len(line) <= _COLUMNS for line in lines):
+        return lines
+    return [*(plain(line, _COLUMNS) for line in lines[:_MAX_CHANGES]), f"  {_ALL_CHANGES.format(len(lines))}"]
 
 
 def confirm(question: str, problem: str, remedy: str = "--yes") -> bool:

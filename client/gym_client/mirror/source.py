@@ -99,13 +99,6 @@ class Mirrors:
         """Addresses of the mirrors, sorted."""
         return sorted(mirror.config.address for mirror in self._mirrors)
 
-    def in_words(self) -> list[str]:
-        """Describe what mirrors do."""
-        return [
-            f"the base, soups and the ledger come from {', '.join(self.addresses)} first; they learn this machine's "
-            "address (mirrors: false in policy.yaml: only from the hub)"
-        ]
-
     def fetch(
         self,
         part: Path,

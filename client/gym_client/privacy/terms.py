@@ -10,7 +10,7 @@ from gym_client.hub.replies import parse_object
 from gym_client.privacy.book import Charge, PrivacyBook, now
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted, plain
+from gym_fed.core.text import counted, plain, quoted
 from gym_fed.privacy.secure_aggregation.messages import MAX_CONTRIBUTORS
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class PrivacyTerms:
         num_rounds: Number of rounds of the hub.
         local: Privacy settings of the recipe.
         central: The hub's promise of contributor-level privacy.
-        secure_aggregation: True if the hub learns only sums of updates.
+        threshold: Minimum number of updates in a sum; 0 if the hub sees each update.
     """
 
     epsilon_per_round: float | None
@@ -146,41 +146,36 @@ class PrivacyTerms:
     num_rounds: int
     local: dict[str, Any] | None
     central: dict[str, Any] | None
-    secure_aggregation: bool
+    threshold: int = 0
 
-    def lines(self) -> list[str]:
-        """Describe the terms, one line each."""
-        sees = (
-            "only the sum of all updates"
-            if self.secure_aggregation
-            else "your update, before it adds any noise"
-        )
+    def in_words(self) -> str:
+        """Describe the terms in one line."""
         if self.epsilon_per_round is None and self.central is None and not self.epsilon_spent:
-            sees = sees.partition(",")[0]
-            return [f"no noise anywhere (epsilon is infinite); the hub sees {sees}"]
-        lines = []
-        if self.epsilon_per_round is None:
-            lines.append("examples: no bound on what an update reveals about one (epsilon is infinite)")
-        else:
-            lines.append(
+            return f"no noise anywhere (epsilon is infinite); the hub sees {self._seen()}"
+        examples = "examples: no bound (epsilon is infinite)"
+        if self.epsilon_per_round is not None:
+            spent = ""
+            if self.epsilon_with_spent is not None and self.epsilon_spent:
+                spent = f", {self.epsilon_with_spent:.2f} with {self.epsilon_spent:.2f} spent before"
+            examples = (
                 f"examples: epsilon {self.epsilon_per_round:.2f} a round, {self.epsilon_after_all:.2f} after all "
-                f"{self.num_rounds} (delta {self.target_delta:g}), by noise on this machine"
-            )
-        if self.epsilon_with_spent is not None and self.epsilon_spent:
-            lines.append(
-                f"this data has spent epsilon {self.epsilon_spent:.2f} before, at all hubs; with all rounds "
-                f"{self.epsilon_with_spent:.2f}"
+                f"{self.num_rounds}{spent} (delta {self.target_delta:g}), noise here"
             )
         if self.central is None:
-            lines.append("hub: does not promise noise")
-        else:
-            lines.append(
-                f"hub: promises epsilon {float(self.central['epsilon']):g} (delta "
-                f"{float(self.central['target_delta']):g}) for all you send, by adding noise to "
-                f"what {plain(self.central['aggregator'], 40)} merges"
-            )
-        lines.append(f"hub sees: {sees}")
-        return lines
+            return f"{examples}; the hub promises no noise and sees {self._seen()}"
+        return (
+            f"{examples}; all you send: epsilon {float(self.central['epsilon']):g} (delta "
+            f"{float(self.central['target_delta']):g}), promised; the hub sees {self._seen()}"
+        )
+
+    def details(self) -> str:
+        """Describe where the hub adds its noise; empty if it adds none."""
+        if self.central is None:
+            return ""
+        return f"the hub adds noise to what {quoted(self.central['aggregator'], 40)} merges"
+
+    def _seen(self) -> str:
+        return f"sums of {self.threshold} or more" if self.threshold else "your update"
 
 
 def planned(recipe: TrainingRecipe, num_rows: int) -> Plan:
@@ -224,7 +219,7 @@ def make_terms(
         num_rounds=num_rounds,
         local=None if recipe.privacy is None else recipe.privacy.model_dump(mode="json"),
         central=promises.central,
-        secure_aggregation=promises.secure_aggregation,
+        threshold=promises.threshold,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.core.text import counted
 
 MAX_AUDITED_STEPS = 10_000
 """Maximum steps of an audited training run: verifying the ledger computes one hash per step."""
@@ -33,10 +34,10 @@ class AuditTerms(StrictModel):
 
     def in_words(self) -> str:
         """Describe the terms in one line."""
-        which = "which must be public" if self.rows == "public" else "which you then disclose"
+        which = "public" if self.rows == "public" else "disclosed"
         return (
-            f"{self.rate:.0%} of the updates are drawn; for yours, an auditor gets your rows ({which}) and the states "
-            f"around {self.steps} training steps, and repeats these"
+            f"for {self.rate:.0%} of the updates an auditor gets the rows ({which}) and the states of "
+            f"{counted(self.steps, 'step')}"
         )
 
 

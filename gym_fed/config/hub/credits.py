@@ -79,12 +79,17 @@ class PayTerms(StrictModel):
         """Describe the terms in one line."""
         pool = f"{counted(self.pool, 'credit')} a round"
         if self.quality_weight == 0.0:
-            return f"{pool}, shared by all merged contributors; contributions are not measured"
-        equal_share = f", {1 - self.quality_weight:.0%} shared by all merged contributors"
-        rest = equal_share if self.quality_weight < 1 else ""
+            return f"{pool}, shared by all merged; contributions are not measured"
+        rest = f", {1 - self.quality_weight:.0%} to all merged" if self.quality_weight < 1 else ""
         return (
-            f"at most {pool} and {self.credits_per_nat:,.0f} per nat of held-out loss gained with confidence: "
-            f"{self.quality_weight:.0%} by {self.score}{rest}"
+            f"up to {pool}, {self.credits_per_nat:,.0f} per nat gained: {self.quality_weight:.0%} by {self.score}"
+            f"{rest}"
+        )
+
+    def details(self) -> str:
+        """Describe what a gain is; empty if contributions are not measured."""
+        return (
+            "" if self.quality_weight == 0.0 else "a gain is a decrease of the held-out loss beyond its error"
         )
 
 

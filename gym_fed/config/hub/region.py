@@ -25,7 +25,4 @@ class RegionConfig(StrictModel):
 
     def in_words(self) -> str:
         """Describe the terms in one line."""
-        return (
-            f"this hub is a region of the hub {self.root}: what its rounds merge goes there as one update, and single "
-            "updates stay here"
-        )
+        return f"merged rounds go on to root hub {self.root}"

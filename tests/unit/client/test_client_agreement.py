@@ -11,6 +11,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from gym_client.agent.agent import Agent
 from gym_client.agent.agreement import Agreement, Renewal, Terms
+from gym_client.cli import terminal
 from gym_client.cli.terminal import TerminalConsent
 from gym_client.identity.home import Home
 from pydantic import ValidationError
@@ -218,6 +219,19 @@ def test_changes_are_printed_before_they_are_accepted(
     shown = capsys.readouterr().err
     assert "recipe.algorithm" in shown
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_changes_fit_on_a_screen_with_the_question_or_say_where_all_are(
+    count: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal.err, "_force_terminal", True)
+    changes = tuple(f"recipe.key_{n}: {'x' * 20 * n} -> {n}" for n in range(count))
+    TerminalConsent(True, False).renewed(Renewal("terms:x", changes))
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) <= 14
+    assert max(map(len, shown)) <= 80
+    assert (f"  all {count} in full: gym-client join --json" in shown) == (count == 40)
 
 
 def test_a_program_reads_what_changed_and_how_to_accept_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,9 +107,10 @@ def test_the_terms_show_time_base_and_total_and_a_yes_by_name_does_not_depend_on
     plain = an_offer(rounds=10, join_download_bytes=5_000_000, round_download_bytes=1_000_000)
     offer = plain.with_costs(RoundTime(90.0, "2 steps"), 1_000_000_000, Bandwidth(5e6, "just measured"))
     lines = "\n".join(text for _, text in offer.lines())
-    assert "about 2 min a round, 15 min in all (timed: 2 steps)" in lines
-    assert "5.0 MB to join, the base's 1.00 GB" in lines
-    assert "10 rounds: 1.01 GB down, about 3 min at 5.0 MB/s (just measured), 10.0 kB up" in lines
+    assert "about 2 min a round on cpu; 10 rounds (15 min) or until you stop" in lines
+    assert "timed: 2 steps" in lines
+    assert "5.0 MB to join, the base's 1.00 GB, at 5.0 MB/s (just measured)" in lines
+    assert "1.01 GB (about 3 min) in 10 rounds, 10.0 kB up" in lines
     costs = offer.to_dict()["costs"]
     assert costs["round_seconds"] == 90.0
     assert costs["total_seconds"] == 900.0

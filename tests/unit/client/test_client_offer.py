@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
+from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,19 +16,23 @@ from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
 from gym_client.cli.announced import announced, announced_continuous, rounds_to_come
 from gym_client.cli.costs import RoundTime, update_bytes
-from gym_client.cli.offer import Offer
+from gym_client.cli.offer import Offer, _in_words
+from gym_client.cli.terms_in_words import terms_in_words
 from gym_client.hub.traffic import Bandwidth
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, require_sums
+from gym_client.seeding.policy import SeedingPolicy
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.privacy import SecureTask
 from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
 from gym_fed.config.train.training import LoraSettings
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import readable_bytes
+from gym_fed.data.row_counts import RowCounts
 from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.privacy.secure_aggregation.votes import bits_for, masked_bytes
 from gym_fed.training.tuning.lora import add_lora, lora_factors
@@ -112,7 +119,7 @@ def an_offer(**changes: object) -> Offer:
         device="cpu",
         data="my.jsonl",
         num_examples=3,
-        privacy=PrivacyTerms(None, None, 0.0, None, None, 1, None, None, False),
+        privacy=PrivacyTerms(None, None, 0.0, None, None, 1, None, None),
     )
     return replace(offer, **changes)
 
@@ -149,7 +156,7 @@ def a_usual_offer() -> Offer:
     )
     timed = RoundTime(760.0, "2 steps of 16 rows")
     costed = offer.with_costs(timed, 269_000_000, Bandwidth(5e6, "just measured"))
-    return replace(costed, rows_in_words=("all 40 rows are learned: 7,817 labelled tokens",))
+    return replace(costed, rows_in_words=("40 rows, all learned", "7,817 labelled tokens"))
 
 
 @pytest.mark.parametrize("name", ["ann", "c2354f318d9f2f582aafa98cf55b67e4f"])
@@ -163,28 +170,104 @@ def test_the_terms_of_a_hub_that_pays_for_lora_fit_15_lines_of_80_columns_and_be
     text = " ".join(" ".join(shown).split())
     for fact in (
         "public key c2354f318d9f...",
-        "a delta of at most 4.9 MB (LoRA factors in bfloat16, the bf16 model is 55.1 x larger)",
-        "a signed manifest: round, digests, loss, time, row and token counts",
-        "never leaves: your data, your private key",
+        "a delta of at most 4.9 MB, a signed manifest (round, digests, loss, time, row and token counts)",
+        "LoRA factors in bfloat16, the bf16 model is 55.1 x larger",
+        "never leaves: your data and private key",
         "no noise anywhere (epsilon is infinite); the hub sees your update",
-        "14.7 MB a round (LoRA factors), 24.4 MB to join, the base's 269.0 MB",
-        "10 rounds: 440.4 MB down, about 88 s at 5.0 MB/s (just measured), 48.9 MB up",
-        "sft, lora, learning rate 0.0002: 50 steps of 16 x 256 tokens a round",
-        'base model "SmolLM2-135M-Instruct"',
-        "about 13 min a round, 2 h 7 min in all (timed: 2 steps of 16 rows)",
-        "at most 1,000 credits a round and 10,000 per nat",
-        "my.jsonl; all 40 rows are learned: 7,817 labelled tokens",
+        "440.4 MB (about 88 s) in 10 rounds, 48.9 MB up",
+        "14.7 MB a round (LoRA factors), 24.4 MB to join, the base's 269.0 MB, at 5.0 MB/s (just measured)",
+        "sft, lora, about 13 min a round on cpu (2 threads); 10 rounds (2 h 7 min) or until you stop",
+        'base model "SmolLM2-135M-Instruct"; 50 steps of 16 x 256 tokens a round; learning rate 0.0002',
+        "timed: 2 steps of 16 rows",
+        "up to 1,000 credits a round, 10,000 per nat gained: 80% by estimate, 20% to all merged",
+        "my.jsonl; 40 rows, all learned; 7,817 labelled tokens",
         f"hub key: {FINGERPRINT}",
     ):
         assert fact in text, fact
+    assert "--json" not in text, "nothing is left out"
+
+
+NOISE = {"noise_multiplier": 1.0, "target_delta": 1e-5, "max_grad_norm": 1.0}
+CENTRAL = {"epsilon": 18.25, "target_delta": 1.25e-5, "aggregator": "byzantine_evidence"}
+SPENT = (0.53, 113.2, 12.3, 125.5, 1.25e-5, 100, NOISE)
+FULL = TrainingRecipe(finetuning="full").model_dump()
+LOST = RowCounts(
+    rows=1400,
+    learned=1102,
+    cut=388,
+    dropped=298,
+    tokens=81_342,
+    tokens_cut=112_801,
+    lengths=array("Q", [300] * 1400),
+    unread={"metadata": 1400, "id": 3},
+)
+LONG: dict[str, dict[str, Any]] = {
+    "name": {"name": "n" * 80},
+    "hub": {"server": "s" * 100, "address": "hub.a-rather-long-domain-name.example.org:9443"},
+    "base": {"base_model": "m" * 96},
+    "rows": {"rows_in_words": _in_words(LOST, TrainingRecipe()), "data": f"/home/{'d' * 100}/my.jsonl"},
+    "pay": {"pay": RewardsConfig(score="estimate", pool=100_000).terms().model_dump()},
+    "continuous": {"continuous": {"max_staleness": 20}},
+    "moments": {"kept_bytes": 1_080_000_000, "recipe": FULL},
+    "region": {"region": {"root": "s0123456789abcdef"}, "recipe": FULL, "soup_form": "full"},
+    "seeding": {"seeding": tuple(SeedingPolicy(listen="0.0.0.0:9445").in_words())},
+    "mirrors": {"mirrors": tuple(f"mirror-{n}.example.org:9450" for n in range(5))},
+    "changes": {"changes": ("recipe.max_steps: 40 -> 50", "pay.pool: 10 -> 1000", "codec.codec: 1 -> 2")},
+}
+PRIVATE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "local": {"privacy": PrivacyTerms(*SPENT, None)},
+    "central": {"privacy": PrivacyTerms(None, None, 0.0, None, None, 100, None, CENTRAL)},
+    "both": {"privacy": PrivacyTerms(*SPENT, CENTRAL)},
+    "masked": {"secure": SecureTerms(9), "privacy": PrivacyTerms(*SPENT, CENTRAL, 9), "recipe": FULL},
+    "audits": {"audit": AuditTerms(rows="disclosed").model_dump()},
+}
+
+
+def combinations() -> list[tuple[str, ...]]:
+    """Everything that goes together, and that without each one and each two parts."""
+    found = set()
+    for private in PRIVATE:
+        for left_out in itertools.combinations(LONG, 2):
+            for one in ("continuous", "region"):
+                chosen = [name for name in LONG if name not in left_out]
+                if one in chosen:
+                    chosen.remove(one)
+                if private in ("local", "both", "masked") and "moments" in chosen:
+                    chosen.remove("moments")
+                if private == "audits":
+                    chosen = [name for name in chosen if name not in ("moments", "region")]
+                found.add((private, *chosen))
+        found.add((private,))
+    return sorted(found)
+
+
+def test_no_combination_of_terms_takes_more_than_15_lines_or_hides_what_must_be_known() -> None:
+    chosen = combinations()
+    assert len(chosen) > 300
+    for private, *names in chosen:
+        parts = [PRIVATE[private], *(LONG[name] for name in names)]
+        offer = replace(a_usual_offer(), **{key: value for part in parts for key, value in part.items()})
+        shown = shown_at_80_columns(offer)
+        assert len(shown) <= 15, "\n".join([private, *names, *shown])
+        assert max(map(len, shown)) <= 80
+        text = " ".join(" ".join(shown).split())
+        facts = [term.text for term in terms_in_words(offer)]
+        assert not [fact for fact in facts if fact not in text], text
+        assert [line for line in shown if not line.startswith("  ")][1].startswith("leaves this machine: ")
+        assert shown[-1] == f"hub key: {FINGERPRINT}"
+        assert all(term.details in text for term in terms_in_words(offer)) or shown[0].endswith(
+            " (more: --json)"
+        )
 
 
 def test_names_of_a_hostile_hub_start_no_line_end_no_quotes_and_cut_no_facts() -> None:
     fake = f'{" " * 60}pays: 1000 credits a round{" " * 54}hub key: sha256:of-somebody-else" learning rate 1'
-    shown = shown_at_80_columns(
-        replace(a_usual_offer(), base_model=f"m{fake}" * 20, server=f"s{fake}" * 20, address="h" * 90 + ":1")
+    hostile = replace(
+        a_usual_offer(), base_model=f"m{fake}" * 20, server=f"s{fake}" * 20, address="h" * 90 + ":1"
     )
-    assert len(shown) <= 18, "\n".join(shown)
+    shown = shown_at_80_columns(hostile)
+    assert len(shown) <= 15, "\n".join(shown)
     begun = [line.split(":")[0] for line in shown if not line.startswith("  ")]
     assert begun == [
         "join",
@@ -198,10 +281,11 @@ def test_names_of_a_hostile_hub_start_no_line_end_no_quotes_and_cut_no_facts() -
         "hub key",
     ]
     text = " ".join(" ".join(shown).split())
-    assert text.count('"') == 4
-    assert 'base model "m pays: 1000 credits a round hub key: sha256:of-somebody-..."' in text
     assert "h" * 90 + ":1:" in "".join(line.strip() for line in shown)
-    assert "sft, lora, learning rate 0.0002: 50 steps of 16 x 256 tokens a round; 10 rounds" in text
+    assert "sft, lora, about 13 min a round on cpu (2 threads); 10 rounds" in text
+    quotes = [text for _, text in hostile.lines() if '"' in text]
+    assert [text.count('"') for text in quotes] == [2]
+    assert 'base model "m pays: 1000 credits a round hub key: sha256:of-somebody-..."' in quotes[0]
 
 
 def test_moments_that_are_kept_between_rounds_are_shown_and_checked_before_consent(
@@ -210,21 +294,20 @@ def test_moments_that_are_kept_between_rounds_are_shown_and_checked_before_conse
     weights = sum(tensor.numel() for tensor in model.tensors.values())
     offer = an_offer(kept_bytes=model.moments_bytes())
     shown = " ".join(" ".join(shown_at_80_columns(offer)).split())
-    assert f"AdamW's moments: {readable_bytes(8 * weights)} here, kept between rounds" in shown
+    assert f"{readable_bytes(8 * weights)} of AdamW's moments stay here" in shown
     offer.check(Policy(max_optimizer_state_bytes=8 * weights))
     with pytest.raises(GymError, match="max_optimizer_state_bytes") as caught:
         offer.check(Policy(max_optimizer_state_bytes=8 * weights - 1))
     assert caught.value.code is ErrorCode.POLICY_REFUSED
 
 
-def test_what_a_hub_adds_to_the_usual_terms_is_shown_in_lines_of_its_own() -> None:
-    usual = a_usual_offer()
-    added = replace(usual, seeding=("it sends soups to others",), continuous={"max_staleness": 4})
-    shown = shown_at_80_columns(added)
-    assert len(shown) > len(shown_at_80_columns(usual))
-    text = " ".join(" ".join(shown).split())
-    assert "seeding: it sends soups to others" in text
-    assert "an update counts until it is 4 versions old" in text
+def test_details_that_do_not_fit_are_in_the_lines_for_programs() -> None:
+    offer = replace(a_usual_offer(), mirrors=("m.example.org:9450",), continuous={"max_staleness": 4})
+    text = " ".join(" ".join(shown_at_80_columns(offer)).split())
+    assert "your address: to mirror m.example.org:9450" in text
+    assert text.startswith('join hub.example.org:9443: "our community" (more: --json) leaves')
+    assert "4 versions old" not in text
+    assert any("an update counts until it is 4 versions old" in line for _, line in offer.lines())
 
 
 def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and_a_bare_manifest(
@@ -234,12 +317,12 @@ def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and
     assert secure is not None
     size = secure.update_bytes(model.base)
     assert size == masked_bytes(model.base, bits_for(5))  # of up to five, or a hub could split them
-    offer = an_offer(secure=secure, update_bytes=size)
+    privacy = PrivacyTerms(None, None, 0.0, None, None, 1, None, None, secure.threshold)
+    offer = an_offer(secure=secure, update_bytes=size, privacy=privacy)
     shown = "\n".join(text for _, text in offer.lines())
     assert "masked votes of at most" in shown
-    assert "sealed shares of its secrets for up to 4 others" in shown
-    assert "no loss, no row or token counts" in shown
-    assert "the sum of 3 votes or more" in shown
+    assert "5.0 kB of sealed keys, a signed manifest (round, digests, time); keys for up to 4 others" in shown
+    assert "the hub sees sums of 3 or more" in shown
     assert "a delta of" not in shown
     offer.check(Policy(max_update_bytes=size))
     with pytest.raises(GymError, match="max_update_bytes") as caught:

@@ -84,15 +84,13 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
     assert {key: rows[key] for key in ("rows", "learned", "cut", "dropped")} == {
         "rows": 6, "learned": 4, "cut": 3, "dropped": 2
     }  # fmt: skip
-    texts = [text for _, text in offer.lines()]
-    assert any(
-        text.startswith(
-            "4 of 6 rows are learned, 2 dropped (nothing to learn); 3 are longer than max_length 64"
-        )
-        for text in texts
+    text = dict(offer.lines())["data"]
+    assert (
+        "; warning: 6 rows, 2 dropped, 3 cut; 4 of 6 rows are learned, 2 dropped (nothing to learn)" in text
     )
-    assert any(text.startswith("warning: 2 of 6 rows are dropped, with nothing to learn") for text in texts)
-    assert "not read: id (3 rows)" in texts
+    assert "3 are longer than max_length 64" in text
+    assert "% of the rows whole" in text
+    assert text.endswith("not read: id (3 rows)")
 
 
 def test_the_model_is_released_before_the_terms_wait_for_an_answer(

@@ -145,10 +145,10 @@ def test_the_terms_show_a_round_and_all_rounds_before_joining(home: Home) -> Non
     assert terms.epsilon_per_round == terms.epsilon_spent == epsilon([COST], 1e-5)
     assert terms.epsilon_after_all == epsilon([replace_count(8)], 1e-5)
     assert terms.epsilon_with_spent == epsilon([replace_count(12)], 1e-5)
-    shown = "\n".join(terms.lines())
-    assert "promises epsilon 6 (delta 1e-05) for all you send, by adding noise to what mean merges" in shown
-    assert "only the sum" in shown
-    open_terms = "\n".join(make_terms(TrainingRecipe(), Promises(), None, book, "d2", 2).lines())
+    shown = terms.in_words()
+    assert "all you send: epsilon 6 (delta 1e-05), promised; the hub sees sums of 3 or more" in shown
+    assert terms.details() == 'the hub adds noise to what "mean" merges'
+    open_terms = make_terms(TrainingRecipe(), Promises(), None, book, "d2", 2).in_words()
     assert "epsilon is infinite" in open_terms
     assert "no noise anywhere" in open_terms
 
