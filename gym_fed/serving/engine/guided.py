@@ -1,4 +1,4 @@
-"""Guided decoding: before each token, mask out those that cannot continue the answer's grammar.
+"""Guided decoding: before each token, mask out the tokens that cannot continue the answer's grammar.
 
 The masks are llguidance's (https://github.com/guidance-ai/llguidance). A schema with a keyword that it cannot enforce
 is refused, never relaxed. White space between the parts of a JSON value is at most a space, or a line break and an
@@ -291,7 +291,7 @@ def not_enforced(words: str, reason: str) -> GymError:
 
 _REMEDY = "remove what is named, simplify it, or request plain text"
 _REMEDIES = {
-    "oneOf": "write anyOf in place of oneOf: only one alternative is generated anyway",
+    "oneOf": "write anyOf instead of oneOf: only one alternative is generated anyway",
     "is not present in a registry": "copy the definition into $defs, and refer to it as #/$defs/NAME",
     "Pointer '": "add the definition that the $ref names, or correct the $ref",
     "leads back to itself": "remove the $ref, or put a property or an item between it and its target",

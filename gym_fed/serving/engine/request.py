@@ -64,7 +64,7 @@ class SamplingParams:
             ones.
         stop_token_ids: Token ids that end the answer, in addition to the model's own end tokens.
         ignore_eos: Do not end at the model's end tokens (for measurements).
-        logprobs: Number of most likely tokens to report log-probabilities for, besides the sampled token's; None: none.
+        logprobs: Number of most likely tokens to report log-probabilities for, plus the sampled token's; None: none.
         json_schema: JSON schema of the answer, as JSON text; ``{}`` allows any object.
         grammar: Grammar of the answer; not together with ``json_schema``.
         shown_token_ids: Control tokens whose text is part of the answer's text.

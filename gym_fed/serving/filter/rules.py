@@ -266,7 +266,7 @@ def _category(line: str, where: str) -> str:
     if not line.endswith("]") or not _CATEGORY.fullmatch(name):
         raise _refused(
             where,
-            f"{plain(line, 80)!r} names no category",
+            f"{plain(line, 80)!r} is not a valid category",
             "write it as [self-harm]: lowercase letters, digits, - and _, 32 at most",
         )
     return name

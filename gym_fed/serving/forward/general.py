@@ -268,7 +268,7 @@ def open_state_pool(served: PackedSteps, general: GeneralForward, stock: Tensor)
     """Test the general path, set what requests may share, and return the pool of its requests.
 
     Raises:
-        GymError: ``MODEL_INVALID`` if logits differ; whatever the model's code raises.
+        GymError: ``MODEL_INVALID`` if logits differ; also any error of the model's code.
     """
     served.pool = StatePool(token_bytes=0, fixed_bytes=0, dtype=served.pool.dtype)
     trial.require_same(served, stock)

@@ -13,7 +13,7 @@ _CACHES = ("past_key_values", "cache_params", "state")
 
 
 def accepted(model: Any) -> frozenset[str]:
-    """Return the names of the arguments of a model's forward; ``use_cache`` may be among its unnamed ones."""
+    """Return the names of the arguments of a model's forward pass, with ``use_cache`` if it accepts any others."""
     parameters = inspect.signature(type(model).forward).parameters
     unnamed = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return frozenset(parameters) | ({"use_cache"} if unnamed else set())

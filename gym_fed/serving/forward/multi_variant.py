@@ -197,7 +197,7 @@ class MultiVariantModel:
             trial.require_windows(self.model, self._windows)
         except (torch.OutOfMemoryError, MemoryError):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever fails, the general path is tried, and reports its own errors
+        except Exception as error:  # noqa: BLE001 - the general path is tried next, and reports its own errors
             if self._hooked is not None:
                 self._hooked.close()
                 self._hooked = None
@@ -346,7 +346,7 @@ class MultiVariantModel:
             parts: The variant, tokens and rows of logits of each run of texts of one variant, in order.
             wanted: The tokens after which logits ``[wanted, vocabulary]`` are computed, in order.
             batch: The attention, which separates the texts.
-            merge: As in ``step``.
+            merge: See ``step``.
 
         Raises:
             GymError: ``USAGE`` if the base is packed, a ``PlainModel`` or on the general path.

@@ -115,7 +115,7 @@ class PackedBase:
             if file.metadata != self._labels or len(linears) + 1 != len(file.tensors):
                 raise CodecError("it is for a different base, dtype, format or layout")
             if not isinstance(logits, Tensor):
-                raise CodecError("it has no logits of a trial")
+                raise CodecError("it does not have the logits of a trial")
             stored = {name: (linear.format, linear.rows, linear.cols) for name, linear in linears.items()}
             for name in sorted(stored.keys() | layers.keys()):
                 if stored.get(name) != layers.get(name):

@@ -64,7 +64,7 @@ def model_not_found(model: str) -> RequestError:
         param="model",
         name="model_not_found",
         code=ErrorCode.NOT_FOUND,
-        hint="GET /v1/models lists those that it may",
+        hint="GET /v1/models lists the models that it may use",
     )
 
 

@@ -173,7 +173,7 @@ def page_of(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, 
     if (after := query.get("after")) is not None:
         place = next((at for at, item in enumerate(ordered) if item["id"] == after), None)
         if place is None:
-            raise RequestError("field 'after' names no item of this response", param="after")
+            raise RequestError("field 'after' is not an item of this response", param="after")
         ordered = ordered[place + 1 :]
     data = ordered[: int(limit)]
     return {

@@ -370,7 +370,7 @@ class OpenAIService:
         return started
 
     def _require_room_for(self, number: int, noun: str, param: str) -> None:
-        """Refuse more answers than an idle server could queue at once."""
+        """Refuse more answers than an idle server can queue."""
         if number > self._max_at_once:
             raise RequestError(
                 f"{noun} {number}; this server has room for {self._max_at_once} at once",

@@ -76,7 +76,7 @@ class StoredAnswers:
             return sum(self._bytes.values())
 
     def put(self, caller: Caller, answer_id: str, body: dict[str, Any], messages: str = "[]") -> bool:
-        """Store an answer; returns False if it alone exceeds the key's limit.
+        """Store an answer; return False if it alone exceeds the key's limit.
 
         Args:
             caller: The owner.

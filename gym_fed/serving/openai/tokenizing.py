@@ -264,7 +264,7 @@ class Adapters:
         """Return the path of a file in the folder; missing files and paths outside get the same error."""
         if self._folder is None:
             raise RequestError(
-                "this server has no folder of adapters",
+                "this server has no folder for adapters",
                 param="lora_path",
                 code=ErrorCode.PERMISSION_DENIED,
                 hint="set adapters_folder in serving.yaml",

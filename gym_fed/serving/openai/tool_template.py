@@ -241,7 +241,7 @@ class ToolTemplate:
 
 
 def _reads(form: ToolFormat, written: str) -> bool:
-    """Return whether a format finds the call in the rendered text."""
+    """Return True if a format finds the call in the rendered text."""
     parser = CallParser(form, {"probe": None})
     parts = [*parser.feed(written), *parser.end()]
     return [(call.name, json.loads(call.arguments)) for call in parts if isinstance(call, Call)] == [

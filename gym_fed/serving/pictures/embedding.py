@@ -151,7 +151,7 @@ def _require_known(given: dict[str, Any], start: int, length: int) -> None:
     if other:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"its language model receives {other[0]} besides embeddings",
+            f"its language model receives {other[0]} in addition to embeddings",
             "serve it with transformers or vLLM",
         )
 

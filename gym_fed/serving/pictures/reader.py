@@ -98,7 +98,7 @@ class MessagePictures:
         length = len(ids)
         for medium, place, kind in read:
             processed[kind].append((medium, self._process(reader, medium, place, kind)))
-            length += len(processed[kind][-1][1].run) - 1  # in place of the placeholder
+            length += len(processed[kind][-1][1].run) - 1  # they replace the placeholder
             if context is not None and length >= context:
                 raise RequestError(
                     f"the prompt has {counted(length, 'token')} or more including its media; prompt and answer "

@@ -64,7 +64,7 @@ def test_files_are_read_together_and_categories_chosen(tmp_path: Path) -> None:
     ("text", "line", "said"),
     [
         ("red\n", 1, "before any category"),
-        ("[A b]\n", 1, "names no category"),
+        ("[A b]\n", 1, "is not a valid category"),
         ("[a]\nred\n/x", 3, "does not end with one"),
         ("[a]\n/(a+)+b/\n", 2, "more than 200 characters"),
         ("[a]\n\n/(a{1,9}){1,9}b/\n", 3, "more than 1,000 ways"),

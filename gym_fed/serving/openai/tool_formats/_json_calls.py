@@ -156,7 +156,7 @@ class JsonCallReader(CallReader):
         return [MoreArguments(text)] if text else []
 
     def _is_other(self) -> bool:
-        """Return whether an object's first key shows that it is not a call."""
+        """Return True if an object's first key shows that it is not a call."""
         if not self._checked and self._name is None:
             match = _FIRST_KEY.match("".join(self._pieces[1:]))
             self._checked = match is not None or self._length > MAX_LEAD_CHARACTERS

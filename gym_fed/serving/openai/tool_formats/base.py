@@ -104,7 +104,7 @@ class ToolFormat(ABC):
     """True if ``prepare`` adds the tools to the messages, so that the template need not support tools."""
 
     def learn(self, written: str) -> bool:
-        """Return whether a template writes this format.
+        """Return True if a template writes this format.
 
         Args:
             written: The rendered call of the tool ``probe``; the caller checks that ``reader`` finds the call in it.
@@ -112,7 +112,7 @@ class ToolFormat(ABC):
         return True
 
     def hinted(self, shown: str) -> bool:
-        """Return whether a template that shows no call describes this format; ``shown`` is its text of the tools."""
+        """Return True if a template's text about tools (``shown``) describes this format, although it shows no call."""
         return False
 
     @abstractmethod

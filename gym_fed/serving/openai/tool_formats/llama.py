@@ -1,4 +1,4 @@
-"""Llama 3's format: ``{"name": ..., "parameters": {...}}`` in place of an answer, or after ``<|python_tag|>``."""
+"""Llama 3's format: ``{"name": ..., "parameters": {...}}`` as the answer, or after ``<|python_tag|>``."""
 
 from __future__ import annotations
 
