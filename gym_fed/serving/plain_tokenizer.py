@@ -52,6 +52,11 @@ def _role(name: str) -> property:
     return property(lambda tokenizer: tokenizer.special_tokens_map.get(name), put)
 
 
+def _role_id(name: str) -> property:
+    """Return a property for the id of a named control token; None without it."""
+    return property(lambda tokenizer: tokenizer.convert_tokens_to_ids(tokenizer.special_tokens_map.get(name)))
+
+
 class PlainTokenizer:
     """Convert text to token ids and back like transformers' ``TokenizersBackend``, from any number of threads.
 
@@ -73,6 +78,7 @@ class PlainTokenizer:
 
     bos_token, eos_token = _role("bos_token"), _role("eos_token")
     unk_token, pad_token = _role("unk_token"), _role("pad_token")
+    bos_token_id, eos_token_id, pad_token_id = map(_role_id, ("bos_token", "eos_token", "pad_token"))
 
     def __len__(self) -> int:
         return self.backend_tokenizer.get_vocab_size()
@@ -144,21 +150,6 @@ class PlainTokenizer:
         self.backend_tokenizer = extended
         self._added = self._control = None
         return count
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """The id of ``bos_token``."""
-        return self.convert_tokens_to_ids(self.special_tokens_map.get("bos_token"))
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """The id of ``eos_token``."""
-        return self.convert_tokens_to_ids(self.eos_token)
-
-    @property
-    def pad_token_id(self) -> int | None:
-        """The id of ``pad_token``."""
-        return self.convert_tokens_to_ids(self.special_tokens_map.get("pad_token"))
 
     def warm(self) -> None:
         """Prepare the chat renderer, so that the first chat does not wait for it."""
