@@ -1,9 +1,9 @@
 """Mixed precision: choose a codec per tensor that minimises the summed error within a byte budget.
 
-The classic of Shoham and Gersho 1988, "Efficient bit allocation for an arbitrary set of quantizers": keep the lower
-convex hull of every tensor's (bytes, error) options, then spend the budget along the hulls in steps, always where
-a byte removes the most error. The result is optimal for the bytes that it spends; its error is above the
-true optimum of the whole budget by less than the one step that did not fit.
+The method is that of Shoham and Gersho 1988, "Efficient bit allocation for an arbitrary set of quantizers": keep the
+lower convex hull of every tensor's (bytes, error) options, then spend the budget step by step along the hulls, always
+where a byte removes the most error. The result is optimal for the bytes that it spends; its error exceeds the
+optimum for the whole budget by less than the one step that did not fit.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def allocate(
     Args:
         options: Options of each tensor by name; errors must be finite.
         budget_bytes: Maximum bytes of all chosen options together.
-        size: Function that returns their total bytes if more than their sum, as for a file; it grows with every step.
-        tries: Where a large tensor's first step lacks a few bytes, all others go on and it stays as it was. So it is
-            retried with the worst first step taken immediately, then with the two worst, and so on, in all this many
-            times; of all results the one with the least error counts, of equals the first.
+        size: Returns the total bytes of some options, if it is not their sum (a file); it must grow with every step.
+        tries: Number of attempts. A large tensor whose first step just does not fit would be left out, so the second
+            attempt takes the worst first step immediately, the third the two worst, and so on. The first attempt with
+            the least error wins.
 
     Returns:
-        Index of the chosen option by name; None if the smallest options together exceed the budget.
+        The chosen option's index by name; None if even the smallest options exceed the budget.
     """
     hulls = {name: hull(picks) for name, picks in options.items()}
     plan = _SplitPlan(options, hulls, budget_bytes, size)
@@ -67,7 +67,7 @@ def allocate(
 
 @dataclass(frozen=True)
 class _SplitPlan:
-    """Walk along the hulls; ``at`` is the position per name, 0 if absent."""
+    """Steps along the hulls; ``at`` is the position by name, 0 if absent."""
 
     options: Mapping[str, Sequence[Option]]
     hulls: Mapping[str, list[int]]
@@ -87,7 +87,7 @@ class _SplitPlan:
         return {name: place + 1 for _, name, place in steps}
 
     def filled(self, steps: Sequence[_Step]) -> Picks:
-        """Take steps from the front while they fit, then each later one that fits into the gap."""
+        """Take steps in order while they fit, then each later one that fits into the rest."""
         low, high = 0, len(steps)
         while high - low > 1:
             middle = (low + high) // 2
@@ -122,5 +122,5 @@ def hull(options: Sequence[Option]) -> list[int]:
 
 
 def _gain(options: Sequence[Option], here: int, there: int) -> float:
-    """Error removed per byte between two options."""
+    """Return the error that one option removes per byte over another."""
     return (options[here][1] - options[there][1]) / max(1, options[there][0] - options[here][0])

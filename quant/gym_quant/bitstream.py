@@ -24,7 +24,7 @@ _DIGITS = (np.arange(256, dtype=np.uint8)[:, None] // _POWERS % 3).astype(np.uin
 
 
 def packed_bits_width(cols: int, bits: int) -> int:
-    """Bytes per row of ``cols`` codes of ``bits`` bits each."""
+    """Return the number of bytes per row of ``cols`` codes of ``bits`` bits each."""
     return -(-cols * bits // 8)
 
 
@@ -41,7 +41,7 @@ def pack_bits(codes: Bytes, bits: int) -> Bytes:
 
 
 def unpack_bits(packed: Bytes, bits: int, cols: int) -> Bytes:
-    """The inverse of ``pack_bits``."""
+    """Invert ``pack_bits``."""
     if bits == 8:
         return packed
     each = 8 // bits
@@ -52,7 +52,7 @@ def unpack_bits(packed: Bytes, bits: int, cols: int) -> Bytes:
 
 
 def packed_trits_width(cols: int) -> int:
-    """Bytes per row of ``cols`` trits."""
+    """Return the number of bytes per row of ``cols`` trits."""
     return -(-cols // TRITS_A_BYTE)
 
 
@@ -66,7 +66,7 @@ def pack_trits(codes: Bytes) -> Bytes:
 
 
 def unpack_trits(packed: Bytes, cols: int) -> Bytes:
-    """The inverse of ``pack_trits``. Bytes above 242 also decode to digits, so callers must refuse them first."""
+    """Invert ``pack_trits``. Bytes above 242 decode to digits too, so callers must refuse them first."""
     return _DIGITS[packed].reshape(packed.shape[0], -1)[:, :cols]
 
 

@@ -1,9 +1,9 @@
-"""Calibration with activations: input moments of linear layers, and the output error they imply.
+"""Calibration with activations: second moments of linear layers' inputs, and the output error they imply.
 
 A linear layer with weight error ``E`` (``[out, in]``) has output error ``E x``. Its expected square is
 ``sum_ijk E_ij E_ik M_jk`` over the second moments ``M`` of the inputs. Their diagonal alone, the mean square of each
-input channel, makes that ``sum_ij M_jj E_ij^2``: exact where channels do not correlate, an estimate otherwise. It is
-what Lin et al. 2023, "AWQ", sec. 3 find to matter; the whole matrix is the Hessian of Frantar et al. 2022, "GPTQ".
+input channel, reduces this to ``sum_ij M_jj E_ij^2``: exact if channels are uncorrelated, otherwise an estimate. It is
+the quantity of Lin et al. 2023, "AWQ", sec. 3; the whole matrix is the Hessian of Frantar et al. 2022, "GPTQ".
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ def collect_input_moments(
     samples: int = 256,
     full: bool = False,
 ) -> dict[str, Tensor]:
-    """Compute second moments of the inputs of linear layers, over every token of some sequences.
+    """Compute second moments of linear layers' inputs over every token of some sequences.
 
     Args:
-        model: Model, called as ``model(batch)`` in temporary ``eval`` mode.
+        model: Called as ``model(batch)``, temporarily in ``eval`` mode.
         batches: Token ids ``[batch, length]``, without padding.
         names: Parameter names of weights (``...weight``); None for every ``nn.Linear``.
         samples: Maximum number of sequences; the last batch is truncated.
-        full: True for all second moments, ``[in, in]``, instead of mean squares: ``in`` times the memory, a third less
-            output error (measured; docs/codecs.md).
+        full: True for all second moments, ``[in, in]``, instead of mean squares: they take ``in`` times the memory and
+            give a third less output error (measured; docs/codecs.md).
 
     Returns:
         ``[in]`` or ``[in, in]`` float32 on the CPU by parameter name, in the order of the model's modules.
 
     Raises:
-        CodecError: If a name is not a linear layer's weight, if there is no sequence, and for a layer that no
-            sequence reached or whose input was not finite.
+        CodecError: If a name is not a linear layer's weight, there is no sequence, or a layer was not reached or had
+            an input that is not finite.
     """
     layers = {
         f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)

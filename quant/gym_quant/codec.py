@@ -71,8 +71,8 @@ VALUES = MergeForm("values")
 class Codec(ABC):
     """An encoding of a delta. Stateless; one instance per process.
 
-    A tensor of any shape is treated as a matrix ``[rows, cols]``: ``cols`` is its last (input) dimension. A codec must
-    implement only the abstract methods; the others have defaults that decode, and flags default to False.
+    A tensor of any shape is treated as a matrix ``[rows, cols]``, ``cols`` is the last (input) dimension. A codec must
+    implement only the abstract methods; the others by default decode, and flags are False.
     """
 
     name: ClassVar[str]
@@ -115,7 +115,7 @@ class Codec(ABC):
 
     @abstractmethod
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
-        """Check parameters for a tensor of ``shape``, and drop those equal to the default.
+        """Check parameters for a tensor of ``shape`` and drop those equal to the default.
 
         The name ``bytes`` is reserved for a payload size that depends on the values: a positive whole number.
 
@@ -125,7 +125,7 @@ class Codec(ABC):
 
     @abstractmethod
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
-        """Dtype and shape of every payload field, in storage order."""
+        """Return the dtype and shape of every payload field, in storage order."""
 
     @abstractmethod
     def encode(self, tensor: Tensor, **params: Any) -> Encoded:
@@ -159,24 +159,24 @@ class Codec(ABC):
 
     @abstractmethod
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
-        """L2 norm of the decoded delta, without decoding if the codec allows it."""
+        """Compute the L2 norm of the decoded delta, without decoding if the codec allows it."""
 
     def decode(self, payload: Payload, shape: Shape, params: Params) -> Tensor:
-        """Decode the whole delta, ``shape`` float32 on the CPU."""
+        """Decode the whole delta: ``shape``, float32, on the CPU."""
         rows, _ = as_matrix(shape)
         return self.decode_rows(payload, shape, params, 0, rows).reshape(shape)
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
         """Scale the payload by ``factor``, with the same parameters.
 
-        By default the delta is decoded and encoded again. Codecs that are linear in their scales multiply those, so
-        that codes and signs do not change and only the scales are rounded.
+        By default the delta is decoded and encoded again. Codecs that are linear in their scales multiply these, so
+        codes and signs do not change and only the scales are rounded.
 
         Args:
-            payload: Checked; it is not changed.
-            shape: Shape of the tensor.
-            params: Parameters of the payload.
-            factor: Factor, finite and above 0.
+            payload: A checked payload; it is not changed.
+            shape: The tensor's shape.
+            params: The payload's parameters.
+            factor: Finite and above 0.
 
         Raises:
             CodecError: For an invalid factor, or if the result is not finite.
@@ -185,27 +185,27 @@ class Codec(ABC):
         return self.encode(delta, **params).payload
 
     def scaled_params(self, params: Params, factor: float) -> Params | None:
-        """Parameters of ``factor`` times the delta, if they alone express it; None if ``scaled`` is needed."""
+        """Return the parameters of ``factor`` times the delta with the same payload; None if ``scaled`` is needed."""
         del params, factor
         return None
 
     def rank(self, params: Params) -> int | None:
-        """The rank of a delta stored as factors; else None."""
+        """Return the rank of a delta stored as factors; otherwise None."""
         del params
         return None
 
     def factors(self, payload: Payload, shape: Shape, params: Params) -> tuple[Tensor, Tensor] | None:
-        """``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` of a delta ``scaling(params) * b @ a``; else None."""
+        """Return ``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` of a delta ``scaling(params) * b @ a``; otherwise None."""
         del payload, shape, params
         return None
 
     def scaling(self, params: Params) -> float:
-        """The factor of the product of the factors."""
+        """Return the multiplier of the factors' product."""
         del params
         return 1.0
 
     def factor_params(self, group: int) -> Params | None:
-        """Parameters to encode one factor ``[r, width]`` of a low-rank delta; None if that is not supported.
+        """Return parameters to encode one factor ``[r, width]`` of a low-rank delta; None if that is not supported.
 
         ``group`` values of a row share their scales.
         """
@@ -213,30 +213,27 @@ class Codec(ABC):
         return None
 
     def merge_form(self, shape: Shape, params: Params) -> MergeForm:
-        """The form in which a merge reads a delta with these parameters."""
+        """Return the form in which a merge reads a delta with these parameters."""
         del shape
         return VALUES if self.rank(params) is None else MergeForm("factors")
 
     def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix | None:
-        """The delta as sign bits and scales if it is exactly that; else None.
-
-        Its tensors may be the payload's own.
-        """
+        """Return the delta as sign bits and scales (possibly the payload's tensors), or None if it is not just that."""
         del payload, shape, params
         return None
 
     def integers(self, payload: Payload, shape: Shape, params: Params) -> Integers | None:
-        """Return the delta as integers times a power of two, or None if it is not exactly that."""
+        """Return the delta as integers times a power of two; None if it is not exactly that."""
         del payload, shape, params
         return None
 
     def resident(
         self, payload: Payload, shape: Shape, params: Params, device: torch.device
     ) -> Resident | None:
-        """The delta in serving form, in its own memory on ``device``; signs and factors stay packed.
+        """Return the delta in serving form, in its own memory on ``device``; signs and (quantised) factors stay packed.
 
-        Quantised factors stay packed. None: serving decodes the delta once to the base's number format, as fits codecs
-        of more than 8 bits per weight. A codec of fewer gives a form of ``gym_quant.resident`` or its own.
+        None lets serving decode the delta once to the base's number format, which suits codecs of more than 8 bits per
+        weight. A codec of fewer bits returns a form of ``gym_quant.resident`` or its own.
         """
         from gym_quant.kernels.resident import ResidentSigns
         from gym_quant.resident import ResidentFactors
@@ -265,9 +262,9 @@ class Codec(ABC):
         """Choose parameters for a tensor under a codec policy, with the reason in words.
 
         Args:
-            words: Keys of the policy, as in ``gym_fed.config.delta.CodecPolicy``; a codec reads those that it supports.
-            shape: Shape of the tensor.
-            delta: Values, float32 on the CPU; None if unknown, for the parameters that need the most bytes.
+            words: The policy's keys (``gym_fed.config.delta.CodecPolicy``); a codec reads those that it supports.
+            shape: The tensor's shape.
+            delta: The values, float32 on the CPU; None if unknown, for the parameters that take the most bytes.
 
         Raises:
             Unsuited: If a different codec should encode this tensor.
@@ -276,35 +273,32 @@ class Codec(ABC):
         return self.normalise({}, shape), ""
 
     def payload_bytes(self, shape: Shape, params: Params) -> int:
-        """Size of the payload in bytes."""
+        """Return the payload's size in bytes."""
         spec = self.payload_spec(shape, params).values()
         return sum(dtype.itemsize * math.prod(field) for dtype, field in spec)
 
 
 class Unsuited(CodecError):
-    """The error for a tensor that a codec should not encode; ``instead`` names a suitable codec."""
+    """A tensor that a codec should not encode; ``instead`` names a suitable codec."""
 
     def __init__(self, why: str, instead: str) -> None:
         super().__init__(why)
         self.instead = instead
 
 
-def columns_of(words: Mapping[str, Any], cols: int, otherwise: int | None) -> int | None:
-    """Columns per scale under a policy's ``group_size``; None for the whole tensor.
+def columns_of(words: Mapping[str, Any], cols: int, default: int | None) -> int | None:
+    """Return the columns per scale under a policy's ``group_size``; None for the whole tensor.
 
-    Args:
-        words: The policy's keys.
-        cols: Columns of the tensor.
-        otherwise: Result if the policy sets none, or leaves it to the codec (``auto``).
+    ``words`` are the policy's keys; ``default`` applies if they set none or leave it to the codec (``auto``).
     """
     size = words.get("group_size")
     if isinstance(size, int):
         return size
-    return {"row": cols, "tensor": None}.get(size or "", otherwise)
+    return {"row": cols, "tensor": None}.get(size or "", default)
 
 
 def as_matrix(shape: Shape) -> tuple[int, int]:
-    """``[rows, cols]`` of a shape, with the last dimension as columns; a scalar is ``[1, 1]``."""
+    """Return ``[rows, cols]`` of a shape, with the last dimension as columns; a scalar is ``[1, 1]``."""
     return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
@@ -332,7 +326,7 @@ def check_finite(tensor: Tensor, what: str) -> None:
 
 
 def sum_of_squares(tensor: Tensor) -> float:
-    """Sum of squares in float64, single-threaded so that the last bit does not depend on thread counts."""
+    """Sum the squares in float64, single-threaded so that the last bit does not depend on the number of threads."""
     flat = tensor.reshape(-1)
     total = 0.0
     for start in range(0, flat.numel(), _CHUNK):
@@ -342,14 +336,14 @@ def sum_of_squares(tensor: Tensor) -> float:
 
 
 def positive(factor: float) -> float:
-    """Return ``factor``; raise ``CodecError`` unless it is finite and positive."""
+    """Return ``factor`` if it is finite and positive; otherwise raise ``CodecError``."""
     if not math.isfinite(factor) or factor <= 0.0:
         raise CodecError(f"a delta's scaling must be a finite number above 0, not {factor!r}")
     return factor
 
 
 def scaled_fields(payload: Payload, factor: float, fields: tuple[str, ...]) -> Payload:
-    """Multiply some payload fields in float32 and round them to their own dtype.
+    """Multiply the payload's ``fields`` in float32 and round them to their own dtype.
 
     Raises:
         CodecError: For a factor that is not above 0, and for a product that is not finite.
@@ -388,13 +382,13 @@ def scale_params(params: Mapping[str, Any]) -> Params:
 
 
 def group_size(params: Params) -> int | None:
-    """Columns per group; None for the whole tensor."""
+    """Return the columns per group; None for the whole tensor."""
     value = params.get("group_size")
     return None if value is None else int(value)
 
 
 def whole_number(value: Any, what: str, low: int, high: int) -> int:
-    """Parse an int in ``[low, high]``; booleans, floats and strings raise ``CodecError``."""
+    """Return an int in ``[low, high]``; anything else, such as a boolean or float, raises ``CodecError``."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise CodecError(f"{what} is {value!r}, not a whole number from {low} to {high}")
     return value

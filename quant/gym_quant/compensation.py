@@ -2,11 +2,10 @@
 
 Frantar et al. 2022, "GPTQ", eq. 2-4 with the Cholesky form of sec. 3.3: for inputs with second moments ``M`` the error
 of a layer's output is ``tr(E M E')``; after column ``j`` was rounded, the best change of the later columns is
-``-e_j U_jk / U_jj`` with ``U'U`` the inverse of ``M``. Columns are taken in their order, and ``M`` gets a tenth of its
-mean diagonal on top: with GPTQ's hundredth the output error is the same here and less of a fine-tune's gain is kept.
+``-e_j U_jk / U_jj`` with ``U'U`` the inverse of ``M``. Columns are processed in order, and a tenth of ``M``'s mean
+diagonal is added to it: GPTQ's hundredth gives the same output error here, but keeps less of a fine-tune's gain.
 
-The factorisation is LAPACK's, so that a code on the edge between two levels may differ between machines. Decoding
-never does.
+LAPACK does the factorisation, so a code on the edge between two levels may differ between machines. Decoding does not.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def compensated_codes(values: Floats, moments: Floats, rounded: Rounded) -> Byte
 
 
 def _factor(moments: Floats) -> Floats:
-    """Upper Cholesky factor of the inverse of the damped moments."""
+    """Return the upper Cholesky factor of the inverse of the damped moments."""
     matrix = torch.from_numpy(moments)
     mean = float(matrix.diagonal().mean())
     damped = matrix + (_DAMPING * mean if mean > 0.0 else 1.0) * torch.eye(len(matrix), dtype=torch.float64)

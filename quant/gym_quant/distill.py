@@ -4,13 +4,13 @@ Liu et al. 2024, "BitDelta: Your Fine-Tune May Only Be Worth One Bit", eq. 4-5: 
 train, and the loss compares logits with the tuned model's. Here a scale trains as ``scale * exp(t)`` with ``t``
 from 0, so that one learning rate fits scales of any size and none turns negative.
 
-Beyond the paper, bits may train too (``bit_lr``) where the codec allows it (``Codec.trains_bits``): a weight's sign is
-that of a latent number, which starts at ``delta / scale`` and learns through a straight-through gradient (Courbariaux
-et al. 2016, "Binarized Neural Networks", eq. 4). The file is the same; its bits are then no longer the signs of the
-delta.
+Beyond the paper, bits may train too (``bit_lr``) if the codec allows it (``Codec.trains_bits``): a weight's sign is
+that of a latent number, which starts at ``delta / scale`` and is trained by a straight-through gradient (Courbariaux
+et al. 2016, "Binarized Neural Networks", eq. 4). The file's format is the same, but its bits are no longer the delta's
+signs.
 
-Memory: base and tuned weights, and about three float32 copies of every encoded matrix (its signs, the weight and
-its gradient; where bits train, three more) and the activations of one batch. The model itself is not changed.
+Memory: the base's and tuned weights, about three float32 copies of every encoded matrix (signs, weight and gradient;
+three more if bits train), and one batch's activations. The model itself does not change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EncodedTensors = Mapping[str, tuple[str, Shape, Encoded]]
 
 _PASS_WITHIN = 2.0
 _LATENT_REACH = 4.0
-_JUDGED = 32
+_MAX_EVALUATED = 32
 
 OnStep = Callable[[int, float], None]
 """Called after each step with its number, from 1, and its loss."""
@@ -47,8 +47,8 @@ class Batch:
 
     Attributes:
         ids: Token ids ``[b, t]`` int64.
-        mask: Mask of text, False at padding, ``[b, t]`` bool.
-        counted: Mask of positions at which the next token's logits are compared, ``[b, t]`` bool.
+        mask: ``[b, t]`` bool, False at padding.
+        counted: ``[b, t]`` bool, True where the next token's logits are compared.
     """
 
     ids: Tensor
@@ -61,13 +61,13 @@ class Distilled:
     """The result of distillation.
 
     Attributes:
-        encoded: Every tensor that was given; those that could train with their new scales (and bits).
-        trained: Names of the tensors whose scales trained.
+        encoded: All given tensors; those that can train have their new scales (and bits).
+        trained: Names of the tensors whose scales were trained.
         num_scales: Number of trained scales.
-        flipped: Share of all bits of the trained tensors that are no longer the sign of their delta.
-        loss_before: Loss with the scales as encoded, over all batches or, of more than 32, evenly spaced ones.
-        loss_after: The same with the scales that are returned, after rounding to their dtype; never
-            more than ``loss_before``, whose scales are returned if training made it worse.
+        flipped: Share of the trained tensors' bits that are no longer the sign of their delta.
+        loss_before: Loss with the scales as encoded, over all batches, or evenly spaced ones of more than 32.
+        loss_after: The same with the returned scales, rounded to their dtype; never more than ``loss_before``, since
+            the scales as encoded are returned if training made the loss worse.
     """
 
     encoded: dict[str, Encoded]
@@ -96,14 +96,14 @@ def distill_scales(
 
     Args:
         model: A causal LM of the base's architecture, called as ``model(input_ids=..., attention_mask=...,
-            use_cache=False).logits``; its own weights do not matter and do not change. Tied weights are followed.
-        base: Its frozen parameters by name.
+            use_cache=False).logits``. Its own weights are not used and do not change; tied weights stay tied.
+        base: The base's frozen parameters by name.
         tuned: The teacher's parameters by name.
-        encoded: The delta; parameters that it leaves out stay the base's.
-        batches: At least one batch; the order is drawn from the seed.
+        encoded: The delta; other parameters stay the base's.
+        batches: At least one batch; the seed determines their order.
         steps: Number of steps of one batch each.
-        lr: Peak learning rate of the logarithm of a scale.
-        bit_lr: Peak learning rate of the latent numbers whose signs are the bits; None to not train the bits.
+        lr: Peak learning rate of the scales' logarithms.
+        bit_lr: Peak learning rate of the latent numbers whose signs are the bits; None to keep the bits.
         loss: ``mse`` of the logits, as in the paper, or ``kl``: the mean divergence from the teacher in nats per token.
         seed: Seed of the order of batches.
         on_step: Called after every step.
@@ -117,25 +117,25 @@ def distill_scales(
     if missing:
         raise CodecError(f"the delta has a tensor {missing[0]!r} that the base does not have")
     student = _Student(base, tuned, encoded, train_bits=bit_lr is not None)
-    judged = batches[:: -(-len(batches) // _JUDGED)]
+    evaluated = batches[:: -(-len(batches) // _MAX_EVALUATED)]
 
-    def one_batch(batch: Batch) -> Tensor:
+    def batch_loss(batch: Batch) -> Tensor:
         return _divergence(model, student.weights(), tuned, batch, loss)
 
-    def judge() -> float:
+    def evaluate() -> float:
         with torch.no_grad():
-            return divergence(model, student.weights(), tuned, judged, loss)
+            return divergence(model, student.weights(), tuned, evaluated, loss)
 
     was_training = model.training
     model.eval()
     try:
-        before = _finite(judge(), "as encoded")
+        before = _finite(evaluate(), "as encoded")
         if not student.logs or steps == 0:
             return Distilled(_as_given(encoded), (), 0, 0.0, before, before)
         optimizer = student.optimizer(lr, bit_lr or 0.0)
-        _train(optimizer, one_batch, batches, steps, seed, on_step)
+        _train(optimizer, batch_loss, batches, steps, seed, on_step)
         student.round_to_storage()
-        after = _finite(judge(), "after distillation")
+        after = _finite(evaluate(), "after distillation")
     finally:
         model.train(was_training)
     if after >= before:
@@ -150,7 +150,7 @@ def divergence(
     batches: Sequence[Batch],
     loss: Loss = "kl",
 ) -> float:
-    """Divergence of the predictions with ``weights`` from those with ``tuned``, averaged over counted tokens.
+    """Compute the divergence of predictions with ``weights`` from those with ``tuned``, averaged over counted tokens.
 
     The model must be in evaluation mode.
     """
@@ -160,7 +160,7 @@ def divergence(
 
 
 def next_token_loss(model: nn.Module, weights: Mapping[str, Tensor], batches: Sequence[Batch]) -> float:
-    """Cross entropy of the next token with ``weights``, in nats, averaged over counted tokens."""
+    """Compute the cross entropy of the next token with ``weights``, in nats, averaged over counted tokens."""
     total, tokens = 0.0, 0
     for batch in batches:
         with torch.no_grad():
@@ -185,7 +185,7 @@ def _as_given(encoded: EncodedTensors) -> dict[str, Encoded]:
 
 def _train(
     optimizer: torch.optim.Optimizer,
-    one_batch: Callable[[Batch], Tensor],
+    batch_loss: Callable[[Batch], Tensor],
     batches: Sequence[Batch],
     steps: int,
     seed: int,
@@ -198,7 +198,7 @@ def _train(
         if not order:
             order = torch.randperm(len(batches), generator=generator).tolist()
         optimizer.zero_grad()
-        value = one_batch(batches[order.pop()])
+        value = batch_loss(batches[order.pop()])
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
@@ -208,7 +208,7 @@ def _train(
 
 
 class _Student:
-    """Base plus delta with trainable scales (and bits)."""
+    """The base plus a delta with trainable scales (and bits)."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class _Student:
         return torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0.0)
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters in the base's dtype, with gradients to the trained ones."""
+        """Return all parameters in the base's dtype, with gradients to the trained ones."""
         made = {name: tensor for name, tensor in self._base.items() if name not in self._encoded}
         for name, weight in self._fixed.items():
             if name in self.logs:
@@ -287,7 +287,7 @@ class _Student:
         return (self._scales[name] * self.logs[name].detach().exp()).to("cpu", dtype)
 
     def result(self) -> dict[str, Encoded]:
-        """The payloads with the new scales and bits, each checked by its codec."""
+        """Return the payloads with the new scales and bits, each checked by its codec."""
         made = _as_given(self._encoded)
         for name in self.logs:
             codec, shape, encoded_tensor = self._encoded[name]
@@ -299,7 +299,7 @@ class _Student:
         return made
 
     def flipped(self) -> float:
-        """Share of bits that differ from the encoded ones."""
+        """Return the share of bits that differ from the encoded ones."""
         changed = total = 0
         for name, latent in self._latents.items():
             _, shape, encoded_tensor = self._encoded[name]
@@ -310,7 +310,7 @@ class _Student:
 
 
 class _Sign(torch.autograd.Function):
-    """Sign function (+1 for >= 0) with a straight-through gradient within reach of the latent."""
+    """The sign function (+1 for >= 0) with a straight-through gradient near zero."""
 
     @staticmethod
     def forward(ctx: Any, latent: Tensor) -> Tensor:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class CodecError(ValueError):
-    """The error for invalid values, parameters or payload, with the reason."""
+    """Invalid values, parameters or payload, with the reason."""

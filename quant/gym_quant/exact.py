@@ -1,10 +1,10 @@
-"""Matrix products with the same bits for any BLAS, number of threads and block of rows.
+"""Matrix products that are bit-identical for any BLAS, number of threads and block of rows.
 
-Every row is cut into slices of so few bits that the products of two slices add up in float64 without a rounding, in
-whatever order a BLAS takes them (Ozaki et al. 2012, "Error-free transformations of matrix multiplication by using fast
-routines of matrix multiplication and its applications"); the few products of slices are then added
-element by element. With three slices the error is that of float64 sums, and a product costs at most six of the BLAS;
-two slices, 40 bits or more below a row's largest number, are enough for what is rounded to float32, and cost three.
+Every row is split into slices of so few bits that products of two slices are summed in float64 without rounding, in
+whatever order a BLAS adds (Ozaki et al. 2012, "Error-free transformations of matrix multiplication by using fast
+routines of matrix multiplication and its applications"); the few slice products are then added element by element.
+Three slices give the error of float64 sums and cost at most six BLAS products; two slices, which reach at least 40
+bits below a row's largest number, are enough for results rounded to float32 and cost three.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor
 from gym_quant.codec import CodecError
 
 _MANTISSA = 53
-_OF_FLOAT32 = 2
-_LARGEST_EXPONENT = 480
+_FLOAT32_SLICES = 2
+_MAX_EXPONENT = 480
 
 
 @dataclass(frozen=True)
 class Sliced:
-    """Rows of a matrix, prepared for exact products.
+    """A matrix whose rows are prepared for exact products.
 
     Attributes:
-        slices: ``[n, k]`` float64 of whole numbers, the leading bits first; those that are all zero are left out.
-        powers: ``[n]`` float64, the power of two that each row was divided by.
-        bits: Number of bits of a slice.
-        most: Number of requested slices.
+        slices: Whole numbers, each ``[n, k]`` float64, leading bits first; slices that are all zero are left out.
+        powers: ``[n]`` float64, the power of two by which each row was divided.
+        bits: Bits per slice.
+        most: Number of slices requested.
     """
 
     slices: tuple[Tensor, ...]
@@ -42,7 +42,7 @@ class Sliced:
     def of(cls, rows: Tensor, most: int = 3) -> Sliced:
         """Slice ``[n, k]`` finite floats into at most ``most`` parts.
 
-        Bits too small for the last slice are lost, as are last bits of magnitudes below 2**-480.
+        Bits below the last slice are lost, as are the last bits of magnitudes below 2**-480.
 
         Raises:
             CodecError: For magnitudes above 2**480.
@@ -51,9 +51,9 @@ class Sliced:
         n, k = rest.shape
         peaks = rest.abs().amax(dim=1).numpy() if k else np.zeros(n)
         exponents = np.frexp(peaks)[1]
-        if exponents.size and int(exponents.max()) > _LARGEST_EXPONENT:
+        if exponents.size and int(exponents.max()) > _MAX_EXPONENT:
             raise CodecError(f"magnitude {peaks.max():g} is too large to be multiplied exactly")
-        exponents = np.maximum(exponents, -_LARGEST_EXPONENT)
+        exponents = np.maximum(exponents, -_MAX_EXPONENT)
         rest.mul_(torch.from_numpy(np.ldexp(1.0, -exponents))[:, None])
         bits = (_MANTISSA - (max(k, 1) - 1).bit_length()) // 2
         slices: list[Tensor] = []
@@ -64,7 +64,7 @@ class Sliced:
         return cls(tuple(slices), torch.from_numpy(np.ldexp(1.0, exponents)), bits, most)
 
     def rows(self, start: int, stop: int) -> Sliced:
-        """Select some rows."""
+        """Select rows ``start`` to ``stop``."""
         return Sliced(
             tuple(s[start:stop] for s in self.slices), self.powers[start:stop], self.bits, self.most
         )
@@ -72,14 +72,14 @@ class Sliced:
 
 @dataclass(frozen=True)
 class RightFactor:
-    """``A`` ``[r, cols]`` of a low-rank ``B @ A``, prepared for float32 results with any rows of ``B``.
+    """``A`` ``[r, cols]`` of a low-rank ``B @ A``, prepared for float32 products with any rows of ``B``.
 
-    Every component of ``A`` is divided by a power of two that ``B`` is multiplied by, so that components that differ by
-    orders of magnitude in opposite ways lose no bits.
+    Every component of ``A`` is divided by a power of two, and that of ``B`` multiplied by it, so that no bits are lost
+    where their magnitudes differ by orders in opposite directions.
 
     Attributes:
-        columns: Columns of the divided ``A``.
-        powers: ``[r]`` float64.
+        columns: The columns of the divided ``A``.
+        powers: The powers of two, ``[r]`` float64.
     """
 
     columns: Sliced
@@ -89,18 +89,18 @@ class RightFactor:
     def of(cls, a: Tensor) -> RightFactor:
         wide = a.to("cpu", torch.float64)
         powers = torch.from_numpy(np.ldexp(1.0, np.frexp(wide.abs().amax(dim=1).numpy())[1]))
-        return cls(Sliced.of((wide / powers[:, None]).T, _OF_FLOAT32), powers)
+        return cls(Sliced.of((wide / powers[:, None]).T, _FLOAT32_SLICES), powers)
 
     def after(self, b: Tensor) -> Tensor:
-        """``b @ a``, ``[rows, r]`` to ``[rows, cols]`` float64."""
-        return products(Sliced.of(b.to("cpu", torch.float64) * self.powers, _OF_FLOAT32), self.columns)
+        """Return ``b @ a`` ``[rows, cols]`` float64 for ``b`` ``[rows, r]``."""
+        return products(Sliced.of(b.to("cpu", torch.float64) * self.powers, _FLOAT32_SLICES), self.columns)
 
 
 def products(left: Sliced, right: Sliced) -> Tensor:
-    """Inner products of rows, ``[n, k]`` and ``[m, k]`` to ``[n, m]`` float64: ``left @ right.T``.
+    """Return the inner products of rows, ``left @ right.T``: ``[n, k]`` and ``[m, k]`` to ``[n, m]`` float64.
 
-    Both must be as wide, and made with the same ``most``. Symmetric to the bit for a matrix with itself; a block of
-    rows has the bits that it has in the whole.
+    Both must be equally wide and sliced with the same ``most``. The products of a matrix with itself are symmetric to
+    the bit; a block of rows has the same bits as in the whole.
     """
     total = torch.zeros(len(left.powers), len(right.powers), dtype=torch.float64)
     for order in reversed(range(left.most)):
@@ -112,7 +112,7 @@ def products(left: Sliced, right: Sliced) -> Tensor:
 
 
 def gram(rows: Tensor) -> Tensor:
-    """Inner products of the rows of one matrix, ``[n, k]`` to ``[n, n]`` float64."""
+    """Return the inner products of one matrix's rows, ``[n, k]`` to ``[n, n]`` float64."""
     sliced = Sliced.of(rows)
     return products(sliced, sliced)
 

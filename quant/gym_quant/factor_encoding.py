@@ -1,9 +1,9 @@
 """Encode the two factors of a low-rank delta as quantised rows: fields, encoding with refitting, decoding.
 
-A factor is encoded as ``[r, width]``: ``A`` itself, and ``B`` transposed. Groups thus run along the long dimension and
-every component has its own scales. Consecutive components form parts, each with one of DeltaQuant's codecs. The fields
-of part ``i`` are those of its codec, called ``a0_scales``, ``a0_codes`` and so on. Decoded factors are rounded to
-bfloat16, for which the product of a low-rank delta is exact in float64 whatever the order of its sums.
+A factor is encoded as ``[r, width]``: ``A`` itself, and ``B`` transposed. So groups run along the long dimension and
+every component has its own scales. Consecutive components form parts, each encoded by one of DeltaQuant's codecs. The
+fields of part 0 of ``A`` are ``a0_scales``, ``a0_codes`` and so on. Decoded factors are rounded to bfloat16, so that
+their product is exact in float64 whatever the order of its sums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Parts = Sequence[tuple[str, int]]
 """Codec and number of components of every part."""
 
 _REFITS = 8
-_USUAL = (1, 4096)
+_TYPICAL_SHAPE = (1, 4096)
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def factor_codecs() -> tuple[str, ...]:
     """
 
     def size(name: str) -> int:
-        return get_codec(name).payload_bytes(_USUAL, part_params(name, _USUAL[1]))
+        return get_codec(name).payload_bytes(_TYPICAL_SHAPE, part_params(name, _TYPICAL_SHAPE[1]))
 
     return tuple(sorted(filter(is_factor_codec, CODECS.own()), key=size, reverse=True))
 
@@ -46,7 +46,7 @@ def is_factor_codec(name: str) -> bool:
 
 
 def part_params(codec: str, group: int) -> Params:
-    """The parameters of a part.
+    """Return the parameters of a part.
 
     Raises:
         CodecError: For a codec that does not encode factors.
@@ -58,7 +58,7 @@ def part_params(codec: str, group: int) -> Params:
 
 
 def factor_spec(parts: Parts, width: int, group: int, factor: str) -> dict[str, tuple[torch.dtype, Shape]]:
-    """Dtype and shape of every field of a factor."""
+    """Return the dtype and shape of every field of a factor."""
     return {
         f"{factor}{place}_{field}": field_spec
         for place, (codec, count) in enumerate(parts)
@@ -69,7 +69,7 @@ def factor_spec(parts: Parts, width: int, group: int, factor: str) -> dict[str, 
 
 
 def encode_factor(matrix: Tensor, parts: Parts, group: int, factor: str) -> Payload:
-    """Encode ``[r, width]`` floats to the fields of one factor."""
+    """Encode ``[r, width]`` floats as the fields of one factor."""
     payload: Payload = {}
     for place, (codec, _), rows in _placed(parts):
         encoded = get_codec(codec).encode(matrix[rows], **part_params(codec, group))
@@ -118,25 +118,29 @@ def encode_both_factors(left: Tensor, right: Tensor, parts: Parts, group: int) -
         payload = encode_factor(target.float().contiguous(), parts, group, "a")
         return payload, decode_factor(payload, parts, right.shape[1], group, "a").double()
 
-    def loss(got_left: Tensor, got_right: Tensor) -> float:
-        cross = float(((got_left.T @ left) * (got_right @ right.T)).sum())
-        return total - 2 * cross + float(((got_left.T @ got_left) * (got_right @ got_right.T)).sum())
+    def loss(decoded_left: Tensor, decoded_right: Tensor) -> float:
+        cross = float(((decoded_left.T @ left) * (decoded_right @ right.T)).sum())
+        return (
+            total
+            - 2 * cross
+            + float(((decoded_left.T @ decoded_left) * (decoded_right @ decoded_right.T)).sum())
+        )
 
-    (b, got_left), (a, got_right) = encode_left(left), encode_right(right)
-    best, best_payload = loss(got_left, got_right), {**a, **b}
+    (b, decoded_left), (a, decoded_right) = encode_left(left), encode_right(right)
+    best, best_payload = loss(decoded_left, decoded_right), {**a, **b}
     for step in range(_REFITS):
         if step % 2 == 0:
-            a, got_right = encode_right(torch.linalg.pinv(got_left) @ left @ right)
+            a, decoded_right = encode_right(torch.linalg.pinv(decoded_left) @ left @ right)
         else:
-            b, got_left = encode_left(left @ (right @ torch.linalg.pinv(got_right)))
-        error = loss(got_left, got_right)
+            b, decoded_left = encode_left(left @ (right @ torch.linalg.pinv(decoded_right)))
+        error = loss(decoded_left, decoded_right)
         if error < best:
             best, best_payload = error, {**a, **b}
     return best_payload
 
 
 def payload_size(payload: Payload) -> int:
-    """Size of a payload in bytes."""
+    """Return a payload's size in bytes."""
     return sum(field.numel() * field.element_size() for field in payload.values())
 
 

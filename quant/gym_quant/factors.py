@@ -1,10 +1,11 @@
 """Quantise low-rank deltas: rotate to singular components, and allocate bits to each.
 
-LoRA's factors are only defined up to an invertible matrix between them, so they are first turned into the singular
-components of their product, each factor with the root of the singular values. Components then differ by orders of
-magnitude, and bits go where the product loses the least: much for the first, none for the last (Mirzaei et al. 2025,
-"LoRAQuant", split the same way into two parts; here every component chooses, by convex hulls under a byte budget).
-A plan is text: ``int8*2,int4*5`` is two components in int8, then five in int4; ``int4`` alone is all of them.
+LoRA's factors are defined only up to an invertible matrix between them, so they are first turned into the singular
+components of their product, each factor scaled by the root of the singular values. Components then differ by orders of
+magnitude, and bits are spent where they reduce the product's error most: many on the first components, none on the
+last (Mirzaei et al. 2025, "LoRAQuant", split them into two parts; here each component gets its own codec, by convex
+hulls under a byte budget). A plan is text: ``int8*2,int4*5`` is two components in int8, then five in int4; ``int4``
+alone is all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _POWER_ITERATIONS = 4
 
 @dataclass(frozen=True)
 class Components:
-    """Singular components of a delta: ``left @ right``, each scaled by the roots of the singular values.
+    """The singular components of a delta ``left @ right``; each factor is scaled by the roots of the singular values.
 
     Attributes:
         left: ``[rows, r]`` float64; column ``i`` has norm ``sqrt(values[i])``.
@@ -54,7 +55,7 @@ class Components:
 
 
 def components_of_product(b: Tensor, a: Tensor) -> Components:
-    """Components of ``b @ a`` (``[rows, r]``, ``[r, cols]``) by QR of both and an SVD of the ``r x r`` core."""
+    """Compute the components of ``b @ a`` (``[rows, r]``, ``[r, cols]``) by QR of both and an SVD of the core."""
     left, left_core = torch.linalg.qr(b.double())
     right, right_core = torch.linalg.qr(a.double().T)
     u, s, v = torch.linalg.svd(left_core @ right_core.T, full_matrices=False)
@@ -62,11 +63,11 @@ def components_of_product(b: Tensor, a: Tensor) -> Components:
 
 
 def components_of_matrix(matrix: Tensor, rank: int, start: Tensor | None = None) -> Components:
-    """The ``rank`` largest components of a full matrix ``[rows, cols]``.
+    """Compute the ``rank`` largest components of a full matrix ``[rows, cols]``.
 
-    By a full SVD where the smaller dimension is at most 768. Above it by subspace iteration (Halko et al. 2011, alg.
-    4.4) from a fixed random start and, where given, the columns of ``start`` (``[rows, k]``), which nearly span the
-    answer.
+    A full SVD is used if the smaller dimension is at most 768; otherwise subspace iteration (Halko et al. 2011, alg.
+    4.4) from a fixed random start and, if given, the columns of ``start`` (``[rows, k]``), which should nearly span
+    the result.
     """
     wide = matrix.double()
     rank = min(rank, *wide.shape)
@@ -86,11 +87,10 @@ def components_of_matrix(matrix: Tensor, rank: int, start: Tensor | None = None)
 
 
 def parse_plan(plan: str, rank: int) -> tuple[tuple[str, int], ...]:
-    """Parse a plan into codec and number of components per part.
+    """Parse a plan into the codec and number of components of every part.
 
     Raises:
-        CodecError: For unknown codecs, for counts that do not add up to the rank, and for a plan that could be
-            written more shortly.
+        CodecError: For unknown codecs, counts that do not add up to the rank, and a plan that could be shorter.
     """
     parts: list[tuple[str, int]] = []
     texts = plan.split(",")
@@ -123,14 +123,14 @@ def write_plan(parts: Sequence[tuple[str, int]]) -> str:
 def plan_factors(
     tensors: Mapping[str, Components], budget_bytes: int, group: int = GROUP
 ) -> dict[str, tuple[int, str]]:
-    """Plan every tensor so that all payloads fit ``budget_bytes`` with the least loss of the products.
+    """Plan every tensor so that all payloads fit ``budget_bytes`` with the least error of the products.
 
-    Both factors of every component are encoded with every codec; a component's loss is the squared distance of its
-    decoded outer product, and dropping it loses its squared singular value. No allowance is made for the
-    refitting that ``gym_quant.factor_encoding.encode_both_factors`` does afterwards.
+    Both factors of every component are encoded with every codec; a component's error is the squared distance of its
+    decoded outer product, or its squared singular value if it is dropped. The refitting that
+    ``gym_quant.factor_encoding.encode_both_factors`` does afterwards is ignored.
 
     Returns:
-        Rank and plan by name; tensors without a component that is worth its bytes, or fits, are omitted.
+        Rank and plan by name, without tensors of which no component fits or is worth its bytes.
     """
     options: dict[str, list[Option]] = {}
     for name, components in tensors.items():
@@ -155,7 +155,7 @@ def plan_factors(
 
 
 def _measured(factor: Tensor, codec: str, group: int) -> tuple[int, list[tuple[float, float]]]:
-    """Bytes per component, and per component the recovered share (``<u, q> / <u, u>``) and energy share."""
+    """Return the bytes per component and, for each, the recovered share (``<u, q> / <u, u>``) and the energy share."""
     parts = ((codec, factor.shape[0]),)
     payload = encode_factor(factor, parts, group, "x")
     decoded = decode_factor(payload, parts, factor.shape[1], group, "x").double()
@@ -168,7 +168,7 @@ def _measured(factor: Tensor, codec: str, group: int) -> tuple[int, list[tuple[f
 
 
 def _outer_loss(left: tuple[float, float], right: tuple[float, float]) -> float:
-    """``|u v' - q p'|^2 / |u v'|^2`` from the shares of both factors."""
+    """Compute ``|u v' - q p'|^2 / |u v'|^2`` from the shares of both factors."""
     return max(0.0, 1.0 + left[1] * right[1] - 2.0 * left[0] * right[0])
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Integers:
-    """A delta that is ``2**exponent`` times ``codes`` exactly.
+    """A delta that equals ``2**exponent * codes``.
 
     Attributes:
-        codes: Of any integer dtype, in the shape of the tensor; magnitudes below 2**31.
-        exponent: Exponent of the step.
+        codes: Integers of any dtype, in the tensor's shape; magnitudes below 2**31.
+        exponent: The step's exponent.
     """
 
     codes: Tensor

@@ -11,7 +11,7 @@ from gym_quant.grid import Integers
 
 
 class IntegerCodec(Codec):
-    """A codec for versions that are sums of integers; it encodes tensors of every size."""
+    """A codec for versions that are sums of integers; it encodes tensors of any size."""
 
     adds_up = True
     for_small = True
@@ -30,7 +30,7 @@ class IntegerCodec(Codec):
 
     @abstractmethod
     def encode_within(self, tensor: Tensor, error: float) -> Encoded:
-        """Encode a delta with a coarse step whose relative L2 error is at most ``error``, which is above 0.
+        """Encode a delta with the coarsest step tried whose relative L2 error is at most ``error`` (above 0).
 
         Raises:
             CodecError: If no step is fine enough.
@@ -38,4 +38,4 @@ class IntegerCodec(Codec):
 
     @abstractmethod
     def exponent_of(self, delta: Tensor, previous: int | None = None) -> int:
-        """Return the exponent of the step for a delta, given that of the round before; ``encode`` accepts it."""
+        """Return the exponent of a delta's step, given the previous round's; ``encode`` accepts it."""

@@ -1,8 +1,8 @@
 """The base of DeltaQuant's codecs: a small code per weight, and numbers shared by a group of weights.
 
-A codec of this family defines how to find the shared numbers of a group (``solve``), how a value becomes a code
+A codec of this family defines how to find a group's shared numbers (``solve``), how a value becomes a code
 (``quantise``) and how a code becomes a value (``dequantise``). Parameters, groups, packing, checks and memory are the
-same for all and implemented here. Sums are numpy's in float64 and elementwise arithmetic is float32, so that no bit
+same for all and implemented here. Sums are numpy's in float64, elementwise arithmetic is float32, so that no bit
 depends on the number of threads.
 """
 
@@ -42,11 +42,15 @@ from gym_quant.resident import Resident
 from gym_quant.resident_codes import ResidentCodes, codes_a_byte, to_planes
 
 _SAMPLE = 1 << 20
+_BLOCK = 1 << 18
 _FLOOR = 1e-6
+
+Shared = tuple[Floats, ...]
+"""A group's shared numbers: one array per field, in the order of ``fields``."""
 
 
 def column_weights(importance: Tensor, cols: int) -> Floats:
-    """Importance (of a matrix: its diagonal) as ``[cols]`` float32 with mean 1, at least a millionth of it.
+    """Normalise importance (of a matrix: its diagonal) to ``[cols]`` float32 of mean 1, at least a millionth each.
 
     Raises:
         CodecError: For a wrong length, and for values that are negative or not finite.
@@ -66,7 +70,7 @@ def column_weights(importance: Tensor, cols: int) -> Floats:
 
 
 def sampled(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
-    """All values as one group ``[1, n]``; above a million, every k-th value and the extremes."""
+    """Return all values as one group ``[1, n]``; of more than a million, every k-th value and the extremes."""
     rows, cols = values.shape
     flat = values.reshape(-1)
     step = -(-flat.size // _SAMPLE)
@@ -79,10 +83,9 @@ def sampled(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | No
 
 
 def float64_sums(values: Floats, weights: Floats | None, descending: bool) -> tuple[Floats, Floats]:
-    """Running mass and moment of each row's values in sorted order, both ``[groups, n]`` float64.
+    """Compute each row's running sums of weights (1 by default) and of weight times value, in order of value.
 
-    Entry ``i`` holds the sums of the first ``i + 1`` values: of their weights (their number without weights), and
-    of weight times value.
+    Both are ``[groups, n]`` float64.
     """
     order = np.argsort(values, axis=1, kind="stable")
     if descending:
@@ -98,14 +101,8 @@ def float64_sums(values: Floats, weights: Floats | None, descending: bool) -> tu
 
 
 def best_split(gain: Floats) -> npt.NDArray[Any]:
-    """Index ``[groups, 1]`` of each row's largest gain, the first of equal ones."""
+    """Return the index ``[groups, 1]`` of each row's largest gain, the first of equal ones."""
     return np.asarray(gain.argmax(axis=1)[:, None])
-
-
-_BLOCK = 1 << 18
-
-Shared = tuple[Floats, ...]
-"""The numbers a group shares, one array a field, in the order of ``fields``."""
 
 
 class LevelCodec(Codec):
@@ -115,8 +112,8 @@ class LevelCodec(Codec):
         symmetric: True (default) or False; written to files as 0 where it is False.
         group_size: Columns that share a scale; absent means one for the tensor. The last group of a row may be
             shorter; a group as wide as the row gives one scale per row (per output channel).
-        scale_dtype: ``float32`` (default) or ``bfloat16``, of all shared fields. Codes are chosen after the
-            shared numbers were rounded to it.
+        scale_dtype: Dtype of all shared fields, ``float32`` (default) or ``bfloat16``. Codes are chosen after the
+            shared numbers are rounded to it.
     """
 
     bits: ClassVar[int]
@@ -126,18 +123,18 @@ class LevelCodec(Codec):
 
     @property
     def levels(self) -> int:
-        """Number of codes."""
+        """The number of codes."""
         return 1 << self.bits
 
     @abstractmethod
     def fields(self, symmetric: bool) -> tuple[str, ...]:
-        """Names of the shared fields; those named ``...scales`` are never negative."""
+        """Return the names of the shared fields; those named ``...scales`` are never negative."""
 
     @abstractmethod
     def solve(self, values: Floats, weights: Floats | None, symmetric: bool) -> Shared:
         """Find the shared numbers of each row of ``values`` ``[groups, n]``, as ``[groups]`` float64.
 
-        ``weights`` (``[groups, n]``, positive) count each squared error; None counts all alike.
+        ``weights`` (``[groups, n]``, positive) weigh each squared error; None weighs all equally.
         """
 
     @abstractmethod
@@ -148,12 +145,12 @@ class LevelCodec(Codec):
     def dequantise(self, codes: Bytes, shared: Shared, symmetric: bool) -> Floats:
         """Decode each code to float32: the definition of the codec.
 
-        A sum of the shared numbers, each times a number that depends on the code alone, added in their order:
+        It must be the sum, in order, of the shared numbers, each times a number that depends on the code alone, since
         serving decodes by these numbers.
         """
 
     def largest(self, shared: Shared, symmetric: bool) -> Floats:
-        """Largest magnitude that the shared numbers can decode to; overflow is refused."""
+        """Return the largest magnitude that the shared numbers can decode to; overflow is refused."""
         ends = (np.zeros(1, np.uint8), np.full(1, (1 << self.bits) - 1, np.uint8))
         return np.maximum(*(np.abs(self.dequantise(end, shared, symmetric)) for end in ends))
 
@@ -166,11 +163,11 @@ class LevelCodec(Codec):
         return unpack_bits(packed, self.bits, cols)
 
     def packed_width(self, cols: int) -> int:
-        """Bytes per packed row."""
+        """Return the number of bytes per packed row."""
         return packed_bits_width(cols, self.bits)
 
     def check_codes(self, packed: Bytes) -> None:
-        """Refuse bytes that are not codes; nothing to do if every byte is valid."""
+        """Refuse bytes that are not codes; by default every byte is valid."""
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("symmetric", "group_size", "scale_dtype"), self.name)
@@ -185,7 +182,7 @@ class LevelCodec(Codec):
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
-        """One scale per row, unless the policy sets another group."""
+        """Choose one scale per row, unless the policy sets another group."""
         cols = as_matrix(shape)[1]
         chosen = {
             "group_size": columns_of(words, cols, cols),
@@ -209,14 +206,13 @@ class LevelCodec(Codec):
 
         Args:
             tensor: The delta.
-            importance: Second moments of the layer's inputs (``gym_quant.calibration``), whose output error is then
-                what is minimised. ``[cols]``, not negative: their mean squares, which weigh the search for the shared
-                numbers. ``[cols, cols]``: all of them, with which codes make up for each other's errors too
-                (``gym_quant.compensation``). Absent, all columns count alike.
+            importance: Second moments of the layer's inputs (``gym_quant.calibration``), to minimise the output error.
+                Mean squares ``[cols]`` weigh the search for the shared numbers; with all moments ``[cols, cols]``,
+                codes also compensate each other's errors (``gym_quant.compensation``). None weighs columns equally.
             **params: See the class.
 
         Raises:
-            CodecError: For values that are not finite or whose grid overflows, and for refused parameters.
+            CodecError: For values that are not finite or whose grid overflows, and for invalid parameters.
         """
         matrix, shape = to_matrix(tensor), tuple(tensor.shape)
         normalised = self.normalise(params, shape)
@@ -265,9 +261,9 @@ class LevelCodec(Codec):
     def resident(
         self, payload: Payload, shape: Shape, params: Params, device: torch.device
     ) -> Resident | None:
-        """Signs if it is signs; else the codes in planes, with the shared numbers as in the file.
+        """Return signs if it is signs; otherwise the codes in planes, with the shared numbers as in the file.
 
-        For look-up, ``for_kernel`` makes planes of signs of them where the levels are evenly spaced.
+        For look-up, ``for_kernel`` turns evenly spaced levels into planes of signs.
         """
         signs = super().resident(payload, shape, params, device)
         if signs is not None:
@@ -285,7 +281,7 @@ class LevelCodec(Codec):
         return ResidentCodes(self, fields, (rows, cols), symmetric, group, device, largest)
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """Scale the shared numbers, in which levels are linear; every code stays."""
+        """Scale the shared numbers, in which levels are linear; codes do not change."""
         return scaled_fields(payload, factor, self.fields(is_symmetric(params)))
 
     def factor_params(self, group: int) -> Params | None:

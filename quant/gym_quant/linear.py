@@ -37,7 +37,7 @@ class PackedLinear(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes read by a product with one row."""
+        """Return the number of bytes that a product with one row reads."""
 
     @classmethod
     @abstractmethod
@@ -46,10 +46,10 @@ class PackedLinear(ABC):
 
         Args:
             weight: Finite numbers.
-            group_size: Columns that share a scale; by default chosen by the format.
+            group_size: Columns that share a scale; by default the format's.
 
         Raises:
-            CodecError: For numbers that are not finite, and for shapes, dtypes or a group size that are not supported.
+            CodecError: For numbers that are not finite, and unsupported shapes, dtypes or group sizes.
         """
 
     @abstractmethod
@@ -60,7 +60,7 @@ class PackedLinear(ABC):
 
         Args:
             x: ``[n, cols]`` float32, contiguous, on the CPU.
-            y: ``[n, rows]`` float32, contiguous, on the CPU.
+            y: ``[n, rows]``, as ``x``.
 
         Raises:
             CodecError: For unsupported shapes, dtypes, devices or strides.
@@ -75,7 +75,7 @@ class PackedLinear(ABC):
             y: As in ``multiply``, but its rows may be strided.
 
         Returns:
-            True if it was added; False if there is no native call for it.
+            False if there is no native call for it.
         """
         return False
 
@@ -85,7 +85,7 @@ class PackedLinear(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors to store, by name; no copies."""
+        """Return the tensors to store, by name, without copying them."""
 
     @classmethod
     @abstractmethod
@@ -98,7 +98,7 @@ class PackedLinear(ABC):
 
 
 def linear_formats() -> tuple[str, ...]:
-    """Sorted names of all formats."""
+    """Return the sorted names of all formats."""
     return LINEARS.names()
 
 

@@ -5,8 +5,8 @@
     file.tensors["model.layers.0.mlp.up"].multiply(x, y)
 
 A packed layer's tensors are called by its name, a dot and the field. The metadata's entry ``linears`` lists the packed
-layers: format, rows, columns, fields; ``sha256`` has that of every tensor's bytes. Data begin at a multiple of 64
-bytes, largest elements first, without gaps, so that every reader of safetensors reads the file.
+layers: format, rows, columns, fields; the entry ``sha256`` has every tensor's digest. The data begin at a multiple of
+64 bytes, largest elements first, without gaps, so that any safetensors reader can read the file.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _LABELS = {dtype: label for label, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class PackedFile:
-    """The contents of a file. The tensors view the mapped file, which lives as long as any of them.
+    """The contents of a file. The tensors are views of the mapped file, which lives as long as any of them.
 
     Attributes:
         tensors: Packed layers, and plain tensors, by name.
-        metadata: Texts that the writer added.
+        metadata: The writer's texts.
     """
 
     tensors: dict[str, PackedLinear | Tensor]
@@ -80,7 +80,7 @@ def write_packed(
 
     Args:
         path: The file.
-        tensors: By name. No name may be that of a packed layer's field.
+        tensors: By name; no name may be that of a packed layer's field.
         metadata: Texts to store; the names ``linears`` and ``sha256`` are reserved.
 
     Raises:
@@ -132,7 +132,7 @@ def open_packed(path: str | Path, require: Callable[[os.stat_result], None] | No
 
     Args:
         path: File of ``write_packed``. It must not change while any of its tensors is in use.
-        require: Function that raises an error if the opened file, by its status, must not be read.
+        require: Gets the opened file's status, and raises an error if it must not be read.
 
     Raises:
         CodecError: For an invalid file, with the tensor's name.
@@ -153,7 +153,7 @@ def open_packed(path: str | Path, require: Callable[[os.stat_result], None] | No
 def _flattened(
     tensors: Mapping[str, PackedLinear | Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-    """All tensors by their names in the file, and the table of packed layers."""
+    """Return all tensors by their names in the file, and the table of packed layers."""
     flat: dict[str, Tensor] = {}
     linears: dict[str, dict[str, Any]] = {}
     for name, value in tensors.items():
@@ -182,7 +182,7 @@ def _flattened(
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """A byte view of tensors; torch cannot view empty ones."""
+    """Return a tensor's bytes as a view; torch cannot view empty tensors."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
@@ -232,7 +232,7 @@ def _mapped(path: Path, require: Callable[[os.stat_result], None] | None) -> tup
 
 
 def _header(text: bytes, size: int) -> tuple[dict[str, _HeaderEntry], dict[str, str]]:
-    """Header entries in byte order, without gaps or overlaps, and the metadata."""
+    """Parse the header's entries, in byte order without gaps or overlaps, and the metadata."""
     header = _json(text, "header")
     metadata = header.pop("__metadata__", None)
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -273,7 +273,7 @@ def _are_sizes(value: object) -> bool:
 
 
 def _tensor(view: mmap.mmap, start: int, entry: _HeaderEntry) -> Tensor:
-    """View through numpy, which keeps the map alive under a live view; torch alone does not."""
+    """Make the view through numpy, which keeps the map alive as long as the view; torch alone does not."""
     if entry.start == entry.stop:
         return torch.empty(entry.shape, dtype=entry.dtype)
     raw = np.frombuffer(view, np.uint8, entry.stop - entry.start, start + entry.start)

@@ -1,6 +1,6 @@
 """Pack sign bits into bytes: the public import of ``gym_quant.kernels``.
 
-Bit order, fixed by format version 1 and held by golden files: bit = 1 where the value is >= 0; bits run along
+The bit order is fixed by format version 1 and tested by golden files: bit = 1 where the value is >= 0; bits run along
 the last (input) dimension, least significant bit first; every row is padded to a whole byte with zero bits,
 which readers ignore.
 """
@@ -13,5 +13,5 @@ __all__ = ["pack_signs", "packed_width", "unpack_signs"]
 
 
 def packed_width(cols: int) -> int:
-    """Bytes per packed row of ``cols`` signs."""
+    """Return the number of bytes per packed row of ``cols`` signs."""
     return (cols + 7) // 8

@@ -43,16 +43,16 @@ _NEVER = ("base", "registry")
 
 
 class MemberError(ValueError):
-    """The error for a member that is unknown, duplicated, or cannot be imported, with a remedy."""
+    """A member that is unknown, provided twice, or cannot be imported; the message names a remedy."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The package of a member that is not built-in.
+    """The package that provides a member that is not built in.
 
     Attributes:
-        distribution: Name of the installed package in a package index.
-        version: Version of the distribution.
+        distribution: The installed package's name in a package index.
+        version: Its version.
         digest: Lower-case hex sha256 over the files of the module's top-level package (``digest_of``).
     """
 
@@ -65,12 +65,11 @@ class Registry(Generic[T]):
     """The members of one kind.
 
     Args:
-        kind: Word for one member in messages: ``codec``.
-        package: Folder of the built-in members, as a dotted name. Each file except ``base`` and ``registry`` that does
-            not begin with ``_`` holds one public subclass of ``base`` and has its name; so does each file of a folder
-            in it. A folder's own name is not a member.
+        kind: What messages call a member: ``codec``.
+        package: Folder of the built-in members, as a dotted name. Each file in it or its subfolders, except ``base``,
+            ``registry`` and names that begin with ``_``, defines one public subclass of ``base`` and has its name.
         base: ``module:Class``, imported with the first member.
-        group: Entry point group, which begins with ``gym_fed.``.
+        group: Entry point group; it begins with ``gym_fed.``.
     """
 
     def __init__(self, kind: str, package: str, base: str, group: str) -> None:
@@ -88,7 +87,7 @@ class Registry(Generic[T]):
         return tuple(_files(self.package))
 
     def own_with(self, fact: str) -> tuple[str, ...]:
-        """Import the built-in members, and return the sorted names of those whose attribute ``fact`` is true."""
+        """Import the built-in members and return the sorted names of those whose attribute ``fact`` is true."""
         return tuple(name for name in self.own() if getattr(self.type_of(name), fact))
 
     def __contains__(self, name: object) -> bool:
@@ -99,9 +98,9 @@ class Registry(Generic[T]):
         """Return the class called ``name``.
 
         Raises:
-            MemberError: If there is none. For a member of another package: if two packages have it, if it is not a
-                subclass of the kind's base or lacks what that requires, or if its import fails.
-            Exception: An error of the check set by ``checked_by``.
+            MemberError: If there is none. For a member of another package: if two packages provide it, it is not a
+                complete subclass of the kind's base, or its import fails.
+            Exception: Any error of the check set by ``checked_by``.
         """
         self.require_allowed(name)
         if name not in self._types:
@@ -109,13 +108,13 @@ class Registry(Generic[T]):
         return self._types[name]
 
     def require_allowed(self, name: str) -> None:
-        """Raise what ``checked_by`` raises for a member of another package; imports nothing."""
+        """Run the check of ``checked_by`` on a member of another package; imports nothing."""
         check = _check.get()
         if check is not None and name not in self.own():
             check(self, name)
 
     def origin(self, name: str) -> Origin | None:
-        """Return the package of a member; None for a built-in one.
+        """Return the package that provides a member; None for a built-in one.
 
         Raises:
             MemberError: If there is no such member, or two packages provide it.
@@ -127,16 +126,16 @@ class Registry(Generic[T]):
         return Origin(point.dist.name, point.dist.version, digest_of(point.module))
 
     def shadowed(self) -> tuple[EntryPoint, ...]:
-        """Return entry points that are ignored because a built-in member has their name; `gym doctor` lists them."""
+        """Return the entry points ignored because a built-in member has their name; `gym doctor` lists them."""
         own = self.own()
         return tuple(point for point in _installed(self.group) if point.name in own)
 
     def unknown(self, name: str) -> Exception:
-        """The error for an unknown name."""
+        """Return the error for an unknown name."""
         return MemberError(f"unknown {self.kind} {name!r} (known: {', '.join(self.names())})")
 
     def broken(self, name: str, message: str, hint: str) -> Exception:
-        """The error for an unusable member ``name`` of another package."""
+        """Return the error for an unusable member ``name`` of another package."""
         return MemberError(f"{message}; {hint}")
 
     def _own(self, name: str) -> type[T]:
@@ -207,9 +206,9 @@ class Registry(Generic[T]):
 
 @contextmanager
 def checked_by(check: Check) -> Iterator[None]:
-    """Call ``check`` for members of other packages inside this context, before they are imported or used.
+    """Inside this context, call ``check`` with kind and name before members of other packages are imported or used.
 
-    ``check`` gets kind and name, and raises to prevent the use. For untrusted names, such as those in a hub's task.
+    It raises to prevent the use. This is for untrusted names, such as those in a hub's task.
     """
     token = _check.set(check)
     try:
@@ -219,7 +218,7 @@ def checked_by(check: Check) -> Iterator[None]:
 
 
 def digest_of(module: str) -> str:
-    """Sha256 over the files of a module's top-level package: sorted paths and contents, without bytecode."""
+    """Hash the files of a module's top-level package with sha256: sorted paths and contents, without bytecode."""
     spec = find_spec(module.partition(".")[0])
     digest = hashlib.sha256()
     for path, file in sorted(_sources(spec)) if spec is not None else ():
@@ -241,9 +240,9 @@ def _sources(spec: ModuleSpec) -> list[tuple[str, Path]]:
 
 @functools.cache
 def _files(package: str) -> dict[str, str]:
-    """Sorted member names with their modules, from the files of ``package`` and its subfolders.
+    """Return sorted member names with their modules, from the files of ``package`` and its subfolders.
 
-    Neither the package nor anything in it is imported.
+    Nothing is imported.
     """
     spec = find_spec(package)
     folders = [] if spec is None else [Path(path) for path in spec.submodule_search_locations or ()]
@@ -259,7 +258,7 @@ def _files(package: str) -> dict[str, str]:
 
 
 def _modules(folders: list[Path]) -> list[tuple[str, bool]]:
-    """Names of the modules in ``folders`` that may be or contain members, each with a flag for folders."""
+    """Return the modules in ``folders`` that may be or contain members, each with a flag for folders."""
     return [
         (info.name, info.ispkg)
         for info in pkgutil.iter_modules(map(str, folders))
@@ -268,13 +267,13 @@ def _modules(folders: list[Path]) -> list[tuple[str, bool]]:
 
 
 def _installed(group: str) -> tuple[EntryPoint, ...]:
-    """Entry points of a group in all packages."""
+    """Return a group's entry points in all packages."""
     return tuple(_all_installed().select(group=group))
 
 
 @functools.cache
 def _all_installed() -> Any:
-    """Entry points of every group (classes differ between Python 3.11 and 3.12), read once per process."""
+    """Return the entry points of all groups, read once per process; classes differ between Python 3.11 and 3.12."""
     from importlib.metadata import entry_points  # slow to import, and `--help` reads no registry
 
     return entry_points()
@@ -291,7 +290,7 @@ LINEARS: Registry[Any] = Registry(
 
 
 def codec_names() -> tuple[str, ...]:
-    """Sorted names of all codecs."""
+    """Return the sorted names of all codecs."""
     return CODECS.names()
 
 

@@ -1,8 +1,8 @@
 """Deltas kept packed in memory for repeated addition, as codecs provide them to serving.
 
-``Codec.resident`` chooses the form. A codec that is exactly signs and scales gets ``ResidentSigns`` from
-``Codec.signs``; one whose rows decode alone gives ``ResidentLevels`` in one line; one of factors ``ResidentFactors``.
-A separate form is a subclass of ``Resident``: three methods, and ``batch`` where it multiplies faster than decoding.
+``Codec.resident`` chooses the form. A codec of exactly signs and scales gets ``ResidentSigns`` by ``Codec.signs``; one
+whose rows decode separately returns ``ResidentLevels``; one of factors ``ResidentFactors``. Another form is a subclass
+of ``Resident``: three methods, and ``batch`` if it multiplies faster than by decoding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Fields: TypeAlias = Mapping[str, Tensor]
 
 
 class Resident(ABC):
-    """A delta ``[rows, cols]`` in packed form, in its own memory; never a view of a file.
+    """A packed delta ``[rows, cols]`` in its own memory, never a view of a file.
 
     Attributes:
         form: Name of its products in serving's statistics: ``signs``, ``levels``, ...
@@ -72,7 +72,7 @@ class Resident(ABC):
         del kernel
 
     def for_kernel(self, kernel: str) -> Resident:
-        """The form that ``kernel`` multiplies fastest; this one, unless a subclass has another.
+        """Return the form that ``kernel`` multiplies fastest: this one, unless a subclass has another.
 
         Raises:
             CodecError: See ``check_kernel``.
@@ -81,7 +81,7 @@ class Resident(ABC):
         return self
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """The first row of every block, a multiple of 64, and the end."""
+        """Yield the first row of every block (a multiple of 64) and its end."""
         step = max(64, _BLOCK // self.cols // 64 * 64)
         for start in range(0, self.rows, step):
             yield start, min(self.rows, start + step)
@@ -109,7 +109,7 @@ class ResidentBatch(ABC):
     any_stride: ClassVar[bool] = False
 
     def tables(self, x: Tensor, index: IndexArray | None = None, path: str | None = None) -> object | None:
-        """Data that ``add`` can reuse for one ``x``, or None. Valid for any batch with the same kernel."""
+        """Return data that ``add`` of any batch with this kernel can reuse for ``x``, or None."""
         del x, index, path
         return None
 
@@ -155,15 +155,15 @@ class DecodedBatch(ResidentBatch):
 
 
 class ResidentLevels(Resident):
-    """A payload as in its file, codes and shared numbers, decoded block by block.
+    """A payload as in its file (codes and shared numbers), decoded block by block.
 
     Args:
-        fields: The payload. A field that is a matrix has a row for each row of the delta; any other belongs to all.
+        fields: The payload. A matrix has a row for each row of the delta; other fields belong to all rows.
         rows: Rows of the delta.
         cols: Columns of the delta.
-        decode: Fields of some rows to their values: ``[n, cols]`` float32 on the fields' device.
+        decode: Decodes the fields of some rows to ``[n, cols]`` float32 on their device.
         device: Device to which every field is copied.
-        largest: Upper bound on the magnitude of the values; None to compute it on demand.
+        largest: Upper bound on the magnitude of the values; None to compute it when needed.
     """
 
     form = "levels"
@@ -202,9 +202,9 @@ class ResidentFactors(Resident):
         fields: The payload, or ``a`` and ``b`` themselves.
         rows: Rows of the delta.
         cols: Columns of the delta.
-        decode: A payload on the CPU to ``a`` ``[r, cols]`` and ``b`` ``[rows, r]``; None: the fields are these.
+        decode: Decodes a payload on the CPU to ``a`` ``[r, cols]`` and ``b`` ``[rows, r]``; None: the fields are these.
         device: Device to which every field is copied.
-        scaling: Factor of the product.
+        scaling: The product's factor.
     """
 
     form = "factors"
@@ -228,14 +228,14 @@ class ResidentFactors(Resident):
         return sum(field.nbytes for field in self._fields.values())
 
     def factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """``a`` ``[r, cols]`` and ``scaling * b`` ``[rows, r]`` in a dtype; possibly views."""
+        """Return ``a`` ``[r, cols]`` and ``scaling * b`` ``[rows, r]`` in a dtype, possibly as views."""
         a, b = self._factors()
         if self.scaling != 1.0:
             b = b.to(torch.float32) * self.scaling
         return a.to(dtype), b.to(dtype)
 
     def scaled_once(self, dtype: torch.dtype) -> ResidentFactors:
-        """Fold the scaling into ``b``, if that takes no more memory: plain factors of ``dtype``."""
+        """Fold the scaling into ``b`` if that takes no more memory: for plain factors of ``dtype``."""
         if self.scaling == 1.0 or self._decode is not None or self._fields["b"].dtype != dtype:
             return self
         _, b = self.factors(dtype)
@@ -273,33 +273,33 @@ class ResidentFactors(Resident):
 class Transposed(Resident):
     """The transpose ``[cols, rows]`` of a delta, for parameters stored as ``[in, out]``."""
 
-    def __init__(self, held: Resident) -> None:
-        self.held = held
-        self.rows, self.cols = held.cols, held.rows
+    def __init__(self, inner: Resident) -> None:
+        self.inner = inner
+        self.rows, self.cols = inner.cols, inner.rows
 
     @property
     def form(self) -> str:  # type: ignore[override]
         """The form of the wrapped delta."""
-        return self.held.form
+        return self.inner.form
 
     @property
     def nbytes(self) -> int:
-        return self.held.nbytes
+        return self.inner.nbytes
 
     def decode_rows(self, rows: Tensor) -> Tensor:
-        return torch.cat([self.held.decode_block(*block)[:, rows] for block in self.held.blocks()]).T
+        return torch.cat([self.inner.decode_block(*block)[:, rows] for block in self.inner.blocks()]).T
 
     def decode_block(self, start: int, stop: int) -> Tensor:
-        return torch.cat([self.held.decode_block(*block)[:, start:stop] for block in self.held.blocks()]).T
+        return torch.cat([self.inner.decode_block(*block)[:, start:stop] for block in self.inner.blocks()]).T
 
     def largest(self) -> float:
-        return self.held.largest()
+        return self.inner.largest()
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add in float32, since the wrapped delta's blocks of rows are columns here."""
         term = torch.zeros(y.shape, dtype=torch.float32, device=y.device)
-        for start, stop in self.held.blocks():
-            term += x[:, start:stop] @ self.held.decode_block(start, stop).to(x.dtype)
+        for start, stop in self.inner.blocks():
+            term += x[:, start:stop] @ self.inner.decode_block(start, stop).to(x.dtype)
         y += term
 
 

@@ -25,7 +25,7 @@ _COMPARED = 16
 
 
 class Grid(Protocol):
-    """The part of ``LevelCodec`` that this module needs; it cannot be imported, since it imports this module."""
+    """The part of ``LevelCodec`` used here; ``levels`` imports this module, so it cannot be imported."""
 
     @property
     def levels(self) -> int: ...
@@ -44,8 +44,8 @@ class ResidentCodes(ResidentLevels):
         codec: The codec of the payload.
         fields: The payload, with its codes packed in planes (``to_planes``).
         shape: Rows and columns.
-        symmetric: The payload's parameter of this name.
-        group: Number of columns that share a scale and offset; None: all columns do.
+        symmetric: The payload's ``symmetric`` parameter.
+        group: Columns that share a scale and offset; None for all.
         device: The device that holds the fields.
         largest: A bound on the magnitude of the values.
     """
@@ -67,7 +67,7 @@ class ResidentCodes(ResidentLevels):
         self._codec, self._symmetric, self._group = codec, symmetric, group
 
     def for_kernel(self, kernel: str) -> Resident:
-        """Return sign planes for the lookup kernel if native code supports them; otherwise decode the levels."""
+        """Return sign planes for the lookup kernels if native code supports them; otherwise levels are decoded."""
         planes, group = LevelPlanes.of(_coefficients(self._codec, self._symmetric)), self._group
         whole_bytes = group is None or group % 8 == 0 or group >= self.cols
         codes = self._fields["codes"]
@@ -144,7 +144,7 @@ def _by_group(values: Tensor, numbers: Tensor, group: int | None) -> Iterator[tu
 
 
 def codes_a_byte(levels: int) -> int:
-    """Number of codes below ``levels`` (2 to 256) that fit into a byte."""
+    """Return how many codes below ``levels`` (2 to 256) fit into a byte."""
     return next(n for n in range(8, 0, -1) if levels**n <= 256)
 
 

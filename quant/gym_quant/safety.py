@@ -26,10 +26,9 @@ class SafetyProjection:
     """The result for a layer.
 
     Attributes:
-        cosine: Similarity of the delta with its projection, -1 to 1; None if V is zero, which spans no subspace,
-            or the delta is.
+        cosine: Cosine similarity of the delta with its projection; None if V (no subspace) or the delta is zero.
         replaced: True if ``delta`` is the projection.
-        delta: The resulting delta, in the given shape, float32.
+        delta: The resulting delta, float32, in the given shape.
     """
 
     cosine: float | None
@@ -46,7 +45,7 @@ def project_delta(
     Args:
         delta: ``[out, in]``, any float dtype.
         aligned: The layer's weight in the aligned (instruction-tuned, safe) model, ``[out, in]``.
-        unaligned: Weight in the base that it was aligned from, ``[out, in]``.
+        unaligned: The layer's weight in the base that was aligned, ``[out, in]``.
         threshold: Minimum cosine similarity of an unchanged delta, 0 to 1.
         projection: Form of the projection in the paper.
 
@@ -73,7 +72,7 @@ def project_delta(
 
 
 def _onto_columns(span: Tensor, values: Tensor) -> Tensor:
-    """Project the columns of ``values`` orthogonally onto those of ``span``, of any rank."""
+    """Project the columns of ``values`` orthogonally onto those of ``span``, which may have any rank."""
     basis, sizes, _ = torch.linalg.svd(span, full_matrices=False)
     tolerance = float(sizes[0]) * max(span.shape) * torch.finfo(torch.float32).eps
     directions = basis[:, sizes > tolerance]

@@ -24,12 +24,12 @@ _LARGEST = 3.3e38
 class TiledLinear(PackedLinear):
     """Tiles that a native kernel reads as one stream.
 
-    Few rows are multiplied tile by tile. From ``many_rows`` on the processor's products in bfloat16 compute, where it
-    has them (AVX-512 BF16); without vector instructions torch multiplies blocks that are decoded to float32, then.
+    Few rows are multiplied tile by tile. From ``many_rows`` rows on, the processor's bfloat16 products are used if it
+    has them (AVX-512 BF16); without vector instructions, torch then multiplies blocks decoded to float32.
 
     Attributes:
         code: The format's number in native code.
-        default_group: Columns that share a scale; None: there are no scales.
+        default_group: Columns that share a scale; None if there are no scales.
         reach: The largest weight in units of ``unit``.
         many_rows: See above; measured.
     """
@@ -116,7 +116,7 @@ class TiledLinear(PackedLinear):
 
     @classmethod
     def _unit(cls, most: float) -> float:
-        """The power of two that scales the largest weight to at most ``reach``."""
+        """Return the power of two that scales the largest weight to at most ``reach``."""
         if cls.default_group is None or most == 0:
             return 1.0
         mantissa, exponent = math.frexp(most / cls.reach)

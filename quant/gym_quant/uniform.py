@@ -21,9 +21,9 @@ _CHUNK = 1 << 16
 class UniformCodec(LevelCodec):
     """``2**bits`` evenly spaced levels; shared fields ``scales`` and, if asymmetric, ``offsets``.
 
-    ``shrink`` are the clips to try, as shares of the group's largest magnitude (asymmetric: of its range about its
-    middle). The best of them by squared error is then refined: with its codes held, scale and offset are fitted by
-    least squares, codes are chosen again, and so on while that helps (Lloyd's iteration on a uniform grid).
+    ``shrink`` lists the clips to try, as shares of the group's largest magnitude (asymmetric: of its range about its
+    middle). The one with the least squared error is then refined: with its codes fixed, scale and offset are fitted by
+    least squares, codes are chosen again, and so on while the error falls (Lloyd's iteration on a uniform grid).
     """
 
     shrink: ClassVar[tuple[float, ...]] = (1.0,)
@@ -72,7 +72,7 @@ class UniformCodec(LevelCodec):
         return (scale,) if symmetric else (scale, offset)
 
     def _levels(self, values: Floats, shared: Shared, symmetric: bool) -> Floats:
-        """Codes still in float32."""
+        """Return the codes, still in float32."""
         scale = shared[0]
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             steps = (values if symmetric else values - shared[1]) / scale
@@ -86,7 +86,7 @@ class UniformCodec(LevelCodec):
     def _error(
         self, values: Floats, weights: Floats | None, scale: Floats, offset: Floats, symmetric: bool
     ) -> Floats:
-        """Weighted squared error of each group in float64, with scale and offset rounded to float32."""
+        """Return each group's weighted squared error in float64, with scale and offset rounded to float32."""
         shared = tuple(v.astype(np.float32)[:, None] for v in ((scale,) if symmetric else (scale, offset)))
         total = np.zeros(values.shape[0])
         for at in _chunks(values):
@@ -103,7 +103,7 @@ class UniformCodec(LevelCodec):
     def _fitted(
         self, values: Floats, weights: Floats | None, scale: Floats, offset: Floats, symmetric: bool
     ) -> tuple[Floats, Floats]:
-        """Scale and offset by least squares of values on codes."""
+        """Fit scale and offset by least squares of values on codes."""
         shared = tuple(v.astype(np.float32)[:, None] for v in ((scale,) if symmetric else (scale, offset)))
         sums = np.zeros((5, values.shape[0]))
         for at in _chunks(values):
@@ -125,6 +125,6 @@ class UniformCodec(LevelCodec):
 
 
 def _chunks(values: Floats) -> list[slice]:
-    """Yield blocks of columns that fit into a core's cache."""
+    """Yield blocks of columns that fit a core's cache."""
     step = max(1, _CHUNK // values.shape[0])
     return [slice(start, start + step) for start in range(0, values.shape[1], step)]

@@ -20,7 +20,7 @@ from gym_quant.levels import LevelCodec, Shared, best_split, float64_sums, is_sy
 class Binary(LevelCodec):
     """Eight weights per byte, packed as in ``gym_quant.packing``. For parameters see ``gym_quant.levels.LevelCodec``.
 
-    Of a group with more than a million weights the split is searched on a sample (``gym_quant.levels.sampled``).
+    For a group of more than a million weights the split is searched on a sample (``gym_quant.levels.sampled``).
     """
 
     name = "binary"

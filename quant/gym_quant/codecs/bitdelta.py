@@ -62,7 +62,7 @@ class BitDelta(Codec):
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
-        """One scale per tensor, unless the policy sets one; ``auto`` uses row scales if they are worth their bytes."""
+        """Choose one scale per tensor unless the policy sets a group; ``auto`` uses row scales worth their bytes."""
         cols, dtype = as_matrix(shape)[1], words.get("scale_dtype", "float32")
         chosen = {"group_size": columns_of(words, cols, None), "scale_dtype": dtype}
         why = ""
@@ -126,7 +126,7 @@ class BitDelta(Codec):
         return MergeForm("signs", group_size(params))
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """Scale the scales; every sign stays."""
+        """Multiply the scales; signs do not change."""
         return scaled_fields(payload, factor, ("scales",))
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
@@ -140,7 +140,7 @@ class BitDelta(Codec):
             raise CodecError(f"scale is negative: {float(scales.min())}")
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
-        """Exact without decoding: every weight of a group has the magnitude of its scale."""
+        """Compute the exact norm without decoding: every weight of a group has the magnitude of its scale."""
         rows, cols = as_matrix(shape)
         squares = np.square(payload["scales"].to(torch.float64).numpy())
         group = group_size(params)

@@ -1,7 +1,7 @@
 """int4: 16 evenly spaced levels, with a searched and refined clip.
 
-Clips are tried from the largest magnitude down to 4% of it, each 0.87 of the last (the search of Banner et al. 2019,
-"Post training 4-bit quantization", sec. 3, done by trial instead of by an assumed distribution).
+Clips are tried from the largest magnitude down to 4% of it, each 0.87 times the last (as in Banner et al. 2019, "Post
+training 4-bit quantization", sec. 3, but by trial instead of by an assumed distribution).
 """
 
 from __future__ import annotations

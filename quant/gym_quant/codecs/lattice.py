@@ -1,10 +1,10 @@
 """lattice: whole multiples of a step that is a power of two, so that deltas on one grid add up as integers.
 
 A uniform quantiser without dead zone, ``code = round(delta / step)``, entropy-coded. By default the step is about
-``STEP_IN_RMS`` root mean squares of the tensor, where error feedback makes up for the loss at about 1.5 bits per
-weight (this project; for entropy-coded uniform quantisers see Gish and Pierce 1968, "Asymptotically Efficient
-Quantizing"). Codes are digits to the base of their number of levels, as many per byte as fit, so that deflate's
-Huffman codes come within a few per cent of the entropy.
+``STEP_IN_RMS`` root mean squares of the tensor, whose loss error feedback compensates at about 1.5 bits per weight
+(this project; for entropy-coded uniform quantisers see Gish and Pierce 1968, "Asymptotically Efficient Quantizing").
+Codes are digits in the base of their number of levels, as many per byte as fit, so that deflate's Huffman codes come
+within a few per cent of the entropy.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ Codes = NDArray[np.signedinteger[Any]]
 class Lattice(IntegerCodec):
     """Payload: ``scales`` (``[1]`` float32, the step) and ``codes`` (``[bytes]`` uint8).
 
-    ``codes`` starts with one byte: the number of codes per byte (0: two bytes per code, 15: four), plus 128 if the
-    rest is a raw deflate stream. The lowest code follows, and unless codes are wide the number of levels minus one,
-    one byte each (the lowest code of wide ones: four bytes, little-endian, signed).
+    The first byte of ``codes`` is the number of codes per byte (0: two bytes per code, 15: four), plus 128 if the rest
+    is a raw deflate stream. Next is the lowest code and, unless codes are wide, the number of levels minus one, one
+    byte each (the lowest of wide codes takes four bytes, little-endian, signed).
 
     Parameters:
         bytes: Size of ``codes``.
@@ -112,15 +112,14 @@ class Lattice(IntegerCodec):
     def exponent_of(self, delta: Tensor, previous: int | None = None) -> int:
         """Return the exponent of a step near ``STEP_IN_RMS``.
 
-        With ``previous`` it is that one until deltas have halved or are four times as large: few grids make small sums.
+        ``previous`` is kept until deltas have halved or are four times as large: sums over few grids are small.
         """
         rms = math.sqrt(sum_of_squares(delta) / delta.numel())
         if rms == 0.0:
             return 0 if previous is None else previous
         part, fresh = math.frexp(STEP_IN_RMS * rms)  # no logarithm, whose last bit depends on the machine
-        if (
-            previous is not None and fresh <= previous + 2
-        ):  # halved while the step is at least twice STEP_IN_RMS
+        if previous is not None and fresh <= previous + 2:
+            # halved while the step is at least twice STEP_IN_RMS
             return max(_EXPONENTS[0], min(previous, fresh - (part == 0.5)))
         fresh -= part < math.sqrt(0.5)
         if float(delta.abs().max()) * 2.0**-fresh <= 0.5:  # one or two values, all of which would be lost
@@ -151,7 +150,7 @@ class Lattice(IntegerCodec):
     def resident(
         self, payload: Payload, shape: Shape, params: Params, device: torch.device
     ) -> Resident | None:
-        """A byte per weight, as int8 with an offset keeps it; None if the codes do not fit a byte."""
+        """Return a byte per weight, as for int8 with an offset; None if the codes do not fit a byte."""
         rows, cols = as_matrix(shape)
         numbers, low, levels, way = _opened(payload["codes"], rows * cols)
         if not levels:
@@ -162,7 +161,7 @@ class Lattice(IntegerCodec):
         return Int8().resident(fields, shape, {"symmetric": 0}, device)
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """Scale the step; the result no longer adds up with others unless ``factor`` is a power of two."""
+        """Scale the step; unless ``factor`` is a power of two, the result can no longer be added as integers."""
         return scaled_fields(payload, factor, ("scales",))
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
@@ -184,7 +183,7 @@ class Lattice(IntegerCodec):
 
 
 def _write(codes: Codes) -> bytes:
-    """Write codes in the shortest of a few ways, which are compared on a sample of a large tensor."""
+    """Write codes in the shortest of a few ways, compared on a sample if the tensor is large."""
     low, levels = int(codes.min()), int(codes.max() - codes.min()) + 1
     if levels > 256 or not -128 <= low <= 127:
         most = best = 0 if levels <= 1 << 16 else 15
@@ -243,7 +242,7 @@ def _read(field: Tensor, count: int, start: int, stop: int) -> Codes:
 
 
 def _pack(digits: Codes, levels: int, per_byte: int) -> bytes:
-    """Write digits to base ``levels``, the first in a byte as its lowest."""
+    """Write digits in base ``levels``, the first of a byte as its lowest."""
     padded = np.zeros(-(-len(digits) // per_byte) * per_byte, dtype=np.uint8)
     padded[: len(digits)] = digits
     total = np.zeros(len(padded) // per_byte, dtype=np.uint16)
@@ -259,7 +258,7 @@ def _unpack(numbers: NDArray[np.uint8], levels: int, per_byte: int) -> Codes:
 
 
 def _deflate(data: bytes) -> bytes:
-    """Huffman codes and runs only: there is nothing else to find in codes, and searching takes time."""
+    """Deflate with Huffman codes and runs only: codes have no other patterns, and searching takes time."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
     return packer.compress(data) + packer.flush()
 

@@ -110,7 +110,7 @@ class Lora(Codec):
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
-        """Choose the parameters by the policy; with ``factors: auto``, plan ranks and bits that fit ``factor_bits``."""
+        """Choose parameters by the policy; with ``factors: auto``, plan ranks and bits that fit ``factor_bits``."""
         (rows, cols), rank = as_matrix(shape), int(words["lora_rank"])
         if rank * (rows + cols) >= rows * cols:
             raise Unsuited(f"factors of rank {rank} would not be smaller", "dense")
@@ -205,7 +205,7 @@ class Lora(Codec):
         return float(params.get("scaling", 1.0))
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """Scale ``b`` (or its scales and offsets), which scales the product."""
+        """Scale ``b`` (or its scales and offsets), and so the product."""
         return scaled_fields(
             payload,
             factor,
@@ -238,8 +238,8 @@ class Lora(Codec):
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
         """Check that factors are finite and do not cancel (``cancels``).
 
-        Norms and inner products of LoRA updates are computed from Gram matrices of the factors, so the product must
-        not be smaller than their rounding errors.
+        Norms and inner products of LoRA updates are computed from the factors' Gram matrices, so the product must be
+        larger than their rounding errors.
         """
         if is_quantised(params):
             (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
@@ -264,17 +264,17 @@ class Lora(Codec):
         return abs(float(params.get("scaling", 1.0))) * math.sqrt(max(0.0, float(grams.sum())))
 
 
-def cancels(a: Tensor, b: Tensor, most: float = _MAX_CANCELLED) -> bool:
-    """True if the components of ``b @ a`` cancel, so that Gram matrices do not determine the product's norm.
+def cancels(a: Tensor, b: Tensor, max_ratio: float = _MAX_CANCELLED) -> bool:
+    """True if ``sum_k |b_k| |a_k|`` exceeds ``max_ratio`` times ``|b @ a|``.
 
-    ``a`` is ``[r, cols]`` and ``b`` ``[rows, r]``, in any float dtype. They cancel if ``sum_k |b_k| |a_k|`` exceeds
-    ``most`` times ``|b @ a|``.
+    Gram matrices then do not determine the product's norm. ``a`` is ``[r, cols]`` and ``b`` ``[rows, r]``, in any
+    float dtype.
     """
     if a.shape[0] < 2:
         return False
     left, right = _gram(b.T), _gram(a)
     together = float(np.sqrt(np.diagonal(left) * np.diagonal(right)).sum())
-    return together**2 > most**2 * float((left * right).sum())
+    return together**2 > max_ratio**2 * float((left * right).sum())
 
 
 def _check_cancelling(a: Tensor, b: Tensor) -> None:
@@ -286,7 +286,7 @@ def _check_cancelling(a: Tensor, b: Tensor) -> None:
 
 
 def _gram(rows: Tensor) -> np.ndarray:
-    """Gram matrix of ``[r, k]`` as ``[r, r]`` float64, computed in blocks of columns."""
+    """Compute the Gram matrix of ``[r, k]`` as ``[r, r]`` float64, in blocks of columns."""
     total = np.zeros((rows.shape[0], rows.shape[0]))
     step = max(1, _CHUNK // rows.shape[0])
     for start in range(0, rows.shape[1], step):
@@ -295,7 +295,7 @@ def _gram(rows: Tensor) -> np.ndarray:
 
 
 def factor_budget(factor_bits: float | None, elements: int) -> int:
-    """The byte budget of N factor elements at ``factor_bits`` each (default ``FACTOR_BITS``)."""
+    """Return the byte budget of ``elements`` factor elements at ``factor_bits`` each (default ``FACTOR_BITS``)."""
     return int((factor_bits or FACTOR_BITS) * elements / 8)
 
 
@@ -318,7 +318,7 @@ def _dtype(params: Params) -> torch.dtype:
 
 
 def _plan(params: Params) -> tuple[tuple[tuple[str, int], ...], int]:
-    """Parts and group size of quantised factors."""
+    """Return the parts and group size of quantised factors."""
     return parse_plan(str(params["factors"]), int(params["rank"])), int(
         params.get("factor_group_size", GROUP)
     )

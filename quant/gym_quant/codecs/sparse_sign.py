@@ -51,12 +51,12 @@ Numbers = NDArray[Any]
 class SparseSign(Codec):
     """Payload: ``scales`` (``[chunks, 2]`` bfloat16), ``indices`` and ``codes`` (uint8); it has no parameters.
 
-    The kept weights of all chunks follow each other, in ascending order. Two indices within a chunk take three bytes,
-    least significant bits first. Four codes take a byte: 1 for a positive weight, plus 2 for the second magnitude. The
-    size depends on the shape alone.
+    The kept weights of all chunks are stored in ascending order. Two indices within a chunk take three bytes, least
+    significant bits first. Four codes take a byte: 1 for a positive weight, plus 2 for the second magnitude. The size
+    depends on the shape alone.
 
-    Merges read decoded values. Rules that weigh whole updates work on them; one that decides coordinate by coordinate
-    (a median) sees mostly zeros, and a hub refuses it with this codec.
+    Merges read decoded values. Rules that weigh whole updates work on them; one that decides each coordinate (a
+    median) would see mostly zeros, and a hub refuses it with this codec.
     """
 
     name = "sparse_sign"
@@ -111,7 +111,7 @@ class SparseSign(Codec):
         return ResidentSparse(payload, *as_matrix(shape), device)
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """Scale the magnitudes; indices and codes stay."""
+        """Scale the magnitudes; indices and codes do not change."""
         return scaled_fields(payload, factor, ("scales",))
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
@@ -161,13 +161,13 @@ class ResidentSparse(Resident):
 
 
 def _num_kept(count: int) -> int:
-    """Return the number of weights kept of ``count`` weights in consecutive chunks."""
+    """Return how many of ``count`` weights in consecutive chunks are kept."""
     chunks, rest = divmod(count, CHUNK)
     return chunks * KEPT + -(-rest * KEPT // CHUNK)
 
 
 def _largest(magnitudes: Numbers, num_kept: int) -> Numbers:
-    """Return the ascending indices ``[chunks, num_kept]`` of the largest; of equal ones the first, on every machine."""
+    """Return the ascending indices ``[chunks, num_kept]`` of the largest; ties go to the first, on every machine."""
     threshold = np.partition(magnitudes, -num_kept, axis=1)[:, -num_kept, None]
     above, equal = magnitudes > threshold, magnitudes == threshold
     num_ties = num_kept - above.sum(axis=1, keepdims=True)
@@ -176,7 +176,7 @@ def _largest(magnitudes: Numbers, num_kept: int) -> Numbers:
 
 
 def _two_magnitudes(magnitudes: Numbers) -> Tensor:
-    """Return the means ``[chunks, 2]`` bfloat16 of the smaller and the larger, split where the error is least.
+    """Return the means ``[chunks, 2]`` bfloat16 of the smaller and larger magnitudes, split with the least error.
 
     If some are zero, the first magnitude is 0 and the second the mean of the larger.
     """
@@ -220,7 +220,7 @@ def _chunks_of(rows: Tensor, num_rows: int, cols: int) -> tuple[Tensor, Tensor]:
 
 
 def _entries(payload: Payload, count: int, chunks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the kept weights of the given chunks, laid end to end: place (int64) and value (float32)."""
+    """Return the kept weights of the given chunks laid end to end: position (int64) and value (float32)."""
     digits = (
         _by_chunk(payload["codes"], count, KEPT // 4, chunks)[..., None] >> _SHIFTS.to(chunks.device)
     ) & 3

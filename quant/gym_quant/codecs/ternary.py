@@ -4,8 +4,8 @@ Li et al. 2016, "Ternary Weight Networks" (arXiv:1605.04711), eq. 5-6: for the s
 the best scale is the mean of ``|delta|`` over ``I``, and the error falls by ``(sum_I |delta|)^2 / |I|``. That paper
 approximates the threshold by 0.7 times the mean magnitude; here it is exact: ``I`` is a set of the largest
 magnitudes, so all of them are tried, in sorted order. A weight is not zero where ``|delta| > scale / 2``.
-Asymmetric: positive and negative weights have a scale of their own (the levels of Zhu et al. 2016, "Trained Ternary
-Quantization", eq. 6), found in the same way, each side alone.
+Asymmetric: positive and negative weights have separate scales (the levels of Zhu et al. 2016, "Trained Ternary
+Quantization", eq. 6), each found in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gym_quant.levels import LevelCodec, Shared, best_split, float64_sums
 class Ternary(LevelCodec):
     """Five weights per byte; codes 0 (negative), 1 (zero), 2. For parameters see ``gym_quant.levels.LevelCodec``.
 
-    Of a group with more than a million weights the threshold is searched on a sample (``gym_quant.levels.sampled``).
+    For a group of more than a million weights the threshold is searched on a sample (``gym_quant.levels.sampled``).
     """
 
     name = "ternary"
@@ -72,7 +72,7 @@ class Ternary(LevelCodec):
 
 
 def _best_scale(magnitudes: Floats, weights: Floats | None) -> Floats:
-    """Mean of the set of largest magnitudes that maximises ``(sum w |d|)^2 / sum w``: ``[groups]`` float64."""
+    """Return the mean of the largest magnitudes whose set maximises ``(sum w |d|)^2 / sum w``: ``[groups]`` float64."""
     mass, moment = float64_sums(magnitudes, weights, descending=True)
     at = best_split(moment**2 / mass)
     return np.asarray((np.take_along_axis(moment, at, 1) / np.take_along_axis(mass, at, 1))[:, 0])

@@ -1,10 +1,9 @@
 """Kernels for one-bit deltas: packing, encoding, counting, and a matmul with a separate delta per row.
 
-Each function has a torch reference (``reference``) and native code for AVX-512, AVX2 and plain C++ (``native``)
-behind the one name here. ``path()`` returns the one in use, ``using(...)`` and the environment variable
-``GYM_KERNELS`` choose another. Results do not depend on the path or on the number of threads: integers, bits,
-encoded scales and decoded values are the same to the last bit; so are the native paths of ``signed_matmul`` among
-themselves, while its exact torch reference adds in another order (see there).
+Each function here has a torch reference (``reference``) and native code for AVX-512, AVX2 and plain C++ (``native``).
+``path()`` returns the path in use; ``using(...)`` and the environment variable ``GYM_KERNELS`` choose another. Results
+do not depend on the path or the number of threads: integers, bits, encoded scales and decoded values are bit-identical,
+and so are the native paths of ``signed_matmul``, whose exact torch reference adds in another order (see there).
 """
 
 from gym_quant.kernels.attention import BLOCK_TOKENS, KV_DTYPES, PagedLayer, PagedSpans, attend

@@ -1,9 +1,9 @@
 """Attention of packed tokens over a paged KV cache, each request over its own blocks.
 
-A layer's cache is blocks of 16 tokens (``PagedLayer``). Which blocks hold a request's tokens, and in which order, is
-its block table (``PagedSpans``, made once for all layers of a step). Values are float32, bfloat16, or int8 with a scale
-per token and head; sums are float32. A row's result depends on its own request alone, whatever the path, the number of
-threads and the way in which a prompt is cut into chunks: each sum has one order, from the first token on.
+A layer's cache consists of blocks of 16 tokens (``PagedLayer``). A request's block table lists the blocks of its tokens
+in order (``PagedSpans``, built once for all layers of a step). Values are float32, bfloat16, or int8 with a scale per
+token and head; sums are float32. A row's result depends on its own request alone, whatever the path, the number of
+threads and the split of a prompt into chunks: each sum has one order, from the first token on.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class PagedSpans:
     """The requests of a step.
 
     Args:
-        spans: In order, without gaps. Their block tables have room for the new tokens and must stay as they are
-            while this is in use.
+        spans: In order, without gaps. Their block tables have room for the new tokens and must not change while this
+            is in use.
 
     Raises:
-        CodecError: For rows with gaps, and for a block table that is too short or of another type.
+        CodecError: For rows with gaps, and for a block table that is too short or has another type.
     """
 
     def __init__(self, spans: Sequence[Span]) -> None:
@@ -56,7 +56,7 @@ class PagedSpans:
         self._address = int(self._table.ctypes.data)
 
     def table_for(self, layer: PagedLayer) -> tuple[int, int]:
-        """Address and number of spans for the native code.
+        """Return the address and number of spans for native code.
 
         Raises:
             CodecError: For a block that the layer does not have.
@@ -79,18 +79,18 @@ def attend(
 ) -> None:
     """Append the rows' keys and values to their requests' blocks and attend to them causally.
 
-    The last two dimensions of all are contiguous; rows may lie apart, as columns of a fused projection do.
+    The last two dimensions of all tensors are contiguous; rows may be strided, as in a fused projection.
 
     Args:
-        layer: Cache of the layer, on the CPU.
-        spans: Requests of the rows.
-        query: ``[rows, heads, dim] float32``; ``heads`` is a multiple of ``kv_heads``, and neighbouring heads
-            share a key head.
+        layer: The layer's cache, on the CPU.
+        spans: The rows' requests.
+        query: ``[rows, heads, dim] float32``; ``heads`` is a multiple of ``kv_heads``, and adjacent heads share a key
+            head.
         key: ``[rows, kv_heads, dim] float32``.
         value: ``[rows, kv_heads, value_dim] float32``.
         out: ``[rows, heads, value_dim] float32``, the output.
         scale: Factor of the scores before the softmax.
-        window: Number of tokens that a token attends to, including itself; None for all before it.
+        window: Number of tokens to which a token attends, including itself; None for all up to it.
 
     Raises:
         CodecError: For unsupported shapes and dtypes.

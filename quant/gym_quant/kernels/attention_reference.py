@@ -18,16 +18,16 @@ _MOST = 127
 class PagedLayer:
     """The KV cache blocks of one layer in one byte tensor, read by native code and torch alike.
 
-    A block has a part for each key head: keys ``[dim, 16]``, values ``[16, width]``, where ``width`` is ``value_dim``
-    rounded up to 16, and for int8 the float32 scales of 16 keys and of 16 values.
+    A block has a part for each key head: keys ``[dim, 16]``, values ``[16, width]`` (``width`` is ``value_dim`` rounded
+    up to 16) and, for int8, the float32 scales of 16 keys and 16 values.
 
     Args:
         num_blocks: Number of blocks.
         kv_heads: Number of key heads.
-        dim: Dimension of a key.
-        value_dim: Dimension of a value.
+        dim: A key's dimension.
+        value_dim: A value's dimension.
         dtype: One of ``KV_DTYPES``.
-        device: Device of the blocks.
+        device: The blocks' device.
 
     Raises:
         CodecError: For an unsupported dtype.
@@ -97,7 +97,7 @@ class PagedLayer:
         self.data[target] = self.data[source]
 
     def grown(self, num_blocks: int) -> PagedLayer:
-        """Return the same blocks with more appended."""
+        """Return a copy with more blocks appended."""
         grown_layer = PagedLayer(
             num_blocks, self.kv_heads, self.dim, self.value_dim, self.dtype, self.data.device
         )
@@ -106,7 +106,7 @@ class PagedLayer:
 
 
 def block_bytes(kv_heads: int, dim: int, value_dim: int, dtype: str) -> int:
-    """Size of a block in bytes.
+    """Return the size of a block in bytes.
 
     Raises:
         CodecError: For a dtype that is not in ``KV_DTYPES``.

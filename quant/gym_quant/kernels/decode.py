@@ -1,8 +1,8 @@
 """Small operators of a decoder layer: residual and RMS norm, norm and rotation of heads, gated activation.
 
-``operators()`` selects the implementation once for the many calls of a step. Every row's result depends on that row
-alone, whatever the path and number of threads. Native paths agree to the last bit. Each result is within 2e-6 of the
-float64 result, relative to the largest value of its row; so is the torch reference (tests check both).
+``operators()`` selects the implementation once for the many calls of a step. A row's result depends on that row alone,
+whatever the path and number of threads. Native paths agree to the last bit; they and the torch reference are within
+2e-6 of the float64 result, relative to the row's largest value (tested).
 
 NaN and infinities stay in their row. ``exp`` is constant beyond 88, where ``silu`` has long reached its limit.
 """
@@ -22,7 +22,7 @@ from gym_quant.kernels import dispatch, native
 
 @dataclass(frozen=True, eq=False)
 class NormWeight:
-    """The weight of an RMS norm: ``[size]`` float32, contiguous, on the CPU."""
+    """An RMS norm's weight: ``[size]`` float32, contiguous, on the CPU."""
 
     weight: Tensor
     eps: float
@@ -41,7 +41,7 @@ class NormDeltas:
 
     Attributes:
         values: ``[variants, size]`` float32, contiguous.
-        owner: ``[rows]`` int64, contiguous: a row's variant, or -1.
+        owner: Each row's variant, or -1: ``[rows]`` int64, contiguous.
     """
 
     values: Tensor
@@ -72,17 +72,17 @@ class Operators(ABC):
             heads: Contiguous within a row; rows may be strided.
             cosine: ``[rows, dim]``, contiguous.
             sine: As ``cosine``.
-            norm: The norm of a head.
-            deltas: Deltas of the norm.
+            norm: A head's norm.
+            deltas: The norm's deltas.
         """
 
     @abstractmethod
     def gate(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
-        """``out = silu(gate) * up``; ``[rows, size]``; rows of ``gate`` and ``up`` may be strided, equally."""
+        """``out = silu(gate) * up``, ``[rows, size]``; rows of ``gate`` and ``up`` may be strided equally."""
 
 
 def operators(path: str | None = None) -> Operators:
-    """The operators of ``path`` (default ``dispatch.path()``), with torch's current number of threads."""
+    """Return the operators of ``path`` (default ``dispatch.path()``), with torch's current number of threads."""
     chosen = path or dispatch.path()
     return _TorchOperators() if chosen == "torch" else _NativeOperators(chosen, torch.get_num_threads())
 
@@ -149,7 +149,7 @@ class _TorchOperators(Operators):
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, deltas: Tensor | None, owner: Tensor | None) -> Tensor:
-    """``(weight + delta of the row's owner) * x / sqrt(mean(x^2) + eps)``, with the two products separate."""
+    """Compute ``(weight + delta of the row's owner) * x / sqrt(mean(x^2) + eps)``, with the two products separate."""
     normal = functional.rms_norm(x, x.shape[-1:], eps=eps)
     scaled = weight * normal
     if deltas is None or owner is None:

@@ -1,4 +1,4 @@
-"""Choose the kernel path: the best instruction set of this processor, or the one set by the user."""
+"""Choose the kernel path: this processor's best instruction set, or the user's choice."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _forced: ContextVar[str | None] = ContextVar("gym_kernels_path", default=None)
 
 
 def available() -> tuple[str, ...]:
-    """The paths of this machine, fastest first; always includes ``torch``."""
+    """Return this machine's paths, fastest first; ``torch`` is always one."""
     return _paths(native.features())
 
 
 def path() -> str:
-    """The active path: ``avx512``, ``avx2``, ``scalar`` or ``torch``.
+    """Return the active path: ``avx512``, ``avx2``, ``scalar`` or ``torch``.
 
     Raises:
-        CodecError: If ``GYM_KERNELS`` names a path that is unknown or not available on this machine.
+        CodecError: If ``GYM_KERNELS`` names an unknown path, or one that this machine does not have.
     """
     forced = _forced.get()
     if forced is not None:
@@ -37,7 +37,7 @@ def path() -> str:
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """Use the path ``name`` inside this context (this thread or task only).
+    """Use path ``name`` inside this context (in this thread or task only).
 
     Raises:
         CodecError: If this machine does not have the path.
@@ -50,7 +50,7 @@ def using(name: str) -> Iterator[None]:
 
 
 def describe() -> str:
-    """The active path and the reason, in words."""
+    """Describe the active path and the reason for it."""
     chosen = path()
     why = "forced by " + VARIABLE if os.environ.get(VARIABLE) else _reason(chosen)
     words = {

@@ -1,10 +1,11 @@
-"""Low-rank deltas of a batch: multiply every row by the factors of its own variant, for matrices with one input.
+"""Low-rank deltas of a batch: multiply every row by its variant's factors, for matrices that share an input.
 
     terms = FactorTerms([FactorMatrix(rows, column, {0: (a, b)})], variants=1, cols=576)
     terms.add(x, index, y)                         # y[n, column:] += (x[n] @ a.T) @ b where index[n] is 0
 
-Native paths agree to the last bit, and a row's bits do not depend on the rest of the batch. Sums are float32, whatever
-the factors are in. Native code and the torch reference are within 2e-6 of the sums of absolute products, by test.
+Native paths agree to the last bit, and a row's result does not depend on the rest of the batch. Sums are float32,
+whatever the factors' dtype. Native code and torch reference differ by less than 2e-6 of the sums of absolute products
+(tested).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class FactorMatrix:
 
     Attributes:
         rows: ``out``.
-        column: Its first column in ``y``.
-        pairs: By variant ``a`` ``[rank, in]`` and ``b`` ``[rank, out]``, contiguous on the CPU, in one of float32 and
+        column: The matrix's first column in ``y``.
+        pairs: By variant, ``a`` ``[rank, in]`` and ``b`` ``[rank, out]``: contiguous, on the CPU, all float32 or all
             bfloat16; variants that do not change the matrix are absent.
     """
 
@@ -41,10 +42,10 @@ class FactorMatrix:
 
 
 class FactorTerms:
-    """The terms of matrices with one input (query, key and value), added by one native call.
+    """The terms of matrices that share an input (query, key and value), added by one native call.
 
     Args:
-        matrices: All in one number format; kept alive.
+        matrices: All of one dtype; kept alive.
         variants: Number of variants.
         cols: ``in``.
 
@@ -80,11 +81,11 @@ class FactorTerms:
 
         Args:
             x: ``[batch, in]`` float32, contiguous.
-            index: ``[batch]`` int64, contiguous: of each row its variant, or -1.
-            y: ``[batch, columns]`` float32; its rows may lie apart.
+            index: Each row's variant, or -1: ``[batch]`` int64, contiguous.
+            y: ``[batch, columns]`` float32; its rows may be strided.
 
         Raises:
-            CodecError: For other shapes, dtypes, devices and strides, and numbers of variants that there are not.
+            CodecError: For other shapes, dtypes, devices and strides, and for unknown variants.
         """
         self._check(x, index, y)
         path = dispatch.path()
@@ -117,14 +118,14 @@ class FactorTerms:
             )
 
     def bind(self, path: str) -> Callable[[int, int, int, int, int], None]:
-        """The native call, as in ``BoundTerms.bind``; this object must stay alive."""
+        """Return the native call, as ``BoundTerms.bind`` does; this object must stay alive."""
         run = native.library().gq_factors_add
         code, threads, wide, cols = native.CODES[path], torch.get_num_threads(), self._wide, self._cols
         rest = (len(self._matrices), self._words.buffer_info()[0])
 
         def add(x: int, batch: int, index: int, y: int, stride: int) -> None:
             if run(code, threads, wide, x, batch, cols, index, y, stride, *rest):
-                raise MemoryError("gq_factors_add: no memory for its work space")
+                raise MemoryError("gq_factors_add: no memory for its workspace")
 
         return add
 
@@ -134,7 +135,7 @@ class FactorTerms:
 
 
 def _lists(matrix: FactorMatrix, variants: int) -> tuple[array[int], array[int], array[int]]:
-    """Addresses of ``a`` and ``b`` and the rank, by variant; 0 for those without."""
+    """Return the addresses of ``a`` and ``b`` and the rank, by variant; 0 if absent."""
     pairs = [matrix.pairs.get(variant) for variant in range(variants)]
     a = array("Q", [0 if pair is None else pair[0].data_ptr() for pair in pairs])
     b = array("Q", [0 if pair is None else pair[1].data_ptr() for pair in pairs])

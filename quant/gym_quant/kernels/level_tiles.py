@@ -1,7 +1,7 @@
 """Levels as planes of signs, so that ternary, 2-bit and 4-bit deltas use the lookup tables of sign deltas.
 
 Evenly spaced levels are sums of signs: code ``c`` of ``2**n`` is ``(sum of 2**k * sign of its bit k + 2**n - 1) / 2``.
-Of another number ``L`` of levels (ternary) plane ``k`` holds whether the code is above ``k``, and all count alike.
+For another number of levels (ternary), plane ``k`` tells whether the code is above ``k``, and all planes count equally.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ResidentTiles(Resident):
     """A delta of evenly spaced levels in tiles, multiplied by lookup only.
 
     Args:
-        tiled: The planes and their numbers.
+        tiled: The planes with their scales.
         largest: A bound on the magnitude of the values.
     """
 
@@ -94,7 +94,7 @@ class ResidentTiles(Resident):
         return self._largest
 
     def check_kernel(self, kernel: str) -> None:
-        """Refuse exact products: float32 tables have one plane.
+        """Refuse exact products, which support one plane only.
 
         Raises:
             CodecError: For ``exact``.

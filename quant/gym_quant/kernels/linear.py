@@ -39,7 +39,7 @@ class LinearTiles:
         code: ``BFLOAT16``, ``INT8`` or ``INT4``.
         tiles: Contiguous, in the layout of ``csrc/linear.h``.
         group: Columns that share a scale; 2 for bfloat16.
-        unit: The power of two that scales and minima are multiples of; 1 for bfloat16.
+        unit: The power of two of which scales and minima are multiples; 1 for bfloat16.
     """
 
     def __init__(self, code: int, tiles: Tensor, rows: int, cols: int, group: int, unit: float) -> None:
@@ -53,7 +53,7 @@ class LinearTiles:
         """Write ``x @ W.T`` into ``y``; both float32, contiguous, on the CPU, of matching shapes.
 
         Args:
-            many: In bfloat16 where path and processor have such products (AVX-512 BF16): faster for many rows.
+            many: Multiply in bfloat16 if path and processor support it (AVX-512 BF16), which is faster for many rows.
         """
         path = dispatch.path()
         if path == "torch":
@@ -64,7 +64,7 @@ class LinearTiles:
         threads, features = torch.get_num_threads(), native.features()
         status = run(native.CODES[path], threads, features, self.address, many, x.data_ptr(), n, y.data_ptr())
         if status:
-            raise MemoryError("gq_linear: no memory for its work space")
+            raise MemoryError("gq_linear: no memory for its workspace")
 
     def decode(self, start: int, stop: int) -> Tensor:
         """Decode rows from ``start`` to ``stop`` as float32 ``[stop - start, cols]``."""
@@ -93,16 +93,16 @@ def pack_linear(code: int, weight: Tensor, group: int, unit: float) -> Tensor:
 
 
 def is_vectorised() -> bool:
-    """True if native code uses vector instructions; otherwise torch's product is faster for many rows."""
+    """True if native code uses vector instructions; without them torch's product is faster for many rows."""
     return dispatch.path() in ("avx512", "avx2") and bool((native.features() or 0) & native.HAS_FMA)
 
 
 def last_linear_kernel() -> str:
-    """The native kernel of the last product in this process; ``none`` before the first."""
+    """Return the native kernel of the last product in this process; ``none`` before the first."""
     return _KERNELS[int(native.library().gq_linear_kernel())]
 
 
 @functools.cache
 def _products() -> tuple[Any, Any]:
-    """``gq_linear`` in two versions: releasing the GIL, and keeping it."""
+    """Return ``gq_linear`` in two versions: one releases the GIL, the other keeps it."""
     return native.library().gq_linear, native.library_holding_lock().gq_linear

@@ -21,12 +21,12 @@ _BLOCK = 1 << 20
 
 
 def dtype_of(code: int) -> torch.dtype:
-    """The dtype of the tiles."""
+    """Return the tiles' dtype."""
     return torch.bfloat16 if code == BFLOAT16 else torch.uint8
 
 
 def shape_of(code: int, rows: int, cols: int, group: int) -> tuple[int, ...]:
-    """The shape of the tiles for ``[rows, cols]``."""
+    """Return the tiles' shape for weights ``[rows, cols]``."""
     tiles, groups = -(-rows // TILE), -(-cols // group)
     if code == BFLOAT16:
         return tiles, groups, TILE, 2
@@ -34,7 +34,7 @@ def shape_of(code: int, rows: int, cols: int, group: int) -> tuple[int, ...]:
 
 
 def group_of(code: int, tiles: Tensor) -> int:
-    """Columns per scale, from the shape of int8 or int4 tiles; 0 for an invalid shape."""
+    """Return the columns per scale of int8 or int4 tiles by their shape; 0 if it is invalid."""
     codes = tiles.shape[-1] - 2 * TILE * (1 if code == INT8 else 2) if tiles.ndim == 3 else 0
     group, left = divmod(codes * (1 if code == INT8 else 2), TILE)
     return 0 if left else group
@@ -57,7 +57,7 @@ def pack(code: int, weight: Tensor, group: int, unit: float) -> Tensor:
     if code == BFLOAT16:
         padded = pad(weight.bfloat16(), (0, cols % 2, 0, -rows % TILE))
         return padded.view(-1, TILE, padded.shape[1] // 2, 2).transpose(1, 2).contiguous()
-    # No negative zeros. [group, rows, groups]: every step is one of all groups, every sum in the columns' order.
+    # No negative zeros. [group, rows, groups]: each step handles all groups, each sum follows the columns' order.
     x = pad(weight.float() / unit + 0.0, (0, -cols % group)).view(rows, -1, group)
     there = (torch.arange(x.shape[1] * group) < cols).view(1, -1, group)
     x, there = x.permute(2, 0, 1).contiguous(), there.permute(2, 0, 1)
@@ -102,7 +102,7 @@ def decode(code: int, tiles: Tensor, group: int, unit: float) -> Tensor:
 
 
 def _by_groups(code: int, tiles: Tensor, group: int, codes: Tensor, steps: Tensor, sums: Tensor) -> Tensor:
-    """Sum by groups: integers below 2^24 in either byte, exact in float32 in any order."""
+    """Sum by groups: integers below 2^24 from either byte, exact in float32 in any order."""
     weights, fields = _unpacked(code, tiles, group)
     if code == INT8:
         weights = weights - 128
@@ -120,7 +120,7 @@ def _by_groups(code: int, tiles: Tensor, group: int, codes: Tensor, steps: Tenso
 
 
 def _round_activations(x: Tensor, group: int, unit: float) -> tuple[Tensor, Tensor, Tensor]:
-    """16-bit integers ``[groups, n, group]`` with their steps and sums ``[groups, n]``, all float32."""
+    """Round to 16-bit integers ``[groups, n, group]`` with steps and sums ``[groups, n]``, all float32."""
     parts = x.view(len(x), -1, group)
     most = parts.abs().amax(-1)
     finite = parts.isfinite().all(-1)
@@ -134,7 +134,7 @@ def _round_activations(x: Tensor, group: int, unit: float) -> tuple[Tensor, Tens
 
 
 def _unpacked(code: int, tiles: Tensor, group: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Codes float32 ``[rows, groups, group]`` with scales, and minima for int4, float32 ``[rows, groups]``."""
+    """Return codes ``[rows, groups, group]``, and scales and (for int4) minima ``[rows, groups]``, all float32."""
     count, groups = tiles.shape[:2]
     fields = 1 if code == INT8 else 2
     heads = tiles[..., : 2 * TILE * fields].contiguous().view(torch.float16).float()
@@ -156,7 +156,7 @@ def _tiled(x: Tensor) -> Tensor:
 
 
 def _quantise8(x: Tensor) -> tuple[tuple[Tensor], Tensor]:
-    """Scales ``[rows, groups]``, and codes from -127 to 127 in the shape of ``x`` ``[group, rows, groups]``."""
+    """Return scales ``[rows, groups]``, and codes from -127 to 127 in the shape of ``x`` ``[group, rows, groups]``."""
     cover = x.abs().amax(0) / 127
     best = _up(cover)
     least = _lost(x, _codes8(x, best) * best)
@@ -168,7 +168,7 @@ def _quantise8(x: Tensor) -> tuple[tuple[Tensor], Tensor]:
 
 
 def _quantise4(x: Tensor, there: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Scales and minima, and codes from 0 to 15; shapes as in ``_quantise8``."""
+    """Return scales, minima, and codes from 0 to 15; shapes as in ``_quantise8``."""
     low, high = torch.where(there, x, torch.inf).amin(0), torch.where(there, x, -torch.inf).amax(0)
     total, count = _sum(x, there), there.sum(0).float()
     minimum = -_up_signed(-low)
@@ -231,7 +231,6 @@ def _up_signed(x: Tensor) -> Tensor:
     """Round ``x`` up to float16, as float32."""
     half = x.half()
     bits = half.view(torch.int16)
-    next_up = torch.where(x > 0, bits + 1, bits - 1).view(
-        torch.float16
-    )  # a negative number's next has a smaller size
+    # the next above a negative number has a smaller magnitude
+    next_up = torch.where(x > 0, bits + 1, bits - 1).view(torch.float16)
     return torch.where(half.float() < x, next_up, half).float()

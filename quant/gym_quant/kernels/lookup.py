@@ -20,7 +20,7 @@ class LookupTables:
 
     Attributes:
         mode: ``lookup`` or ``lookup16``.
-        made: Codes, steps, and a state for each row, as ``native_tiles.lookup_tables`` gives them.
+        made: Codes, steps, and each row's state, from ``native_tiles.lookup_tables``.
     """
 
     mode: str
@@ -33,7 +33,7 @@ class LookupTables:
 
     @property
     def finite(self) -> Tensor:
-        """``[batch]`` bool: False where an input, or a sum of four, is infinite or NaN."""
+        """Return ``[batch]`` bool: False where an input, or a sum of four, is not finite."""
         return self.made[2] != 0
 
     def add(

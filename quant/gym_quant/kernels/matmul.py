@@ -21,12 +21,12 @@ def signed_matmul(
 ) -> Tensor:
     """Add the term of each row's variant: ``y[b] += scale * sign(delta[index[b]]) @ x[b]``.
 
-    ``exact`` adds float32 activations: against float64 the largest error is below 2e-6 of the term's largest value
-    (tests hold that). ``lookup`` rounds the sums of four activations to 8 bits, with a step for every 1,024 of them:
-    about 1% of the term's L2 norm for normal activations, never more than half a step a sum of four. ``lookup16``
-    rounds them to 16 bits: 3e-5. Rows that share a variant read its bits once. Work is split over
-    ``torch.get_num_threads()`` threads by outputs, so their number never changes a bit; nor does the native path, or
-    the path at all for look-up. Groups that do not begin at whole bytes are computed by the reference, exactly.
+    ``exact`` adds float32 activations; its error is below 2e-6 of the term's largest value (tested against float64).
+    ``lookup`` rounds sums of four activations to 8 bits, with a step for every 1,024 activations: the error is about 1%
+    of the term's L2 norm for normal activations, and at most half a step per sum of four. ``lookup16`` rounds them to
+    16 bits: 3e-5. Rows that share a variant read its bits once. Work is split over ``torch.get_num_threads()`` threads
+    by outputs. Results depend on neither their number nor the native path; those of look-up do not depend on the path
+    at all. Groups that do not begin at whole bytes are computed exactly, by the reference.
 
     Args:
         x: ``[batch, in]`` activations; converted to float32.
@@ -39,8 +39,8 @@ def signed_matmul(
         ``y``.
 
     Raises:
-        CodecError: For shapes, indices or modes that do not fit; in look-up also for activations that are not
-            finite, and for groups that do not begin at whole bytes.
+        CodecError: For shapes, indices or modes that do not fit; with look-up also for activations that are not finite
+            and groups that do not begin at whole bytes.
     """
     chosen_rows = [int(i) for i in (index.tolist() if isinstance(index, Tensor) else index)]
     _check(x, variants, chosen_rows, y, mode)

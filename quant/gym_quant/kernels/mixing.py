@@ -1,7 +1,7 @@
 """Robust merging on packed signs: distances, votes, inner products, weighted sums, and trimmed means of combinations.
 
-The rows of a mixing kernel are whole tensors, one per contributor, in any memory (such as mapped files). Native code
-reads each once, in blocks of all of them that fit the L2 cache.
+The rows are whole tensors, one per contributor, in any memory (such as mapped files). Native code reads each once, in
+blocks of all rows that fit the L2 cache.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _INT32 = (1 << 31) - 1
 def sign_products(
     bits: Sequence[Tensor], scales: Sequence[Tensor], cols: int, group_size: int | None
 ) -> Tensor:
-    """Inner products of decoded deltas: ``sum s_ig s_jg (len_g - 2 hamming_ijg)`` over rows and groups.
+    """Compute inner products of decoded deltas: ``sum s_ig s_jg (len_g - 2 hamming_ijg)`` over rows and groups.
 
-    Bits are counted exactly; the terms are added in float64, rows ascending and in a row groups ascending, so every
-    path agrees to the last bit. Groups that do not begin at whole bytes are computed by the reference.
+    Bits are counted exactly and terms are added in float64, by ascending row and group, so all paths agree to the last
+    bit. Groups that do not begin at whole bytes are computed by the reference.
 
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8, padding bits zero (``gym_quant.packing``).
@@ -59,12 +59,12 @@ def sign_products(
 
 
 def signed_votes(bits: Sequence[Tensor], weights: Tensor, cols: int, out: Tensor | None = None) -> Tensor:
-    """``sum_i weights[i] * sign_i`` at every position, as integers.
+    """Compute ``sum_i weights[i] * sign_i`` at every position, in integers.
 
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
-        weights: ``[n]`` whole numbers of any sign whose magnitudes sum to less than 2^31. Native code takes one
-            addition of 512 places for every digit of a weight that is not zero, so equal weights are the fastest.
+        weights: ``[n]`` whole numbers of any sign whose magnitudes sum to less than 2^31. Native code adds 512
+            positions at once for every nonzero digit of a weight, so equal weights are the fastest.
         cols: Columns of the matrix.
         out: ``[rows, cols]`` int32, contiguous, to write into; made here when ``None``.
 
@@ -85,7 +85,7 @@ def signed_votes(bits: Sequence[Tensor], weights: Tensor, cols: int, out: Tensor
 def signed_combination(
     bits: Sequence[Tensor], weights: Tensor, unit: float, cols: int, out: Tensor | None = None
 ) -> Tensor:
-    """``unit * sum_i weights[i] * sign_i``: the integer sum of ``signed_votes`` times ``unit``, rounded once.
+    """Compute ``unit * sum_i weights[i] * sign_i``: the integer sum of ``signed_votes`` times ``unit``, rounded once.
 
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
@@ -112,18 +112,18 @@ def signed_combination(
 def signed_trimmed(
     bits: Sequence[Tensor], mixing: Tensor, cols: int, trim: int, unit: float, out: Tensor | None = None
 ) -> Tensor:
-    """Coordinate-wise trimmed sums of combinations of signs, times ``unit``.
+    """Compute coordinate-wise trimmed sums of combinations of signs, times ``unit``.
 
-    At every place row k of ``mixing`` makes ``y_k = sum_j mixing[k, j] * sign_j``. The ``trim`` largest and the
-    ``trim`` smallest of them are dropped; the rest are summed as whole numbers, multiplied by ``unit`` in float64 and
-    rounded once. With the nearest neighbours of every contributor in the rows of ``mixing`` this is the trimmed mean
-    after nearest-neighbour mixing (Allouah et al. 2023, "Fixing by Mixing", arXiv 2302.01772); a diagonal gives the
-    plain trimmed mean, and ``trim = (m - 1) // 2`` the median. ``unit`` holds ``1 / (m - 2 trim)`` too.
+    At every position, row k of ``mixing`` gives ``y_k = sum_j mixing[k, j] * sign_j``. The ``trim`` largest and the
+    ``trim`` smallest are dropped; the rest are summed as whole numbers, multiplied by ``unit`` in float64 and rounded
+    once. If each row of ``mixing`` has a contributor's nearest neighbours, this is the trimmed mean after
+    nearest-neighbour mixing (Allouah et al. 2023, "Fixing by Mixing", arXiv 2302.01772); a diagonal gives the plain
+    trimmed mean, and ``trim = (m - 1) // 2`` the median. ``unit`` must include ``1 / (m - 2 trim)``.
 
-    Where the magnitudes of every row of ``mixing`` sum to at most 32,767, native code computes in 16 bits, else in
-    32: half as fast. So 26 neighbours may have weights of 10 bits (up to 1,260). A row costs as many additions as it
-    has weights, or as it differs from the usual weights of its columns, whichever are fewer; equal rows cost once.
-    Up to 64 rows are sorted by a network in registers; more are cut by counting, two to four times slower.
+    If the magnitudes of every row of ``mixing`` sum to at most 32,767, native code computes in 16 bits; otherwise in
+    32, half as fast. So 26 neighbours may have weights of 10 bits (up to 1,260). A row costs one addition per weight,
+    or per difference from its columns' usual weights if those are fewer; equal rows cost once. Up to 64 rows are
+    sorted by a network in registers; more are trimmed by counting, two to four times slower.
 
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
@@ -210,7 +210,7 @@ def hamming(packed: Tensor) -> Tensor:
     """Compute pairwise Hamming distances of packed rows.
 
     Args:
-        packed: ``[n, bytes]`` uint8; padding bits count, and are zero in format version 1.
+        packed: ``[n, bytes]`` uint8; padding bits count (they are zero in format version 1).
 
     Returns:
         ``[n, n]`` int64, symmetric with a zero diagonal.
@@ -221,7 +221,7 @@ def hamming(packed: Tensor) -> Tensor:
 
 
 def votes(packed: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Count the rows with a 1 at each bit, or sum those rows' weights.
+    """Count the rows whose bit is 1 at each position, or sum their weights.
 
     Args:
         packed: ``[n, bytes]`` uint8.
@@ -231,7 +231,7 @@ def votes(packed: Tensor, weights: Tensor | None = None) -> Tensor:
         ``[8 * bytes]`` int32, least significant bit of a byte first.
 
     Raises:
-        CodecError: For weights of another shape or dtype, or so large that a sum could overflow.
+        CodecError: For weights of another shape or dtype, and sums that could overflow.
     """
     rows = _packed_rows(packed)
     if weights is not None:
@@ -246,7 +246,7 @@ def votes(packed: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def majority(packed: Tensor) -> Tensor:
-    """Packed bits ``[bytes]`` uint8: 1 where at least half of the rows ``[n, bytes]`` have a 1."""
+    """Return packed bits ``[bytes]`` uint8: 1 where at least half of the rows ``[n, bytes]`` have a 1."""
     rows = _packed_rows(packed)
     chosen = dispatch.path()
     return reference.majority(rows) if chosen == "torch" else native.majority(chosen, rows)

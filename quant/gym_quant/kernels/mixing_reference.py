@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 def sign_products(bits: Sequence[Tensor], scales: Sequence[Tensor], cols: int, group: int | None) -> Tensor:
-    """``[n, n]`` float64 from the distances of every group, summed by ascending row and group."""
+    """Compute ``[n, n]`` float64 from every group's distances, summed by ascending row and group."""
     n, rows = len(bits), bits[0].shape[0]
     starts = np.arange(0, cols, cols if group is None else group)
     lengths = np.diff(np.append(starts, cols))

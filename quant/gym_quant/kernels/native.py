@@ -94,7 +94,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 
 def library() -> ctypes.CDLL:
-    """The library; call only if ``features()`` is not None."""
+    """Return the library; call this only if ``features()`` is not None."""
     loaded = _load()[0]
     assert loaded is not None
     return loaded
@@ -102,7 +102,7 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def library_holding_lock() -> ctypes.PyDLL:
-    """The library, loaded so that its calls keep the GIL; for calls that take microseconds."""
+    """Return the library, loaded so that its calls keep the GIL: for calls that take microseconds."""
     held = ctypes.PyDLL(library()._name)
     for name, arguments in _SIGNATURES.items():
         function = getattr(held, name)
@@ -112,19 +112,19 @@ def library_holding_lock() -> ctypes.PyDLL:
 
 
 def absence() -> str:
-    """The reason why there is no native code; empty if there is."""
+    """Return why there is no native code; empty if there is."""
     return _load()[1]
 
 
 def features() -> int | None:
-    """``HAS_*`` bits of this processor, without those hidden by ``without``; None without the extension."""
+    """Return this processor's ``HAS_*`` bits, without those hidden by ``without``; None without the extension."""
     bits_found = _features()
     return None if bits_found is None else bits_found & ~_hidden.get()
 
 
 @contextmanager
 def without(bits: int) -> Iterator[None]:
-    """Hide these ``HAS_*`` features inside this context (this thread or task only)."""
+    """Hide these ``HAS_*`` features inside this context (in this thread or task only)."""
     token = _hidden.set(_hidden.get() | bits)
     try:
         yield
@@ -149,7 +149,7 @@ def pack(path: str, matrix: Tensor) -> Tensor:
 def encode(
     path: str, tuned: Tensor, base: Tensor | None, group: int | None, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Bits, and sums of magnitudes ``[rows, groups]`` float64 (one group per row if ``group`` is None)."""
+    """Return bits, and sums of magnitudes ``[rows, groups]`` float64 (one group per row if ``group`` is None)."""
     rows, cols = tuned.shape
     bits = torch.empty(rows, (cols + 7) // 8, dtype=torch.uint8)
     sums = torch.empty(rows, 1 if group is None else -(-cols // group), dtype=torch.float64)
@@ -167,7 +167,7 @@ def decode(path: str, bits: Tensor, scales: Tensor, group: int | None, out: Tens
 
 
 def hamming(path: str, packed: Tensor) -> Tensor:
-    """Hamming distances: ``[n, bytes]`` to ``[n, n]`` int64."""
+    """Compute Hamming distances: ``[n, bytes]`` to ``[n, n]`` int64."""
     n, width = packed.shape
     out = torch.empty(n, n, dtype=torch.int64)
     call("gq_hamming", path, features(), packed.data_ptr(), n, width, out.data_ptr())
@@ -183,7 +183,7 @@ def votes(path: str, packed: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def majority(path: str, packed: Tensor) -> Tensor:
-    """Majority bits: ``[n, bytes]`` to ``[bytes]``."""
+    """Compute majority bits: ``[n, bytes]`` to ``[bytes]``."""
     n, width = packed.shape
     out = torch.empty(width, dtype=torch.uint8)
     call("gq_majority", path, packed.data_ptr(), n, width, out.data_ptr())
@@ -193,7 +193,7 @@ def majority(path: str, packed: Tensor) -> Tensor:
 def sign_products(
     path: str, bits: Sequence[Tensor], scales: Sequence[Tensor], cols: int, group: int | None
 ) -> Tensor:
-    """Inner products ``[n, n]`` float64 of ``n`` packed sign matrices with their float32 scales."""
+    """Compute inner products ``[n, n]`` float64 of ``n`` packed sign matrices with float32 scales."""
     n = len(bits)
     out = torch.empty(n, n, dtype=torch.float64)
     rows, factors = _pointers(bits), _pointers(scales)
@@ -237,13 +237,13 @@ def order(path: str, rule: int, updates: Tensor, weights: Tensor | None, amount:
 
 
 def combine(path: str, updates: Tensor, weights: Tensor, out: Tensor) -> None:
-    """Weighted sum of the rows ``[n, d]`` float32 into ``out`` ``[d]`` float32."""
+    """Write the weighted sum of the rows ``[n, d]`` float32 into ``out`` ``[d]`` float32."""
     n, d = updates.shape
     call("gq_combine", path, updates.data_ptr(), weights.data_ptr(), n, d, out.data_ptr())
 
 
 def combinations(path: str, updates: Tensor, matrix: Tensor, out: Tensor) -> None:
-    """Weighted sums of the rows ``[n, d]`` float32, a row of ``matrix`` ``[m, n]`` each, into ``out`` ``[m, d]``."""
+    """Write ``matrix @ updates`` (``[m, n]`` float64 by ``[n, d]`` float32) into ``out`` ``[m, d]`` float32."""
     (n, d), m = updates.shape, len(matrix)
     call("gq_combinations", path, updates.data_ptr(), matrix.data_ptr(), n, d, m, out.data_ptr())
 
@@ -264,7 +264,7 @@ def attend(
     scale: float,
     window: int,
 ) -> None:
-    """Write attention of query, key and value ``[rows, heads, dim]`` into the fourth; ``spans``: address and number."""
+    """Attend with ``tensors`` query, key, value and output ``[rows, heads, dim]``; ``spans``: address and number."""
     q, k, v, out = tensors
     inputs = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0))
     target = (out.data_ptr(), out.stride(0))
@@ -289,5 +289,5 @@ def call(name: str, path: str, *arguments: int | float | None) -> int:
     assert library is not None
     status = int(getattr(library, name)(CODES[path], torch.get_num_threads(), *arguments))
     if status == _NO_MEMORY:
-        raise MemoryError(f"{name}: no memory for its work space")
+        raise MemoryError(f"{name}: no memory for its workspace")
     return status

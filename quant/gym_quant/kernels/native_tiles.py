@@ -33,11 +33,11 @@ class Deltas:
     """The deltas of a matrix as addresses for the library; the holder keeps their tensors alive.
 
     Args:
-        rows: Outputs.
-        deltas: Of each the addresses of its tiles, its scales and its offsets (0: none), then the bytes of a group,
-            the number of planes, what is taken off (times the sum of the inputs), and the planes' shifts, 4 bits each.
-        column: Of ``y``, where the outputs begin.
-        place: ``[variants + 1]`` int64: of a number of the step, the number here or -1; None: the same number.
+        rows: Number of outputs.
+        deltas: For each, the addresses of tiles, scales and offsets (0: none), then the bytes of a group, the number of
+            planes, ``zero`` (times the sum of the inputs), and the planes' shifts, 4 bits each.
+        column: The column of ``y`` at which the outputs begin.
+        place: ``[variants + 1]`` int64: the number here of each number in the step, or -1; None if they are equal.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Deltas:
         column: int = 0,
         place: np.ndarray[Any, Any] | None = None,
     ) -> None:
-        # array, since numpy takes three times as long to make and to return its address.
+        # array, since numpy takes three times as long to create it and return its address.
         columns = tuple(zip(*(delta[:3] for delta in deltas), strict=True))
         self._addresses = array("Q", chain.from_iterable(columns))
         self._numbers = array("q", chain.from_iterable(delta[3:] for delta in deltas))
@@ -66,7 +66,7 @@ class Deltas:
 
 
 class Matrices:
-    """Matrices multiplied with one input in one call, side by side in ``y``."""
+    """Matrices multiplied with one input by one call, side by side in ``y``."""
 
     def __init__(self, matrices: Sequence[Deltas]) -> None:
         self._kept = tuple(matrices)
@@ -83,7 +83,7 @@ def add_exactly(path: str, x: Tensor, index: Index, y: Tensor, matrices: Matrice
 
 
 def lookup_tables(path: str, wide: bool, x: Tensor, index: Index | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, steps, and a state per row: 0 an input or a sum of four is not finite, 1 built, 2 absent."""
+    """Return codes, steps, and a state per row: 0 an input or a sum of four is not finite, 1 built, 2 absent."""
     batch, cols = x.shape
     codes = torch.empty(batch, -(-cols // 32), 256 if wide else 128, dtype=torch.uint8)
     steps = torch.empty(batch, -(-cols // 1024))
@@ -103,10 +103,10 @@ def add_by_lookup(
     matrices: Matrices,
     tables: tuple[Tensor, Tensor, Tensor] | None,
 ) -> bool:
-    """Multiply by tables of 8 or, if ``wide``, 16 bits: those given, or built for this call.
+    """Multiply by tables of 8 or, if ``wide``, 16 bits: the given ones, or tables built for this call.
 
     Returns:
-        False when the tables lack a row that ``index`` names; ``y`` is untouched then.
+        False if the tables lack a row that ``index`` names; ``y`` is then unchanged.
     """
     batch, cols = x.shape
     given = (None, None, None) if tables is None else tuple(t.data_ptr() for t in tables)
@@ -116,16 +116,17 @@ def add_by_lookup(
 
 
 def bound_add(path: str, mode: str, cols: int, matrices: Matrices) -> Callable[..., None]:
-    """A bound call of ``add_exactly`` or ``add_by_lookup``, with all arguments that do not change between steps.
+    """Bind all arguments of ``add_exactly`` or ``add_by_lookup`` that do not change between steps.
 
     Args:
-        path: Native.
+        path: A native path.
         mode: ``exact``, ``lookup`` or ``lookup16``.
-        cols: Inputs.
+        cols: Number of inputs.
         matrices: Kept alive by the caller.
 
     Returns:
-        ``add(x, batch, index, y, stride)``, of addresses: ``x`` ``[batch, cols]`` and ``index`` ``[batch]`` contiguous.
+        ``add(x, batch, index, y, stride)``, given addresses; ``x`` ``[batch, cols]`` and ``index`` ``[batch]`` must be
+        contiguous.
     """
     library = native.library()
     code, threads, rest = native.CODES[path], torch.get_num_threads(), matrices.arguments
@@ -134,14 +135,14 @@ def bound_add(path: str, mode: str, cols: int, matrices: Matrices) -> Callable[.
 
         def add(x: int, batch: int, index: int, y: int, stride: int) -> None:
             if exact(code, threads, x, batch, cols, index, y, stride, *rest):
-                raise MemoryError("gq_exact_add: no memory for its work space")
+                raise MemoryError("gq_exact_add: no memory for its workspace")
 
         return add
     lookup, features, wide = library.gq_lookup_add, native.features(), int(mode == "lookup16")
 
     def add_by_tables(x: int, batch: int, index: int, y: int, stride: int) -> None:
         if lookup(code, threads, features, wide, x, None, None, None, batch, cols, index, y, stride, *rest):
-            raise MemoryError("gq_lookup_add: no memory for its work space")
+            raise MemoryError("gq_lookup_add: no memory for its workspace")
 
     return add_by_tables
 

@@ -1,12 +1,12 @@
 """Merge kernels over contributors' float updates: trimmed means, medians, combinations and inner products.
 
-Updates are ``[n, d]`` float32 on the CPU, one row per contributor. Results do not depend on the path or the
-number of threads, to the last bit; sums in order of value do not depend on the order of contributors either. Blocks of
-coordinates can be given one after another, each with its slice of ``out``; rows that lie a large power of two of
-bytes apart meet in the same lines of the cache, so give a block some odd width.
+Updates are ``[n, d]`` float32 on the CPU, one row per contributor. Results do not depend on the path or the number of
+threads; sums in order of value do not depend on the order of contributors either. Blocks of coordinates can be passed
+one after another, each with its slice of ``out``. Rows a large power of two of bytes apart compete for the same cache
+lines, so use an odd block width.
 
-Callers must pass finite values: with NaN or infinities a result is undefined (and may depend on the path),
-but every function returns. -0.0 counts as 0.0.
+Values must be finite: with NaN or infinities the result is undefined and may depend on the path, but every function
+returns. -0.0 counts as 0.0.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gym_quant.kernels import order_reference as reference
 
 
 def trimmed_mean(updates: Tensor, trim: int, out: Tensor | None = None) -> Tensor:
-    """Coordinate-wise mean without the ``trim`` smallest and ``trim`` largest values (Yin et al. 2018).
+    """Compute coordinate-wise means without the ``trim`` smallest and largest values (Yin et al. 2018).
 
-    The remaining values are added in float64 in ascending order, divided by their number, and rounded once.
+    The other values are added in float64 in ascending order, divided by their number, and rounded once.
 
     Args:
         updates: ``[n, d]`` float32.
@@ -46,14 +46,14 @@ def trimmed_mean(updates: Tensor, trim: int, out: Tensor | None = None) -> Tenso
 
 
 def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tensor | None = None) -> Tensor:
-    """Coordinate-wise weighted mean without the ``trim`` smallest and ``trim`` largest values.
+    """Compute coordinate-wise weighted means without the ``trim`` smallest and largest values.
 
-    Equal values rank by row. ``sum w x / sum w`` over the kept ranks, both sums in float64 in ascending order.
+    Equal values rank by row. The mean is ``sum w x / sum w`` over the rest, both sums in float64 in ascending order.
 
     Args:
         updates: ``[n, d]`` float32.
-        weights: ``[n]`` float64; where those kept sum to zero the result is not finite.
-        trim: From 0 to ``(n - 1) // 2``; counts values, not weight.
+        weights: ``[n]`` float64; where the kept ones sum to zero, the result is not finite.
+        trim: Number of values, whatever their weight, from 0 to ``(n - 1) // 2``.
         out: ``[d]`` float32 to write into.
 
     Returns:
@@ -74,7 +74,7 @@ def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tens
 
 
 def median(updates: Tensor, out: Tensor | None = None) -> Tensor:
-    """Coordinate-wise median: the middle value, or the float64 mean of the two middle ones.
+    """Compute coordinate-wise medians: the middle value, or the float64 mean of the two middle ones.
 
     Args:
         updates: ``[n, d]`` float32.
@@ -96,12 +96,12 @@ def median(updates: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def mean_around_median(updates: Tensor, keep: int, out: Tensor | None = None) -> Tensor:
-    """Coordinate-wise mean of the ``keep`` values nearest to the median (Xie et al. 2018; Bulyan's last step).
+    """Compute coordinate-wise means of the ``keep`` values nearest to the median (Xie et al. 2018; Bulyan's last step).
 
-    In sorted order the nearest values are adjacent: the window of ``keep`` that starts at the smallest value moves
-    right while the value that would come in is strictly nearer to the median than the one that would go out, so a
-    tie in distance goes to the smaller value. Median and distances are float64. The window is added in float64 in
-    ascending order, divided by ``keep``, and rounded once.
+    In sorted order the nearest values are adjacent: a window of ``keep`` values starts at the smallest and moves right
+    while the value that would enter is strictly nearer to the median than the one that would leave, so the smaller of
+    two equally near values is kept. Median and distances are float64. The window is added in float64 in ascending
+    order, divided by ``keep``, and rounded once.
 
     Args:
         updates: ``[n, d]`` float32.
@@ -126,7 +126,7 @@ def mean_around_median(updates: Tensor, keep: int, out: Tensor | None = None) ->
 
 
 def linear_combination(updates: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:
-    """``sum_i weights[i] * updates[i]``, added in float64 in row order and rounded once.
+    """Compute ``sum_i weights[i] * updates[i]``, added in float64 in row order and rounded once.
 
     Args:
         updates: ``[n, d]`` float32.
@@ -150,7 +150,7 @@ def linear_combination(updates: Tensor, weights: Tensor, out: Tensor | None = No
 
 
 def linear_combinations(updates: Tensor, matrix: Tensor, out: Tensor | None = None) -> Tensor:
-    """``matrix @ updates``, each row bit-identical to ``linear_combination`` with that row of ``matrix``.
+    """Compute ``matrix @ updates``, each row bit-identical to ``linear_combination`` with that row of ``matrix``.
 
     Args:
         updates: ``[n, d]`` float32.
@@ -182,18 +182,18 @@ def linear_combinations(updates: Tensor, matrix: Tensor, out: Tensor | None = No
 
 
 def products(updates: Tensor, out: Tensor | None = None) -> Tensor:
-    """Inner products of all pairs of rows, within ``8e-7 * |x_i| |x_j|``.
+    """Compute the inner products of all pairs of rows, within ``8e-7 * |x_i| |x_j|``.
 
-    Native paths multiply in float32, add 256 coordinates in float32 and such blocks in float64, in an order that
-    follows from ``n`` and ``d``: they agree to the last bit on every path and number of threads. The torch reference
-    computes in float64, so it differs within that bound.
+    Native paths multiply in float32, and add blocks of 256 coordinates in float32 and these in float64, in an order
+    that depends only on ``n`` and ``d``, so they agree to the last bit for any number of threads. The torch reference
+    computes in float64 and differs within that bound.
 
     Args:
         updates: ``[n, d]`` float32.
-        out: ``[n, n]`` float64 to add to, for callers who go block by block.
+        out: ``[n, n]`` float64 to add to, to process an update block by block.
 
     Returns:
-        ``[n, n]`` float64, symmetric (where ``out`` was); ``out`` itself where it is given.
+        ``[n, n]`` float64, symmetric if ``out`` was; ``out`` itself if given.
 
     Raises:
         CodecError: For unsupported shapes or dtypes.

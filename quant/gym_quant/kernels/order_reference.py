@@ -31,7 +31,7 @@ def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tens
 
 
 def median(updates: Tensor, out: Tensor) -> None:
-    """The middle value, or half the sum of the two."""
+    """Return the middle value, or half the sum of the middle two."""
     for part in _parts(updates):
         out[part] = _middle(torch.sort(updates[:, part], dim=0).values)
 
@@ -57,7 +57,7 @@ def linear_combination(updates: Tensor, weights: Tensor, out: Tensor) -> None:
 
 
 def products(updates: Tensor, out: Tensor) -> None:
-    """Inner products in float64, which the native code matches within 8e-7 of the product of the norms."""
+    """Compute inner products in float64; native code is within 8e-7 of the product of the norms."""
     for part in _parts(updates):
         rows = updates[:, part].double()
         upper = torch.triu(rows @ rows.T)

@@ -1,8 +1,8 @@
 """A program of native calls for a decoder step, built once and run with one call per step.
 
-At a few rows a call takes microseconds, and the Python between two calls as long. A program is the same calls with the
-same arguments, so its results have the same bits. What changes from step to step is a named slot. Tensors are float32
-on the CPU, contiguous but for the rows of an output, and stay where they are. Nothing is checked, or kept alive.
+For a few rows, a call takes microseconds, and so does the Python between two calls. A program makes the same calls with
+the same arguments, so its results are bit-identical. Arguments that change between steps are named slots. Tensors are
+float32 on the CPU, contiguous except for an output's rows, and must not move. Nothing is checked or kept alive.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ADD_NORM, _MULTIPLY, _ADD_BIAS, _ROTATE, _ATTEND, _GATE, _ADD_LOOKUP, _ADD_FACT
 class Program:
     """Native calls in the order in which they were added.
 
-    Slots: ``spans`` and ``count`` as ``PagedSpans.table_for`` gives them; ``owners``, the address of ``[rows]`` int64,
-    of each row its variant or -1; ``cosine`` and ``sine``, the addresses of ``[rows, dim]``.
+    Slots: ``spans`` and ``count`` from ``PagedSpans.table_for``; ``owners``, the address of each row's variant or -1
+    (``[rows]`` int64); ``cosine`` and ``sine``, the addresses of ``[rows, dim]``.
 
     Args:
         path: A native path.
@@ -97,7 +97,7 @@ class Program:
         )
 
     def add_by_lookup(self, wide: bool, x: Tensor, y: Tensor, matrices: tuple[int, int]) -> None:
-        """Add ``gq_lookup_add`` for the sign deltas of ``owners``; ``matrices`` are a number and an address."""
+        """Add ``gq_lookup_add`` for the sign deltas of ``owners``; ``matrices`` is a number and an address."""
         self._add(_ADD_LOOKUP, int(wide), x, *x.shape, "owners", y, y.stride(0), *matrices)
 
     def add_factors(self, wide: bool, x: Tensor, y: Tensor, matrices: tuple[int, int]) -> None:
@@ -105,7 +105,7 @@ class Program:
         self._add(_ADD_FACTORS, int(wide), x, *x.shape, "owners", y, y.stride(0), *matrices)
 
     def run(self, **slots: int) -> None:
-        """Run all calls with these values of the slots.
+        """Run all calls with these slot values.
 
         Raises:
             MemoryError: If a call could not allocate its workspace.
@@ -118,7 +118,7 @@ class Program:
             words[at] = slots[name]
         where = words.ctypes.data, len(words)
         if native.library().gq_run(self._path, torch.get_num_threads(), native.features(), *where):
-            raise MemoryError("gq_run: no memory for a work space")
+            raise MemoryError("gq_run: no memory for a workspace")
 
     def _add(self, call: int, *words: Word) -> None:
         self._words.append(call)

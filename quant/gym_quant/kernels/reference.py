@@ -35,7 +35,7 @@ def difference(tuned: Tensor, base: Tensor | None, residual: Tensor | None) -> T
 def encode(
     tuned: Tensor, base: Tensor | None, group: int | None, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Bits, and sums of magnitudes ``[rows, groups]`` float64 in the native code's order of summation."""
+    """Return bits, and sums of magnitudes ``[rows, groups]`` float64 in native code's order of summation."""
     rows, cols = tuned.shape
     bits, sums = [], []
     piece = max(1, _CHUNK_ROWS_ELEMENTS // max(1, cols))
@@ -72,7 +72,7 @@ def spread(scales: Tensor, cols: int, group: int | None) -> Tensor:
 
 
 def hamming(packed: Tensor) -> Tensor:
-    """Hamming distances, ``[n, bytes]`` to ``[n, n]`` int64: one row against all, in pieces."""
+    """Compute Hamming distances, ``[n, bytes]`` to ``[n, n]`` int64: one row against all, in pieces."""
     rows = packed.numpy()
     n, width = rows.shape
     out = np.zeros((n, n), dtype=np.int64)
@@ -93,7 +93,7 @@ def votes(packed: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def majority(packed: Tensor) -> Tensor:
-    """Majority bits: ``[n, bytes]`` to ``[bytes]``."""
+    """Compute majority bits: ``[n, bytes]`` to ``[bytes]``."""
     ones = (2 * votes(packed, None) >= packed.shape[0]).numpy()
     return torch.from_numpy(np.packbits(ones, bitorder="little"))
 
@@ -126,10 +126,10 @@ class Operands:
 
 
 def lookup_matmul(x: Tensor, y: Tensor, delta: Operands, wide: bool) -> None:
-    """``exact_matmul`` with sums of four inputs rounded to 8 or (wide) 16 bits, as in the native arithmetic.
+    """Compute ``exact_matmul`` with sums of four inputs rounded to 8 or (wide) 16 bits, with native arithmetic.
 
-    Every block of 1,024 inputs has a step, whatever the groups. Whole numbers are added exactly, then in float32. A row
-    of ``x`` that is not finite makes its row of ``y`` NaN.
+    Every block of 1,024 inputs has a step, whatever the groups. Whole numbers are added exactly, then scaled sums in
+    float32. A row of ``x`` that is not finite makes its row of ``y`` NaN.
     """
     bits, zero = delta.bits, delta.zero
     planes, rows, width = bits.shape
@@ -160,7 +160,7 @@ def lookup_matmul(x: Tensor, y: Tensor, delta: Operands, wide: bool) -> None:
 
 
 def lookup_table(row: Array, width: int, wide: bool) -> tuple[Array | None, Array]:
-    """Integer tables ``[2 * width, 16]`` for ``in`` inputs (None: not finite), and the steps of the blocks."""
+    """Return integer tables ``[2 * width, 16]`` of a row (None if it is not finite), and its blocks' steps."""
     inputs = np.zeros((2 * width, 4), dtype=np.float32)
     inputs.reshape(-1)[: len(row)] = row
     top = np.float32(32767 if wide else 127)
@@ -179,7 +179,7 @@ def lookup_table(row: Array, width: int, wide: bool) -> tuple[Array | None, Arra
 
 
 def rows_by_variant(index: Sequence[int]) -> dict[int, list[int]]:
-    """Group the rows of a batch by variant, without rows that have no delta (-1)."""
+    """Group a batch's rows by variant, leaving out rows without one (-1)."""
     rows_of: dict[int, list[int]] = {}
     for row, variant in enumerate(index):
         if variant >= 0:
@@ -188,7 +188,7 @@ def rows_by_variant(index: Sequence[int]) -> dict[int, list[int]]:
 
 
 def _sums_of_four(four: Array) -> Array:
-    """``[n, 16]`` for inputs ``[n, 4]`` float32: bit k of the column is 1 where input k is added."""
+    """Return sums ``[n, 16]`` of inputs ``[n, 4]`` float32: bit k of the column is 1 where input k is added."""
     j = np.arange(16)
     x0, x1, x2, x3 = (
         np.where(j & (1 << k), four[:, k : k + 1], -four[:, k : k + 1]).astype(np.float32) for k in range(4)
@@ -197,7 +197,7 @@ def _sums_of_four(four: Array) -> Array:
 
 
 def _sums(magnitudes: Array, group: int) -> Array:
-    """Sums ``[rows, groups]`` float64: 16 lanes by column modulo 16 of the group, then lanes pairwise."""
+    """Return sums ``[rows, groups]`` float64: in 16 lanes by column of the group modulo 16, then of lanes pairwise."""
     rows, cols = magnitudes.shape
     whole = cols // group
     parts = [magnitudes[:, : whole * group].reshape(rows, whole, group)] if whole else []

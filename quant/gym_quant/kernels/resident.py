@@ -1,4 +1,4 @@
-"""Sign deltas kept in memory for repeated products, checked once rather than at every call."""
+"""Sign deltas kept in memory for repeated products, checked once instead of at every call."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SHIFTS = (0, 1, 2, 3, 4, 5, 6, 7)
 
 @dataclass(frozen=True, eq=False)
 class ResidentSigns(Resident):
-    """One layer of one variant, in the layout that this machine multiplies with; never a view of a file.
+    """One layer of one variant, in this machine's layout for products; never a view of a file.
 
     Attributes:
         rows: ``out``.
         cols: ``in``.
         group_size: Inputs that share a scale; ``None`` for one scale a tensor or a row.
-        tiled: The tiles for native code.
-        matrix: Elsewhere: on CUDA, without native code, and for groups that begin within a byte.
+        tiled: Tiles for native code.
+        matrix: Used instead on CUDA, without native code, and if groups begin within a byte.
     """
 
     form: ClassVar[str] = "signs"
@@ -61,7 +61,7 @@ class ResidentSigns(Resident):
 
     @property
     def nbytes(self) -> int:
-        """Memory of bits and scales in bytes."""
+        """The size of bits and scales in bytes."""
         if self.tiled is not None:
             return self.tiled.nbytes
         assert self.matrix is not None
@@ -123,7 +123,7 @@ class ResidentSigns(Resident):
 
 
 class Multiplied(Protocol):
-    """The types that ``SignBatch`` accepts: ``ResidentSigns``, and levels in planes of signs (``level_tiles``)."""
+    """What ``SignBatch`` accepts: ``ResidentSigns``, and levels in planes of signs (``level_tiles``)."""
 
     @property
     def rows(self) -> int: ...
@@ -192,11 +192,11 @@ class SignBatch(ResidentBatch):
             )
 
     def tables(self, x: Tensor, index: IndexArray | None = None, path: str | None = None) -> object | None:
-        """Build tables of ``x``, usable by ``add`` of any batch with the same mode and ``x``.
+        """Build tables of ``x`` for ``add`` of any batch with the same mode and ``x``.
 
         Args:
             x: ``[batch, in]`` float32, contiguous.
-            index: ``[batch]``: only rows whose index is not -1 get tables; None: all do.
+            index: ``[batch]``; only rows whose index is not -1 get tables; None: all rows.
             path: As in ``add``.
 
         Returns:
@@ -237,7 +237,7 @@ class SignBatch(ResidentBatch):
             native_tiles.add_by_lookup(path, self.mode == "lookup16", x, index, y, self._matrices, None)
 
     def add_rows(self, index: IndexArray, rows: Tensor, out: Tensor) -> None:
-        """``out[b] += delta[index[b]][rows[b]]``: embedding rows of any variants, in one call.
+        """Add embedding rows of any variants in one call: ``out[b] += delta[index[b]][rows[b]]``.
 
         Args:
             index: ``[n]`` int64, contiguous, from -1 to the number of variants.
@@ -252,7 +252,7 @@ class SignBatch(ResidentBatch):
             out[places] += self.variants[variant].decode_rows(rows[places])
 
     def deltas(self, column: int, place: IndexArray | None) -> native_tiles.Deltas:
-        """This batch as a part of ``BoundTerms``, which keeps it alive."""
+        """Return this batch as a part of ``BoundTerms``, which keeps it alive."""
         return native_tiles.Deltas(self.rows, self._addresses, column, place)
 
     def _add_elsewhere(self, x: Tensor, index: IndexArray, y: Tensor, path: str) -> None:
@@ -277,13 +277,13 @@ class SignBatch(ResidentBatch):
 
 
 class BoundTerms:
-    """The terms of several batches with one input (query, key and value), added by one native call.
+    """The terms of several batches that share an input (query, key and value), added by one native call.
 
     Args:
         batches: Batches of the same mode and input size, all ``native``; kept alive.
-        columns: First column of each in the common ``y``.
-        places: Of each ``[variants + 1]`` int64, a number of the step to its number in the batch (-1: none); None
-            where they are the same.
+        columns: The first column of each in the shared ``y``.
+        places: For each batch, ``[variants + 1]`` int64 that maps numbers in the step to numbers in the batch (-1:
+            none); None if they are equal.
 
     Raises:
         CodecError: For batches that cannot be combined.
@@ -307,15 +307,15 @@ class BoundTerms:
         )
 
     def bind(self, path: str) -> Callable[[int, int, int, int, int], None]:
-        """Bind the call, to execute few Python instructions per layer of a step.
+        """Bind the call, so that a layer of a step takes few Python instructions.
 
         Args:
             path: A native path, from ``dispatch.path()``.
 
         Returns:
             ``add(x, batch, index, y, stride)``: the addresses of ``x`` ``[batch, in]`` float32 and ``index``
-            ``[batch]`` int64, both contiguous, and of ``y``, whose rows of float32 lie ``stride`` apart. The caller
-            keeps these, and this object, alive.
+            ``[batch]`` int64, both contiguous, and of ``y``, whose float32 rows are ``stride`` apart. The caller keeps
+            them and this object alive.
         """
         batch = self._batches[0]
         return native_tiles.bound_add(path, batch.mode, batch.cols, self._matrices)

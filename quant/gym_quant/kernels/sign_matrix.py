@@ -1,4 +1,4 @@
-"""One layer of a variant for the kernels: one bit per weight, and scales."""
+"""One layer of a variant for the kernels: one bit per weight, with scales."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gym_quant.kernels.tiles import Tiled
 class SignMatrix:
     """One layer of one variant: signs and scales of a delta ``[out, in]``.
 
-    Native code reads the bits in tiles of 64 outputs, laid out when first used and kept: as many bytes again.
+    Native code reads the bits in tiles of 64 outputs, which are copied at first use and kept: the same size again.
 
     Args:
-        bits: ``[out, ceil(in / 8)]`` uint8, as ``encode_signs`` gives them.
+        bits: ``[out, ceil(in / 8)]`` uint8, from ``encode_signs``.
         scales: ``[1]``, ``[out, 1]`` or ``[out, ceil(in / group_size)]`` float32.
         cols: ``in``.
         group_size: Inputs that share a scale; ``None`` for one scale a tensor or a row.

@@ -40,20 +40,20 @@ def encode_signs(
 ) -> tuple[Tensor, Tensor]:
     """Encode signs and mean magnitudes of ``tuned - base + residual`` in one pass over memory.
 
-    The sum of a group's magnitudes is taken in float64 in 16 lanes, whatever the path and the threads, so scales
-    agree to the last bit everywhere.
+    A group's magnitudes are summed in float64 in 16 lanes, whatever the path and number of threads, so that scales
+    agree to the last bit.
 
     Args:
         tuned: ``[rows, cols]`` on the CPU; dtypes other than float32 and bfloat16 are converted.
         base: ``[rows, cols]``; ``None`` if ``tuned`` is the delta itself.
-        group_size: Columns that share a scale; ``None`` means one scale for the tensor.
-        residual: ``[rows, cols]``, the residual of error feedback.
+        group_size: Columns that share a scale; ``None`` for one scale per tensor.
+        residual: The residual of error feedback, ``[rows, cols]``.
 
     Returns:
         Bits ``[rows, ceil(cols / 8)]`` uint8, and scales float32: ``[1]``, or ``[rows, ceil(cols / group_size)]``.
 
     Raises:
-        CodecError: For shapes that differ, and for a delta that is not finite (the message names the flat index).
+        CodecError: For shapes that differ, and a delta that is not finite (the message names the flat index).
     """
     _matrix(tuned, "tuned")
     for name, other in (("base", base), ("residual", residual)):
@@ -95,7 +95,7 @@ def decode_signs(
         add: Add to ``out`` instead of overwriting it.
 
     Raises:
-        CodecError: For shapes that do not fit each other, and for ``add`` without ``out``.
+        CodecError: For shapes that do not match, and ``add`` without ``out``.
     """
     _matrix(bits, "bits")
     _group(group_size)
@@ -122,7 +122,7 @@ def decode_signs(
 
 
 def _scales(sums: reference.Array, rows: int, cols: int, group: int | None) -> Tensor:
-    """Means from sums of magnitudes ``[rows, groups]`` float64."""
+    """Compute means from sums of magnitudes ``[rows, groups]`` float64."""
     if group is None:
         total = np.cumsum(sums[:, 0])[-1]  # row after row: one order everywhere
         return torch.tensor([total / (rows * cols)], dtype=torch.float32)

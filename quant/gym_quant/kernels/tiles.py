@@ -18,7 +18,7 @@ MAX_PLANES = 4
 
 @dataclass(frozen=True, eq=False)
 class Tiled:
-    """``scale * (sum of 2**shift * sign over planes - zero) + offset``; a single plane without the rest is signs.
+    """``scale * (sum of 2**shift * sign over planes - zero) + offset``; one plane with scales only is signs.
 
     Attributes:
         bits: ``[tiles, units, planes, 64, 4]`` uint8: a unit is 4 bytes of a row, 32 inputs.
@@ -26,8 +26,8 @@ class Tiled:
         offsets: The same, or None.
         rows: ``out``.
         cols: ``in``.
-        group: Bytes of a row with one scale.
-        shifts: Shifts of the planes, from 0 to 3.
+        group: Bytes of a row that share a scale.
+        shifts: The planes' shifts, from 0 to 3.
         zero: A whole number.
     """
 
@@ -58,8 +58,8 @@ class Tiled:
             bits: uint8, padding bits zero.
             scales: ``[1]``, ``[out, 1]`` or ``[out, groups]`` of any float dtype.
             cols: ``in``.
-            group: Inputs with one scale, a multiple of 8 or at least ``cols``; None: one scale a tensor or row.
-            shifts: Shifts of the planes, at most ``MAX_PLANES`` of them.
+            group: Inputs that share a scale, a multiple of 8 or at least ``cols``; None: one scale per tensor or row.
+            shifts: The planes' shifts, at most ``MAX_PLANES`` of them.
             zero: See the class.
             offsets: As ``scales``.
         """
@@ -77,7 +77,7 @@ class Tiled:
 
     @cached_property
     def address(self) -> tuple[int, ...]:
-        """The address for ``native_tiles.Deltas``; the tensors must stay alive."""
+        """Return the addresses for ``native_tiles.Deltas``; the tensors must stay alive."""
         shifts = sum(shift << (4 * plane) for plane, shift in enumerate(self.shifts))
         offsets = 0 if self.offsets is None else self.offsets.data_ptr()
         numbers = (self.group, len(self.shifts), self.zero, shifts)
@@ -100,7 +100,7 @@ class Tiled:
         return self.decode_rows(torch.arange(start, stop))
 
     def operands(self) -> reference.Operands:
-        """A row-major copy for the reference."""
+        """Return a row-major copy for the reference."""
         planes, width = len(self.shifts), (self.cols + 7) // 8
         bits = self.bits.permute(2, 0, 3, 1, 4).reshape(planes, -1, 4 * self.bits.shape[1])
         offsets = None if self.offsets is None else self._rows_of(self.offsets)

@@ -1,8 +1,8 @@
 """``signed_matmul`` on CUDA in Triton. Tested in Triton's interpreter on a CPU; not yet run on a GPU.
 
-Imported only when ``signed_matmul`` is given CUDA tensors. Triton comes with torch's CUDA builds on Linux. There is
-one mode: float32 activations and float32 sums; ``lookup`` is an idea for processors without wide multipliers. With
-``TRITON_INTERPRET=1`` in the environment before Triton is imported the kernel runs on CPU tensors, slowly.
+It is imported only when ``signed_matmul`` gets CUDA tensors. Triton comes with torch's CUDA builds on Linux. The only
+mode is float32 activations and sums; ``lookup`` is for processors without wide multipliers. With
+``TRITON_INTERPRET=1`` in the environment before Triton is imported, the kernel runs on CPU tensors, slowly.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _signed_rows(
     o = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = tl.load(rows_at + tl.program_id(1))
     inside = o < out
-    # 64-bit: a layer of a large model holds more than 2^31 weights.
+    # 64-bit: a large model's layer has more than 2^31 weights.
     bits_row = bits_at + o.to(tl.int64)[:, None] * width
     scales_row = scales_at + o.to(tl.int64)[:, None] * groups
     total = tl.zeros((BLOCK_OUT,), dtype=tl.float32)

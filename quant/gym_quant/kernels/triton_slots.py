@@ -1,9 +1,9 @@
 """Sign deltas in slots, multiplied on CUDA by one Triton kernel that reads each row's slot on the device.
 
 For engines with CUDA graphs: buffers are static, nothing is read on the host, and a launch depends only on shapes. A
-program computes ``BLOCK_ROWS`` rows times ``BLOCK_OUT`` outputs. It visits only the slots that its rows use, so the
-tokens of one prompt read their delta's bits once, and rows of eight variants read eight. Rows with slot -1 add nothing;
-a program without any other returns at once. Tested in Triton's interpreter on a CPU; not yet run on a GPU.
+program computes ``BLOCK_ROWS`` rows times ``BLOCK_OUT`` outputs. It visits only the slots that its rows use, so a
+prompt's tokens read their delta's bits once, and rows of eight variants read eight. Rows with slot -1 add nothing; a
+program with only such rows returns at once. Tested in Triton's interpreter on a CPU; not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def add_signed_slots(x: Tensor, bits: Tensor, scales: Tensor, slots: Tensor, y: 
         bits: ``[slots, out, ceil(in / 8)]`` uint8, contiguous.
         scales: ``[slots, out]`` float32, contiguous.
         slots: ``[rows or more]`` int32: a row's slot, or -1.
-        y: ``[rows, out]`` of any float dtype, changed in place; its columns are contiguous, its rows may lie apart.
+        y: ``[rows, out]`` of any float dtype, changed in place; its columns are contiguous, its rows may be strided.
 
     Raises:
         CodecError: Without Triton, for tensors elsewhere than on one CUDA device (under Triton's interpreter: on one
@@ -108,7 +108,7 @@ def _add_by_slot(
     slot_of = tl.load(slots_at + r, mask=in_rows, other=-1)
     if tl.max(slot_of, axis=0) < 0:
         return
-    # 64-bit offsets: the slots of a large layer hold more than 2^31 bytes.
+    # 64-bit offsets: a large layer's slots have more than 2^31 bytes.
     x_rows = x_at + r.to(tl.int64)[:, None] * cols
     total = tl.zeros((BLOCK_ROWS, BLOCK_OUT), dtype=tl.float32)
     for slot in range(NUM_SLOTS):

@@ -43,4 +43,4 @@ def test_a_thread_without_memory_for_its_work_space_ends_the_call_and_not_the_pr
     assert done.returncode == 0, done.stderr
     found = done.stdout.splitlines()
     if room < 16 or found:  # else one thread has room, and may be faster than the other starts
-        assert found == ["gq_lookup_tables: no memory for its work space"]
+        assert found == ["gq_lookup_tables: no memory for its workspace"]
