@@ -232,8 +232,8 @@ def _remove_least_recent(folder: Path) -> None:
             removed.append(size)
     if removed:
         console.err.print(
-            f"{folder} was over {readable_bytes(MAX_CACHE_BYTES)}: {counted(len(removed), 'file')} least recently used "
-            f"({readable_bytes(sum(removed))}) removed"
+            f"{folder} exceeded {readable_bytes(MAX_CACHE_BYTES)}: removed {counted(len(removed), 'file')} "
+            f"({readable_bytes(sum(removed))}), the least recently used"
         )
 
 

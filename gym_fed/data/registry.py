@@ -167,7 +167,7 @@ class DatasetRegistry:
         versions = self.versions(name)
         if number and not number.isdecimal():
             raise GymError(
-                ErrorCode.USAGE, f"{reference}: {number!r} is not a version", "a number, such as @1"
+                ErrorCode.USAGE, f"{reference}: {number!r} is not a version", "use a number, such as @1"
             )
         version = int(number) if number else max(versions, default=0)
         if version not in versions:

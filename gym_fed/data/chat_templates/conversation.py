@@ -127,7 +127,7 @@ class ChatRenderer:
         except UnclearTurnsError as error:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: the chat template rewrites earlier turns, so the assistant's words cannot be located",
+                f"{place}: the chat template rewrites earlier turns, so the assistant's text cannot be located",
                 "set mask_history: true to learn only the last answer, use a chat_template with {% generation %} "
                 "marks, or set assistant_only_loss: false",
             ) from error

@@ -26,7 +26,7 @@ class LengthConfig(GraderConfig):
     @model_validator(mode="after")
     def _range(self) -> LengthConfig:
         if (self.unit == "tokens") != (self.tokenizer is not None):
-            raise ValueError("unit tokens needs a tokenizer, and other units have none")
+            raise ValueError("tokenizer is required for unit tokens, and allowed only there")
         if self.max is not None and self.max < self.min:
             raise ValueError("max is below min")
         if self.max is None and self.min == 0:

@@ -147,7 +147,7 @@ class Leaderboard:
             raise GymError(
                 ErrorCode.USAGE,
                 f"{len(matches)} submissions are called {reference}",
-                "use more characters of it",
+                "use more characters of the hash",
             )
         return matches[0]
 

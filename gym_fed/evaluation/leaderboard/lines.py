@@ -76,7 +76,7 @@ class Submission(_Content):
     def _is_named(self) -> Submission:
         for name in (self.model_name, self.organization):
             if not is_name(name, MAX_NAME):
-                raise ValueError("model_name and organization are 1 to 96 visible characters")
+                raise ValueError("model_name and organization must have 1 to 96 visible characters")
         if len({task.task for task in self.tasks}) < len(self.tasks):
             raise ValueError("a task occurs twice")
         return self

@@ -66,7 +66,7 @@ def submit(
     for field, name in (("model_name", model_name), ("organization", organization)):
         if not is_name(name, MAX_NAME):
             raise GymError(
-                ErrorCode.USAGE, f"{field} {plain(name, 60)!r} is not 1 to {MAX_NAME} visible characters"
+                ErrorCode.USAGE, f"{field} {plain(name, 60)!r} must have 1 to {MAX_NAME} visible characters"
             )
     _require_own_figures(results)
     path = Path(board)

@@ -87,7 +87,9 @@ def named_record(reference: str, folder: str | Path) -> Path:
             ErrorCode.FILE_NOT_FOUND, f"no record {plain(reference, 60)} in {folder}", "see: gym eval show"
         )
     if len(paths) > 1:
-        raise GymError(ErrorCode.USAGE, f"{len(paths)} records begin with {reference}", "use more of the id")
+        raise GymError(
+            ErrorCode.USAGE, f"{len(paths)} records begin with {reference}", "use more characters of the id"
+        )
     return paths[0]
 
 
@@ -116,7 +118,9 @@ def open_record(path: str | Path) -> Record:
     for number, instance in enumerate(_instances(path, document), 1):
         where = samples_path(path), f"line {number}"
         if instance.evaluation_name not in samples:
-            raise _bad(*where, f"is of task {plain(instance.evaluation_name, 60)}, which the document lacks")
+            raise _bad(
+                *where, f"is of task {plain(instance.evaluation_name, 60)}, which is not in the document"
+            )
         if (instance.evaluation_id, instance.model_id) != (document.evaluation_id, document.model_info.id):
             raise _bad(*where, "belongs to another run")
         of_task = samples[instance.evaluation_name]

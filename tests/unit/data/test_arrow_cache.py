@@ -209,7 +209,7 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
         assert {file.stem for file in folder.glob("*.json")} == {file.stem for file in folder.glob("*.arrow")}
         assert cache.is_intact()
         said = " ".join(capsys.readouterr().err.split())
-        assert "was over 27 B: 1 file least recently used (9 B) removed" in said
+        assert "exceeded 27 B: removed 1 file (9 B), the least recently used" in said
     finally:
         mapped.kill()
         mapped.communicate()

@@ -115,7 +115,7 @@ Change = Callable[[dict[str, Any]], object]
         (lambda d: d["detailed_evaluation_results"].update(total_rows=1), "more than the 1 line"),
         (lambda d: d["detailed_evaluation_results"].update(checksum="0" * 64), "truncated or changed"),
         (lambda d: d["evaluation_results"].append(d["evaluation_results"][0]), "twice"),
-        (lambda d: d["evaluation_results"].pop(0), "which the document lacks"),
+        (lambda d: d["evaluation_results"].pop(0), "which is not in the document"),
         (lambda d: d["evaluation_results"][0]["score_details"].update(score="1"), "score_details.score"),
         (lambda d: d["model_info"]["additional_details"].update({"identity.model": "f"}), "its identity"),
         (lambda d: d["eval_library"]["additional_details"].update(facts="[" * 9000), "facts"),
