@@ -13,34 +13,25 @@ from gym_fed.core.text import counted
 from gym_fed.interop.llamafactory.translation import Translator
 
 _NAMES = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adamw_hf": "adamw",
-    "adamw_bnb_8bit": "adamw_8bit",
-    "lion_32bit": "lion",
-    "paged_adamw_32bit": "paged_adamw",
-    "paged_lion_32bit": "paged_lion",
-    "schedule_free_adamw": "schedulefree_adamw",
-    "schedule_free_sgd": "schedulefree_sgd",
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw_bnb_8bit": "adamw_8bit",
+    "lion_32bit": "lion", "paged_adamw_32bit": "paged_adamw", "paged_lion_32bit": "paged_lion",
+    "schedule_free_adamw": "schedulefree_adamw", "schedule_free_sgd": "schedulefree_sgd",
     "schedule_free_radam": "schedulefree_radam",
-}
+}  # fmt: skip
 _SWITCHES = {
-    "use_galore": "galore_adamw",
-    "use_apollo": "apollo_adamw",
-    "use_badam": "badam",
-    "use_adam_mini": "adam_mini",
+    "use_galore": "galore_adamw", "use_apollo": "apollo_adamw", "use_badam": "badam", "use_adam_mini": "adam_mini",
     "use_muon": "muon",
+}  # fmt: skip
+_APOLLO = {
+    "update_interval": 200,
+    "scale": 32.0,
+    "proj": "random",
+    "proj_type": "std",
+    "scale_type": "channel",
 }
-_PROJECTED = {
+_PROJECTED: dict[str, dict[str, Any]] = {
     "galore": {"rank": 16, "update_interval": 200, "scale": 2.0, "proj_type": "std"},
-    "apollo": {
-        "rank": 16,
-        "update_interval": 200,
-        "scale": 32.0,
-        "proj": "random",
-        "proj_type": "std",
-        "scale_type": "channel",
-    },
+    "apollo": {"rank": 16, **_APOLLO},
 }
 _BADAM = {
     "switch_mode": ("badam_switch_mode", "ascending"),
@@ -97,7 +88,7 @@ def _projected(translator: Translator, family: str, base: str) -> None:
 def _badam(translator: Translator) -> None:
     mode = str(translator.take("badam_mode", "layer"))
     if mode != "layer":
-        translator.lose("badam_mode", f"{mode} is not offered, only layer")
+        translator.lose("badam_mode", f"{mode} is not supported, only layer")
     for ours, (key, default) in _BADAM.items():
         value = translator.take(key, default)
         if value is not None:
@@ -123,11 +114,10 @@ def offloading(translator: Translator, key: str, file: str, processes: int | Non
     """Translate the DeepSpeed file that ``key`` names; even in one process, it offloads the optimiser to CPU memory."""
     stage, offload = _zero(file)
     if stage is None:
-        translator.lose(key, f"{file} is not here, and its name does not contain the ZeRO stage")
+        translator.lose(key, f"{file} does not exist, and its name does not contain the ZeRO stage")
     elif stage in (2, 3):
-        shard(
-            translator, key, {"strategy": "deepspeed", "zero_stage": stage, "cpu_offload": offload}, processes
-        )
+        settings = {"strategy": "deepspeed", "zero_stage": stage, "cpu_offload": offload}
+        shard(translator, key, settings, processes)
         if "distributed" in translator.result.values:
             translator.note(key, "only stage and offloading are read from the file")
     else:
@@ -138,15 +128,14 @@ def shard(translator: Translator, key: str, settings: dict[str, Any], processes:
     """Write ``distributed``, unless the run has only one process."""
     if processes == 1:
         what = settings["strategy"]
-        translator.note(key, f"one process: {what} has nothing to share out; with --nproc N it does")
+        translator.note(key, f"one process: {what} has nothing to distribute; use --nproc N")
         return
     for name, value in settings.items():
         translator.put(f"distributed.{name}", value, key)
 
 
 def _zero(file: str) -> tuple[int | None, bool]:
-    """Return the stage and offloading of a DeepSpeed file; if it is missing, by its name
-    (``ds_z3_offload_config.json``)."""
+    """Return the stage and offloading of a DeepSpeed file, or by its name (``ds_z3_offload.json``) if it is missing."""
     path = Path(file)
     if path.is_file():
         zero = read_object(path, ErrorCode.CONFIG_INVALID, _NO_ZERO).get("zero_optimization") or {}
@@ -178,13 +167,11 @@ def translate_precision(translator: Translator, *, adapter: bool) -> None:
         translator.put("dtype", "bfloat16", "pure_bf16")
         for key in ("mixed_precision", "base_dtype"):
             translator.result.values.pop(key, None)
-    again = translator.take("gradient_checkpointing")
-    kept = translator.take("disable_gradient_checkpointing", False)
-    translator.put(
-        "gradient_checkpointing",
-        not kept if again is None else bool(again) and not kept,
-        "disable_gradient_checkpointing" if again is None else "gradient_checkpointing",
-    )
+    wanted = translator.take("gradient_checkpointing")
+    disabled = translator.take("disable_gradient_checkpointing", False)
+    is_on = (wanted is None or bool(wanted)) and not disabled
+    origin = "disable_gradient_checkpointing" if wanted is None else "gradient_checkpointing"
+    translator.put("gradient_checkpointing", is_on, origin)
 
 
 def translate_vision(translator: Translator) -> None:
@@ -208,11 +195,12 @@ def _reads_images(translator: Translator) -> bool:
 
 
 def translate_features(translator: Translator) -> None:
+    """Write NEFTune, attention, mixture of depths, kernels, compilation and RoPE scaling."""
     translator.move("neftune_noise_alpha", "neftune_noise_alpha")
     attention = str(translator.take("flash_attn", "auto"))
     known = {"auto": "auto", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
     if attention not in known:
-        translator.lose("flash_attn", f"{attention} is not offered; fa2 is flash_attention_2")
+        translator.lose("flash_attn", f"{attention} is not supported; fa2 is flash_attention_2")
     elif known[attention] != "auto":
         translator.put("attention", known[attention], "flash_attn")
     if translator.take("shift_attn", False):

@@ -53,7 +53,7 @@ def _translate_predict(given: dict[str, Any]) -> Translation:
     translator.move("output_dir", "output_dir")
     translator.move("seed", "seed", 42)
     translator.move("per_device_eval_batch_size", "batch_size", 8)
-    _drawing(translator, "max_new_tokens")
+    _sampling(translator, "max_new_tokens")
     translator.move("num_beams", "num_beams")
     translator.move("eval_num_beams", "num_beams")
     translator.move("skip_special_tokens", "skip_special_tokens")
@@ -74,12 +74,10 @@ def _translate_inference(given: dict[str, Any]) -> Translation:
     translator = Translator(given)
     translator.move("model_name_or_path", "model")
     _adapters(translator, "adapter")
-    _drawing(translator, "sampling.max_tokens", section="sampling.")
-    if translator.result.values["sampling"].pop("do_sample") is False:
-        translator.result.values["sampling"] = {
-            **{"temperature": 0.0},
-            "max_tokens": translator.result.values["sampling"]["max_tokens"],
-        }
+    _sampling(translator, "sampling.max_tokens", section="sampling.")
+    sampling = translator.result.values["sampling"]
+    if sampling.pop("do_sample") is False:
+        translator.result.values["sampling"] = {"temperature": 0.0, "max_tokens": sampling["max_tokens"]}
     backend = str(translator.take("infer_backend", "huggingface"))
     if backend in _BACKENDS:
         translator.note("infer_backend", f"{backend} is not used; our own engine answers")
@@ -109,13 +107,13 @@ def _translate_export(given: dict[str, Any]) -> Translation:
     translator.put("shard_size", f"{translator.take('export_size', 5)}GB", "export_size")
     kind = translator.take("infer_dtype", "auto")
     if kind != "auto" and flat.get("export_quantization_bit") is not None:
-        translator.note("infer_dtype", "what is not packed is float16 with export_quantization_bit")
+        translator.note("infer_dtype", "unpacked weights are float16 with export_quantization_bit")
     elif kind != "auto":
         translator.put("dtype", str(kind), "infer_dtype")
     _quantisation(translator)
     translator.lose_if("export_hub_model_id", "nothing is uploaded", harmless=())
     translator.lose_if("export_legacy_format", "weights are written as safetensors only")
-    translator.lose_if("quantization_bit", "a quantised base is not merged into; leave it out", harmless=())
+    translator.lose_if("quantization_bit", "adapters are not merged into quantised bases", harmless=())
     for key, why in (
         ("export_device", "weights are merged on the CPU"),
         ("template", "the tokenizer's own template goes with the model"),
@@ -127,7 +125,7 @@ def _translate_export(given: dict[str, Any]) -> Translation:
 
 
 def _quantisation(translator: Translator) -> None:
-    """Return the settings of GPTQ with 4 or 8 bits: ``format``, ``quantization``, and the calibration ``data``."""
+    """Write the settings of GPTQ with 4 or 8 bits: ``format``, ``quantization``, and the calibration ``data``."""
     bits = translator.take("export_quantization_bit")
     data = translator.take("export_quantization_dataset")
     if bits not in (None, 4, 8):
@@ -141,12 +139,8 @@ def _quantisation(translator: Translator) -> None:
         translator.note("export_quantization_dataset", "read with export_quantization_bit only")
     for key in ("export_quantization_nsamples", "export_quantization_maxlen"):
         if translator.take(key) is not None:
-            why = (
-                "read with export_quantization_bit only"
-                if bits is None
-                else "32 samples of 128 tokens calibrate"
-            )
-            translator.note(key, why)
+            unused = "read with export_quantization_bit only"
+            translator.note(key, unused if bits is None else "32 samples of 128 tokens calibrate")
 
 
 def _version_1(given: dict[str, Any]) -> Translation:
@@ -170,9 +164,9 @@ def _adapters(translator: Translator, ours: str) -> None:
     translator.lose_if("adapter_folder", "write the whole path in adapter_name_or_path", harmless=())
 
 
-def _drawing(translator: Translator, most: str, section: str = "") -> None:
-    """Return the sampling parameters; for greedy decoding only those that it uses."""
-    translator.move("max_new_tokens", most, 1024)
+def _sampling(translator: Translator, length_key: str, section: str = "") -> None:
+    """Write the sampling parameters; for greedy decoding only those that it uses."""
+    translator.move("max_new_tokens", length_key, 1024)
     draws = bool(translator.take("do_sample", True))
     translator.put(f"{section}do_sample", draws, "do_sample")
     for key, default in (("temperature", 0.95), ("top_p", 0.7), ("top_k", 50)):
@@ -198,7 +192,7 @@ class LlamaFactory:
         return is_llamafactory(values)
 
     def job_of(self, values: dict[str, Any]) -> Job:
-        """See ``jobs.job_of``."""
+        """See ``translation.job_of``."""
         return job_of(values)
 
     def translate(self, values: dict[str, Any], job: Job, processes: int | None = None) -> Translation:

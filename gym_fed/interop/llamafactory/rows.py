@@ -18,19 +18,18 @@ _FOLDER = "data"
 def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
     """Translate the data sources under each of ``keys``, which maps LLaMA-Factory's keys to gym-fed's."""
     folder = str(translator.take("dataset_dir", _FOLDER))
-    most = translator.take("max_samples")
+    max_samples = translator.take("max_samples")
     if folder.startswith(_REMOTE):
         folder = _snapshot(translator, folder.removeprefix(_REMOTE)) or folder
     info = folder if folder.endswith(".json") else str(Path(folder) / "dataset_info.json")
     for key, ours in keys.items():
         if translator.has(key):
-            limit = {} if most is None else {"num_examples": most}
+            limit = {} if max_samples is None else {"num_examples": max_samples}
             given = names(translator.take(key))
             sources = [{**_place(name, folder, info), **limit} for name in given]
             if catalogued := [source["name"] for source in sources if "name" in source]:
-                translator.note(
-                    key, f"{info} does not exist; read from gym data catalogue: {', '.join(catalogued)}"
-                )
+                found = ", ".join(catalogued)
+                translator.note(key, f"{info} does not exist; read from gym data catalogue: {found}")
             translator.put(ours, sources, key)
     media = translator.take("media_dir")
     if media is not None and str(media) != folder:
@@ -44,8 +43,8 @@ def _place(name: str, folder: str, info: str) -> dict[str, str]:
 
     if folder == "ONLINE":
         return {"hub": name}
-    here = folder != _FOLDER or Path(info).is_file()
-    if not here and is_catalogued(name) and catalogue_entry(name).hub is not None:
+    has_info = folder != _FOLDER or Path(info).is_file()
+    if not has_info and is_catalogued(name) and catalogue_entry(name).hub is not None:
         return {"name": name}
     return {"dataset": name, "dataset_info": info}
 

@@ -51,7 +51,7 @@ def translate_stage(translator: Translator, job: Job) -> str:
         translator.note("tokenized_path", "without do_train the rows are encoded, and nothing is trained")
     algorithm = _ALGORITHMS.get(stage)
     if algorithm is None:
-        translator.lose("stage", f"{stage!r} is none of {', '.join(_ALGORITHMS)}")
+        translator.lose("stage", f"{stage!r} is not one of {', '.join(_ALGORITHMS)}")
         return stage
     if algorithm == "dpo":
         algorithm = translate_preference(translator)
@@ -115,7 +115,7 @@ def translate_preference(translator: Translator) -> str:
         return loss
     translator.move("pref_beta", "dpo.beta", 0.1)
     if loss not in _DPO_LOSSES:
-        translator.lose("pref_loss", f"{loss!r} is none of {', '.join((*_DPO_LOSSES, 'orpo', 'simpo'))}")
+        translator.lose("pref_loss", f"{loss!r} is not one of {', '.join((*_DPO_LOSSES, 'orpo', 'simpo'))}")
     else:
         translator.put("dpo.loss_type", [loss, "sft"] if ftx else [loss], "pref_loss")
     if ftx:
@@ -132,7 +132,7 @@ def _reward(translator: Translator) -> None:
         translator.lose("reward_model_type", "use our grader remote, which has its own wire format")
     elif reward_model_type not in _REWARD_MODELS:
         translator.lose(
-            "reward_model_type", f"{reward_model_type!r} is none of {', '.join(_REWARD_MODELS)}, api"
+            "reward_model_type", f"{reward_model_type!r} is not one of {', '.join(_REWARD_MODELS)}, api"
         )
     elif model is not None:
         translator.put("graders", [{"grader": "reward_model", "model": str(model)}], "reward_model")

@@ -16,7 +16,7 @@ from gym_fed.interop.llamafactory.compute import (
 from gym_fed.interop.llamafactory.rows import translate_rows
 from gym_fed.interop.llamafactory.stages import translate_references, translate_stage
 from gym_fed.interop.llamafactory.translation import (
-    LOOKS_AWAY,
+    HARMLESS_VALUES,
     NO_COUNTERPART,
     NOT_NEEDED,
     NOT_NEEDED_PREFIXES,
@@ -59,7 +59,7 @@ def translate(given: dict[str, Any], processes: int | None = None) -> Translatio
     translate_distributed(translator, processes)
     translate_precision(translator, adapter=tuning not in _FULL)
     for key, why in NO_COUNTERPART.items():
-        translator.lose_if(key, why, harmless=(False, *LOOKS_AWAY.get(key, ())))
+        translator.lose_if(key, why, harmless=(False, *HARMLESS_VALUES.get(key, ())))
     translator.leave(NOT_NEEDED, NOT_NEEDED_PREFIXES, [*NO_COUNTERPART, *_METHOD_KEYS])
     return translator.result
 
@@ -88,9 +88,8 @@ def _tuning(translator: Translator) -> str:
     elif method == "oft":
         rank = translator.take("oft_rank", 0)
         translator.put("oft.r", rank, "oft_rank")
-        translator.put(
-            "oft.oft_block_size", translator.take("oft_block_size", 0 if rank else 32), "oft_block_size"
-        )
+        block_size = translator.take("oft_block_size", 0 if rank else 32)
+        translator.put("oft.oft_block_size", block_size, "oft_block_size")
         translator.move("module_dropout", "oft.module_dropout")
         _targets(translator, "oft_target", "oft")
     elif method == "freeze":
@@ -123,9 +122,8 @@ def _lora(translator: Translator) -> None:
     )
     steps = translator.take("pissa_iter", 16)
     if translator.take("pissa_init", False):
-        translator.put(
-            "lora.init_lora_weights", "pissa" if steps == -1 else f"pissa_niter_{steps}", "pissa_init"
-        )
+        start = "pissa" if steps == -1 else f"pissa_niter_{steps}"
+        translator.put("lora.init_lora_weights", start, "pissa_init")
         if not translator.take("pissa_convert", False):
             translator.note(
                 "pissa_init", "the saved adapter is converted to a plain LoRA of the original model"
@@ -180,9 +178,8 @@ def _schedule(translator: Translator) -> None:
 def _run(translator: Translator) -> None:
     translator.move("output_dir", "output_dir")
     translator.move("seed", "seed", 42)
-    translator.lose_if(
-        "data_seed", "seed also sets the order of the data", harmless=(translator.result.values["seed"],)
-    )
+    same_seed = (translator.result.values["seed"],)
+    translator.lose_if("data_seed", "seed also sets the order of the data", harmless=same_seed)
     translator.move("logging_steps", "logging_steps", 500)
     _cadence(translator)
     if (patience := translator.take("early_stopping_steps")) is not None:

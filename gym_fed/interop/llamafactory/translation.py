@@ -54,10 +54,10 @@ class Translator:
     def put(self, path: str, value: Any, origin: str | None = None) -> None:
         """Set a key of gym-fed, such as ``lora.r``; ``origin`` is the corresponding key of the file."""
         keys = tuple(path.split("."))
-        place = self.result.values
+        section = self.result.values
         for key in keys[:-1]:
-            place = place.setdefault(key, {})
-        place[keys[-1]] = value
+            section = section.setdefault(key, {})
+        section[keys[-1]] = value
         if origin is not None and self.has(origin):
             self.result.origins[keys] = origin
 
@@ -97,9 +97,8 @@ class Translator:
         """
         names = [*not_needed, *known, *self.known]
         for key in self.untaken():
-            why = not_needed.get(key) or next(
-                (text for start, text in prefixes.items() if key.startswith(start)), None
-            )
+            by_prefix = (text for start, text in prefixes.items() if key.startswith(start))
+            why = not_needed.get(key) or next(by_prefix, None)
             value = self.take(key)
             if why is None:
                 close = difflib.get_close_matches(key, names, n=1)
@@ -144,7 +143,6 @@ def job_of(given: dict[str, Any]) -> Job:
 
 _VIDEOS = "videos and sounds are prepared as the model's own processor says"
 
-
 NOT_NEEDED: dict[str, str] = {
     # Preparation of rows: caches depend on the settings, and the tokenizer uses every core.
     "overwrite_cache": "encoded rows are named after everything they depend on",
@@ -158,7 +156,7 @@ NOT_NEEDED: dict[str, str] = {
     "remove_unused_columns": "each algorithm keeps the columns it reads",
     "buffer_size": "rows are shuffled whole",
     "streaming": "rows are stored once, mapped, and shuffled whole",
-    "ignore_pad_token_for_loss": "padding is never learnt from",
+    "ignore_pad_token_for_loss": "padding is never part of the loss",
     # Loading of models.
     "use_fast_tokenizer": "the tokenizer of the model's folder is used",
     "low_cpu_mem_usage": "transformers' default",
@@ -223,9 +221,7 @@ NOT_NEEDED: dict[str, str] = {
     "use_ray": "gym train runs on this machine",
 }
 
-
 _MEGATRON = "Megatron's, which is not used; it changes the speed, not the result"
-
 
 NOT_NEEDED |= dict.fromkeys(
     (
@@ -249,9 +245,7 @@ NOT_NEEDED_PREFIXES = {
     "swanlab_": NOT_NEEDED["use_swanlab"],
 }
 
-
 _PIXELS = "images are prepared as the model's own processor does it"
-
 
 _TOKENS = (
     "a run adds no tokens to a model; add them once (transformers: tokenizer.add_tokens, "
@@ -259,15 +253,12 @@ _TOKENS = (
     "train what is new by additional_target: embed_tokens,lm_head"
 )
 
-
 _PARALLEL = (
-    "Megatron's parallel kinds are not offered; fsdp, deepspeed or our distributed.strategy tensor_parallel "
+    "Megatron's parallel strategies are not supported; fsdp, deepspeed or our distributed.strategy tensor_parallel "
     "or pipeline_parallel split a model"
 )
 
-
 _TEMPLATE = "the tokenizer's chat template writes conversations"
-
 
 NO_COUNTERPART: dict[str, str] = {
     "interleave_probs": "sources are joined; give each a weight in our data list",
@@ -308,8 +299,7 @@ NO_COUNTERPART: dict[str, str] = {
 }
 """Keys without a counterpart that change the result unless they are off."""
 
-
-LOOKS_AWAY = {
+HARMLESS_VALUES = {
     "tensor_model_parallel_size": (1,),
     "pipeline_model_parallel_size": (1,),
     "virtual_pipeline_model_parallel_size": (1,),

@@ -30,8 +30,8 @@ NOT_NEEDED = {
     "sample_backend": "for sampling only",
     "max_new_tokens": "for sampling only",
     "batching_workers": "the tokenizer itself uses every core",
-    "dp_size": "worked out from the processes that are started",
-    "mp_shard_size": "worked out from the processes that are started",
+    "dp_size": "computed from the number of processes",
+    "mp_shard_size": "computed from the number of processes",
     "cp_mode": "rows are not split over processes",
     "save_ckpt_as_hf": "checkpoints hold the optimiser too, so that a run can be continued",
     "full_determinism": "see reproducibility.deterministic",
@@ -122,7 +122,7 @@ def _data(translator: Translator) -> None:
 def _compute(translator: Translator) -> None:
     attention = str(translator.take("flash_attn", "sdpa"))
     if attention not in _ATTENTION:
-        translator.lose("flash_attn", f"{attention!r} is none of {', '.join(_ATTENTION)}")
+        translator.lose("flash_attn", f"{attention!r} is not one of {', '.join(_ATTENTION)}")
     elif attention != "sdpa":
         translator.put("attention", _ATTENTION[attention], "flash_attn")
     if translator.take("bf16", True):
@@ -137,10 +137,8 @@ def _compute(translator: Translator) -> None:
         )
     translator.take("init_config.name")
     if (rows := translator.take("cp_size", 1)) != 1:
-        translator.lose(
-            "cp_size",
-            f"{rows}: rows are split by distributed.strategy sequence_parallel, which shards no weights",
-        )
+        why = f"{rows}: rows are split by distributed.strategy sequence_parallel, which shards no weights"
+        translator.lose("cp_size", why)
 
 
 def _tuning(translator: Translator) -> None:
@@ -158,7 +156,7 @@ def _tuning(translator: Translator) -> None:
                 translator.put(f"freeze.{ours}", names(chosen), f"peft_config.freeze_{key}_modules")
         translator.take("peft_config.cast_trainable_params_to_fp32")
     else:
-        translator.lose("peft_config.name", f"{method!r} is none of lora, freeze")
+        translator.lose("peft_config.name", f"{method!r} is not one of lora, freeze")
     _quantization(translator)
 
 
@@ -175,11 +173,8 @@ def _lora(translator: Translator) -> None:
     ):
         translator.move(f"{section}.{key}", f"lora.{ours}", default)
     targets = translator.take(f"{section}.target_modules", "all")
-    translator.put(
-        "lora.target_modules",
-        "all-linear" if targets == "all" else names(targets),
-        f"{section}.target_modules",
-    )
+    modules = "all-linear" if targets == "all" else names(targets)
+    translator.put("lora.target_modules", modules, f"{section}.target_modules")
     for key in ("export_dir", "export_size", "infer_dtype", "export_hub_model_id", "export_legacy_format"):
         if translator.take(f"{section}.{key}") is not None:
             translator.note(f"{section}.{key}", "read by gym export only")
@@ -201,16 +196,15 @@ def _quantization(translator: Translator) -> None:
     if name is None or (name == "auto" and bits is None):
         return
     if name not in ("auto", "bnb"):
-        translator.lose("quant_config.name", f"{name!r} is none of auto, bnb")
+        translator.lose("quant_config.name", f"{name!r} is not one of auto, bnb")
         return
     translator.put("quantization.bits", bits or 4, "quant_config.quantization_bit")
     if (bits or 4) == 4:
         translator.put("quantization.quant_type", kind, "quant_config.quantization_type")
         translator.put("quantization.double_quant", double, "quant_config.double_quantization")
         bf16 = translator.result.values.get("mixed_precision") == "bf16"
-        translator.put(
-            "quantization.compute_dtype", "bfloat16" if bf16 else product, "quant_config.compute_dtype"
-        )
+        dtype = "bfloat16" if bf16 else product
+        translator.put("quantization.compute_dtype", dtype, "quant_config.compute_dtype")
 
 
 def _optimizer(translator: Translator) -> None:
@@ -221,7 +215,7 @@ def _optimizer(translator: Translator) -> None:
         translator.put("weight_decay", 0.01)
         return
     if name != "muon":
-        translator.lose("optim_config.name", f"{name!r} is not muon, the only one there")
+        translator.lose("optim_config.name", f"{name!r} is not muon, the only one of version 1")
         return
     translator.put("optimizer", "muon", "optim_config.name")
     translator.move("optim_config.wd", "weight_decay", 0.1)
@@ -263,24 +257,23 @@ def _distributed(translator: Translator, processes: int | None) -> None:
     if batch is not None:
         share = micro * (processes or 1)
         if batch % share:
-            translator.lose(
-                "global_batch_size", f"{batch} is no multiple of the {counted(share, 'row')} of one step"
-            )
+            problem = f"{batch} is not a multiple of the {counted(share, 'row')} of one step"
+            translator.lose("global_batch_size", problem)
         else:
             translator.put("gradient_accumulation_steps", batch // share, "global_batch_size")
         if processes is None:
-            translator.note("global_batch_size", "worked out for one process")
+            translator.note("global_batch_size", "computed for one process")
     translator.lose_if("mp_replicate_size", "weights are split over all processes", harmless=(1,))
     if name is None:
         return
     if name not in _STRATEGIES:
-        translator.lose("dist_config.name", f"{name!r} is none of {', '.join(_STRATEGIES)}")
+        translator.lose("dist_config.name", f"{name!r} is not one of {', '.join(_STRATEGIES)}")
     elif name == "deepspeed":
         offloading(translator, "dist_config.config_file", str(file), processes)
     elif name == "fsdp2":
         shard(translator, "dist_config.name", {"strategy": "fsdp2"}, processes)
     elif processes != 1:
-        translator.lose("dist_config.name", "fsdpturbo's parallel experts are not offered; use fsdp2")
+        translator.lose("dist_config.name", "fsdpturbo's parallel experts are not supported; use fsdp2")
     else:
         translator.note("dist_config.name", "one process: nothing is split")
 
@@ -315,8 +308,7 @@ def _sources_of(name: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _holds_pairs(file: Path) -> bool:
-    """Return True if the rows are pairs of a chosen and a rejected answer, according to their converter or the first
-    row."""
+    """Return True if the rows are pairs of a chosen and a rejected answer, by their converter or the first row."""
     if file.suffix not in (".yaml", ".yml"):
         return _first_is_a_pair(file)
     entries, _ = parse_config(file, read_config_text(file))
@@ -331,11 +323,10 @@ def _holds_pairs(file: Path) -> bool:
 def _source(where: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     kind, converter = settings.get("source", "hf_hub"), settings.get("converter")
     if kind not in ("hf_hub", "local"):
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{where}: source {kind!r} is none of hf_hub, local")
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{where}: source {kind!r} is not one of hf_hub, local")
     if converter is not None and converter not in _FORMATS:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID, f"{where}: converter {converter!r} is none of {', '.join(_FORMATS)}"
-        )
+        problem = f"{where}: converter {converter!r} is not one of {', '.join(_FORMATS)}"
+        raise GymError(ErrorCode.CONFIG_INVALID, problem)
     source: dict[str, Any] = {"path" if kind == "local" else "hub": str(settings["path"])}
     remarks: list[str] = []
     if kind == "hf_hub" and "split" in settings:

@@ -333,7 +333,7 @@ def test_factors_that_did_not_change_anything_make_an_empty_delta(tmp_path: Path
         (CodecPolicy(), True, "a residual was given, but factors are bfloat16"),
         (None, True, "without a policy"),
         (CodecPolicy(max_bits_per_weight=0.5), False, "max_bits_per_weight allows"),
-        (policy(factors="auto", factor_bits=0.001), False, "which fits no component of 'small'"),
+        (policy(factors="auto", factor_bits=0.001), False, "too few for any component of 'small'"),
     ],
 )
 def test_a_policy_that_cannot_be_kept_is_refused(

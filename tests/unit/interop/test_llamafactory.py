@@ -448,7 +448,7 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
         ({"stage": "ppo", "reward_model": "http://x", "reward_model_type": "api"}, "use our grader remote"),
         (
             {"stage": "ppo", "reward_model": "x", "reward_model_type": "fool"},
-            "'fool' is none of lora, oft, full",
+            "'fool' is not one of lora, oft, full",
         ),
         ({"fp8": True, "fp8_backend": "torchao"}, "fp8: no counterpart: products in float8 need a GPU"),
         ({"use_kt": True, "kt_weight_path": "x"}, "use_kt: no counterpart: KTransformers computes"),
