@@ -241,11 +241,9 @@ class MessageQueue:
             False, without any change, if its account has lost ``_MOST_GIVEN_BACK`` tasks of the round already.
         """
         account = select(nodes.c.contributor).where(nodes.c.node_id == message.node_id).scalar_subquery()
-        of_account = messages.c.node_id.in_(select(nodes.c.node_id).where(nodes.c.contributor == account))
-        of_round = messages.c.group_id == message.group_id
-        lost = (
-            select(func.count()).select_from(messages).where(of_account, of_round, messages.c.state == LOST)
-        )
+        siblings = select(nodes.c.node_id).where(nodes.c.contributor == account)
+        mine = messages.c.node_id.in_(siblings) & (messages.c.group_id == message.group_id)
+        lost = select(func.count()).select_from(messages).where(mine, messages.c.state == LOST)
         if int(tx.scalar(lost) or 0) >= _MOST_GIVEN_BACK:
             return False
         tx.execute(update(messages).where(messages.c.message_id == message.message_id).values(state=LOST))
