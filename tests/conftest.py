@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from demo.end_together import end_together
+from gym_fed.core import child_process
 from tests.support import postgres as _postgres
 from tests.support.rooms import seconds_by_room
 
@@ -33,6 +34,9 @@ settings.load_profile("suite")
 # A suite in the background of a script ignores Ctrl-C, and its children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# With other test processes on all cores, a process of low priority gets no time.
+child_process._LOW_PRIORITY = 0
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

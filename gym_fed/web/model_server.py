@@ -44,7 +44,7 @@ class ModelServer:
         changed: Called after every change of the status.
         settings: Additional ``a.b=value`` settings of ``ServingConfig``.
         environment: Environment variables of the process; None for those of this process.
-        is_last: Whether the process runs with the lowest priority on this machine.
+        is_last: Whether the process runs with a low priority.
 
     Attributes:
         status: ``loading``, ``ready``, ``failed``, or ``ended`` after it was stopped.

@@ -56,16 +56,27 @@ def test_a_federation_ends_with_the_held_out_loss_and_what_was_kept(
     assert change["retention"]["before"] < change["retention"]["after"]
 
 
-def test_the_same_is_computed_at_any_time_and_printed_in_words(
-    ended: tuple[Hub, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_compare_measures_again_what_the_hub_printed(ended: tuple[Hub, list[dict[str, Any]]]) -> None:
     hub, events = ended
-    found = hub.ask("compare")
+    again = hub.ask("compare")
     for part in ("held_out", "retention"):
         for key, value in events[1][part].items():
-            assert found[part][key] == pytest.approx(value, abs=1e-4), (part, key)
-    monkeypatch.setattr(retention, "_NANO_ITEMS", 12)  # an answer to each of 120 takes long
+            assert again[part][key] == pytest.approx(value, abs=1e-4), (part, key)
+
+
+@pytest.fixture
+def few_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the items of retention: an answer to each of 120 takes long."""
+    monkeypatch.setattr(retention, "_NANO_ITEMS", 12)
+
+
+@pytest.mark.usefixtures("few_items")
+def test_compare_prints_what_changed_in_words(ended: tuple[Hub, list[dict[str, Any]]]) -> None:
+    hub, events = ended
     found = hub.ask("compare")
+    for key, value in events[1]["held_out"].items():
+        assert found["held_out"][key] == pytest.approx(value, abs=1e-4), key
     done = run_here(["gym-server", "compare", "--dir", hub.folder])
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
@@ -88,6 +99,7 @@ def test_a_finished_hub_without_the_check_reports_nothing_more(
     assert not [line for line in hub.process.stdout if '"change"' in line]
 
 
+@pytest.mark.usefixtures("few_items")
 def test_the_comparison_counts_every_loss_and_answer_to_its_total(
     ended: tuple[Hub, list[dict[str, Any]]],
 ) -> None:

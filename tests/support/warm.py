@@ -307,6 +307,7 @@ def _serve(address: str, *project: str) -> dict[str, Any]:
     """Fork for every order; returns in a fork, with what it was asked for."""
     for name in (*LIBRARIES, *project):
         importlib.import_module(name)
+    child_process._LOW_PRIORITY = 0  # as in conftest.py
     gc.freeze()  # a fork's collections leave the pages of the libraries alone
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
     listener = socket.socket(socket.AF_UNIX)

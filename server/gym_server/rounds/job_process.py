@@ -1,4 +1,4 @@
-"""Run a job that needs the model in a separate process with the lowest priority, so that it does not slow rounds."""
+"""Run a job that needs the model in a separate process with a low priority, so that it does not slow rounds."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from gym_server.web.newest_model import FOLDER_NAME, NewestModel
 from pydantic import ValidationError
 
 from gym_fed.config.hub.sections import DashboardConfig
-from gym_fed.core import child_process
 from gym_fed.web.access import CSRF_HEADER
 from tests.support.fake_model import FakeModel
 from tests.support.hub_pages import HubPages
@@ -47,10 +46,8 @@ def head(monkeypatch: pytest.MonkeyPatch) -> list[Version]:
 
 
 @pytest.fixture
-def opened(tmp_path: Path, head: list[Version], monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
+def opened(tmp_path: Path, head: list[Version]) -> Iterator[Opened]:
     """Opens the pages of a hub that lets its newest version answer."""
-    # Other test processes would leave a process of the lowest priority no time.
-    monkeypatch.setattr(child_process, "_LOWEST_PRIORITY", 0)
     ended: list[Callable[[], None]] = []
 
     def make(
