@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _MANY_PASSES = 5
 """Minimum passes over the rows per round that are displayed; a model memorizes rows that it sees often."""
 _BF16_BYTES = 2
-_COLUMNS, _MAX_LINES, _FEWEST_CHARS = 80, 15, 20
+_COLUMNS, _MAX_LINES, _FEWEST_CHARS = 80, 15, 8
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
 """Lower bounds (in bits) for values that change every round: below 64 MiB, 1 MiB and 64 rounds, changes do not change
 the name of an offer."""
