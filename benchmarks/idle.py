@@ -3,7 +3,8 @@
     python benchmarks/idle.py --model FOLDER [--quick] [--json] [--plot FILE]
 
 Two contributors, real processes, train LoRA on a base model for two rounds at a hub that measures the held-out loss, so
-that it loads the model too. Then the hub is paused, and the resident memory of the waiting processes is read.
+that it loads the model too. Then the hub is paused, and the resident memory of the waiting processes is read, also
+without the pages of files.
 """
 
 from __future__ import annotations
@@ -65,14 +66,22 @@ def measured(folder: Path, model: Path, rounds: int) -> dict[str, float]:
         log = folder / "member0.log"
         processes.wait_for("pause", lambda: log.read_text().rstrip().endswith("waiting for a task"), 900)
         time.sleep(_SETTLED_SECONDS)
-        found = {"hub between rounds": _resident(community.hub), "hub's peak": processes.peak_rss_mb["hub"]}
-        found["contributor between rounds"] = max(map(_resident, waiting))
-        found["contributor's peak"] = processes.peak_rss_mb["contributor"]
+        found = {}
+        for role, members in (("hub", [community.hub]), ("contributor", waiting)):
+            found[f"{role}'s peak"] = processes.peak_rss_mb[role]
+            found[f"{role} between rounds"] = max(_resident(process) for process in members)
+            found[f"{role} between rounds, anonymous"] = max(map(_anonymous, members))
     return found
 
 
 def _resident(process: psutil.Process) -> float:
     return float(process.memory_info().rss) / MEGABYTE
+
+
+def _anonymous(process: psutil.Process) -> float:
+    """Return the memory of a process without the pages of files, which the system can drop."""
+    info = process.memory_info()
+    return float(info.rss - info.shared) / MEGABYTE
 
 
 def _role(command: Sequence[str]) -> str | None:

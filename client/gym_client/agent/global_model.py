@@ -6,12 +6,9 @@ cache of downloaded models, and only after the contributor has agreed to it.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +22,7 @@ if TYPE_CHECKING:
 
     from gym_client.agent.version_sum import VersionSum
     from gym_fed.delta.base import BaseSpec
-
-log = logging.getLogger("gym_client")
+    from gym_fed.delta.parked import ParkedTensors
 
 NANO = "gym-nano"
 _BETWEEN = "between"
@@ -38,56 +34,6 @@ _REMEDY_OF_NAMES = "if you know the federation's base, pass its folder with --ba
 
 _IDLE_SECONDS = 30.0
 """Seconds without a task after which the tensors move from memory to disk."""
-_ROOM = 4
-"""They move only if the disk has at least this multiple of their size free."""
-
-
-class SpilledTensors:
-    """Tensors in a temporary file, which the system deletes when this process ends.
-
-    Args:
-        tensors: Tensors on the CPU.
-        folder: Folder for the file.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
-        import torch
-
-        self._like = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (open until it is read)
-        for tensor in tensors.values():
-            left = _bytes_of(tensor.contiguous())
-            while left:
-                left = left[self._file.write(left) :]
-
-    def restored(self) -> dict[str, Tensor]:
-        """Return the tensors.
-
-        Raises:
-            OSError: If the file cannot be read.
-        """
-        import torch
-
-        self._file.seek(0)
-        tensors = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in self._like.items()}
-        for name, tensor in tensors.items():
-            left = _bytes_of(tensor)
-            while left:
-                if not (count := self._file.readinto(left)):
-                    raise OSError(f"the stored tensor {name} is cut short")
-                left = left[count:]
-        self._file.close()
-        return tensors
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU."""
-    import torch
-
-    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 class GlobalModel:
@@ -112,7 +58,7 @@ class GlobalModel:
                 raise
             raise GymError(error.code, error.message, _REMEDY) from error
         self.source = source
-        self._parked: SpilledTensors | None = None
+        self._parked: ParkedTensors | None = None
         self._model: Any = loaded.model
         self.tokenizer: Any = loaded.tokenizer
         self.base: BaseSpec = BaseSpec.of(self.model, source)
@@ -137,30 +83,24 @@ class GlobalModel:
         give_back_memory()
 
     def park(self, folder: Path) -> None:
-        """Move the tensors to a file until the next round, unless the disk has little free space."""
-        size = sum(tensor.nbytes for tensor in self.tensors.values())
-        if self._parked is not None or self._model is not None or not size:
-            return
-        try:
-            if shutil.disk_usage(folder).free < _ROOM * size:
-                return
-            self._parked = SpilledTensors(self.tensors, folder)
-        except OSError as error:  # the file only saves memory
-            log.warning("the model stays in memory while this contributor waits: %s", error)
-            return
-        self.tensors = {}
-        give_back_memory()
+        """Move the tensors to a file until the next round, if the disk has room."""
+        from gym_fed.delta.parked import ParkedTensors
+
+        if self._parked is None and self._model is None and self.tensors:
+            self._parked = ParkedTensors.park(self.tensors, folder)
+        if self._parked is not None and self.tensors:
+            self.tensors = {}
+            give_back_memory()
 
     def _unpark(self) -> None:
         """Take the tensors back into memory; reload the base if their file cannot be read."""
         parked, self._parked = self._parked, None
         if parked is None:
             return
-        try:
-            self.tensors = parked.restored()
-        except OSError as error:
-            log.warning("the stored model cannot be read, so it is rebuilt from the base: %s", error)
+        if (tensors := parked.tensors()) is None:
             self.reload()
+        else:
+            self.tensors = tensors
 
     def moments_bytes(self) -> int:
         """Return the size in bytes of AdamW's moments of all weights, as kept between rounds."""

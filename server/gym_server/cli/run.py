@@ -32,7 +32,6 @@ from gym_server.observe.instruments import GC_PASSES
 from gym_server.observe.tracing import traced_hub
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
-from gym_server.rounds.parked_model import parked_path
 from gym_server.rounds.recipes import check_soup
 from gym_server.rounds.region import Region
 from gym_server.rounds.round_store import Round
@@ -376,6 +375,5 @@ class _Server:
         except BaseException as error:  # noqa: BLE001 (passed to the main thread, which raises it)
             self._failure = error
         finally:
-            parked_path(self._fed.folder).unlink(missing_ok=True)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(done.set)

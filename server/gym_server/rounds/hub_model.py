@@ -28,6 +28,7 @@ from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.integer_sum import read_sum
 from gym_fed.delta.kept import mapped_base, precise_dtype, share_kept
+from gym_fed.delta.parked import ParkedTensors
 from gym_fed.delta.versions import apply_soups, is_within_sum, specs_of
 from gym_fed.evaluation.loss import (
     OnDone,
@@ -38,7 +39,6 @@ from gym_fed.evaluation.loss import (
     row_losses,
 )
 from gym_fed.evaluation.soup_game import SoupGame
-from gym_server.rounds.parked_model import ParkedTensors, parked_path
 from gym_server.state import HubState
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import published
@@ -71,7 +71,8 @@ class HubModel:
                 ErrorCode.BASE_MISMATCH,
                 f"{source} has digest {found}, but the federation's base is {base.digest}",
             )
-        self._parked = ParkedTensors(parked_path(folder))
+        self._folder = folder
+        self._parked: ParkedTensors | None = None
         self._applied: list[SoupReference] = []
         self.digest = base.digest
         self._rows = (
@@ -134,19 +135,19 @@ class HubModel:
             return
         try:
             if wanted[:at] != known or is_within_sum(soups, at):
-                at, self._memory = 0, None  # one base in memory at a time
+                at, self._memory, self._parked = 0, None, None  # one base in memory at a time
                 self._memory = self._load_base()
             self._apply(self._loaded.model, soups, at)
         except BaseException:
             self._memory = None
-            self._parked.forget()
             raise
         self._applied, self.digest = list(soups), wanted[-1] if wanted else self._base.digest
 
     def release(self) -> None:
         """Free the model's memory. Its next use restores it; measured losses are kept."""
         if self._memory is not None:
-            self._parked.park(self._memory.model)
+            if self._applied:  # otherwise it is the base, which is on disk
+                self._parked = ParkedTensors.park(model_tensors(self._memory.model), self._folder / "staging")
             self._memory = None
         give_back_memory()
 
@@ -163,7 +164,8 @@ class HubModel:
         """Return the model, loading it into memory if needed."""
         if self._memory is None:
             loaded = self._load_base()
-            if self._applied and not self._parked.restore(loaded.model):
+            parked, self._parked = self._parked, None
+            if self._applied and not (parked and parked.restore(model_tensors(loaded.model))):
                 del loaded  # one base in memory at a time
                 loaded = self._load_base()
                 self._apply(loaded.model, self._applied)

@@ -50,18 +50,21 @@ def test_after_a_merge_the_hub_holds_no_model_and_the_next_round_starts_from_the
         model.release()
 
 
-@pytest.mark.parametrize("damage", ["deleted", "cut short", "other tensors"])
+@pytest.mark.parametrize("damage", ["missing", "cut short", "other tensors"])
 def test_a_parked_model_that_is_damaged_is_made_again_from_base_and_soups(
     room: PacedRoom, damage: str
 ) -> None:
     room.run(1)
-    path = room.fed.folder / "staging" / "hub-model.safetensors"
-    content = path.read_bytes()
-    if damage == "deleted":
-        path.unlink()
-    else:
-        path.write_bytes(content[:-100] + (b"" if damage == "cut short" else bytes(100)))
     model = room.strategy._hub_model()
+    assert model._parked is not None
+    file = model._parked._file
+    if damage == "missing":
+        model._parked = None
+    elif damage == "cut short":
+        file.truncate(100)
+    else:
+        file.seek(100)
+        file.write(bytes(100))
     assert tensors_digest(model.model) == tensors_digest(fresh(room).model)
     assert model.digest == room.fed.round_store.head().digest
 
@@ -88,7 +91,7 @@ def test_a_model_that_cannot_be_made_again_keeps_its_version(
     model = room.strategy._hub_model()
     held = tensors_digest(model.model)
     model.release()
-    (room.fed.folder / "staging" / "hub-model.safetensors").unlink()
+    model._parked = None
 
     def away(*_: object) -> None:
         raise OSError("the store is away")
