@@ -20,7 +20,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import LockHeldError, is_still_there, lock, lockable_folder
 from gym_fed.core.portable import O_BINARY, opens_folders
 from gym_fed.core.system_errors import is_disk_full
-from gym_fed.core.text import is_visible
+from gym_fed.core.text import counted, is_visible
 
 
 def default_home() -> Path:
@@ -336,6 +336,8 @@ def drop_torn_line(path: Path) -> None:
 
 _SPARE_FILES = 256
 """Number of open files for databases, models and logs, in addition to the connections."""
+_MIN_FILES = 64
+"""Number of open files below which gRPC ends the process, or files cannot be opened in the middle of a round."""
 
 
 def raise_file_limit(connections: int, log: logging.Logger) -> int:
@@ -347,6 +349,9 @@ def raise_file_limit(connections: int, log: logging.Logger) -> int:
 
     Returns:
         The possible number of connections: ``connections``, or fewer if the hard limit is too low.
+
+    Raises:
+        GymError: ``BUSY`` if the hard limit is too low for any connection.
     """
     try:
         import resource
@@ -356,6 +361,12 @@ def raise_file_limit(connections: int, log: logging.Logger) -> int:
     num_files = connections + _SPARE_FILES
     if hard == resource.RLIM_INFINITY:
         hard = max(soft, num_files)
+    if hard < _MIN_FILES:
+        raise GymError(
+            ErrorCode.BUSY,
+            f"this process may open {counted(hard, 'file')}, but a server needs at least {_MIN_FILES}",
+            "raise the hard limit (ulimit -Hn, or LimitNOFILE= in systemd)",
+        )
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     fitting = max(16, hard - _SPARE_FILES)

@@ -94,6 +94,19 @@ def test_a_thread_that_cannot_be_started_is_named() -> None:
     assert (found.code, "ulimit -u" in found.hint) == (ErrorCode.BUSY, True)
 
 
+def test_a_server_that_may_open_too_few_files_is_refused_before_it_listens() -> None:
+    script = (
+        "import logging, resource\n"
+        "from gym_fed.core.files import raise_file_limit\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (63, 63))\n"
+        "raise_file_limit(10, logging.getLogger())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode != 0
+    assert "this process may open 63 files, but a server needs at least 64" in done.stderr
+    assert "LimitNOFILE" in done.stderr
+
+
 def test_a_disk_that_is_really_full_ends_commands_with_its_code(small_disk: Path) -> None:
     assert command("gym-server", "init", "--dir", str(small_disk / "hub"))[0] == 0
     (small_disk / "home").mkdir()
