@@ -126,10 +126,11 @@ imports: $(STAMP) ## The import contract of pyproject.toml, and no circles.
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/repository/test_import_circles.py
 
 # Installed here only: atheris has wheels for few platforms, and the quick suite does not need it.
-fuzz: $(STAMP) ## Fuzz every reader of foreign data, guided by coverage, 60 seconds each (docs/testing.md).
+fuzz: $(STAMP) ## Fuzz every reader of foreign data, guided by coverage, 60 seconds each (docs/fuzzing.md).
 	$(PIP_INSTALL) atheris==3.0.0
-	for target in $$($(BIN)/python -m tests.fuzz.run --list); do \
-		$(BIN)/python -m tests.fuzz.run $$target --seconds $(FUZZ_SECONDS); done
+	failed=0; for target in $${TARGET:-$$($(BIN)/python -m tests.fuzz.run --list)}; do \
+		mkdir -p build/fuzz/$$target; $(BIN)/python -m tests.fuzz.run $$target --seconds $(FUZZ_SECONDS) 2>&1 \
+		| tee -a build/fuzz/$$target/log.txt || failed=1; done; $(BIN)/python -m tests.fuzz.report; exit $$failed
 
 # The kernels are built again, into a copy of the package that comes first on the path. Tests that limit the memory are
 # left out: the sanitizer needs it.

@@ -1,6 +1,6 @@
 """Parsers return a value or raise ``GymError`` for any bytes, within limits on time and memory.
 
-The quick suite tries seeded mutations; ``make fuzz`` searches by coverage for a minute each (docs/testing.md).
+The quick suite tries seeded mutations; ``make fuzz`` searches by coverage for a minute each (docs/fuzzing.md).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.fuzz.targets import TARGETS
 from tests.support.rooms import seconds_by_room
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,6 +56,12 @@ def test_every_test_runs_nightly_on_each_python_that_was_tried() -> None:
     assert job["steps"][-1]["run"] == "make test-all PYTHON=python"
     tried = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     assert all(python in tried for python in job["strategy"]["matrix"]["python"])
+
+
+def test_every_target_is_fuzzed_for_an_hour_each_night() -> None:
+    (job,) = read(".github/workflows/fuzz.yml")["jobs"].values()
+    assert job["strategy"]["matrix"]["target"] == sorted(TARGETS)
+    assert job["steps"][-1]["run"].startswith("make fuzz TARGET=${{ matrix.target }} FUZZ_SECONDS=3600")
 
 
 def test_a_release_is_what_the_check_of_the_package_built_and_needs_no_stored_token() -> None:
