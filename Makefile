@@ -27,7 +27,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -
 # A room is a folder of tests/unit.
 ROOMS := $(sort $(foreach file,$(wildcard tests/unit/*/test_*.py),$(word 3,$(subst /, ,$(file)))))
 
-.PHONY: help install demo test test-all test-gpu triton vllm fuzz soak sanitize audit rooms mutations lint checks docs casts pictures plots format types imports extras proto package wheel version release clean
+.PHONY: help install demo test test-all test-gpu triton vllm fuzz soak sanitize audit rooms mutations lint checks docs casts pictures recording plots format types imports extras proto package wheel version release clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -117,6 +117,9 @@ casts: $(STAMP) ## Play the scripts of tests/newcomer in a new environment, and 
 
 pictures: $(STAMP) ## Take the screenshots in docs/pictures/ of a hub's page and the workbench, light and dark. Minutes.
 	$(BIN)/python -m tools.pictures $(ARGS)
+
+recording: $(STAMP) ## Record the demo, its terminal and its hub's page, for docs/benchmarks.md. As long as the demo.
+	$(BIN)/python -m tools.recording
 
 plots: $(STAMP) ## Draw docs/plots/ from the tables of the pages that quote benchmarks. Seconds.
 	$(BIN)/python -m tools.plots

@@ -8,15 +8,18 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from gym_fed.serving.openai.snippets import DEFAULT_URL, ServedModel, openai_snippet
 from tests.integration.test_docs import commands_in, files_in
+from tools import recording
 from tools.casts.drawing import SECRETS, drawn
 from tools.casts.page import FOLDER, PAGE, begin
 from tools.casts.people import PEOPLE, SCRIPTS, STAYS, VARIANT_OWNER, Person
 from tools.casts.terminal import Line, Terminal
 
 MOST_BYTES = 60_000
+MOST_PICTURE_BYTES = 1_500_000
 
 
 def sections(person: Person) -> str:
@@ -106,3 +109,26 @@ def test_a_command_that_stays_ends_with_ctrl_c(tmp_path: Path) -> None:
     assert running.typed.status not in (None, 0)
     with pytest.raises(RuntimeError, match="ended without"):
         terminal.type("echo other").wait_for("serving")
+
+
+def test_the_recording_of_the_demo_shows_its_terminal_and_two_minutes_of_its_page() -> None:
+    text = (FOLDER / "demo.svg").read_text(encoding="utf-8")
+    assert not SECRETS.search(text)
+    assert re.findall(r"/(?:tmp|home|root|Users|work)/", text) == []
+    assert "verdicts" in text
+    with Image.open(recording.PICTURE) as film:
+        assert getattr(film, "n_frames", 1) > 10
+        seconds = 0.0
+        for number in range(film.n_frames):  # type: ignore[attr-defined]
+            film.seek(number)
+            film.load()  # the duration is read with the frame
+            seconds += film.info["duration"] / 1000
+    assert 30 <= seconds <= 120
+    page = (PAGE.parent / "benchmarks.md").read_text(encoding="utf-8")
+    assert "](casts/demo.svg)" in page
+    assert 'src="pictures/demo.webp"' in page
+
+
+def test_all_pictures_of_the_docs_are_small() -> None:
+    pictures = [*recording.PICTURE.parent.iterdir()]
+    assert sum(file.stat().st_size for file in pictures) < MOST_PICTURE_BYTES

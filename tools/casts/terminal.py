@@ -161,6 +161,11 @@ class Running:
             self._refuse_if_late()
             time.sleep(0.05)
 
+    @property
+    def is_alive(self) -> bool:
+        """True until the command has ended and all that it printed is shown."""
+        return self._reader.is_alive()
+
     def wait(self) -> Typed:
         """Wait for the end.
 
