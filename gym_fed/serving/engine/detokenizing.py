@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
-
-if TYPE_CHECKING:
-    from gym_fed.serving.engine.request import TokenLogprob
-
 
 _UNKNOWN = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -310,39 +304,3 @@ class StopTexts:
         self._held, self._hidden = self._held[count:], self._hidden[count:]
         self.shown += len(text)
         return text
-
-
-class PendingLogprobs:
-    """The log-probabilities of an answer's tokens whose text is not shown yet, in order."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[int, TokenLogprob, int, int]] = deque()
-
-    def put(self, index: int, logprob: TokenLogprob, span: tuple[int, int]) -> None:
-        """Add the log-probability of a token.
-
-        Args:
-            index: The token's index in the answer.
-            logprob: Its log-probability.
-            span: Its characters in the decoded text (``TextStream.span``).
-        """
-        self._waiting.append((index, logprob, *span))
-
-    def take(self, decoded: int, stops: StopTexts, *, last: bool) -> list[tuple[int, TokenLogprob]]:
-        """Return the log-probabilities of tokens whose text is shown, with their indices and places in the answer.
-
-        Args:
-            decoded: The number of decoded characters that were split into thought and answer.
-            stops: The answer's stop texts.
-            last: Whether this is the end, where a partly shown token counts as shown.
-        """
-        before = decoded - stops.taken  # characters of the thought
-        shown = before + stops.shown
-        taken = []
-        while self._waiting:
-            index, logprob, start, end = self._waiting[0]
-            if end > shown and not (last and start < shown):
-                break
-            self._waiting.popleft()
-            taken.append((index, replace(logprob, start=start - before, end=min(end, shown) - before)))
-        return taken

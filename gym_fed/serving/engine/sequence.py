@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from gym_fed.serving.engine.detokenizing import PendingLogprobs, StopTexts, TextDecoder
+from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
 from gym_fed.serving.engine.request import CompletionOutput, Event, FinishReason, Generation, TokenLogprob
 from gym_fed.serving.engine.sampling import RowSampler, SampledLogprob, SampledToken
+from gym_fed.serving.engine.thoughts import PendingLogprobs
 from gym_fed.serving.forward.chunk import HiddenMean
 from gym_fed.serving.reasoning.base import AnswerSplit
 

@@ -1,15 +1,17 @@
-"""The thought of one answer inside the engine: its end, its token budget, and the grammar that follows it."""
+"""The thought of one answer inside the engine, the grammar that follows it, and the log-probabilities of the answer."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.serving.reasoning.base import AnswerSplit, Splitter
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.detokenizing import TextStream
+    from gym_fed.serving.engine.detokenizing import StopTexts, TextStream
     from gym_fed.serving.engine.guided import Guide
+    from gym_fed.serving.engine.request import TokenLogprob
     from gym_fed.serving.reasoning.base import ReasoningParser
 
 
@@ -142,3 +144,39 @@ class Thought:
         over = self._budget is not None and self.num_tokens >= self._budget
         if over and self._splitter.thinking and not self._forced:
             self._forced.extend(self._parser.closing)
+
+
+class PendingLogprobs:
+    """The log-probabilities of an answer's tokens whose text is not shown yet, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, TokenLogprob, int, int]] = deque()
+
+    def put(self, index: int, logprob: TokenLogprob, span: tuple[int, int]) -> None:
+        """Add the log-probability of a token.
+
+        Args:
+            index: The token's index in the answer.
+            logprob: Its log-probability.
+            span: Its characters in the decoded text (``TextStream.span``).
+        """
+        self._waiting.append((index, logprob, *span))
+
+    def take(self, decoded: int, stops: StopTexts, *, last: bool) -> list[tuple[int, TokenLogprob]]:
+        """Return the log-probabilities of tokens whose text is shown, with their indices and places in the answer.
+
+        Args:
+            decoded: The number of decoded characters that were split into thought and answer.
+            stops: The answer's stop texts.
+            last: Whether this is the end, where a partly shown token counts as shown.
+        """
+        before = decoded - stops.taken  # characters of the thought
+        shown = before + stops.shown
+        taken = []
+        while self._waiting:
+            index, logprob, start, end = self._waiting[0]
+            if end > shown and not (last and start < shown):
+                break
+            self._waiting.popleft()
+            taken.append((index, replace(logprob, start=start - before, end=min(end, shown) - before)))
+        return taken
