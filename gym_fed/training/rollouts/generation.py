@@ -148,9 +148,13 @@ class VllmGeneration:
         for number, parts in sorted(generations.items()):
             lengths = parts["lengths"].tolist()
             answers: Future[list[SampledAnswer]] = Future()
-            pairs = zip(parts["tokens"].split(lengths), parts["logprobs"].split(lengths), strict=True)
+            pairs = zip(
+                torch.split(parts["tokens"], lengths), torch.split(parts["logprobs"], lengths), strict=True
+            )
             answers.set_result([SampledAnswer(tokens.tolist(), values.tolist()) for tokens, values in pairs])
-            prompts = [ids.tolist() for ids in parts["prompts"].split(parts["prompt_lengths"].tolist())]
+            prompts = [
+                ids.tolist() for ids in torch.split(parts["prompts"], parts["prompt_lengths"].tolist())
+            ]
             self._ahead[number] = _Ahead(int(parts["version"]), prompts, answers)
 
     def _batches_per_generation(self) -> int:

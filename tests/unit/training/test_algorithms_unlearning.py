@@ -44,7 +44,7 @@ def run_nano(settings: TrainingConfig, rows: list[dict[str, Any]], **more: Any) 
 
 
 @pytest.mark.parametrize("finetuning", quick(["full", "lora"], "lora"))
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", quick(ALGORITHMS, "npo"))
 def test_one_task_is_forgotten_and_another_is_kept(tmp_path: Path, algorithm: str, finetuning: str) -> None:
     from gym_fed.evaluation import exact_match, heldout_loss
 

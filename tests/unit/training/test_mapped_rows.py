@@ -21,6 +21,7 @@ from gym_fed.data.sources import source_rows
 from gym_fed.training.rows import encode_part
 from gym_fed.training.rows.run_rows import encode_run, rows_of_run
 from gym_fed.training.trainer import Trainer
+from tests.support.quick import quick
 
 CHATS = [row for task in ("copy", "double", "reverse") for row in generate(task, 400)]
 TEXTS = [{"text": row["messages"][-1]["content"] * (1 + i % 9)} for i, row in enumerate(CHATS)]
@@ -106,7 +107,9 @@ def test_encoded_rows_are_those_that_were_recorded(tmp_path: Path, name: str) ->
     assert again.digests == first.digests
 
 
-@pytest.mark.parametrize("name", ["sft", "sft, best fit", "pretrain, weighted, split", "dpo"])
+@pytest.mark.parametrize(
+    "name", quick(["sft", "sft, best fit", "pretrain, weighted, split", "dpo"], "sft, best fit", "dpo")
+)
 def test_mapped_rows_give_the_weights_of_rows_in_memory(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

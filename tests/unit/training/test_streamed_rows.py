@@ -105,8 +105,8 @@ def digest(model: Any) -> str:
     "changes",
     [
         {"max_steps": 30},
-        {"packing": False},
-        {"packing": "bfd"},
+        pytest.param({"packing": False}, marks=pytest.mark.slow),
+        pytest.param({"packing": "bfd"}, marks=pytest.mark.slow),
         {"gradient_accumulation_steps": 2, "buffer_size": 3},
     ],
 )
