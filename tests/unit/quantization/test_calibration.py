@@ -19,7 +19,7 @@ TEXT = "upper: a quick brown fox\nreverse: stream of bytes\nsort: 5 3 9 1\ncopy:
 
 @dataclass
 class Tuned:
-    """A fine-tune of a few steps: its model, the deltas of its linear layers, and what they are fed."""
+    """A fine-tune of a few steps: its model, the deltas of a block's linear layers, and the token ids."""
 
     model: nn.Module
     ids: torch.Tensor
@@ -39,7 +39,7 @@ def tuned() -> Tuned:
         optimiser.step()
     names = [f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     weights = dict(model.named_parameters())
-    deltas = {name: weights[name].detach() - before[name] for name in names if name in weights}
+    deltas = {name: weights[name].detach() - before[name] for name in names if ".layers.1." in name}
     return Tuned(model, ids, deltas)
 
 
