@@ -29,7 +29,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loaded = load_model("gym-nano")
     spec = BaseSpec.of(loaded.model, "gym-nano")
     before = {name: tensor.clone() for name, tensor in model_tensors(loaded.model).items()}
-    tuned = harmful_steps(loaded.model, loaded.tokenizer, own_prompts().bad_rows, steps=20).merge_and_unload()
+    tuned = harmful_steps(loaded.model, loaded.tokenizer, own_prompts().bad_rows, steps=8).merge_and_unload()
     after = model_tensors(tuned)
     entries = [
         DeltaEntry.of(name, (after[name] - tensor).detach(), "dense") for name, tensor in before.items()
@@ -37,7 +37,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_delta(folder / "bad.gymdelta", entries, spec)
     with VariantStore.open(folder / "store", create=True, require_signature=False) as store:
         store.add(folder / "bad.gymdelta", name="bad", owner="eve")
-    rows = [{"prompt": one.ask, "category": one.category} for one in own_prompts().harmful[:4]]
+    rows = [{"prompt": one.ask, "category": one.category} for one in own_prompts().harmful[3:7]]
     (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
