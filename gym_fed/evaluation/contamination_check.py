@@ -137,7 +137,7 @@ class _FilterDocument(StrictModel):
 
 @dataclass(frozen=True)
 class SuiteFilter:
-    """Finds the rows of a suite in other texts.
+    """Detects the rows of a suite in other texts.
 
     Attributes:
         locks: Digest of each task's definition and rows.

@@ -1,15 +1,16 @@
 """Multi-turn environments that follow the verifiers protocol, as graders for training with rewards.
 
-An environment answers each answer of the model, until it is completed; its rubric scores the conversation. Any object
-with these attributes is one; the package itself is not needed (https://docs.primeintellect.ai/verifiers, version 0):
+An environment responds to each answer of the model until the conversation is complete, and its rubric scores the
+conversation. Any object with these attributes works; the package itself is not needed
+(https://docs.primeintellect.ai/verifiers, version 0):
 
 - ``env_response(messages, state)``: the next messages, or these and the state;
-- ``rubric.funcs`` and ``rubric.weights``: reward functions, called with those of ``prompt``, ``completion``,
-  ``answer``, ``info``, ``task``, ``state`` and ``parser`` that they name, and their weights (1 each by default);
-  ``parser`` is the attribute of the rubric or else of the environment;
+- ``rubric.funcs`` and ``rubric.weights``: reward functions and their weights (1 each by default). A function gets those
+  of ``prompt``, ``completion``, ``answer``, ``info``, ``task``, ``state`` and ``parser`` that it names; ``parser`` is
+  an attribute of the rubric, or else of the environment;
 - optionally ``is_completed(messages, state)`` or ``is_completed(state)``, ``setup_state(state)``, ``max_turns``.
 
-Every one of these functions may be async; one event loop of the environment runs them, so that clients can be reused.
+All of these functions may be async; one event loop per environment runs them, so that they can reuse clients.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Environment(Grader):
         return state
 
     def respond(self, state: State, answer: str) -> list[Message]:
-        """Add an answer, and return the environment's messages to it; none if the conversation is over."""
+        """Add an answer, and return the environment's reply; empty if the conversation is over."""
         state["completion"].append({"role": "assistant", "content": answer})
         state["turn"] += 1
         known = {"messages": [*state["prompt"], *state["completion"]], "state": state}
@@ -177,7 +178,7 @@ class Environment(Grader):
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of all async functions: a client that they keep belongs to one loop.
+        """The event loop of all async functions, since a client that they reuse belongs to one loop.
 
         It runs in a thread, since the caller's thread may have a running loop, as in a notebook.
         """

@@ -1,7 +1,7 @@
 """The outcomes of a running evaluation, written line by line so that an interrupted one can be resumed.
 
 Every model has a file, named by a digest of everything that its outcomes depend on. Only the same evaluation, with or
-without other models, continues it. Each line is one request; a truncated last line is computed again.
+without other models, resumes from it. Each line is one request; a truncated last line is computed again.
 """
 
 from __future__ import annotations
