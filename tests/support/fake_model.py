@@ -33,7 +33,7 @@ class FakeModel:
         self.answer, self.status = "an answer", "ready"
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
 
         def write(folder: VersionFolder, version: Version) -> WrittenVersion:
             found = WrittenVersion(digest=version.digest, has_chat_template=has_chat_template)

@@ -43,7 +43,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         context.load_cert_chain(certificate, key)
         server.socket = context.wrap_socket(server.socket, server_side=True)
         text += f"tls: {{certificate: {certificate}, key: {key}}}\n"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     path = tmp_path / "serving.yaml"
     path.write_text(text)
@@ -73,7 +73,7 @@ def test_another_certificate_than_the_configs_is_refused(tmp_path: Path) -> None
     context.load_cert_chain(certificate, key)
     server = HTTPServer(("127.0.0.1", 0), Loading)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     ours = write_tls_files(tmp_path)
     path = tmp_path / "serving.yaml"

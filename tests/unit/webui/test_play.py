@@ -54,7 +54,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApi]]:
     FakeApi.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeApi)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     loaded = SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}/v1", key="gym-secret")
     monkeypatch.setattr(ModelServers, "ready", lambda self, base: loaded)
     yield FakeApi
