@@ -57,10 +57,10 @@ _TEMPLATE = (
 
 def save_processor(model_type: str, tokenizer: Any, folder: Path) -> str:
     """Write the processor of a model type into a model folder; return why it cannot be built, or ``""``."""
-    from gym_fed.base.modeling.processors import films_left_out
+    from gym_fed.base.modeling.processors import without_torchvision
 
     try:
-        with films_left_out():
+        with without_torchvision():
             processor = _processor(model_type, tokenizer)
             processor.chat_template = _TEMPLATE
             processor.save_pretrained(folder)
@@ -76,7 +76,7 @@ def _processor(model_type: str, tokenizer: Any) -> Any:
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    from gym_fed.base.modeling.processors import _Stand
+    from gym_fed.base.modeling.processors import _PlaceholderLoader
 
     if model_type not in PROCESSOR_MAPPING_NAMES:
         raise ValueError(f"transformers lists none for {model_type}")
@@ -95,7 +95,7 @@ def _processor(model_type: str, tokenizer: Any) -> Any:
                 raise ValueError("its image processor needs torchvision")
             parts[name] = getattr(transformers, images["pil"])()
         elif name == "video_processor":
-            parts[name] = _Stand.from_pretrained("")
+            parts[name] = _PlaceholderLoader.from_pretrained("")
         elif name in ("feature_extractor", "audio_processor"):
             parts[name] = getattr(transformers, FEATURE_EXTRACTOR_MAPPING_NAMES[model_type])()
         elif name in ("image_seq_length", "image_seq_len", "num_image_tokens"):
