@@ -39,8 +39,14 @@ NUMBERS = (
 )
 
 
-@pytest.mark.parametrize("key", [*NUMBERS, "max_position_embeddings"])
-@pytest.mark.parametrize("value", ["x", 0, -5, 10**12, 1.5, True, [4]], ids=str)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, "x") for key in (*NUMBERS, "max_position_embeddings")),
+        *(("hidden_size", value) for value in (0, -5, 10**12, 1.5, True, [4])),
+    ],
+    ids=str,
+)
 def test_what_is_no_size_is_refused_by_file_and_key(tmp_path: Path, key: str, value: Any) -> None:
     folder = changed(tmp_path / "model", **{key: value})
     with pytest.raises(GymError, match=rf"config\.json: {key} is ") as refused:

@@ -95,7 +95,7 @@ def test_a_delta_file_is_what_its_variant_is() -> None:
     assert (delta["id"], delta["tasks"]) == (variant["id"], variant["tasks"])
 
 
-@pytest.mark.parametrize("other", ["a model", "a record"])
+@pytest.mark.parametrize("other", ["a model", pytest.param("a record", marks=pytest.mark.slow)])
 def test_two_models_are_compared_row_by_row(other: str) -> None:
     nano_store(Path("store"), ["ann"])
     words = (*WORDS, "--variants", "store", "--variant", "ann")

@@ -34,7 +34,7 @@ def spec_of(shapes: Mapping[str, tuple[int, ...]]) -> BaseSpec:
 
 
 @given(chosen=name_sets, extra=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_names_come_back(chosen: set[str], extra: dict[str, str], tmp_path: Path) -> None:
     shapes = {name: (len(name), 3) for name in chosen if name.isprintable()}
     entries = [DeltaEntry.of(name, torch.full(shape, 1.0)) for name, shape in shapes.items()]

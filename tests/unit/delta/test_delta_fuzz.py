@@ -18,7 +18,7 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 SHAPES = {"norm": (7,), "odd": (3, 43), "wide": (5, 64)}
 SPEC = BaseSpec("fuzzed", "sha256:" + "5" * 64, SHAPES)
 REFUSALS = {ErrorCode.DELTA_INVALID, ErrorCode.BASE_MISMATCH, ErrorCode.TOO_LARGE}
-FUZZ = settings(max_examples=60, derandomize=True)
+FUZZ = settings(max_examples=25, derandomize=True)
 
 
 def written(folder: Path, codec: str) -> bytes:

@@ -99,6 +99,7 @@ def test_libraries_that_a_reader_imports_ahead_exist(name: str) -> None:
             import_module(library)
 
 
+@pytest.mark.slow  # a process that imports torch and the converter, for its speed only
 def test_the_converter_imports_no_auto_round() -> None:
     code = (
         "import sys\nfrom gym_fed.export.gguf.convert import _converter, _skip_auto_round\n"
