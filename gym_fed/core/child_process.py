@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _LOW_PRIORITY = 10
-"""A tenth of the time of a process of normal priority: 19 gives a hundredth, with which nothing ends on a busy machine."""
+"""A tenth of the time of a process of normal priority; 19 gives a hundredth, too little on a busy machine."""
 _GOES_FIRST = 500
 """OOM score adjustment, from -1000 to 1000. Linux ends the process with the highest score first."""
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS", "RAYON")}
