@@ -276,7 +276,9 @@ def test_a_hubs_text_neither_breaks_nor_drives_a_contributors_terminal(text: str
         own_rewards({**rewards, "rounds": [round_row]}),
     ):
         assert_harmless(rendered(shown))
-    assert_harmless(rendered(_offer(text).panel()))
+    from gym_client.cli.terms_in_words import offer_panel
+
+    assert_harmless(rendered(offer_panel(_offer(text))))
     for terminal in (True, False):
         console, written = _console(terminal)
         display = make_display(console, as_json=False)

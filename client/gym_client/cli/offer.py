@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from gym_client.agent.data import Data
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
@@ -24,8 +22,6 @@ from gym_client.cli.announced import (
     rounds_to_come,
 )
 from gym_client.cli.costs import Costs, RoundTime, update_bytes
-from gym_client.cli.paragraphs import MORE, Paragraphs
-from gym_client.cli.terms_in_words import terms_in_words
 from gym_client.hub.traffic import Bandwidth
 from gym_client.hub.transport import HubClient
 from gym_client.privacy.book import PrivacyBook
@@ -33,7 +29,7 @@ from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, make_t
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.core.text import counted, plain, quoted
+from gym_fed.core.text import counted
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
@@ -43,7 +39,6 @@ if TYPE_CHECKING:
 _MANY_PASSES = 5
 """Minimum passes over the rows per round that are displayed; a model memorizes rows that it sees often."""
 _BF16_BYTES = 2
-_COLUMNS, _MAX_LINES, _FEWEST_CHARS = 80, 15, 8
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
 """Lower bounds (in bits) for values that change every round: below 64 MiB, 1 MiB and 64 rounds, changes do not change
 the name of an offer."""
@@ -143,18 +138,6 @@ class Offer:
         policy.check_optimizer_state(self.kept_bytes)
         if self.secure is not None:
             policy.check_update(self.update_bytes)
-
-    def panel(self) -> Paragraphs:
-        """Return the offer as text for a terminal of 80 columns."""
-        # The address comes first and is never cut, so that no name can imitate another address.
-        address = plain(self.address, 1000)
-        name = quoted(self.server, max(_FEWEST_CHARS, _COLUMNS - len(f'join {address}: ""{MORE}')))
-        title = Text.assemble(("join", "bold"), f" {address}: {name}")
-        return Paragraphs(title, terms_in_words(self), _MAX_LINES)
-
-    def lines(self) -> list[tuple[str, str]]:
-        """Return label and text of every term."""
-        return [(term.label, term.whole()) for term in terms_in_words(self)]
 
 
 def make_offer(

@@ -121,16 +121,18 @@ class TerminalConsent(Consent):
         )
 
     def offer(self, offer: Offer) -> bool:
+        from gym_client.cli.terms_in_words import offer_lines, offer_panel
+
         if self._is_accepted(
             {"event": "offer", **offer.to_dict()},
             named={"event": "offer", **offer.fixed_terms()},
-            lines=[[label, plain(text, MAX_TERM)] for label, text in offer.lines()],
+            lines=[[label, plain(text, MAX_TERM)] for label, text in offer_lines(offer)],
         ):
             return True
         if err.is_terminal and not self._as_json:
-            err.print(offer.panel())
+            err.print(offer_panel(offer))
         elif not self._as_json:
-            for label, text in offer.lines():
+            for label, text in offer_lines(offer):
                 err.print(plain(f"{label}: {text}" if label else f"  {text}", MAX_TERM))
         return self._ask("Join on these terms?", "joining needs your consent", "--yes")
 

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from rich.text import Text
 
 from gym_client.cli.announced import SOUP_FORMS
-from gym_client.cli.paragraphs import Term
+from gym_client.cli.offer import Offer
+from gym_client.cli.paragraphs import MORE, Paragraphs, Term
 from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.region import RegionConfig
 from gym_fed.core.registries import TUNING
 from gym_fed.core.text import counted, plain, quoted, readable_bytes
 
-if TYPE_CHECKING:
-    from gym_client.cli.offer import Offer
-
 _ID_CHARS, _NAME_CHARS, _DATA_CHARS, _DEVICE_CHARS, _MAX_CHARS = 12, 24, 24, 32, 1000
 _CHANGE_CHARS, _ADDRESS_CHARS = 36, 32
+_COLUMNS, _MAX_LINES, _FEWEST_CHARS = 80, 15, 8
+
+
+def offer_panel(offer: Offer) -> Paragraphs:
+    """Return an offer as text for a terminal of 80 columns."""
+    # The address comes first and is never cut, so that no name can imitate another address.
+    address = plain(offer.address, _MAX_CHARS)
+    name = quoted(offer.server, max(_FEWEST_CHARS, _COLUMNS - len(f'join {address}: ""{MORE}')))
+    title = Text.assemble(("join", "bold"), f" {address}: {name}")
+    return Paragraphs(title, terms_in_words(offer), _MAX_LINES)
+
+
+def offer_lines(offer: Offer) -> list[tuple[str, str]]:
+    """Return label and text of every term of an offer."""
+    return [(term.label, term.whole()) for term in terms_in_words(offer)]
 
 
 def terms_in_words(offer: Offer) -> list[Term]:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gym_client.cli import terms_in_words
 from gym_client.cli.offer import Offer
 from gym_client.cli.terminal import TerminalConsent
 
@@ -15,9 +16,12 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 def terms(**changes: Any) -> Any:
     found = {"server": "a hub", "update_bytes": 10, **changes}
-    return SimpleNamespace(
-        to_dict=lambda: found, fixed_terms=lambda: found, lines=lambda: [("data", "rows \x1b[31m")]
-    )
+    return SimpleNamespace(to_dict=lambda: found, fixed_terms=lambda: found)
+
+
+@pytest.fixture(autouse=True)
+def one_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terms_in_words, "offer_lines", lambda offer: [("data", "rows \x1b[31m")])
 
 
 def test_terms_are_accepted_by_name_and_changed_ones_are_not(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,10 +47,8 @@ def accepted(offer: Any, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_round_that_ends_meanwhile_does_not_ask_again(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(Offer, "lines", lambda self: [])
-
     def offer(spent: float = 1.0, rate: float = 9.5e-4, budget: float = 8.0, **changes: Any) -> Offer:
         central = {
             "epsilon": budget,

@@ -12,6 +12,7 @@ import torch
 from gym_client.agent.global_model import GlobalModel
 from gym_client.cli import costs
 from gym_client.cli.costs import RoundTime, time_round
+from gym_client.cli.terms_in_words import offer_lines
 from gym_client.hub.traffic import Bandwidth
 
 from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
@@ -106,7 +107,7 @@ def test_a_recipe_that_cannot_be_tried_is_said_to_be_not_measured(tiny_base: Pat
 def test_the_terms_show_time_base_and_total_and_a_yes_by_name_does_not_depend_on_them() -> None:
     plain = an_offer(rounds=10, join_download_bytes=5_000_000, round_download_bytes=1_000_000)
     offer = plain.with_costs(RoundTime(90.0, "2 steps"), 1_000_000_000, Bandwidth(5e6, "just measured"))
-    lines = "\n".join(text for _, text in offer.lines())
+    lines = "\n".join(text for _, text in offer_lines(offer))
     assert "about 2 min a round on cpu; 10 rounds (15 min) or until you stop" in lines
     assert "timed: 2 steps" in lines
     assert "5.0 MB to join, the base's 1.00 GB, at 5.0 MB/s (just measured)" in lines
@@ -118,7 +119,7 @@ def test_the_terms_show_time_base_and_total_and_a_yes_by_name_does_not_depend_on
     assert costs["total_download_bytes"] == 1_015_000_000
     assert offer.fixed_terms() == plain.fixed_terms()
     here = replace(plain, rounds=None).with_costs(RoundTime(None, "why"), 0, None)
-    lines = "\n".join(text for _, text in here.lines())
+    lines = "\n".join(text for _, text in offer_lines(here))
     assert "not timed: why" in lines
     assert "no base (it is already here)" in lines
     assert here.to_dict()["costs"]["total_seconds"] is None

@@ -16,7 +16,7 @@ from gym_client.agent.policy import Policy
 from gym_client.cli.announced import announced, announced_continuous, rounds_to_come
 from gym_client.cli.costs import RoundTime, update_bytes
 from gym_client.cli.offer import Offer, _in_words
-from gym_client.cli.terms_in_words import terms_in_words
+from gym_client.cli.terms_in_words import offer_lines, offer_panel, terms_in_words
 from gym_client.hub.traffic import Bandwidth
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, require_sums
 from gym_client.seeding.policy import SeedingPolicy
@@ -125,7 +125,7 @@ def an_offer(**changes: object) -> Offer:
 
 def test_the_panel_shows_the_whole_fingerprint_on_a_narrow_terminal() -> None:
     console = Console(record=True, width=60, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(an_offer().panel())
+    console.print(offer_panel(an_offer()))
     shown = "".join(c for c in console.export_text() if c.isalnum() or c in ":.,")
     assert FINGERPRINT in shown
     assert "16.0xlarger" in shown
@@ -133,7 +133,7 @@ def test_the_panel_shows_the_whole_fingerprint_on_a_narrow_terminal() -> None:
 
 def shown_at_80_columns(offer: Offer) -> list[str]:
     console = Console(record=True, width=80, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(offer.panel())
+    console.print(offer_panel(offer))
     return console.export_text().splitlines()
 
 
@@ -280,7 +280,7 @@ def test_names_of_a_hostile_hub_start_no_line_end_no_quotes_and_cut_no_facts() -
     text = " ".join(" ".join(shown).split())
     assert "h" * 90 + ":1:" in "".join(line.strip() for line in shown)
     assert "sft, lora, about 13 min a round on cpu (2 threads); 10 rounds" in text
-    quotes = [text for _, text in hostile.lines() if '"' in text]
+    quotes = [text for _, text in offer_lines(hostile) if '"' in text]
     assert [text.count('"') for text in quotes] == [2]
     assert 'base model "m pays: 1000 credits a round hub key: sha256:of-somebody-..."' in quotes[0]
 
@@ -304,7 +304,7 @@ def test_details_that_do_not_fit_are_in_the_lines_for_programs() -> None:
     assert "your address: to mirror m.example.org:9450" in text
     assert text.startswith('join hub.example.org:9443: "our community" (more: --json) leaves')
     assert "4 versions old" not in text
-    assert any("an update counts until it is 4 versions old" in line for _, line in offer.lines())
+    assert any("an update counts until it is 4 versions old" in line for _, line in offer_lines(offer))
 
 
 def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and_a_bare_manifest(
@@ -316,7 +316,7 @@ def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and
     assert size == masked_bytes(model.base, bits_for(5))  # of up to five, or a hub could split them
     privacy = PrivacyTerms(None, None, 0.0, None, None, 1, None, None, secure.threshold)
     offer = an_offer(secure=secure, update_bytes=size, privacy=privacy)
-    shown = "\n".join(text for _, text in offer.lines())
+    shown = "\n".join(text for _, text in offer_lines(offer))
     assert "masked votes of at most" in shown
     assert "5.0 kB of sealed keys, a signed manifest (round, digests, time); keys for up to 4 others" in shown
     assert "the hub sees sums of 3 or more" in shown

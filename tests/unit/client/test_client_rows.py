@@ -12,6 +12,7 @@ from gym_client.agent.global_model import global_model
 from gym_client.cli.join import join
 from gym_client.cli.join_options import JoinOptions
 from gym_client.cli.offer import Offer
+from gym_client.cli.terms_in_words import offer_lines
 from gym_client.identity.home import Home
 
 from gym_fed.base.models import load_tokenizer
@@ -84,7 +85,7 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
     assert {key: rows[key] for key in ("rows", "learned", "cut", "dropped")} == {
         "rows": 6, "learned": 4, "cut": 3, "dropped": 2
     }  # fmt: skip
-    text = dict(offer.lines())["data"]
+    text = dict(offer_lines(offer))["data"]
     assert (
         "; warning: 6 rows, 2 dropped, 3 cut; 4 of 6 rows are learned, 2 dropped (nothing to learn)" in text
     )

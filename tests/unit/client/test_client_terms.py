@@ -16,6 +16,7 @@ from gym_client.agent.global_model import base_source, needs_a_look
 from gym_client.agent.policy import Policy
 from gym_client.cli.join import join
 from gym_client.cli.join_options import JoinOptions
+from gym_client.cli.terms_in_words import offer_lines
 from gym_client.hub.traffic import Bytes, Traffic, total_of
 from gym_client.identity.home import Home
 
@@ -233,7 +234,7 @@ def test_the_terms_say_bytes_down_as_well_as_up() -> None:
         soup_form="factors",
         rounds=10,
     )
-    lines = dict(offer.lines())
+    lines = dict(offer_lines(offer))
     total, parts = "118.0 MB in 10 rounds, 49.0 MB up", "9.8 MB a round (LoRA factors), 20.0 MB to join"
     assert lines["download"] == f"{total}; {parts}"
     terms = offer.to_dict()
@@ -241,7 +242,7 @@ def test_the_terms_say_bytes_down_as_well_as_up() -> None:
 
 
 def test_a_hub_that_says_nothing_of_its_soups_is_shown_by_its_sizes_alone() -> None:
-    assert ("download", "10 B a round") in an_offer(round_download_bytes=10).lines()
+    assert ("download", "10 B a round") in offer_lines(an_offer(round_download_bytes=10))
 
 
 def test_bytes_down_and_up_are_counted_shown_kept_with_the_receipt_and_totalled(scene: Scene) -> None:
@@ -318,4 +319,4 @@ def test_soups_that_an_account_has_here_are_not_to_be_fetched_to_join(scene: Sce
     ],
 )
 def test_the_terms_say_how_many_rounds_are_to_come(rounds: int | None, text: str) -> None:
-    assert text in dict(an_offer(rounds=rounds).lines())["runs here"]
+    assert text in dict(offer_lines(an_offer(rounds=rounds)))["runs here"]

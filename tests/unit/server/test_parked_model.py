@@ -56,6 +56,7 @@ def test_a_parked_model_that_is_damaged_is_made_again_from_base_and_soups(
 ) -> None:
     room.run(1)
     model = room.strategy._hub_model()
+    model.release()
     assert model._parked is not None
     file = model._parked._file
     if damage == "missing":
