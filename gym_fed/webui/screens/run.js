@@ -96,7 +96,7 @@ export async function show(root, {path}, query) {
     replace(buttons, mayChange() && isRunning && action(run.status === "stopping" ? "End now" : "Stop", stop, {confirm: run.status === "stopping" ? "End it now? What it has not saved is lost." : ""}), mayChange() && run.status === "unfinished" && action("Resume", resume, {primary: true}),
       mayChange() && !isRunning && run.config && el("button", {type: "button", onclick: again}, "Train again…"));
     const speed = figures["performance/tokens_per_second"], memory = Math.max(...Object.entries(figures).filter(([key]) => /^performance\/peak_.*bytes$/.test(key)).map(([, one]) => one), 0);
-    const left = ["running", "running?"].includes(run.status) && total ? timeLeft(total) : "";
+    const left = ["running", "running?"].includes(run.status) && total && run.steps < total ? timeLeft(total) : "";
     replace(top, run.why && el("p", {class: "problem", role: "alert"}, run.why), el("div", {class: "figures"},
       figure("Step", total ? `${number(run.steps)} / ${number(total)}` : number(run.steps), left),
       figure("Loss", shown(figures.loss)),
@@ -106,14 +106,17 @@ export async function show(root, {path}, query) {
       figures.num_tokens > 0 && figure("Tokens", number(figures.num_tokens), "trained on"),
       speed && figure("Tokens per second", number(Math.round(speed))),
       memory > 0 && figure("Peak memory", bytes(memory)),
-      figure("Changed", changed)), rowsLine(run.rows), total && isRunning ? progress(run.steps, total, "Steps") : null, phaseLine(isRunning));
+      figure("Changed", changed)), rowsLine(run.rows), total && isRunning ? progress(run.steps, total, "Steps") : null, isRunning && phaseLine(total));
     showAge();
   }
 
   function showAge() { if (run?.changed) changed.textContent = ago(run.changed); }
 
   // What the run is doing before its first step and after its last one; between them the figures say it.
-  const phaseLine = (isRunning) => isRunning && run.phase && !run.phase.startsWith("step ") && el("p", {class: "small quiet wrap", "data-phase": ""}, run.phase);
+  function phaseLine(total) {
+    const isStep = !run.phase || run.phase.startsWith("step "), isDone = total && run.steps >= total;
+    return (!isStep || isDone) && el("p", {class: "small quiet wrap"}, isStep ? "All steps are done. The model is measured and saved." : run.phase);
+  }
 
   // What became of the rows, since a run that learns half of them looks like any other.
   function rowsLine(rows) {
