@@ -40,15 +40,15 @@ def config(folder: Path, **changes: Any) -> TrainingConfig:
 
 @pytest.fixture(autouse=True)
 def _few_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    """General knowledge is measured on 40 items instead of 120, except by ``learned``."""
-    monkeypatch.setattr(retention, "_NANO_ITEMS", 40)
+    """General knowledge is measured on 12 items instead of 120, except by ``learned``."""
+    monkeypatch.setattr(retention, "_NANO_ITEMS", 12)
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """gym-nano learns one new task, at a rate that makes it forget its others."""
     folder = tmp_path_factory.mktemp("learned")
-    trainer = Trainer(config(folder / "run", max_steps=60, learning_rate=2e-3), check=True)
+    trainer = Trainer(config(folder / "run", max_steps=30, learning_rate=4e-3), check=True)
     return trainer, trainer.train(DOUBLE)
 
 
@@ -143,19 +143,19 @@ def test_training_by_a_check_ends_with_the_losses_of_a_run_without_one(
 
 
 def test_a_resumed_run_is_compared_with_where_it_began(tmp_path: Path) -> None:
-    settings = config(tmp_path / "run", max_steps=20, save_steps=10, learning_rate=2e-3)
+    settings = config(tmp_path / "run", max_steps=8, save_steps=4, learning_rate=2e-3)
     seen: list[int] = []
 
     def stop() -> bool:
         seen.append(1)
-        return len(seen) == 12
+        return len(seen) == 5
 
-    with pytest.raises(GymError, match="stopped at step 12"):
+    with pytest.raises(GymError, match="stopped at step 5"):
         Trainer(settings, check=True, should_stop=stop).train(DOUBLE)
     before = json.loads((tmp_path / "run" / "check.json").read_text(encoding="utf-8"))
     result = Trainer(settings, check=True).train(DOUBLE)
     whole = Trainer(
-        config(tmp_path / "whole", max_steps=20, save_steps=10, learning_rate=2e-3), check=True
+        config(tmp_path / "whole", max_steps=8, save_steps=4, learning_rate=2e-3), check=True
     ).train(DOUBLE)
 
     assert result.check.before == before["answers"]
@@ -210,7 +210,7 @@ def test_answers_that_never_end_are_a_warning(tmp_path: Path) -> None:
         for n in range(40)
     ]
     check = (
-        Trainer(config(tmp_path / "run", max_steps=40, max_length=48, learning_rate=3e-3), check=True)
+        Trainer(config(tmp_path / "run", max_steps=20, max_length=48, learning_rate=4e-3), check=True)
         .train(rows)
         .check
     )
@@ -374,7 +374,7 @@ def test_answers_stay_within_the_context_of_the_model(tmp_path: Path) -> None:
 def test_a_run_that_forgets_as_requested_is_not_said_to_have_learned_by_heart(tmp_path: Path) -> None:
     rows = [{**row, "forget": index % 2 == 0} for index, row in enumerate(generate("copy", 60))]
     rows = [{key: value for key, value in row.items() if key != "forget" or value} for row in rows]
-    settings = config(tmp_path / "run", algorithm="npo", max_steps=10, learning_rate=1e-3, eval_split=10)
+    settings = config(tmp_path / "run", algorithm="npo", max_steps=6, learning_rate=2e-3, eval_split=10)
     check = Trainer(settings, check=True).train(rows).check
 
     assert not any("has memorised its rows" in text for text in check.warnings)
