@@ -131,7 +131,10 @@ def test_a_file_that_merges_and_quantises_becomes_gptq_with_its_rows(tmp_path: P
             "export_quantization_bit: no counterpart: GPTQ is written with 4 or 8 bits",
         ),
         ({"export_hub_model_id": "me/mine"}, "export_hub_model_id: no counterpart: nothing is uploaded"),
-        ({"quantization_bit": 4}, "quantization_bit: no counterpart: adapters are not merged into quantised bases"),
+        (
+            {"quantization_bit": 4},
+            "quantization_bit: no counterpart: adapters are not merged into quantised bases",
+        ),
         ({"export_legacy_format": True}, "export_legacy_format: no counterpart"),
     ],
 )
