@@ -176,6 +176,7 @@ class Writers:
             total.add(torch.zeros_like(old), change[name], written[name])
         share = total.share
         assert share is not None
+        print(f"{what}: {share:.4%} kept", file=sys.stderr, flush=True)  # a run takes half an hour
         self.report.compare(f"{what}: kept", 100 * share, unit="%", better="higher")
         if printed is not None:
             self.report.figure(f"{what} printed", 100 * printed)

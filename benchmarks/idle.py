@@ -63,8 +63,19 @@ def measured(folder: Path, model: Path, rounds: int) -> dict[str, float]:
         waiting = [community.join(f"member{n}", ROWS[n::2], {}) for n in range(2)]
         community.wait_for_rounds(rounds, 1800)
         community.ask("pause", "--reason", "measuring")
-        log = folder / "member0.log"
-        processes.wait_for("pause", lambda: log.read_text().rstrip().endswith("waiting for a task"), 900)
+        logs = [folder / f"member{n}.log" for n in range(2)]
+
+        def has_ended() -> bool:
+            """Return True if no round is left, in which the hub would have its model in memory."""
+            if not all(log.read_text().rstrip().endswith("waiting for a task") for log in logs):
+                return False
+            return json.loads(community.ask("status", "--json"))["round_state"] in (
+                "",
+                "committed",
+                "aborted",
+            )
+
+        processes.wait_for("the end of the last round", has_ended, 900)
         time.sleep(_SETTLED_SECONDS)
         found = {}
         for role, members in (("hub", [community.hub]), ("contributor", waiting)):
