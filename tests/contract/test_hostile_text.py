@@ -263,6 +263,7 @@ def test_the_hubs_commands_show_whatever_is_in_the_database(text: str) -> None:
 @given(text=TEXTS)
 def test_a_hubs_text_neither_breaks_nor_drives_a_contributors_terminal(text: str) -> None:
     from gym_client.cli.terminal import account_table
+    from gym_client.cli.terms_in_words import offer_panel
     from gym_client.display import make_display
     from gym_client.ledger.rewards import rewards_table as own_rewards
 
@@ -276,8 +277,6 @@ def test_a_hubs_text_neither_breaks_nor_drives_a_contributors_terminal(text: str
         own_rewards({**rewards, "rounds": [round_row]}),
     ):
         assert_harmless(rendered(shown))
-    from gym_client.cli.terms_in_words import offer_panel
-
     assert_harmless(rendered(offer_panel(_offer(text))))
     for terminal in (True, False):
         console, written = _console(terminal)
