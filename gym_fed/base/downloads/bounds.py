@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import httpx2
 
-from gym_fed.base.downloads.requests import (
+from gym_fed.base.downloads.limits import (
     MAX_INFO_BYTES,
     MAX_OTHER_BYTES,
     READ_SECONDS,

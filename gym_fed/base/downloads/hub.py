@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from gym_fed.base.downloads.requests import MAX_INFO_BYTES as MAX_INFO_BYTES
-from gym_fed.base.downloads.requests import READ_SECONDS, SLOWEST_BYTES_PER_SECOND, answer
+from gym_fed.base.downloads.limits import MAX_INFO_BYTES as MAX_INFO_BYTES
+from gym_fed.base.downloads.limits import READ_SECONDS, SLOWEST_BYTES_PER_SECOND
+from gym_fed.base.downloads.requests import answer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain, readable_bytes
 

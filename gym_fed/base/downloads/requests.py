@@ -16,13 +16,6 @@ from gym_fed.version import __version__
 if TYPE_CHECKING:
     import httpx2
 
-MAX_INFO_BYTES = 32 << 20
-"""Maximum size of a description or a page of a listing; with some thousand files it is about a megabyte."""
-MAX_OTHER_BYTES = 1 << 20
-"""Maximum size of an error's or redirect's body, and of a file that the description does not list."""
-READ_SECONDS = 60.0
-SLOWEST_BYTES_PER_SECOND = 16 << 10
-"""The time limit of a body is ``READ_SECONDS`` plus the time that its bytes take at this rate."""
 RETRY_SECONDS = 1.0
 _RETRIED = (408, 429, 500, 502, 503, 504)
 _ERROR_HEADERS = ("x-error-code", "x-error-message")
