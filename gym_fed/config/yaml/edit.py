@@ -148,10 +148,8 @@ def _as_yaml(value: Any) -> str:
     """Format a value as YAML on one line."""
     if isinstance(value, str) and ("\n" in value or len(value) > 200):
         return str(yaml.safe_dump(value, default_style='"', width=10**9, allow_unicode=True)).strip()
-    text = str(
-        yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
-    )
-    return text.strip().removesuffix("...").strip()
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    return str(text).strip().removesuffix("...").strip()
 
 
 def _is_single_change(after: Any, before: Any, path: KeyPath, value: Value | None) -> bool:
