@@ -51,12 +51,12 @@ def read(log: str) -> Run:
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "fuzz"
-    print("| target | inputs | minutes | branches: seeds -> reached | findings |")
+    print("| target | inputs | seconds | branches: seeds -> reached | findings |")
     print("|---|---|---|---|---|")
     for log in sorted(folder.glob("*/log.txt")):
         run = read(log.read_text(encoding="utf-8", errors="replace"))
         print(
-            f"| `{log.parent.name}` | {run.executions:,} | {run.seconds / 60:.0f} | {run.first:,} -> {run.reached:,} | "
+            f"| `{log.parent.name}` | {run.executions:,} | {run.seconds:,} | {run.first:,} -> {run.reached:,} | "
             f"{len(run.findings)} |"
         )
 
