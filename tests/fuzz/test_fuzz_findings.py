@@ -13,7 +13,7 @@ from gym_fed.base.models import load_tokenizer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.trust.identity.commitment import UploadCommitment
-from tests.fuzz.targets import tokenizer_seeds
+from tests.fuzz.targets import read_safetensors, tokenizer_seeds
 from tests.unit.evaluation.test_graders_rules import reward
 
 BRACKETS = "[" * 3000
@@ -99,3 +99,12 @@ def test_a_tokenizer_whose_unknown_token_is_not_in_its_vocabulary_is_a_broken_mo
     ):
         tokenizer("12")
     assert refused.value.code is ErrorCode.MODEL_INVALID
+
+
+def test_an_empty_tensor_with_a_size_beyond_64_bits_is_a_broken_model() -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}}).encode()
+    header += b" " * (-len(header) % 8)
+    with pytest.raises(GymError, match="cannot be read") as refused:
+        read_safetensors(len(header).to_bytes(8, "little") + header)
+    assert refused.value.code is ErrorCode.MODEL_INVALID
+    assert "\n" not in refused.value.message

@@ -87,7 +87,7 @@ class StoredTensors(Mapping[str, Any]):
         file = self._files[name]
         try:
             return self._opened[file].get_tensor(name)
-        except SafetensorError as error:
+        except (SafetensorError, TypeError, RuntimeError) as error:  # torch refuses sizes beyond 64 bits
             raise _unreadable(file, error) from error
 
     def __iter__(self) -> Iterator[str]:
@@ -106,7 +106,8 @@ class StoredTensors(Mapping[str, Any]):
 
 
 def _unreadable(file: Path, error: Exception) -> GymError:
-    return GymError(ErrorCode.MODEL_INVALID, f"{file}: cannot be read: {error}", "fetch the model again")
+    reason = str(error).partition("\n")[0]  # torch adds frames
+    return GymError(ErrorCode.MODEL_INVALID, f"{file}: cannot be read: {reason}", "fetch the model again")
 
 
 class TensorWriter:
