@@ -245,7 +245,7 @@ def lora_delta(
     reports: list[TensorReport] = []
     for name, factors_written in sorted(written.items()):
         record, size = factors_written.choice.record, factors_written.choice.payload_bytes
-        payload: Callable[[], dict[str, Tensor]] = functools.partial(dict, factors_written.payload)
+        payload = functools.partial(dict[str, Tensor], factors_written.payload)
         entries.append(DeltaEntry(name, record.shape, record.codec, record.params, payload))
         energy = Lora().norm(factors_written.payload, record.shape, record.params) ** 2
         reports.append(TensorReport(name, record.codec, factors_written.choice.why, size, energy))
