@@ -209,7 +209,7 @@ def table(outcomes: list[Outcome]) -> str:
     earlier = sum(outcome.code != now for outcome in outcomes)
     lines = [f"Of {len(outcomes)} files, {ran} run and {len(outcomes) - ran} are refused."]
     if earlier:
-        lines.append(f"Not run again after the last change of our code: {earlier}.")
+        lines.append(f"{earlier} were not run again after the last change to our code.")
     groups: dict[str, list[str]] = {}
     for o in outcomes:
         groups.setdefault(o.text, []).append(f"`{o.file}`")

@@ -52,7 +52,7 @@ _CONFIG_INTRODUCTION = """\
 The keys of the four files that people write: what each takes, its default, and what it is for. A key that is not here
 is refused with file, line and column. `--set section.key=value` sets a key for one command.
 
-The schema has the whole text of each key: `gym configs schema --output train.schema.json`. With
+The schema has the full description of each key: `gym configs schema --output train.schema.json`. With
 `# yaml-language-server: $schema=train.schema.json` as a file's first line, an editor completes and checks its keys.
 """
 
@@ -151,9 +151,9 @@ PUBLIC_PACKAGES = (
 """Packages with public names; other names may change with any version."""
 
 _API_INTRODUCTION = """\
-# The Python names
+# The Python API
 
-These names are meant to be imported. Others may change with any version. A package loads nothing heavy before a name is
+These names are meant to be imported. Others may change with any version. A package loads nothing heavy until a name is
 used. Examples: [recipes](recipes.md), [variants](variants.md), [evaluation](evaluation.md),
 [quantisation](quantization.md), [the registry](registry.md).
 """
@@ -189,7 +189,8 @@ _PLACES = ("Python", "command", "YAML")
 _ALIASES_INTRODUCTION = """\
 # Aliases
 
-Names from other projects that work here as they are, those that are refused, and those whose error message names ours.
+Names from other projects: those that work unchanged, those that are refused, and those for which the error names
+gym-fed's equivalent.
 How they work: [names from other tools](names.md).
 """
 
@@ -249,13 +250,13 @@ _FACTS = {
 _MEMBERS_INTRODUCTION = """\
 # Every name that a config may hold
 
-What each name is, what it goes with, and what the tests ran it with, on a CPU and tiny models. Names that an installed
-package adds are not listed. Hardware and libraries: [what runs where](support.md).
+What each name is, what it can be combined with, and what it was tested with, on a CPU and with tiny models. Names that
+an installed package adds are not listed. Hardware and libraries: [what runs where](support.md).
 """
 
 
 def members_page() -> str:
-    """Return a table for each kind."""
+    """Return a table for each kind of member."""
     from gym_fed.core.registries import ALL
 
     return "\n".join([_MEMBERS_INTRODUCTION, *(_member_table(kind) for kind in ALL)])
@@ -309,8 +310,9 @@ METRIC_TABLES = {
 _METRICS_INTRODUCTION = """\
 # Every metric
 
-What each metric of a hub, an API server and an agent measures, with its labels. Servers also export `process_*` of
-Prometheus' client. Where to read them, and what to do on an alert: [observe](observe.md).
+What each metric of a hub, an API server and an agent measures, with its labels. Servers also export the
+`process_*` metrics of Prometheus' client library. Where to read them, and what to do on an
+alert: [observe](observe.md).
 """
 
 
@@ -347,7 +349,8 @@ def docs(
 ) -> None:
     """Open the guides of this version, or print one in the terminal; no network is used.
 
-    The reference pages config, api, aliases, members and metrics are built from the code, and printed without a site.
+    The reference pages config, api, aliases, members and metrics are built from the code. They are
+    printed if there is no site.
     """
     name = _page_name(page)
     html = re.sub(r"/README$", "/index", name) + ".html"  # MkDocs' name for the first page of a folder

@@ -94,9 +94,7 @@ def export(
     ] = None,
     shard_size: Annotated[
         str,
-        typer.Option(
-            "--shard-size", metavar="SIZE", help="Maximum size of each file of weights, such as 500MB."
-        ),
+        typer.Option("--shard-size", metavar="SIZE", help="Maximum size of each weight file, such as 500MB."),
     ] = "5GB",
     skip_check: Annotated[
         bool, typer.Option("--skip-check", help="Do not load the result in a new process to compare it.")
@@ -107,7 +105,7 @@ def export(
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Merge a model's adapters and write it for other programs; the result is read back and compared first."""
+    """Merge a model's adapters and write it for other programs; it is read back and checked before it is kept."""
     from dataclasses import replace
 
     from gym_fed.base.models import DTYPES, model_name
@@ -225,7 +223,7 @@ def _summary(record: dict[str, Any]) -> str:
 
 
 def _distance(figures: dict[str, Any]) -> str:
-    """Describe the difference of two sets of logits; the largest logit is shown, since logits have no unit."""
+    """Describe the difference between two sets of logits; the largest logit is shown, since logits have no unit."""
     if not figures["max"]:
         return "the same logits"
     return (

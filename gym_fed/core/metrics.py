@@ -25,7 +25,7 @@ class MetricRow(NamedTuple):
         name: Name without the suffix ``_total`` of counters.
         description: The family's HELP text.
         labels: Names of the labels.
-        kind: Type in Prometheus' sense.
+        kind: Prometheus metric type.
     """
 
     name: str

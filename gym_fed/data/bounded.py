@@ -42,7 +42,7 @@ _HEAD_BYTES = 256
 
 
 class _Unbuffered(io.RawIOBase):
-    """A stream with ``read`` only, for ``io.BufferedReader``."""
+    """A raw stream for ``io.BufferedReader`` that needs only ``read``."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -97,7 +97,7 @@ def bounded_lines(name: str, reader: io.BufferedReader) -> Iterator[bytes]:
 
 
 def bounded_whole(name: str, reader: io.BufferedReader) -> bytes:
-    """Read a file that is one row.
+    """Read a whole file as one row.
 
     Raises:
         GymError: ``DATA_INVALID`` if it is larger than ``MAX_ROW_BYTES``.
@@ -179,7 +179,7 @@ class JsonItems:
             if len(self._text) > MAX_ROW_BYTES:
                 raise too_long(f"{self._name}:{self._line}: row {number}", "shorten or drop the row")
             self._read(min(step, MAX_ROW_BYTES + 1 - len(self._text)))
-            step *= 2  # a long item is parsed again after each read, so read few times
+            step *= 2  # a long item is parsed again after each read, so limit the number of reads
 
     def _next(self) -> str:
         """Peek at the next character that is not whitespace; empty at the end."""

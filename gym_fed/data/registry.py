@@ -35,7 +35,7 @@ class DatasetFile(StrictModel):
     """One file of a dataset."""
 
     path: str
-    """Path relative to the dataset's folder, with ``/``."""
+    """Path relative to the dataset's folder, separated by ``/``."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     num_bytes: int = Field(ge=0)
 
@@ -75,7 +75,7 @@ def default_store() -> str:
 
 
 class DatasetRegistry:
-    """The datasets on one store.
+    """The datasets in one store.
 
     Args:
         url: A folder, or an fsspec URL such as ``s3://bucket/datasets``; by default ``default_store()``.
@@ -131,7 +131,7 @@ class DatasetRegistry:
     def pull(self, reference: str, dest: str | Path) -> DatasetManifest:
         """Download ``name`` (newest version) or ``name@version`` into the folder ``dest``; an interrupted pull resumes.
 
-        Next to the files is ``.gym-dataset.json``, the manifest with the licence.
+        The manifest, which has the licence, is written next to the files as ``.gym-dataset.json``.
 
         Raises:
             GymError: ``NOT_FOUND``; ``FILE_EXISTS`` before anything is fetched, if a file with different content
@@ -175,7 +175,7 @@ class DatasetRegistry:
             if not versions:
                 known = f"datasets: {', '.join(sorted(self._all_names())[:8]) or 'none'}"
             raise GymError(
-                ErrorCode.NOT_FOUND, f"{self._objects.url}: no dataset {reference}", f"there are {known}"
+                ErrorCode.NOT_FOUND, f"{self._objects.url}: no dataset {reference}", f"available {known}"
             )
         path = _manifest_path(name, version)
         try:

@@ -45,7 +45,7 @@ class RowStream:
     Args:
         sources: The sources; an integer ``weight`` is how often an epoch repeats a source.
         kind: Kind to which the rows are converted.
-        seed: Seed of both orders.
+        seed: Seed for the order of the files and of the rows.
         buffer_size: Number of rows that are shuffled together.
         shuffle: False to keep the order of the sources.
     """
@@ -87,7 +87,7 @@ class RowStream:
                 if sum(1 for _ in islice(source, skipped)) < skipped:
                     raise GymError(
                         ErrorCode.DATA_INVALID,
-                        f"{shards[index].path}: has fewer rows than the {counted(skipped, 'row')} that were read",
+                        f"{shards[index].path}: has fewer rows than the {counted(skipped, 'row')} read before",
                         "restore the file, or start again in another output_dir",
                     )
                 for number, row in enumerate(source, skipped + 1):

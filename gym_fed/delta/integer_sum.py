@@ -153,7 +153,7 @@ def require_sum(total: IntegerSum, digest: str) -> None:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
             f"the sum of the soups has digest {total.digest()}, but the version says {digest}",
-            "the hub sent soups other than those of its version: ask its coordinator for `gym-server ledger verify`",
+            "the hub sent soups other than those of its version: ask its coordinator to run `gym-server ledger verify`",
         )
 
 

@@ -1,6 +1,6 @@
 """Encode and apply the vocabulary of a fine-tune that has more tokens, or a larger padded vocabulary, than its base.
 
-The tensors of the base are encoded without the rows of added tokens. Those are written as values, exactly
+The tensors of the base are encoded without the rows of added tokens. Those rows are written as exact values
 (``gym_fed.delta.added_tokens``), together with the tokens' ids, texts and properties.
 """
 
@@ -50,7 +50,7 @@ class VocabularyChange:
 
     Attributes:
         tokens: The added tokens.
-        first: The first of ``rows``: that of the first added token, or the number of rows of the base.
+        first: Index of the first of ``rows``: that of the first added token, or else the base's number of rows.
         rows: The rows from there to the end of the vocabulary, by parameter; empty if the base's rows suffice.
     """
 
@@ -79,9 +79,9 @@ class VocabularyChange:
 def split_vocabulary(
     tuned: nn.Module, base: Tensors, tokenizers: tuple[Any, Any] = (None, None), name: str = "the fine-tune"
 ) -> tuple[dict[str, Tensor], VocabularyChange]:
-    """Split a fine-tune's tensors into those of the base's shapes, and the change of its vocabulary.
+    """Split a fine-tune into tensors with the base's shapes and the change of its vocabulary.
 
-    A vocabulary that was cut to the tokenizer's size (the base's is padded) gets the base's rows again.
+    A vocabulary that was cut to the tokenizer's size (the base's is padded) gets the base's missing rows back.
 
     Args:
         tuned: The fine-tune; its unchanged tensors are returned as they are.
@@ -143,7 +143,7 @@ def tuned_tokenizer(tokenizer: Any, delta: DeltaFile) -> Any:
     """Return the base's tokenizer (or processor) with the tokens that a delta adds; itself if it adds none.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` if they do not follow on the base's tokens, or have no rows.
+        GymError: ``BASE_MISMATCH`` if the tokens do not follow the base's tokens, or have no rows.
     """
     return extended_by(tokenizer, delta.vocabulary, str(delta.path)) if delta.vocabulary else tokenizer
 
@@ -170,7 +170,7 @@ def adds_tokens(path: str | Path) -> bool:
 
 
 def extended_by(tokenizer: Any, tokens: AddedTokens, name: str) -> Any:
-    """Return a copy of a tokenizer (or processor) with added tokens; raises as ``extended_tokenizer``."""
+    """Return a copy of a tokenizer (or processor) with added tokens; raises like ``extended_tokenizer``."""
     parts = (tokens.tokens, tokens.changed)
     added, changed = (tuple((t.id, t.text, t.flags) for t in part) for part in parts)
     return extended_tokenizer(tokenizer, TokenChanges(added, changed, tokens.roles), name)
@@ -194,7 +194,7 @@ def _added_tokens(base: Any, tuned: Any, name: str) -> AddedTokens:
     parts = (changes.tokens, changes.changed)
     tokens, changed = (tuple(AddedToken(*token) for token in part) for part in parts)
     try:
-        return AddedTokens.parse(AddedTokens(tokens, changes.roles, changed).to_value())  # readers' limits
+        return AddedTokens.parse(AddedTokens(tokens, changes.roles, changed).to_value())  # as readers do
     except GymError as error:
         raise GymError(ErrorCode.BASE_MISMATCH, f"{name}: {error.message}", "shorten or remove it") from error
 
@@ -225,7 +225,7 @@ def _require_rows(tokens: AddedTokens, rows: int, name: str) -> None:
 
 
 def _require_unnamed(tokenizer: Any, size: int, name: str) -> None:
-    """Refuse embeddings that were cut below the base's tokens, or whose base has unknown tokens."""
+    """Refuse embeddings that were cut below the base's tokens, or whose base's tokenizer is unknown."""
     rows = f"{name}: its embeddings have {counted(size, 'row')}, "
     if tokenizer is None:
         raise GymError(

@@ -41,7 +41,10 @@ MINIMUMS = {
     "transformers": ("4.53.0", "CVE-2025-3933"),
     "urllib3": ("2.6.0", "CVE-2025-66418"),
 }
-"""First release that fixes a known serious vulnerability, and its advisory, by package. `make audit` queries PyPI."""
+"""First release that fixes a known serious vulnerability, and its advisory, by package.
+
+`make audit` checks every pinned package against PyPI's advisories.
+"""
 
 MAX_KEYS = 1000
 SOON = timedelta(days=14)
@@ -83,7 +86,7 @@ def home_findings(home: Path) -> Iterator[Finding]:
 
 
 def key_findings(folder: Path, owner: str) -> Iterator[Finding]:
-    """Check that private keys have mode 0600, even in a folder that is closed to others: it may be moved."""
+    """Check that private keys have mode 0600, even in a folder that is closed to others: a key may be moved."""
     if not folder.is_dir():
         return
     for path in islice(sorted(folder.iterdir()), MAX_KEYS):
@@ -96,7 +99,7 @@ def key_findings(folder: Path, owner: str) -> Iterator[Finding]:
                 name,
                 Level.FAIL,
                 f"{path}: mode {mode:04o}, other users can use it",
-                f"chmod 600 {path}; if others have an account here, replace the key (docs/keys.md)",
+                f"chmod 600 {path}; if others have an account on this machine, replace the key (docs/keys.md)",
             )
         else:
             yield Finding(name, Level.OK, f"{path}: mode {mode:04o}")
@@ -154,7 +157,7 @@ def judge_version(name: str, version: str, minimum: str, advisory: str) -> Findi
 
 
 def readable_by_others(path: Path) -> bool:
-    """Return True if users outside the file's group can read it, by its mode and those of all folders above."""
+    """Return True if users outside the file's group can read it, by its mode and those of all parent folders."""
     path = path.absolute()
     if not path.stat().st_mode & stat.S_IROTH:
         return False
@@ -209,7 +212,7 @@ def judge_listen(config: ServerConfig) -> Finding:
 
 
 def judge_dashboard(listen: str, public: bool) -> Finding:
-    """Check the dashboard's address and its keys."""
+    """Check whether other machines can read the dashboard without a key."""
     if public and not Endpoint.parse(listen, least_port=0).is_loopback:
         remedy = "set dashboard: {public: false}, unless anybody may see the rounds"
         return Finding("listen: dashboard", Level.WARN, f"{listen}: readable without a key", remedy)

@@ -60,7 +60,7 @@ class SubmittableResults(EvalResults):
         board: str | Path = "leaderboard.jsonl",
         registry: str | Path | None = None,
     ) -> Line:
-        """Sign the results with the home's key and append them to a board, here or in a registry.
+        """Sign the results with the home's key and append them to a board, local or in a registry.
 
         Arguments and errors are those of ``leaderboard.submissions.submit``.
         """
@@ -99,8 +99,8 @@ class Evaluator:
             ``Trainer.train``; a ``ModelRequest``, which may name many variants.
         num_examples: Maximum rows of each task.
         num_fewshot: Number of examples in each prompt; None for each task's own.
-        apply_chat_template: True to put prompts into the model's chat template. None: only for tasks that define it
-            (``tiny_text`` and ``tiny_refusal``), if the model has a template; lm-evaluation-harness applies none.
+        apply_chat_template: True to apply the model's chat template to prompts. None: only for tasks that ask for it
+            (``tiny_text`` and ``tiny_refusal``), if the model has one; lm-evaluation-harness applies none by default.
         data: Folder of evaluation sets, which is searched before the fetched ones.
         out: Folder of records; None writes no records, and the run cannot be resumed.
         fresh: True to ignore existing records.
@@ -111,7 +111,7 @@ class Evaluator:
         records: After a run: the path of each model's record; empty without ``out``.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` without the extra ``eval``; as ``tasks_of`` and ``resolve_model``;
+        GymError: ``MISSING_DEPENDENCY`` without the extra ``eval``; errors from ``tasks_of`` and ``resolve_model``;
             ``FILE_EXISTS`` for an ``out`` that is a file.
     """
 
@@ -129,7 +129,7 @@ class Evaluator:
         on_progress: OnProgress = lambda progress: None,
     ) -> None:
         if not benchmarks:
-            raise GymError(ErrorCode.USAGE, "no benchmark is given", "gym eval list prints them")
+            raise GymError(ErrorCode.USAGE, "no benchmarks given", "gym eval list shows the available ones")
         require_harness()
         self.benchmarks = list(benchmarks)
         self.options = PromptOptions(num_fewshot, num_examples, apply_chat_template)
@@ -204,7 +204,7 @@ class Evaluator:
         return self._out if isinstance(self.model.source, str | Path) else None
 
     def _options_for_lock(self) -> dict[str, Any]:
-        """Return the options that results depend on; own files are named by their path."""
+        """Return the options that results depend on; the user's files are identified by path."""
         request = {name: value for name, value in vars(self.model.request).items() if name != "api_key"}
         return {**request, "benchmarks": self.benchmarks, "options": vars(self.options), "data": self._data}
 

@@ -1,4 +1,4 @@
-"""The export formats: their list, and the choice of one by ``--format``, a file's suffix, or a name in another tool."""
+"""List the export formats, and choose one by ``--format``, a file's suffix, or its name in another tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of the weights in a program's file with the model's.
+"""Compare the weights in an exported program with those of the model.
 
 Logits depend only on weights that the probe texts reach: not on the embedding of a token that none of them contains,
 nor on an expert that none of them is routed to. With 8 bits, the tolerance of logits hides small errors.
@@ -44,7 +44,7 @@ def compare_weights(weights: Iterable[StoredWeight], model: Any) -> dict[str, An
         model: The model that it must hold, in float32.
 
     Returns:
-        ``compared`` parameters; ``not_compared`` with the reason if the program has some only in another form.
+        ``compared``: the number of parameters; ``not_compared``: a note if the program has some only in another form.
 
     Raises:
         GymError: ``EXPORT_DIFFERS`` naming a parameter whose weight in the file (of the same name, or unmatched and of
@@ -77,12 +77,14 @@ def compare_weights(weights: Iterable[StoredWeight], model: Any) -> dict[str, An
     lost = [name for name in others if not any(parameters[name].equal(one) for one in matched)]
     result: dict[str, Any] = {"compared": len(list(model.parameters())) - len(lost)}
     if lost:
-        result["not_compared"] = f"{counted(len(lost), 'parameter')} are in the program only in another form"
+        result["not_compared"] = (
+            f"{counted(len(lost), 'parameter', 'are')} in the program only in another form"
+        )
     return result
 
 
 def _of_value(parameter: Any, by_shape: dict[tuple[int, ...], list[StoredWeight]]) -> StoredWeight | None:
-    """Return the weight that is this parameter and no other; the nearest if several quantised ones match."""
+    """Return the stored weight that matches a parameter; of several quantised ones, the nearest."""
     near: list[StoredWeight] = []
     for form in _forms(parameter):
         for weight in by_shape.get(tuple(form.shape), ()):
@@ -127,10 +129,10 @@ def _differs(name: str, parameter: Any, weight: StoredWeight) -> GymError:
     distance = _distance(parameter, weight)
     values = "other values" if math.isfinite(distance) else "another shape, or values that are not finite"
     if math.isfinite(distance):
-        values += f", {distance:.3g} off relative to the source's"
+        values += f" (relative difference {distance:.3g})"
     return GymError(
         ErrorCode.EXPORT_DIFFERS,
-        f"the program differs from the source: its weight of {name} has {values}; nothing was kept",
+        f"the program differs from the source: its weight {name} has {values}; nothing was kept",
         "report this with the model's name; --skip-check writes it anyway",
     )
 

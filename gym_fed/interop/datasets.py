@@ -18,7 +18,7 @@ __all__ = ["is_catalogued", "local_info", "pull", "push"]
 
 
 def local_info(name: str) -> str | None:
-    """Return ``data/dataset_info.json`` if it describes a data set of that name."""
+    """Return ``data/dataset_info.json`` if it describes a dataset of that name."""
     from gym_fed.data.dataset_info import read_dataset_info
 
     return str(INFO) if INFO.is_file() and name in read_dataset_info(INFO) else None
@@ -33,10 +33,10 @@ def push(
         dataset: A file or folder, or rows, which are written as JSON Lines.
         license: SPDX identifier in upper or lower case; gym-fed's own spelling of the argument is ``licence``.
         licence: See ``license``.
-        description: Description in one line.
+        description: One-line description.
 
     Raises:
-        GymError: ``USAGE`` for any other value, or rows that are not JSON; see ``DatasetRegistry.push``.
+        GymError: ``USAGE`` for any other value, or rows that cannot be written as JSON; see ``DatasetRegistry.push``.
     """
     note("DatasetRegistry.push(..., license=)", f"`DatasetRegistry({default_store()!r}).push(..., licence=)`")
     given = licence or license

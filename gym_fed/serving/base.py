@@ -1,6 +1,6 @@
 """The base model of a server: its identity, loading, and the digest of its float32 weights.
 
-Variants refer to the digest. A hub describes its base with ``spec_of_files``, without loading torch and the model.
+Variants refer to the digest. A hub describes its base with ``spec_of_files``, without loading torch or the model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
         GymError: ``MODEL_INVALID`` for a value that is not a token id of the model.
     """
     folder = Path(getattr(model, "name_or_path", None) or "")
-    ids = _ids(model, model.config, folder / "config.json")  # transformers copies it into the other
+    ids = _ids(
+        model, model.config, folder / "config.json"
+    )  # first: transformers copies it into generation_config
     ids |= _ids(model, getattr(model, "generation_config", None), folder / "generation_config.json")
     return ids if tokenizer.eos_token_id is None else ids | {tokenizer.eos_token_id}
 
@@ -124,7 +126,7 @@ def require_same_tensors(name: str) -> None:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{name}: {counted(len(extra), 'tensor')} that its architecture does not have, such as {extra[0]}",
-            f"the model was saved from another architecture; to use it without them, set {EXTRA_TENSORS}=ignore",
+            f"the model was saved with a different architecture; to ignore them, set {EXTRA_TENSORS}=ignore",
         )
 
 

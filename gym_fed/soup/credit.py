@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 BEYOND_CHANCE = 3.0
 """Number of standard deviations of random directions that summed scores must exceed. In 50 rounds two senders of noise
-among fourteen contributors got at most 1.1% of the credits with 1, 0.9% with 2 and 0.6% with 3 (benchmarks/pay.py,
-sixteen seeds other than those reported); honest contributors lost nothing by it."""
+among fourteen contributors got at most 1.1% of the credits at a threshold of 1, 0.9% at 2 and 0.6% at 3
+(benchmarks/pay.py, sixteen seeds other than those reported); honest contributors lost nothing by it."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,15 @@ def _level(budget: float, brought: Mapping[str, float], earned: Mapping[str, flo
 def divisors_as_one(
     scores: Mapping[str, float], groups: Collection[Collection[str]], work: Collection[str]
 ) -> dict[str, int]:
-    """Compute the divisors of scores with which each group counts as one contributor.
+    """Compute the score divisors that make each group count as one contributor.
 
-    The members that are work share the mean of their scores. A positive score of chance is divided by the number of
-    positive ones. A score of zero or less stays whole with its own key, so that nobody can lower another's pay by it.
+    Members in ``work`` share the mean of their scores. The other positive scores are divided by the number of positive
+    scores in the group. A score of zero or less is not divided, so that nobody can lower another's pay with it.
 
     Args:
         scores: Scores in nats by contributor.
         groups: Disjoint groups of two or more contributors.
-        work: Contributors whose positive scores are not chance.
+        work: Contributors whose scores exceed chance.
     """
     divisors = dict.fromkeys(scores, 1)
     for group in groups:
@@ -140,8 +140,8 @@ def divisors_as_one(
 def divided(parts: Mapping[str, Vector], divisors: Mapping[str, int]) -> dict[str, Vector]:
     """Divide scores, and multiply all by one factor that preserves the sum of the positive ones.
 
-    Several keys took weight from the others in the soup, who get it back. Negative scores are excluded from the sum,
-    since a sum near zero would make the factor arbitrarily large.
+    The keys of a group took weight from the others in the soup; the factor returns it to them. Negative scores are
+    excluded from the sum, since a sum near zero would make the factor arbitrarily large.
 
     Args:
         parts: ``[k]`` scores by contributor.
@@ -204,7 +204,7 @@ def student_quantile(freedom: int) -> float:
 
 
 DIGITS = 6
-"""Reputations are rounded to this grid, so that everybody who replays the ledger gets the same ones."""
+"""Reputations are rounded to this many decimals, so that everybody who replays the ledger gets the same ones."""
 
 
 class Outcome(StrEnum):

@@ -44,7 +44,7 @@ class RecipeContext:
             context.save_safely("policy", policy)
 
     Args:
-        output_dir: Folder of the recipe; created if missing, otherwise continued.
+        output_dir: Folder of the recipe; created if missing, otherwise reused.
         devices: Names of devices, or ``auto`` for all CUDA GPUs, else MPS, else the CPU.
         seed: Seed for Python, numpy and torch, set when the block is entered.
         experiment: Tracker, which stays open; by default a ``gym_fed.Experiment`` in ``output_dir``, which is closed
@@ -197,7 +197,7 @@ class RecipeContext:
         """
         if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
             reason = f"save_safely: {name!r} is not a valid file name"
-            raise GymError(ErrorCode.USAGE, reason, "give one plain name")
+            raise GymError(ErrorCode.USAGE, reason, "use a name without slashes or a leading dot")
         write = _writer(what)
         self.storage.mkdir(parents=True, exist_ok=True)
         part = self.storage / f".{name}.{secrets.token_hex(8)}.partial"

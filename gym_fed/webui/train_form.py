@@ -108,5 +108,5 @@ def _field(key: str, property: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forms(property: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the JSON schemas of a value without null, which means a missing key."""
+    """Return the JSON schemas of a value, except null, which stands for a missing key."""
     return [schema for schema in property.get("anyOf", [property]) if schema.get("type") != "null"]

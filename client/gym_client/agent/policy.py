@@ -36,7 +36,7 @@ class Policy(StrictModel):
     """Maximum length of a row in tokens."""
 
     max_audit_bytes: int = Field(default=4 << 30, ge=0)
-    """Maximum bytes kept in this home to answer audits, at hubs that audit updates. A task that needs more is
+    """Maximum bytes kept in this home to answer audits, for hubs that audit updates. A task that needs more is
     refused."""
 
     max_update_bytes: int = Field(default=1 << 30, ge=1)
@@ -90,10 +90,10 @@ class Policy(StrictModel):
     """Maximum delta of a hub's or a recipe's epsilon; at a large delta any epsilon is small."""
 
     require_secure_aggregation: bool = False
-    """True to refuse hubs and tasks that let the hub see single updates."""
+    """True to refuse hubs and tasks that let the hub see individual updates."""
 
     contaminated_rows: Literal["drop", "keep", "refuse"] = "drop"
-    """Handling of own rows that contain rows of an evaluation suite on this machine: leave them out, train on them
+    """Handling of local rows that contain rows of an evaluation suite on this machine: leave them out, train on them
     anyway, or do not join. Their number is always shown."""
 
     hours: list[str] = Field(default_factory=list)
@@ -103,7 +103,7 @@ class Policy(StrictModel):
     """Behaviour on battery: train anyway, wait for mains power, or end ``join``."""
 
     publish_name: bool = False
-    """True to agree to be named, by the account's name, in models made from the updates sent from here.
+    """True to agree to be named, by the account's name, in models made from updates sent from this home.
     Every signed update states this consent; the newest one counts."""
 
     seeding: SeedingPolicy | None = None
@@ -128,7 +128,7 @@ class Policy(StrictModel):
             if not _HOURS.fullmatch(span):
                 raise ValueError(f"{span!r} is not a span of hours: write it like '22:00-07:00'")
             if span[:5] == span[6:]:
-                raise ValueError(f"{span!r} ends where it begins: remove hours for the whole day")
+                raise ValueError(f"{span!r} ends when it begins: to allow the whole day, remove hours")
         return hours
 
     def next_hours(self, now: datetime) -> str:
@@ -174,8 +174,8 @@ class Policy(StrictModel):
         if self.max_epsilon is not None and recipe.privacy is None:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                "the task has no recipe.privacy, so that nothing bounds what an update reveals about an example; "
-                f"max_epsilon of this machine is {self.max_epsilon:g}",
+                "the task has no recipe.privacy, so nothing bounds what an update reveals about an example; "
+                f"this machine's max_epsilon is {self.max_epsilon:g}",
                 "remove max_epsilon from policy.yaml to allow it",
             )
         if recipe.privacy is not None:
@@ -265,6 +265,6 @@ def _allowed(field: str, value: str, limit_name: str, allowed: Sequence[str]) ->
     if value not in allowed:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the task's {field} is {value!r}; {limit_name} of this machine: {', '.join(allowed) or 'none'}",
+            f"the task's {field} is {value!r}; this machine's {limit_name}: {', '.join(allowed) or 'none'}",
             f"add it to {limit_name} in policy.yaml to allow it",
         )

@@ -15,7 +15,7 @@ from gym_fed.core.progress import spinner
 from gym_fed.trust.identity.login import require_link
 
 _UNUSED_SECONDS = 600.0
-"""Time without an open page after which it ends; browsers also close the pages of a sleeping machine."""
+"""Time without an open page after which the server stops; browsers also close the pages of a sleeping machine."""
 
 
 def ui(
@@ -27,11 +27,11 @@ def ui(
     port: Annotated[int, PORT] = 7862,
     open_page: OpenOption = None,
     until_closed: Annotated[
-        bool, typer.Option("--until-closed", help="End some minutes after the page was closed.")
+        bool, typer.Option("--until-closed", help="Exit a few minutes after the page is closed.")
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Contribute from a page in your browser, on this machine only. Ctrl-C ends the page; contributing continues."""
+    """Contribute from a page in your browser, on this machine only. Ctrl-C stops the page, not the contributing."""
     with spinner("loading the page"):
         from gym_client.web.app import open_ui
 
@@ -45,10 +45,10 @@ def ui(
         link_problem=problem,
         unused_seconds=_UNUSED_SECONDS if until_closed else None,
     )
-    err.print("Ctrl-C ends the page; contributing continues")
+    err.print("Ctrl-C stops the page, not the contributing")
     if as_json:
         print_event({"event": "ui", "url": server.url})
-    elif not until_closed:  # without a terminal, the token would be written to a log of the desktop
+    elif not until_closed:  # without a terminal, the token would end up in the desktop's log
         out.print(server.url)
     if open_page or (open_page is None and out.is_terminal):
         server.open_browser()
@@ -58,7 +58,7 @@ def ui(
 
 
 def _link(invite: str, shows_problem: bool) -> tuple[str, str]:
-    """Return the invite that the page shows, and the problem of one that is refused.
+    """Return the invite to show on the page, or an empty one and why it was refused.
 
     A page that a click opened has no terminal, so it must show the problem itself.
 

@@ -22,10 +22,10 @@ TOLERANCE_SECONDS = 60.0
 """Maximum difference between clocks that count as equal."""
 
 _END_OF_TIME = 253_402_300_800.0
-"""The year 10000 in Unix seconds, the limit of calendars."""
+"""The year 10000 in Unix seconds, the limit of ``datetime``."""
 
 _FEW_CLOCKS = 2
-"""Minimum number of other contributors' clocks that decide which side is wrong."""
+"""Minimum number of other contributors' clocks needed to decide which side is wrong."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class ClockReport:
         self._reported = 0.0
 
     def look(self, clocks: Clocks | None) -> None:
-        """Report the clocks of the last ``Status`` if they differ in a new way."""
+        """Report the clocks of the last ``Status`` if their difference is new or has changed."""
         if clocks is None or not clocks.differ:
             self._reported = 0.0
         elif abs(clocks.ahead - self._reported) > TOLERANCE_SECONDS:
@@ -173,4 +173,4 @@ def _shown(seconds: float) -> str:
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M UTC}"
     except (ValueError, OverflowError, OSError):
-        return "a time beyond the calendar"
+        return "a date out of range"

@@ -77,7 +77,7 @@ def revoke(
         raise GymError(
             ErrorCode.UNAUTHENTICATED,
             f"{home.folder} has no account{f' at {address}' if address else ''}",
-            "use the home that joined with --home",
+            "pass --home with the folder that joined the hub",
         )
     results = []
     for pin in pins:

@@ -1,4 +1,4 @@
-"""The process that follows a hub for `gym-server mirror`, which starts it and stops it through standard input."""
+"""The process that follows a hub for `gym-server mirror`, which starts it and closes its standard input to stop it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.mirrors.folder import MirrorFolder
 
 NAME = "mirror"
-"""Name of the account at the hub."""
+"""Name of the account on the hub."""
 
 
 def follow(out: Path, server: str, fingerprint: str | None, invite: str | None) -> None:

@@ -47,11 +47,11 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 log = logging.getLogger("gym_client")
 
 _AVOID_SECONDS = 600.0
-"""Time for which a mirror that failed is not asked."""
+"""Seconds for which a mirror that failed is not tried again."""
 _REFUSED_SECONDS = 15.0
-"""The same if it refused before the first byte: it may not know this account yet."""
+"""The same for a mirror that refused the request: it may not know this account yet."""
 _MAX_TRIED = 2
-"""Maximum number of mirrors that fail to deliver an object before it is fetched from the hub."""
+"""Maximum number of mirrors to try for an object before it is fetched from the hub."""
 _LOGIN_SECONDS = 10.0
 _SESSION_SECONDS = 1800.0
 """Time for which a session is used; a mirror keeps it longer."""
@@ -77,8 +77,8 @@ class Mirrors:
     """The mirrors of one hub. Thread-safe.
 
     Args:
-        client: Client of the hub, which is enrolled there before anything is fetched.
-        mirrors: The verified list of the hub.
+        client: Client for the hub; its account must be enrolled there before anything is fetched.
+        mirrors: The hub's list of mirrors, already verified.
         grace_seconds: See ``fetch_from``.
         clock: Monotonic clock in seconds.
     """
@@ -123,7 +123,7 @@ class Mirrors:
         if size_bytes < _LEAST_BYTES:
             return False
         left = time_limit(self._client, size_bytes, self._grace_seconds)
-        beside = part.with_suffix(".seed")  # never resume unverified bytes from the hub
+        unverified = part.with_suffix(".seed")  # never resume unverified bytes from the hub
         for mirror in self._candidates():
             begun, done = self._clock(), 0
 
@@ -139,7 +139,7 @@ class Mirrors:
                 return HubStub(channel).Download(pb.DownloadRequest(sha256=sha256), metadata=metadata)
 
             try:
-                fetch_bounded(self._target(mirror), begin, sha256, size_bytes, beside, limits)
+                fetch_bounded(self._target(mirror), begin, sha256, size_bytes, unverified, limits)
             except GymError as error:
                 if should_stop() or error.code is ErrorCode.DISK_FULL:
                     raise
@@ -149,7 +149,7 @@ class Mirrors:
                 if left <= 0:
                     return False
                 continue
-            os.replace(beside, part)
+            os.replace(unverified, part)
             log.info("%s came from the mirror %s", readable_bytes(size_bytes), mirror.config.address)
             return True
         return False
@@ -204,7 +204,7 @@ class Mirrors:
         return random.sample(usable, min(len(usable), _MAX_TRIED))
 
     def _target(self, mirror: _Mirror) -> FetchTarget:
-        """Return where a mirror is; its key must be the one that the hub signed.
+        """Resolve a mirror's address; its key must be the one that the hub signed.
 
         Raises:
             GymError: ``UNAVAILABLE``, ``SERVER_KEY_CHANGED``, or ``POLICY_REFUSED`` for an address that a hub may not
@@ -214,16 +214,17 @@ class Mirrors:
         try:
             found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         except OSError as error:
-            raise GymError(ErrorCode.UNAVAILABLE, f"{host} is not found: {error.strerror}") from error
+            raise GymError(ErrorCode.UNAVAILABLE, f"{host} cannot be resolved: {error.strerror}") from error
         ips = [str(entry[4][0]) for entry in found]
         ip = next((ip for ip in ips if may_connect(ip, self._client.address.host)), None)
         if ip is None:
             raise GymError(
-                ErrorCode.POLICY_REFUSED, f"the hub names a mirror at {host}, which is not allowed"
+                ErrorCode.POLICY_REFUSED, f"the hub lists a mirror at {host}, an address that is not allowed"
             )
         pem = fetch_certificate(Address(ip, int(port)))
         if (presented := fingerprint(pem)) != mirror.config.fingerprint:
-            raise GymError(ErrorCode.SERVER_KEY_CHANGED, f"the mirror {host} has the key {presented}")
+            problem = f"the mirror {host} has the key {presented}, not the one that the hub signed"
+            raise GymError(ErrorCode.SERVER_KEY_CHANGED, problem)
         return FetchTarget(ip, int(port), pem.decode("ascii"), "the mirror")
 
     def _metadata(self, mirror: _Mirror, channel: grpc.Channel) -> tuple[tuple[str, str], ...]:
@@ -261,12 +262,13 @@ class Mirrors:
 def _require_chain(entries: Sequence[Entry], first: int, last: int, last_hash: str) -> None:
     """Raise unless the hub signed the entries: their hash chain must end at the hash under its head."""
     if len(entries) != last - first + 1:
-        raise GymError(ErrorCode.SIGNATURE_INVALID, f"the mirror sends {counted(len(entries), 'entry')}")
+        problem = f"the mirror sent {counted(len(entries), 'entry')} instead of {last - first + 1}"
+        raise GymError(ErrorCode.SIGNATURE_INVALID, problem)
     before: Entry | None = None
     for sequence, entry in enumerate(entries, first):
         entry.check_hash()
         if entry.sequence != sequence or (before is not None and entry.previous_hash != before.hash):
-            raise GymError(ErrorCode.SIGNATURE_INVALID, f"the mirror sends a different entry {sequence}")
+            raise GymError(ErrorCode.SIGNATURE_INVALID, f"the mirror sent a wrong entry {sequence}")
         before = entry
     if before is None or before.hash != last_hash:
         raise GymError(ErrorCode.SIGNATURE_INVALID, f"the mirror's entry {last} is not the hub's")
@@ -275,4 +277,4 @@ def _require_chain(entries: Sequence[Entry], first: int, last: int, last_hash: s
 def _call_failed(error: grpc.RpcError) -> GymError:
     is_unknown = error.code() is grpc.StatusCode.UNAUTHENTICATED
     code = ErrorCode.UNAUTHENTICATED if is_unknown else ErrorCode.UNAVAILABLE
-    return GymError(code, f"the mirror refuses: {plain(str(error.details()), 200)}")
+    return GymError(code, f"the request to the mirror failed: {plain(str(error.details()), 200)}")

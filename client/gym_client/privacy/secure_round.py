@@ -81,7 +81,7 @@ class SecureRound:
         if spec.secure_aggregation is None:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                "the hub requests a secret of a round without secure aggregation",
+                "the hub requests a secret for a round that does not use secure aggregation",
                 "report it to the coordinator",
             )
         self._spec = spec
@@ -98,7 +98,7 @@ class SecureRound:
             raise GymError(
                 ErrorCode.TASKS_DIFFER,
                 f"round {spec.server_round}: the hub now sends a different task from the one that this machine signed "
-                "when the round began; nothing is revealed under it",
+                "when the round began; no share is revealed",
                 "the hub is cheating or defective; ask its coordinator before you continue",
             )
 
@@ -177,7 +177,7 @@ class SecureRound:
         return shares
 
     def receive(self, text: object) -> None:
-        """Store the other participants' shares, which determines who masks: the senders and this contributor.
+        """Store the other participants' shares. From then on, the senders and this contributor are those who mask.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` if senders did not begin or are too few, if the list differs from an earlier
@@ -192,11 +192,11 @@ class SecureRound:
         strangers = {*masking.sealed} - (adverts.keys() - {self._me})
         if strangers:
             raise self._refused(
-                f"the hub passes on shares of {', '.join(sorted(strangers))}, who did not begin"
+                f"the hub forwards shares from non-participants: {', '.join(sorted(strangers))}"
             )
         if len(masking.sealed) + 1 < self._threshold:
             raise self._refused(
-                f"{counted(len(masking.sealed) + 1, 'contributor', 'mask')}, fewer than {self._threshold}"
+                f"{counted(len(masking.sealed) + 1, 'contributor', 'mask')}, but the threshold is {self._threshold}"
             )
         received = {}
         for sender, sealed in masking.sealed.items():
@@ -217,7 +217,7 @@ class SecureRound:
             uses: Other inputs that determine the votes, for the error message.
 
         Returns:
-            The masked object. It has no metrics, since losses and norms of one contributor are not sums.
+            The masked object. It has no metrics, since they would describe this contributor alone.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` if other votes were already masked in this round: the hub could compute their
@@ -264,10 +264,12 @@ class SecureRound:
                 "the hub names different survivors from before: both answers together would unmask a contributor"
             )
         if self._me not in survivors or not {*survivors} <= members:
-            raise self._refused("the hub's survivors are not those who mask, or lack this contributor")
+            raise self._refused(
+                "the hub's survivors include contributors who did not mask, or lack this contributor"
+            )
         if len(survivors) < self._threshold:
             raise self._refused(
-                f"{counted(len(survivors), 'survivor', 'are')} fewer than the threshold {self._threshold}"
+                f"{counted(len(survivors), 'survivor')}, fewer than the threshold {self._threshold}"
             )
         self._keep(state.model_copy(update={"survivors": survivors}))
         failpoint("client-secure-confirmed")
@@ -372,7 +374,7 @@ def titled(task: pb.Task) -> str:
 
 
 def forget(home: Home, server: str, verdicts: Iterable[dict[str, Any]]) -> None:
-    """Delete the secrets of judged rounds, and old ones of hubs that are gone."""
+    """Delete the secrets of rounds with a final verdict, and those that were not used for a week."""
     if rounds_folder(home).exists():
         drop_old(rounds_folder(home))
     for verdict in verdicts:

@@ -43,8 +43,8 @@ def open_ui(
         listen: Loopback address as ``host:port``; port 0 for a free port.
         passphrase_file: A file with the key's passphrase, for the commands that the page starts.
         invite: An invite that the page shows.
-        link_problem: Why a link that opened the page is no invite; the page shows it.
-        unused_seconds: Time without an open page after which the server ends; None for never.
+        link_problem: Why the link that opened the page is not a valid invite; shown on the page.
+        unused_seconds: Seconds without an open page after which the server stops; None for never.
 
     Raises:
         GymError: ``USAGE`` for an address that other machines can reach; ``ADDRESS_IN_USE``.

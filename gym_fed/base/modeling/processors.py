@@ -47,7 +47,7 @@ def load_processor(name_or_path: str) -> Any:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
             "the installed torchvision was built for a different torch, so it does not load",
-            "install both from the same index of packages",
+            "install both from the same package index",
         ) from error
     except (ImportError, AttributeError) as error:
         require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
@@ -74,7 +74,7 @@ def load_processor(name_or_path: str) -> Any:
 
 
 def _processor_folder(folder: Path) -> Path:
-    """Return the folder with the processor of a model: that of its base for an adapter without one."""
+    """Return the folder with a model's processor; for an adapter without one, the folder of its base."""
     for _ in range(MAX_ADAPTERS):
         adapter = folder / "adapter_config.json"
         if not adapter.is_file() or any((folder / name).is_file() for name in _PROCESSOR_FILES):
@@ -145,7 +145,7 @@ def unreadable(name: str, error: Exception) -> GymError:
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return GymError(
         ErrorCode.MODEL_INVALID,
-        f"{name}: cannot be read as a model of images or sound: {first_line}",
+        f"{name}: cannot be read as an image or audio model: {first_line}",
         "restore its files, or use another folder",
     )
 

@@ -28,7 +28,7 @@ def count_stored_weights(name: str) -> int | None:
 
 
 def prequantised(model: str | None) -> str | None:
-    """Return the method that the model's ``config.json`` names; None for plain models and those not on this machine."""
+    """Return the quantisation method in a model's ``config.json``; None if it has none or is not on this machine."""
     if model is None:
         return None
     try:

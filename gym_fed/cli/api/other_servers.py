@@ -18,12 +18,12 @@ _KV_DTYPE = "--set engine.kv_dtype=int8 (or float32, bfloat16)"
 _KV_SIZE = "--set engine.kv_cache_size=4GiB, and --set cache_size=10GB for variants"
 _CACHE_SIZE = "--set cache_size=10GB"
 _NGRAM = "--set engine.speculative=ngram (there are no draft models)"
-_SAMPLING = "--set sampling.{0}=VALUE, the default of requests"
-_DEVICE = "--set device=cuda (layers are not divided between devices)"
-_ONE_DEVICE = "leave it out: a server computes on one device"
+_SAMPLING = "--set sampling.{0}=VALUE, the default for requests"
+_DEVICE = "--set device=cuda (layers are not split across devices)"
+_ONE_DEVICE = "leave it out: a server runs on one device"
 _ON = "leave it out: it is always on"
 _VARIANT = "gym variant add FILE.gymdelta; gym delta encode creates one from a LoRA folder"
-_OF_REQUESTS = "leave it out: each request has {0}"
+_OF_REQUESTS = "leave it out: each request sets {0}"
 
 OPTIONS = {
     **dict.fromkeys(("--max-model-len", "--ctx-size", "-c", "--context-length"), _CONTEXT),
@@ -63,9 +63,9 @@ OPTIONS = {
     **dict.fromkeys(("--ssl-keyfile", "--ssl-key-file"), "--set tls.key=FILE"),
     **dict.fromkeys(("--ssl-certfile", "--ssl-cert-file"), "--set tls.certificate=FILE"),
     **dict.fromkeys(("--timeout", "-to"), "--set request_timeout_seconds=SECONDS"),
-    "--mmproj": "--base FOLDER of a vision model, which has its projector",
+    "--mmproj": "--base FOLDER of a vision model, which includes its projector",
 }
-"""The text to write instead, by option."""
+"""The suggested replacement for each option."""
 
 
 class NamesOurOptions(Command):

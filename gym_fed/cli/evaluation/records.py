@@ -33,7 +33,7 @@ def show_record(
         ),
     ] = None,
     samples: Annotated[
-        int, typer.Option("--samples", min=0, help="Number of samples to show of each task.")
+        int, typer.Option("--samples", min=0, help="Number of samples to show for each task.")
     ] = 0,
     folder: FolderOption = EVALS,
     as_json: AsJson = False,
@@ -163,13 +163,13 @@ def _print_comparison(compared: RunComparison) -> None:
     for task in compared.tasks.values():
         if task.only_first or task.only_second:
             err.print(
-                f"{task.task}: {counted(task.only_first, 'row')} only in the first, {task.only_second} only in the "
-                "second, are left out"
+                f"{task.task}: left out {counted(task.only_first, 'row')} found only in the first record and "
+                f"{task.only_second} found only in the second"
             )
         for note in task.notes:
             err.print(f"{task.task}: {note}")
     if compared.missing:
-        err.print(f"in only one of them: {', '.join(compared.missing)}")
+        err.print(f"tasks in only one of the records: {', '.join(compared.missing)}")
 
 
 def _list(folder: Path, as_json: bool) -> None:
@@ -180,7 +180,7 @@ def _list(folder: Path, as_json: bool) -> None:
     paths = record_paths(folder)
     if not paths and not folder.is_dir():
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"no folder at {folder}", "pass the folder of records: --output"
+            ErrorCode.FILE_NOT_FOUND, f"no folder at {folder}", "pass the folder of records with --output"
         )
     records: list[dict[str, Any]] = []
     documents: list[RecordDocument] = []
@@ -242,7 +242,7 @@ def _sample_of(results: EvalResults, task: str | None, number: int) -> tuple[str
         raise GymError(
             ErrorCode.USAGE,
             f"the record has {counted(len(results.tasks), 'task')}",
-            f"--task {next(iter(results.tasks))}",
+            f"choose one, such as --task {next(iter(results.tasks))}",
         )
     name = task or next(iter(results.tasks))
     if name not in results.tasks:
@@ -363,7 +363,7 @@ def _print_notes(runs: Sequence[EvaluationRun]) -> None:
         passed = f" for {counted(models, 'model')} in one pass" if models != 1 else ""
         err.print(f"record: {run.record}, {run.results.seconds:.1f} s{passed}")
         if cut := sum(task.num_unfinished for task in run.results.tasks.values()):
-            err.print(f"{counted(cut, 'unfinished thought')} scored as empty answers: raise max_gen_toks")
+            err.print(f"{counted(cut, 'answer')} with cut reasoning scored as empty: raise max_gen_toks")
 
 
 def _template(run: EvaluationRun) -> str:

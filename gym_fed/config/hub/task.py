@@ -52,7 +52,7 @@ SECTIONS = ("recipe", "codec")
 
 
 class LoraRecipe(StrictModel):
-    """The settings of LoRA's factors, in PEFT's names; read only if ``finetuning`` sends factors."""
+    """LoRA settings, named as in PEFT; used only if ``finetuning`` sends LoRA factors."""
 
     r: int = Field(8, ge=1, le=1024)
     lora_alpha: int = Field(16, ge=1, le=4096)
@@ -65,7 +65,7 @@ class LoraRecipe(StrictModel):
 
 
 class TrainingRecipe(OpenModel):
-    """The training of every contributor in a round. Data, devices and folders are the contributor's choice."""
+    """Training settings that all contributors of a round share. Data, devices and folders are their own choice."""
 
     algorithm: RecipeAlgorithm = "sft"
     dpo: DpoSettings | None = None
@@ -81,7 +81,7 @@ class TrainingRecipe(OpenModel):
     gradient_accumulation_steps: int = Field(1, ge=1, le=1024)
     max_length: int = Field(256, ge=8, le=1_000_000)
     warmup_steps: int = Field(0, ge=0)
-    """Number of steps in which the learning rate rises to ``learning_rate``, under every schedule."""
+    """Number of steps over which the learning rate rises to ``learning_rate``, under every schedule."""
 
     weight_decay: float = Field(0.0, ge=0, le=1)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
@@ -105,7 +105,7 @@ class TrainingRecipe(OpenModel):
 
     @model_serializer(mode="wrap")
     def _omit_false_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit some keys if they are False, so that the digests of such recipes do not depend on them."""
+        """Omit optional keys that are False, so that a recipe without them keeps its digest."""
         data: dict[str, Any] = handler(self)
         for key in ("group_by_length", "keep_optimizer_state"):
             if not data.get(key):
@@ -127,15 +127,15 @@ class TrainingRecipe(OpenModel):
             raise ValueError("keep_optimizer_state: DP-SGD has its own optimiser; remove it, or privacy")
         if self.privacy is not None and not ALGORITHMS.type_of(self.algorithm).per_example:
             those = " or ".join(ALGORITHMS.own_with("per_example"))
-            raise ValueError(f"privacy: {self.algorithm} is not accounted for; use {those}, or remove it")
+            raise ValueError(f"privacy: no accounting for {self.algorithm}; use {those}, or remove it")
         chosen = self.chosen_sections().get(self.algorithm)
         if chosen is None:
             return self
         min_batch = ALGORITHMS.type_of(self.algorithm).least_batch(chosen)
         if self.per_device_train_batch_size < min_batch:
             raise ValueError(
-                f"per_device_train_batch_size: {self.algorithm} learns from {counted(min_batch, 'row')} at once; "
-                f"use at least {min_batch}"
+                f"per_device_train_batch_size: {self.algorithm} needs batches of at least "
+                f"{counted(min_batch, 'row')}"
             )
         disables_dropout = getattr(chosen, "disable_dropout", False)
         if disables_dropout and self.lora.lora_dropout and self.sends_factors:
@@ -155,15 +155,15 @@ class SoupReference(StrictModel):
     server_round: int = Field(ge=1)
     """Round that created the version; the version's digest depends on it."""
     integers: str | None = Field(None, pattern=_DIGEST)
-    """Digest of the integer sum of the soups up to this one, if they add up (``gym_fed.delta.integer_sum``); the
-    version's digest depends on it."""
+    """Digest of the sum of the soups up to this one, if they can be added as integers
+    (``gym_fed.delta.integer_sum``); the version's digest depends on it."""
     sum_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """The object with that sum; present only for the last soup."""
     sum_bytes: int | None = Field(None, ge=1)
 
     @model_serializer(mode="wrap")
     def _omit_absent_sum(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the keys of the sum if they are absent, as for soups that do not add up."""
+        """Omit the keys of the sum if they are None, as for soups that cannot be added as integers."""
         return {key: value for key, value in handler(self).items() if value is not None}
 
     @model_validator(mode="after")
@@ -195,7 +195,7 @@ class TaskSpec(StrictModel):
     """Pay of the round, fixed even if the hub's config changes later."""
 
     secure_aggregation: SecureTask | None = None
-    """Send masked votes, of which the hub learns only the sum; by default the update itself."""
+    """Send masked votes, so that the hub learns only their sum; by default, the update itself is sent."""
 
     evaluated_on: dict[SuiteName, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(
         default_factory=dict, max_length=16
@@ -238,7 +238,7 @@ class TaskSpec(StrictModel):
         if end != self.version_digest:
             raise ValueError(f"the soups end at {end}, not at version_digest {self.version_digest}")
         if self.soups and self.soups[-1].integers and not self.soups[-1].sum_sha256:
-            raise ValueError("the last soup names no sum")
+            raise ValueError("the last soup has integers but no sum_sha256")
         if self.audit is not None and not self.recipe.sends_factors:
             raise ValueError("audit: only LoRA updates are audited, but recipe.finetuning is not lora")
         return self
@@ -261,8 +261,8 @@ def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     """Raise ``Problems`` if the codec would not preserve the shared A of all contributors."""
     if recipe.sends_factors and recipe.lora.freeze_a and codec.quantises_factors:
         text = (
-            f"needs the trained factors, but codec.factors is {codec.factors!r}, which writes other factors "
-            "of the same product; set codec.factors to bfloat16 or float32"
+            f"needs the trained factors, but codec.factors is {codec.factors!r}, which writes different factors "
+            "with the same product; set codec.factors to bfloat16 or float32"
         )
         raise Problems("", [Problem("recipe.lora.freeze_a", text)])
 
@@ -277,7 +277,7 @@ def next_digest(parent: str, soup_sha256: str, server_round: int, integers: str 
 
 
 def first_summed(soups: Sequence[SoupReference]) -> int:
-    """Return the index of the first of the last soups that add up as integers; their number if the last does not."""
+    """Return the start of the trailing run of soups that can be added as integers; ``len(soups)`` if there is none."""
     start = len(soups)
     while start and soups[start - 1].integers is not None:
         start -= 1
@@ -285,7 +285,7 @@ def first_summed(soups: Sequence[SoupReference]) -> int:
 
 
 def bytes_to_join(soups: Sequence[SoupReference]) -> int:
-    """Return the download size of a version for a contributor who has the base only."""
+    """Return the download size of a version for a contributor who has only the base."""
     start = first_summed(soups)
     return sum(soup.size_bytes for soup in soups[:start]) + (
         (soups[-1].sum_bytes or 0) if soups[start:] else 0
@@ -306,8 +306,8 @@ def check_lineage(spec: TaskSpec) -> None:
                 ErrorCode.BASE_MISMATCH,
                 f"version {height} of the task ({soup.version_digest}) does not follow from the one before it and soup "
                 f"{soup.sha256[:16]}...",
-                "the hub's versions do not follow from its own soups: ask its coordinator for `gym-server ledger "
-                "verify`",
+                "the hub's versions do not follow from its own soups: ask its coordinator to run `gym-server "
+                "ledger verify`",
             )
         parent, last_round = soup.version_digest, soup.server_round
 

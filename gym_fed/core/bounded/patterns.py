@@ -1,4 +1,4 @@
-"""Search untrusted regular expressions in a child process, because ``re`` cannot be interrupted."""
+"""Match untrusted regular expressions in a child process, because ``re`` cannot be interrupted."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _ALPHABET = "aZé中क1²٣ \t\n\r\u00a0.,!'\"-_/$+\u0301\u200d\x00"
 
 
 def search_texts(pattern: str) -> None:
-    """Check a pattern's search time on texts that it partly matches, and on longer texts while the time grows too fast.
+    """Check how long a pattern takes on texts that it partly matches; if the time grows too fast, try longer ones.
 
     Quadratic time is accepted for runs of digits only: published tokenizers group digits from the right.
 
     Raises:
-        ValueError: If the time grows much faster than the text, if a run of digits takes too long, or if the library
+        ValueError: If the time grows much faster than the text, if a run of digits takes too long, or if tokenizers
             rejects the pattern or aborts a search.
     """
     from tokenizers import Regex
@@ -70,7 +70,7 @@ def search_texts(pattern: str) -> None:
 
 
 def _probes(pattern: str) -> Iterator[tuple[str, str]]:
-    """Yield repeated parts and endings of test texts: single characters, and matches of the pattern's parts."""
+    """Yield (unit, ending) pairs for test texts: single characters, and matches of the pattern's parts."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Split
 
@@ -94,7 +94,7 @@ def _probes(pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def _without_panics(function: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Catch panics of the library, which aborts long searches without raising an ``Exception``."""
+    """Convert panics of tokenizers into ``ValueError``; it aborts long searches with a ``BaseException``."""
 
     def call(text: str) -> Any:
         try:
@@ -110,7 +110,7 @@ BOUNDED_REGEX = "bounded_regex"
 
 
 _HALF_SECONDS = 1.0
-"""Time limit in seconds for half of the patterns in the search for the slow one."""
+"""Time limit in seconds for each half in the bisection for the slowest pattern."""
 
 
 class BoundedPattern:
@@ -152,7 +152,7 @@ class BoundedPattern:
         return GymError(
             ErrorCode.DATA_INVALID,
             f"{self._place}: the pattern {plain(self.pattern, 80)!r} {problem}",
-            "use fewer repetitions, for example [^<]* instead of .*",
+            "use narrower repetitions, for example [^<]* instead of .*",
         )
 
 
@@ -170,7 +170,7 @@ class UnusablePatternError(Exception):
 
 
 def require_quick_match(patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Check in the child process that untrusted patterns can be matched with names within the limits.
+    """Check in the child process that untrusted patterns can be matched against names within the limits.
 
     The limits of one evaluation apply to all patterns together.
 
@@ -200,7 +200,7 @@ def _slowest(patterns: Sequence[str], names: Sequence[str]) -> str:
 
 
 def match_all(patterns: list[str], names: list[str]) -> tuple[int, str] | None:
-    """Match each pattern against each name with both of PEFT's calls, in the child process.
+    """Match each pattern against each name as PEFT does (``match`` and ``fullmatch``), in the child process.
 
     Returns:
         Index and error of the first pattern that does not compile; None if all compile.

@@ -1,4 +1,4 @@
-"""Check the members that installed packages add."""
+"""Check the plug-ins of installed packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_fed.doctor.check import Check, Finding, Level
 
 
 class Plugins(Check):
-    """Import every member of other packages; without any, nothing is reported."""
+    """Import every plug-in; report nothing if there are none."""
 
     def findings(self) -> Iterator[Finding]:
         for kind in ALL:
@@ -26,7 +26,7 @@ class Plugins(Check):
 
 
 def judge_plugin(kind: Registry[Any], name: str) -> Finding:
-    """Check one member of another package."""
+    """Check one plug-in."""
     subject = f"plug-in: {kind.kind} {plain(name, 60)}"
     try:
         origin = kind.origin(name)

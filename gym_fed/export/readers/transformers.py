@@ -1,6 +1,6 @@
 """Read model folders with transformers, adapters with PEFT, and deltas with gym-fed on their base.
 
-AWQ and GPTQ folders are unpacked by gym-fed first, since gptqmodel cannot be installed alongside.
+AWQ and GPTQ folders are unpacked by gym-fed first, since gptqmodel cannot be installed alongside it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TransformersExport(LoadedExport):
     Args:
         model: The model.
         tokenizer: Its tokenizer, or a processor.
-        hashed: Whether all of its weights are compared.
+        hashed: Whether to compute a digest of all weights, to compare them.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, hashed: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's files as a dialect of gym-fed's config files, and the translation of its inference files.
+"""The config dialect of LLaMA-Factory, and the translation of its predict, inference and export files.
 
 If a file omits a key, LLaMA-Factory's default is written: temperature 0.95, top_k 50, top_p 0.7, and at most 1024 new
 tokens.
@@ -37,7 +37,7 @@ _OF_TRAINING = dict.fromkeys(
         ),
         *("length_penalty", "image_max_pixels", "image_min_pixels"),
     ),
-    "read while training only",
+    "used only in training",
 )
 
 
@@ -48,7 +48,7 @@ def _translate_predict(given: dict[str, Any]) -> Translation:
     if translator.take("adapter_name_or_path") is not None:
         _adapters(translator, "adapter")
     translate_sources(translator, {"eval_dataset": "eval_data"})
-    translator.lose_if("dataset", "rows to predict on are named by eval_dataset", harmless=())
+    translator.lose_if("dataset", "rows to predict on come from eval_dataset", harmless=())
     translator.move("cutoff_len", "max_length", 2048)
     translator.move("output_dir", "output_dir")
     translator.move("seed", "seed", 42)
@@ -60,7 +60,7 @@ def _translate_predict(given: dict[str, Any]) -> Translation:
     translator.move("enable_thinking", "enable_thinking")
     if translator.has("max_steps"):
         translator.take("max_steps")
-        translator.note("max_steps", "every row is answered")
+        translator.note("max_steps", "predictions cover every row")
     translate_template(translator)
     _dtype(translator)
     translator.leave({**NOT_NEEDED, **_OF_TRAINING}, _PREFIXES)
@@ -68,7 +68,7 @@ def _translate_predict(given: dict[str, Any]) -> Translation:
 
 
 def _translate_inference(given: dict[str, Any]) -> Translation:
-    """Return ``model``, ``adapter`` (a list), ``chat_template``, ``dtype`` and ``sampling`` of chat and api."""
+    """Translate an inference file to ``model``, ``adapter`` (a list), ``chat_template``, ``dtype`` and ``sampling``."""
     if is_version_1(given):
         return _version_1(given)
     translator = Translator(given)
@@ -80,7 +80,7 @@ def _translate_inference(given: dict[str, Any]) -> Translation:
         translator.result.values["sampling"] = {"temperature": 0.0, "max_tokens": sampling["max_tokens"]}
     backend = str(translator.take("infer_backend", "huggingface"))
     if backend in _BACKENDS:
-        translator.note("infer_backend", f"{backend} is not used; our own engine answers")
+        translator.note("infer_backend", f"{backend} is not used; gym-fed's own engine generates the answers")
     translate_template(translator)
     translator.move("default_system", "system")
     _dtype(translator)
@@ -116,7 +116,7 @@ def _translate_export(given: dict[str, Any]) -> Translation:
     translator.lose_if("quantization_bit", "adapters are not merged into quantised bases", harmless=())
     for key, why in (
         ("export_device", "weights are merged on the CPU"),
-        ("template", "the tokenizer's own template goes with the model"),
+        ("template", "the model is saved with the tokenizer's own template"),
     ):
         if translator.take(key) is not None:
             translator.note(key, why)
@@ -125,22 +125,22 @@ def _translate_export(given: dict[str, Any]) -> Translation:
 
 
 def _quantisation(translator: Translator) -> None:
-    """Write the settings of GPTQ with 4 or 8 bits: ``format``, ``quantization``, and the calibration ``data``."""
+    """Write the settings for 4-bit or 8-bit GPTQ: ``format``, ``quantization``, and the calibration ``data``."""
     bits = translator.take("export_quantization_bit")
     data = translator.take("export_quantization_dataset")
     if bits not in (None, 4, 8):
-        translator.lose("export_quantization_bit", "GPTQ is written with 4 or 8 bits")
+        translator.lose("export_quantization_bit", "GPTQ export supports only 4 and 8 bits")
     elif bits is not None:
         translator.put("format", "gptq", "export_quantization_bit")
         translator.put("quantization", f"w{bits}", "export_quantization_bit")
         if data is not None:
             translator.put("data", str(data), "export_quantization_dataset")
     elif data is not None:
-        translator.note("export_quantization_dataset", "read with export_quantization_bit only")
+        translator.note("export_quantization_dataset", "used only with export_quantization_bit")
     for key in ("export_quantization_nsamples", "export_quantization_maxlen"):
         if translator.take(key) is not None:
-            unused = "read with export_quantization_bit only"
-            translator.note(key, unused if bits is None else "32 samples of 128 tokens calibrate")
+            unused = "used only with export_quantization_bit"
+            translator.note(key, unused if bits is None else "calibration uses 32 samples of 128 tokens")
 
 
 def _version_1(given: dict[str, Any]) -> Translation:
@@ -152,16 +152,16 @@ def _version_1(given: dict[str, Any]) -> Translation:
     if adapter := section.get("adapter_name_or_path"):
         translator.put("adapter", names(adapter), "peft_config")
     if str(translator.take("sample_backend", "hf")) != "hf":
-        translator.note("sample_backend", "our own engine answers")
+        translator.note("sample_backend", "gym-fed's own engine generates the answers")
     keys = ("model_class", "kernel_config", "dist_config", "quant_config", "init_config", "flash_attn")
-    translator.leave(dict.fromkeys((*keys, "trust_remote_code"), "not needed to answer"), {})
+    translator.leave(dict.fromkeys((*keys, "trust_remote_code"), "not needed for inference"), {})
     return translator.result
 
 
 def _adapters(translator: Translator, ours: str) -> None:
     adapters = translator.take("adapter_name_or_path")
     translator.put(ours, [] if adapters is None else names(adapters), "adapter_name_or_path")
-    translator.lose_if("adapter_folder", "write the whole path in adapter_name_or_path", harmless=())
+    translator.lose_if("adapter_folder", "write the full path in adapter_name_or_path", harmless=())
 
 
 def _sampling(translator: Translator, length_key: str, section: str = "") -> None:
@@ -183,7 +183,7 @@ def _dtype(translator: Translator) -> None:
 
 
 class LlamaFactory:
-    """See ``gym_fed.config.parsed.Dialect``."""
+    """The dialect of LLaMA-Factory's files; see ``gym_fed.config.parsed.Dialect``."""
 
     title = "LLaMA-Factory"
 
@@ -196,7 +196,7 @@ class LlamaFactory:
         return job_of(values)
 
     def translate(self, values: dict[str, Any], job: Job, processes: int | None = None) -> Translation:
-        """Translate to the keys of one command."""
+        """Translate a file to the keys of the command that runs ``job``."""
         if job == "predict":
             return _translate_predict(values)
         if job == "export":

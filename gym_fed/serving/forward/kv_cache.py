@@ -190,7 +190,7 @@ class KVPool:
         return blocks
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """Count one user fewer of each block; a prefix cache evicts the last block first."""
+        """Remove one user from each block; a prefix cache evicts the last block first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block] and (self.keeper is None or not self.keeper.keep(block)):

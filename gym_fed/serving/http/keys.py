@@ -221,7 +221,7 @@ class KeyFile(KeyRing[ApiKey]):
         if not keys and not self.path.exists():
             raise GymError(
                 ErrorCode.FILE_NOT_FOUND,
-                f"there is no file of API keys {self.path}",
+                f"the API key file {self.path} does not exist",
                 f"create one with: gym api keys add NAME --file {self.path}",
             )
         return keys

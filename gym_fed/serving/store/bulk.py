@@ -38,7 +38,7 @@ class IncomingVariant:
     """A variant to add.
 
     Attributes:
-        delta: The `.gymdelta`.
+        delta: Path of the `.gymdelta` file.
         name: The name to serve it as.
         owner: An account's id, or a plain user id.
         note: A comment for human readers.
@@ -67,7 +67,7 @@ class BulkAddition:
         objects: The store's files.
         registry: The store's rows.
         base: The base that every delta must belong to; None: any.
-        layout: The layout of the served model; None: not known here.
+        layout: The layout of the served model; None if it is not known.
         key: The key that signs each variant; None leaves them unsigned.
         replaces: Whether each may replace the owner's variant of the same name.
         progress: Called with each step and its progress.
@@ -224,7 +224,7 @@ def _require_distinct(variants: Sequence[IncomingVariant]) -> None:
         if new.name in files:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{new.delta} and {files[new.name]} would both be {new.name!r}",
-                "give each a different name, in a list for --from",
+                f"{new.delta} and {files[new.name]} would both be named {new.name!r}",
+                "give each a different name in the list for --from",
             )
         files[new.name] = new.delta

@@ -1,7 +1,7 @@
-"""The variants in memory, by the digest of their files and limited in bytes, and the queue of their loads.
+"""Variants in memory, keyed by file digest and limited in bytes, and the queue that loads them.
 
-The files of users with more than an equal share of the memory are evicted first, so that one key with many variants
-displaces only its own. Among them, the least frequently used files are evicted first, and on a tie the least recently
+The files of users with more than an equal share of the memory are evicted first, so that one user with many variants
+displaces only their own. Among them, the least frequently used files are evicted first, and on a tie the least recently
 used; files in use stay. LRU alone needs a third more loads if a few variants are requested often and many rarely
 (Zipf's law).
 
@@ -32,7 +32,7 @@ class ResidentFile:
     Attributes:
         variant: The weights.
         rows: Verified rows by name.
-        awaited: Names for which requests waited, but which they have not used yet.
+        awaited: Names that a request waited for but has not used yet.
         pins: The number of uses, and of rows being verified.
         kept_until: The time until which prefetches may not evict it; nor may other loads while a name is awaited.
         user: The user who requested it last, and whose share it counts towards.
@@ -50,7 +50,7 @@ class ResidentFiles:
     """The files in memory, at most ``limit_bytes``.
 
     Attributes:
-        limit_bytes: The limit of memory.
+        limit_bytes: The memory limit in bytes.
         used_bytes: The memory in use.
         evictions: The number of evicted files.
         hits: Uses of a row that was in memory when it was first requested.
@@ -149,7 +149,7 @@ class ResidentFiles:
         return self._drop_unused(file)
 
     def make_room(self, size: int, user: str, urgent: bool) -> bool:
-        """Evict files in the module's order until ``size`` more bytes of a user fit; evict none if they cannot.
+        """Evict files in the order described above until ``size`` more bytes of a user fit; evict none if they cannot.
 
         Urgent loads may also evict recent prefetches.
         """

@@ -56,14 +56,14 @@ class VllmInstallation:
             python: The interpreter of its environment; None: ``.vllm`` next to this environment, from `make vllm`.
 
         Raises:
-            GymError: ``MISSING_DEPENDENCY`` if it is missing, or a different release.
+            GymError: ``MISSING_DEPENDENCY`` if vLLM is missing, or is a different release.
         """
         path = python or Path(sys.prefix).parent / ".vllm" / "bin" / "python"
         if not path.is_file():
             raise GymError(
                 ErrorCode.MISSING_DEPENDENCY,
                 f"no Python with vLLM at {path}",
-                "run `make vllm`, or set the key python to the interpreter of vLLM's environment",
+                "run `make vllm`, or set `python` to the interpreter of vLLM's environment",
             )
         try:
             query = subprocess.run(
@@ -87,7 +87,7 @@ class VllmInstallation:
 
     @property
     def on_cpu(self) -> bool:
-        """True for a build for CPUs."""
+        """True for a CPU build."""
         return self.version.endswith("+cpu")
 
 
@@ -111,7 +111,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def write_import_path(folder: Path) -> None:
-    """Fill a folder for vLLM's ``PYTHONPATH``, with links to only our packages, and the plug-in's entry point.
+    """Fill a folder for vLLM's ``PYTHONPATH`` with links to our packages only, and with the plug-in's entry point.
 
     The other packages of this environment must not be visible to vLLM, which needs different versions.
     """
@@ -226,7 +226,7 @@ def start_vllm(
         options: The options of its command line.
         settings: Environment variables of the plug-in.
         threads: Threads on a CPU; None: one per core.
-        start_seconds: Seconds after which the start has failed.
+        start_seconds: Seconds to wait before the start counts as failed.
         stack: The stack that deletes the folder; the caller must close the process.
 
     Raises:
@@ -251,7 +251,7 @@ def connect_vllm(given: VllmConnection, section: str, context: int, shorten: str
     """Check the release and the context of the vLLM server at ``given.url``, and connect to it.
 
     Args:
-        given: The URL and the file of the key.
+        given: The URL and the key file.
         section: The config section of ``given``, for errors.
         context: The required context in tokens.
         shorten: The remedy if vLLM's context is shorter, with ``{}`` for its length.

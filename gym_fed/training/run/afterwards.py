@@ -38,7 +38,7 @@ def soup_with(
         model: The trained model, or a PEFT model.
         config: Its run's config; ``config.model`` names the base.
         others: Contributions by user, or a list of them: ``.gymdelta`` files, model folders, or models in memory.
-        settings: Merge rule and codecs; by default ``DeltaSoupConfig()``. Its ``base_model`` is set here.
+        settings: Merge rule and codecs; by default ``DeltaSoupConfig()``. Its ``base_model`` is ignored.
 
     Returns:
         The base with the soup added, as a plain model, and the soup.
@@ -151,7 +151,7 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
 
     base = _base(config)
     if (method := prequantised(config.model)) is not None:
-        reason = f"{config.model} is quantised by {method}, and an adapter cannot be merged into that exactly"
+        reason = f"{config.model} is quantised by {method}, and an adapter cannot be merged into it exactly"
         raise GymError(ErrorCode.USAGE, reason, "export it as adapter")
     base = ALGORITHMS.new(config.algorithm).adapt(base, load_tokenizer(str(config.model)), config)
     with tempfile.TemporaryDirectory() as name, quiet_loading():

@@ -209,7 +209,7 @@ class AuditCheck:
     def _check_draw(self, where: str, body: dict[str, Any]) -> None:
         server_round, seed = int(body["server_round"]), bytes.fromhex(body["seed"])
         if self._promised.get(server_round) != commitment(seed, server_round):
-            raise corrupt(f"{where}: the seed is not the one that round {server_round} promised")
+            raise corrupt(f"{where}: the seed does not match the commitment of round {server_round}")
         if server_round in self._rounds:
             raise corrupt(f"{where}: the audits of round {server_round} were drawn before")
         updates, num_steps, terms = body["updates"], int(body["num_steps"]), body["terms"]

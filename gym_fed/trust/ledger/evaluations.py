@@ -1,7 +1,7 @@
 """Evaluations in the ledger: a secret seed is committed before its round and revealed after it.
 
-An ``evaluation-seed`` entry contains the ``commitment`` of a round before the round begins. An ``evaluated`` entry
-contains the ``seed`` and, per task, the number of rows, a digest of the drawn rows and the result. Anyone with the
+An ``evaluation-seed`` entry contains a round's ``commitment``; it is written before the round begins. An ``evaluated``
+entry has the ``seed`` and, per task, the number of rows, a digest of the drawn rows and the result. Anyone with the
 ledger can repeat the draw. A coordinator cannot choose rows after seeing updates, and contributors cannot train on
 the rows of their evaluation.
 """
@@ -50,7 +50,7 @@ def drawn_rows(seed: bytes, task: str, total: int, limit: int) -> list[int]:
 
 
 def rows_digest(rows: list[int]) -> str:
-    """Return the digest of row numbers that the entry contains."""
+    """Return the digest of row numbers, as stored in an ``evaluated`` entry."""
     return canonical_digest(rows)
 
 
@@ -58,7 +58,7 @@ class EvaluationCheck:
     """Verifies that seeds match their commitments, and drawn rows match the seeds.
 
     Attributes:
-        late: Rounds whose seed was drawn after they began, although the hub had drawn one for the round before. This
+        late: Rounds whose seed was drawn after they began, although the hub had drawn one for the previous round. This
             happens once when a hub gets its first evaluations; otherwise the rows may have been chosen after the
             updates.
         promised: Commitments by round.
@@ -91,7 +91,7 @@ class EvaluationCheck:
         if server_round in self.promised:
             raise corrupt(f"{where}: round {server_round} already has a commitment")
         if body.get("state") == "open" and server_round in self._begun:
-            raise corrupt(f"{where}: round {server_round} had begun before it")
+            raise corrupt(f"{where}: round {server_round} had already begun")
         if body.get("state") != "open" and server_round - 1 in self.promised:
             self.late.append(server_round)
         self.promised[server_round] = body["commitment"]
@@ -100,13 +100,13 @@ class EvaluationCheck:
         where, server_round = f"entry {entry.sequence} ({entry.kind})", body.get("server_round")
         promised = self.promised.get(server_round) if isinstance(server_round, int) else None
         if promised is None:
-            raise corrupt(f"{where}: no earlier entry promises the seed of round {server_round}")
+            raise corrupt(f"{where}: no earlier entry commits to the seed of round {server_round}")
         if server_round in self._revealed:
-            raise corrupt(f"{where}: the seed of round {server_round} was revealed before")
+            raise corrupt(f"{where}: the seed of round {server_round} was already revealed")
         try:
             seed = bytes.fromhex(body["seed"])
             if commitment(seed, int(body["server_round"])) != promised:
-                raise corrupt(f"{where}: the seed is not the one that round {server_round} promised")
+                raise corrupt(f"{where}: the seed does not match the commitment of round {server_round}")
             left = _MAX_ROWS
             for suite in body["suites"]:
                 for task, drawn in suite["tasks"].items():
@@ -118,9 +118,7 @@ class EvaluationCheck:
                         )
                     left -= total
                     if rows_digest(drawn_rows(seed, task, total, limit)) != drawn["rows_sha256"]:
-                        raise corrupt(
-                            f"{where}: task {task[:80]}: the rows are not those that the seed draws"
-                        )
+                        raise corrupt(f"{where}: task {task[:80]}: the rows do not match the seed")
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise corrupt(f"{where}: it is not a valid evaluation record: {error!r:.80}") from error
         self._revealed.add(int(body["server_round"]))

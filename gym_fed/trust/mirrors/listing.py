@@ -38,7 +38,7 @@ class SignedMirrors(StrictModel):
             problem = f"the hub's list of mirrors: {first_problem(error)}"
             raise GymError(ErrorCode.SIGNATURE_INVALID, problem) from error
         if found.server != server_id(public_key):
-            raise GymError(ErrorCode.SIGNATURE_INVALID, f"the list of mirrors belongs to {found.server}")
+            raise GymError(ErrorCode.SIGNATURE_INVALID, f"the list of mirrors is that of hub {found.server}")
         verify_signature(public_key, _signed(found.server, found.mirrors), bytes.fromhex(found.signature))
         return found
 

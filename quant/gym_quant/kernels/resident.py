@@ -31,7 +31,7 @@ class ResidentSigns(Resident):
         cols: ``in``.
         group_size: Inputs that share a scale; ``None`` for one scale a tensor or a row.
         tiled: Tiles for native code.
-        matrix: Used instead on CUDA, without native code, and if groups begin within a byte.
+        matrix: Used instead of ``tiled`` on CUDA, without native code, or if groups begin within a byte.
     """
 
     form: ClassVar[str] = "signs"
@@ -123,7 +123,7 @@ class ResidentSigns(Resident):
 
 
 class Multiplied(Protocol):
-    """What ``SignBatch`` accepts: ``ResidentSigns``, and levels in planes of signs (``level_tiles``)."""
+    """The interface that ``SignBatch`` accepts: ``ResidentSigns``, or levels as planes of signs (``level_tiles``)."""
 
     @property
     def rows(self) -> int: ...
@@ -185,8 +185,8 @@ class SignBatch(ResidentBatch):
         if self._addresses:
             place = None
             if not self.native:
-                there = np.array([v.tiled is not None for v in variants])
-                place = np.append(np.where(there, np.cumsum(there) - 1, -1), -1).astype(np.int64)
+                is_native = np.array([v.tiled is not None for v in variants])
+                place = np.append(np.where(is_native, np.cumsum(is_native) - 1, -1), -1).astype(np.int64)
             self._matrices = native_tiles.Matrices(
                 [native_tiles.Deltas(self.rows, self._addresses, 0, place)]
             )
@@ -217,9 +217,9 @@ class SignBatch(ResidentBatch):
         Args:
             x: ``[batch, in]`` float32, contiguous, on the variants' device.
             index: ``[batch]`` int64, contiguous, from -1 to the number of variants.
-            y: ``[batch, out]`` float32, changed in place; its columns are contiguous, its rows may lie apart.
+            y: ``[batch, out]`` float32, changed in place; its columns are contiguous, its rows may be strided.
             path: Result of ``dispatch.path()``, for callers that make many calls.
-            tables: Of ``x``, from ``tables`` of any batch of this mode and as many inputs.
+            tables: The tables of ``x``, built by any batch with the same mode and input size.
 
         Raises:
             CodecError: For tables without a row that ``index`` names.
@@ -282,8 +282,8 @@ class BoundTerms:
     Args:
         batches: Batches of the same mode and input size, all ``native``; kept alive.
         columns: The first column of each in the shared ``y``.
-        places: For each batch, ``[variants + 1]`` int64 that maps numbers in the step to numbers in the batch (-1:
-            none); None if they are equal.
+        places: For each batch, ``[variants + 1]`` int64 that maps the step's variant numbers to the batch's (-1: none);
+            None if they are equal.
 
     Raises:
         CodecError: For batches that cannot be combined.

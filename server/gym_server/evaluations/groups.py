@@ -1,4 +1,4 @@
-"""The stored result of looking for groups of contributors (``gym_server.evaluations.grouping``)."""
+"""The stored result of a search for groups of contributors (``gym_server.evaluations.grouping``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GroupResult(StrictModel):
         own: Loss of the group's variant.
         gain: ``common - own``.
         stderr: Standard error of the gain over rows.
-        is_offered: True if the gain exceeds twice its error.
+        is_offered: True if the gain exceeds twice its standard error.
         skipped_rounds: Rounds in which the group had too few updates for the rule.
     """
 
@@ -60,7 +60,7 @@ class CommunityGroups(StrictModel):
     def lines(self) -> list[str]:
         """Return the result as text lines."""
         skipped = [
-            f"group {number}: {counted(len(group.skipped_rounds), 'round')} left out, with too few updates for the rule"
+            f"group {number}: {counted(len(group.skipped_rounds), 'round')} skipped: too few updates for the merge rule"
             for number, group in enumerate(self.groups, start=1)
             if group.skipped_rounds
         ]
@@ -75,7 +75,7 @@ class CommunityGroups(StrictModel):
         """Return the result in one sentence."""
         offered = [group for group in self.groups if group.is_offered]
         if not offered:
-            return f"one group at version {self.height}: no group of contributors gains from its own variant"
+            return f"no split at version {self.height}: no group of contributors gains from its own variant"
         sizes = [counted(len(group.contributors), "contributor") for group in self.groups]
         gains = " and ".join(f"{group.gain:.3f}" for group in offered)
         return (

@@ -59,12 +59,12 @@ class Anchor:
             if any(known is not None and head.size <= known.size for known in lost):
                 self._superseded = head  # killed before the file was written
                 return
-            what = "ends before it" if head.size > signed else "has a different one"
+            what = "ends before it" if head.size > signed else "has a different entry at that position"
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"ledger: the head of entry {head.size} was signed and is in {self._path}; the database {what}",
                 "the database is an older copy, or was changed. `gym-server restore --fork --dir HUB` signs a "
-                "statement that the hub continues from there, which every contributor must accept",
+                "statement that the hub continues from this copy; every contributor must accept it",
             )
 
     def supersede(self) -> None:

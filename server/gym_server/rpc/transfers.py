@@ -33,7 +33,7 @@ from gym_server.store.tables import objects, readers, uploads
 SYNC_BYTES = 16 << 20
 MAX_OPEN_UPLOADS = 4
 _SLOWEST_BYTES_PER_SECOND = 4 << 10
-"""Minimum average rate of an upload; a slower one is ended."""
+"""Minimum average rate of an upload; slower ones are aborted."""
 
 
 class Transfers:
@@ -81,8 +81,8 @@ class Transfers:
 
         Raises:
             GymError: ``TOO_LARGE`` above the size limit, or for too many open uploads; ``DISK_FULL``; ``USAGE`` for an
-                invalid name, or a size other than the declared one; ``HASH_MISMATCH`` if the bytes of an upload that a
-                crash interrupted at its end are wrong.
+                invalid name, or a size other than the declared one; ``HASH_MISMATCH`` if an upload that a crash
+                interrupted after its last byte has wrong bytes.
         """
         if self._may_know(contributor, sha256):  # grants nothing: knowing a hash gives no right to read
             with self._database.transaction() as tx:
@@ -164,7 +164,7 @@ class Transfers:
         waiting = self._limits.idle_upload_seconds
         first = await _next(chunks, waiting)
         if first is None:
-            raise GymError(ErrorCode.USAGE, "an upload without a chunk")
+            raise GymError(ErrorCode.USAGE, "the upload has no chunks")
         declared, is_known = await asyncio.to_thread(self._declared, contributor, first.sha256)
         if is_known:
             return pb.UploadState(offset=declared, complete=True)
@@ -186,7 +186,7 @@ class Transfers:
                     raise GymError(
                         ErrorCode.DEADLINE_EXCEEDED,
                         f"object {first.sha256[:12]} arrived at less than {_SLOWEST_BYTES_PER_SECOND} bytes/s",
-                        "upload it again: it continues where it ended",
+                        "upload it again: it resumes where it stopped",
                     ) from None
                 finally:
                     await heavily(_sync, file)
@@ -338,12 +338,12 @@ def _sync(file: BinaryIO) -> None:
 
 async def _next(chunks: AsyncIterator[pb.UploadChunk], seconds: float) -> pb.UploadChunk | None:
     try:
-        # Python 3.11's wait_for drops a cancellation (of the whole upload's limit) that arrives with the chunk.
+        # Python 3.11's wait_for drops a cancellation (by the whole upload's timeout) that arrives with the chunk.
         async with asyncio.timeout(seconds):
             return await anext(chunks, None)
     except TimeoutError:
         raise GymError(
             ErrorCode.DEADLINE_EXCEEDED,
             f"the upload received no data for {seconds:.0f} s",
-            "upload it again: it continues where it ended",
+            "upload it again: it resumes where it stopped",
         ) from None

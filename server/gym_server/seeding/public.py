@@ -45,14 +45,14 @@ class _PublicObjects:
         self._known: OrderedDict[str, tuple[float, PublicObject]] = OrderedDict()
 
     def among(self, names: Collection[str]) -> set[str]:
-        """Return the public objects among some sha256 values."""
+        """Return those of the given sha256 values that name public objects."""
         found = {name for name in names if self._base.path_of(name) is not None}
         left, others = sorted(set(names) - found), readers.alias()
         with self._database.reading() as tx:
             for start in range(0, len(left), _ROWS_AT_ONCE):
                 some = left[start : start + _ROWS_AT_ONCE]
-                # Who uploads an object is among its readers: no update or variant is public here, even if everyone may
-                # read it. A soup stays public if somebody uploads its bytes.
+                # Whoever uploads an object is one of its readers: no update or variant is public here, even if everyone
+                # may read it. A soup stays public if somebody uploads its bytes.
                 uploaded = exists().where(others.c.sha256 == readers.c.sha256, others.c.contributor != "*")
                 of_all = select(readers.c.sha256).where(
                     readers.c.contributor == "*",

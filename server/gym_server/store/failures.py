@@ -1,4 +1,4 @@
-"""Database errors, mapped to error codes with hints. No text contains the database's password."""
+"""Database errors, mapped to error codes with hints. No message contains the database's password."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def parse_url(text: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """Return the URL without its password, wherever the password is in it."""
+    """Return the URL without its password, wherever it appears."""
     secret = {name: "***" for name in url.query if name not in ("host", "port", "user", "sslmode")}
     return url.update_query_dict(secret).render_as_string(hide_password=True)
 
@@ -100,7 +100,7 @@ def _meaning(url: URL, error: DBAPIError) -> Exception | None:
 
 def lock_timeout(url: URL) -> StoreAway:
     """Create the error for a write transaction that waited too long for the previous one."""
-    return _away(shown(url), "another transaction holds the lock for too long")
+    return _away(shown(url), "another transaction has held the lock for too long")
 
 
 def _away(name: str, what: str, code: ErrorCode = ErrorCode.BUSY, hint: str = "try later") -> StoreAway:

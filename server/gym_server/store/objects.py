@@ -197,7 +197,7 @@ class ObjectStore:
         return self.part_path(f"hub-{secrets.token_hex(8)}", what)
 
     def _modified(self, path: str, details: dict[str, Any]) -> float:
-        """Return a file's modification time, whose key differs between fsspec implementations; now if unknown."""
+        """Return a file's modification time, whose key varies by fsspec filesystem; the current time if unknown."""
         for key in ("mtime", "LastModified", "last_modified", "created"):
             value = details.get(key)
             if isinstance(value, datetime):

@@ -63,13 +63,13 @@ _HUBS_OWN = STATE_ERRORS | frozenset(
 
 
 class DurableDeltaSoup(Strategy):
-    """Rounds of signed deltas, merged robustly.
+    """Flower strategy that merges signed deltas robustly, in rounds that survive a crash.
 
     Args:
         federation: The opened hub.
         payloads: How deltas are sent on the grid in use.
         should_stop: Called between polls; True ends ``start`` at the next safe point.
-        on_round: Called after each ended round, to display it.
+        on_round: Called after each round ends, to display it.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class DurableDeltaSoup(Strategy):
             self._take(server_round, grid.pull_messages([message_id]))
 
     def _take(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Judge replies and record their outcomes, also of those that precede a failure of this machine."""
+        """Judge replies and record their outcomes, including those of replies before a failure of this machine."""
         outcomes: dict[str, str] = {}
         try:
             for reply in replies:
@@ -331,7 +331,9 @@ class DurableDeltaSoup(Strategy):
                 failpoint("state-merging")
         late = 0 if self._pace.keeps_tasks else self._queue.close_group(str(server_round))
         if late:
-            log.info("round %d ends while %d are still at work; their updates are late", server_round, late)
+            log.info(
+                "round %d ends; contributors still at work: %d (their updates are late)", server_round, late
+            )
         if current.state == MERGING:
             self._merge(current, should_end)
         ended = self._rounds.require(server_round)
@@ -357,7 +359,7 @@ class DurableDeltaSoup(Strategy):
         return self._live_config.current
 
     def _collecting(self, server_round: int) -> Round:
-        """Return the round in state collecting, moving it there from open if needed."""
+        """Return the round in state ``collecting``, moving it there from ``open`` if necessary."""
         current = self._rounds.current()
         if current is None or current.server_round != server_round:
             if privacy.is_spent(self._config, self._state.database):

@@ -62,7 +62,7 @@ def refuse_stock_flower(config: ServerConfig) -> None:
         return
     raise GymError(
         ErrorCode.CONFIG_INVALID,
-        f"{what}; a stock Flower deployment has none of them",
+        f"{what}; a stock Flower deployment does not have them",
         f"run the federation with gym-server run, or {remedy}",
     )
 
@@ -74,9 +74,7 @@ def task_of(current: Round) -> TaskSpec:
         GymError: ``STATE_CORRUPT`` if it has none.
     """
     if current.spec is None:
-        raise GymError(
-            ErrorCode.STATE_CORRUPT, f"round {current.server_round} is {current.state} without a task"
-        )
+        raise GymError(ErrorCode.STATE_CORRUPT, f"round {current.server_round} ({current.state}) has no task")
     return current.spec
 
 
@@ -104,11 +102,11 @@ def update_in(content: RecordDict, payloads: Payloads) -> tuple[str, bytes, byte
         if not (isinstance(manifest, str) and isinstance(signature, bytes) and isinstance(key, bytes)):
             raise TypeError("manifest, signature or public_key has the wrong type")
         if len(deltas) != 1:
-            raise TypeError(f"{counted(len(deltas), 'delta')}")
+            raise TypeError(f"{counted(len(deltas), 'delta')} instead of one")
         for sha256, array in deltas.items():
             payloads.incoming(sha256, array)
     except (KeyError, TypeError, AttributeError) as error:
-        raise GymError(ErrorCode.UPDATE_REFUSED, f"the reply contains no update: {error}") from error
+        raise GymError(ErrorCode.UPDATE_REFUSED, f"the reply contains no valid update: {error}") from error
     return manifest, signature, key
 
 

@@ -79,7 +79,7 @@ class VariantChecks:
         if size > self._max_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"variant {name} has {counted(size, 'byte')}; this hub keeps variants of at most {self._max_bytes}",
+                f"variant {name} has {counted(size, 'byte')}; this hub accepts at most {self._max_bytes}",
                 "use a smaller codec, or LoRA",
             )
         other = variants.c.document.is_not(None) & ~(
@@ -108,7 +108,7 @@ class VariantChecks:
             raise GymError(
                 ErrorCode.TOO_LARGE,
                 f"this hub has no room for another {counted(size, 'byte')} of variants",
-                "ask its coordinator (variants.max_total_bytes)",
+                "ask its coordinator to raise variants.max_total_bytes",
             )
 
     def _check_pace(self, tx: Connection, owner: str) -> None:
@@ -121,14 +121,16 @@ class VariantChecks:
             raise GymError(
                 ErrorCode.TOO_LARGE,
                 f"{counted(len(names), 'reader')}; at most {MAX_READERS}",
-                f"or {EVERYONE!r}: everyone",
+                f"pass fewer, or {EVERYONE!r} for everyone",
             )
         wanted = {name for name in names if name != EVERYONE}
         known = set(tx.scalars(select(accounts.c.contributor).where(accounts.c.contributor.in_(wanted))))
         for name in sorted(wanted - known):
             shown = name if _CONTRIBUTOR.fullmatch(name) else repr(name[:80])
             raise GymError(
-                ErrorCode.NOT_FOUND, f"no contributor {shown} at this hub", "readers are ids: `gym-client id`"
+                ErrorCode.NOT_FOUND,
+                f"no contributor {shown} at this hub",
+                "name readers by id: `gym-client id`",
             )
 
     def has_file(self, manifest: VariantManifest) -> bool:
@@ -168,7 +170,7 @@ class VariantChecks:
         newest = f"its versions end with {last.height}, {last.digest}" if last else "it has no version yet"
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"the variant is for base {digest}; this hub's is {self._base.digest}, {newest}",
+            f"the variant is for base {digest}; this hub's base is {self._base.digest}, and {newest}",
             "create it on one of these, or on a folder written by `gym-server model`",
         )
 
@@ -179,7 +181,7 @@ def row_of(tx: Connection, owner: str, name: str) -> Any:
 
 
 def _check_key(tx: Connection, signed: SignedVariant) -> None:
-    """Check that the account's current key signed."""
+    """Check that the variant is signed by the account's current key."""
     owner, key = signed.manifest.owner, key_row(tx, signed.public_key)
     if key is None or key.contributor != owner:
         raise GymError(

@@ -112,7 +112,7 @@ def test_a_file_that_merges_and_quantises_becomes_gptq_with_its_rows(tmp_path: P
     values, notes = load_export(written(tmp_path, {**MERGES, **quantised, "export_quantization_maxlen": 512}))
     found = (values["format"], values["quantization"], values["data"])
     assert found == ("gptq", "w4", "data/c4_demo.jsonl")
-    assert any("32 samples of 128 tokens calibrate" in note for note in notes)
+    assert any("calibration uses 32 samples of 128 tokens" in note for note in notes)
     values, notes = load_export(written(tmp_path, {**MERGES, **quantised, "infer_dtype": "bfloat16"}))
     assert "dtype" not in values
     assert any("float16 with export_quantization_bit" in note for note in notes)
@@ -120,7 +120,7 @@ def test_a_file_that_merges_and_quantises_becomes_gptq_with_its_rows(tmp_path: P
         written(tmp_path, {**MERGES, "export_quantization_dataset": "data/c4_demo.jsonl"})
     )
     assert "format" not in values
-    assert any("read with export_quantization_bit only" in note for note in notes)
+    assert any("used only with export_quantization_bit" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_file_that_merges_and_quantises_becomes_gptq_with_its_rows(tmp_path: P
     [
         (
             {"export_quantization_bit": 3},
-            "export_quantization_bit: no counterpart: GPTQ is written with 4 or 8 bits",
+            "export_quantization_bit: no counterpart: GPTQ export supports only 4 and 8 bits",
         ),
         ({"export_hub_model_id": "me/mine"}, "export_hub_model_id: no counterpart: nothing is uploaded"),
         (
@@ -148,7 +148,7 @@ def test_a_file_that_answers_draws_as_there_and_names_what_stands_in_for_another
 ) -> None:
     values, notes = load_inference(written(tmp_path, {**ANSWERS, "infer_backend": "vllm", "vllm_maxlen": 99}))
     assert values["sampling"] == {"max_tokens": 1024, "temperature": 0.95, "top_p": 0.7, "top_k": 50}
-    assert any("vllm is not used; our own engine answers" in note for note in notes)
+    assert any("vllm is not used; gym-fed's own engine generates the answers" in note for note in notes)
     values, _ = load_inference(written(tmp_path, {**ANSWERS, "do_sample": False, "max_new_tokens": 7}))
     assert values["sampling"] == {"max_tokens": 7, "temperature": 0.0}
     assert serving_config(written(tmp_path, ANSWERS), ["port=0"]).base == "gym-nano"

@@ -38,7 +38,7 @@ FILES: dict[str, dict[str, Any]] = {
 }
 REASONS = {
     "answer/plain.yaml": "runs",
-    "join/few_bits.yaml": "refused: export_quantization_bit: no counterpart: GPTQ is written with 4 or 8 bits",
+    "join/few_bits.yaml": "refused: export_quantization_bit: no counterpart: GPTQ export supports only 4 and 8 bits",
     "learn/adapter.yaml": "runs",
     "learn/eight_bits.yaml": "refused: fp8: no counterpart: products in float8 need a GPU",
     "learn/experts.yaml": "refused: use_kt: no counterpart: KTransformers computes",
@@ -106,5 +106,5 @@ def test_a_file_of_earlier_code_is_counted_and_a_defect_leaves_the_page(
     assert "old" in page.read_text()
     kept.write_text(json.dumps([{**first, "code": "earlier"}, *map(vars, rows[1:])]))
     assert tool.main(given) == 0
-    assert "Not run again after the last change of our code: 1.\n" in page.read_text()
+    assert "1 were not run again after the last change to our code.\n" in page.read_text()
     assert tool.main([*given, "--check"]) == 0

@@ -98,7 +98,7 @@ def test_contributors_with_the_same_answer_are_one_group(tmp_path: Path, tiny_ba
     judged = hub_of(tmp_path / "hub", tiny_base, dict.fromkeys([*ALPHABETS, "eve", "fay"], "ab"))
     found = find_groups(judged.fed.state, judged.fed.config)
     assert not any(group.is_offered for group in found.groups)
-    assert found.sentence.startswith("one group at version 3")
+    assert found.sentence.startswith("no split at version 3")
     judged.close()
 
 

@@ -75,7 +75,7 @@ def test_a_minority_forms_no_round_and_its_end_says_how_many_still_work_and_for_
     assert [one.state for one in ended] == [ABORTED] * 2
     assert "3 of 5 updates at the deadline: 5 of 8 contributors still working" in ended[0].reason
     assert "the slowest for about 17 min; raise rounds.deadline_seconds (900)" in ended[0].reason
-    assert "ends while 5 are still at work" in caplog.text
+    assert "ends; contributors still at work: 5" in caplog.text
 
 
 def test_a_minority_that_only_sends_heartbeats_is_awaited_three_times_and_then_no_longer(

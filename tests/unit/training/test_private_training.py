@@ -349,7 +349,7 @@ def test_noise_is_given_or_found_but_not_both(
 
 
 def test_a_round_of_preferences_or_of_distillation_cannot_be_private() -> None:
-    with pytest.raises(ValueError, match="dpo is not accounted for"):
+    with pytest.raises(ValueError, match="no accounting for dpo"):
         TrainingRecipe(algorithm="dpo", privacy=LocalPrivacy())
     with pytest.raises(ValueError, match="without noise"):
         check_distillation(TrainingRecipe(privacy=LocalPrivacy()), CodecPolicy(distill_steps=2))

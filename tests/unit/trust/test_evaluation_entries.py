@@ -77,7 +77,7 @@ def test_an_evaluation_without_a_seed_of_a_round_needs_no_promise() -> None:
 @pytest.mark.parametrize(
     ("entries", "problem"),
     [
-        ([("evaluated", revealed())], "no earlier entry promises the seed of round 3"),
+        ([("evaluated", revealed())], "no earlier entry commits to the seed of round 3"),
         (
             [("evaluation-seed", promised()), ("evaluated", revealed(seed=bytes(32).hex()))],
             "not the one that round 3 promised",
@@ -88,7 +88,7 @@ def test_an_evaluation_without_a_seed_of_a_round_needs_no_promise() -> None:
         ),
         (
             [("verdict", {"server_round": 3}), ("evaluation-seed", promised())],
-            "round 3 had begun before it",
+            "round 3 had already begun",
         ),
         ([("evaluation-seed", promised()), ("evaluation-seed", promised())], "already has a commitment"),
         (
@@ -101,7 +101,7 @@ def test_an_evaluation_without_a_seed_of_a_round_needs_no_promise() -> None:
                     ),
                 ),
             ],
-            "the rows are not those that the seed draws",
+            "the rows do not match the seed",
         ),
         (
             [
@@ -112,7 +112,7 @@ def test_an_evaluation_without_a_seed_of_a_round_needs_no_promise() -> None:
         ),
         (
             [("evaluation-seed", promised()), ("evaluated", revealed()), ("evaluated", revealed())],
-            "the seed of round 3 was revealed before",
+            "the seed of round 3 was already revealed",
         ),
         (
             [("evaluation-seed", promised()), ("evaluated", revealed(suites=[{"tasks": {"sums": {}}}]))],

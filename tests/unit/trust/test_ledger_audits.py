@@ -116,7 +116,7 @@ def test_a_draw_with_its_verdict_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (draw_body(seed=bytes(32).hex()), "is not the one that round 1 promised"),
+        (draw_body(seed=bytes(32).hex()), "does not match the commitment of round 1"),
         (draw_body(drawn={}), "are not those of the seed"),
         (draw_body(drawn={**draw_body()["drawn"], DRAWN: [1, 2, 3]}), "are not those of the seed"),
         (draw_body(updates=UPDATES[1:20]), "its updates are not those of round 1"),

@@ -1,4 +1,4 @@
-"""Write the tensors of a GGUF file with transformers' names, dequantised, as safetensors shards.
+"""Dequantise the tensors of a GGUF file and write them as safetensors shards with transformers' names.
 
 Unquantised tensors keep their dtype (f32, f16 or bf16) and are bit-identical. Quantised ones become float16, whose
 rounding error (2^-12 of a value) is far below the quantisation error; tensors beyond float16's range become float32.
@@ -41,7 +41,7 @@ class MappedTensor:
 
     Attributes:
         name: The parameter's name in transformers.
-        stored: The tensor; of the experts' joint gates and inputs, the gates.
+        stored: The stored tensor; for the experts' joint gate and up projections, the tensor of the gates.
         dtype: The dtype that it is converted to.
         below: The tensor with the parameter's remaining rows (dimension 1), if it is stored as two.
     """
@@ -71,7 +71,7 @@ def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
         config: A transformers config.
 
     Raises:
-        GymError: ``MODEL_INVALID`` with a missing or unexpected tensor, or a different shape.
+        GymError: ``MODEL_INVALID`` for a missing or unexpected tensor, or one with the wrong shape.
     """
     names = _names(header, config)
     parameters = _parameters(config)
@@ -90,10 +90,10 @@ def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
     for name, shape in parameters.items():
         below = header.tensors.get(halves.get(stored[name].name, ""))
         tensor = MappedTensor(name, stored[name], _dtype(header, stored[name]), below)
-        if shape not in (tensor.shape, (1, *tensor.shape)):  # GGUF drops the row of a gate with one output
+        if shape not in (tensor.shape, (1, *tensor.shape)):  # GGUF flattens a gate with one output
             raise invalid(
                 header.file,
-                f"tensor {stored[name].name} is {list(stored[name].shape)}, but {list(shape)} is expected",
+                f"tensor {stored[name].name} has shape {list(stored[name].shape)}, but {list(shape)} is expected",
             )
         mapped.append(tensor)
     return mapped
@@ -173,7 +173,7 @@ def _rows(stored: StoredTensor) -> Iterator[np.ndarray]:
 
 
 def read_parameter(mapped: MappedTensor, config: Any) -> torch.Tensor:
-    """Read a parameter in its dtype and shape in transformers.
+    """Read a parameter with the dtype and shape that it has in transformers.
 
     Raises:
         GymError: ``MODEL_INVALID`` for values that are not finite.
@@ -203,7 +203,7 @@ def _cast(stored: StoredTensor, mapped: MappedTensor, config: Any) -> torch.Tens
 
 
 def _in_transformers_order(rows: torch.Tensor, mapped: MappedTensor, config: Any) -> torch.Tensor:
-    """Reorder rows to transformers' order: GGUF permutes Llama's queries and keys, and drops a gate's only row."""
+    """Restore transformers' layout: GGUF permutes Llama's query and key rows, and flattens a gate with one output."""
     if mapped.stored.name.endswith("ffn_gate_inp_shexp.weight"):
         return rows.reshape(1, -1).contiguous()
     if config.model_type in ("llama", "mistral", "mixtral") and ".attn_" in mapped.stored.name:
@@ -248,7 +248,7 @@ def _not_read(header: Header, stored: StoredTensor, kind: str) -> GymError:
 
 
 def _parameters(config: Any) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the model's checkpoint, without a head tied to the embeddings."""
+    """Return the names and shapes of the model's parameters, without a head tied to the embeddings."""
     import torch
     from transformers import AutoModelForCausalLM
 

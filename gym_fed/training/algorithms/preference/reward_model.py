@@ -46,7 +46,7 @@ class RewardModel(Algorithm):
 
     @classmethod
     def advice(cls, folder: str) -> str:
-        return f"score answers with it, as one of graders: {{grader: reward_model, model: {folder}}}"
+        return f"to score answers with it, add it to graders: {{grader: reward_model, model: {folder}}}"
 
     def check(self, config: TrainingConfig) -> None:
         check_preference(config)
@@ -101,7 +101,7 @@ class RewardModel(Algorithm):
         for name, head in scorer.named_children():
             if name != scorer.base_model_prefix:
                 head.to_empty(device="cpu").apply(scorer._init_weights)
-        for attribute in _QUANTISED:  # by which a quantised model is recognised
+        for attribute in _QUANTISED:  # these mark a quantised model
             if hasattr(model, attribute):
                 setattr(scorer, attribute, getattr(model, attribute))
         return scorer
