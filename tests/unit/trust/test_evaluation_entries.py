@@ -80,11 +80,11 @@ def test_an_evaluation_without_a_seed_of_a_round_needs_no_promise() -> None:
         ([("evaluated", revealed())], "no earlier entry commits to the seed of round 3"),
         (
             [("evaluation-seed", promised()), ("evaluated", revealed(seed=bytes(32).hex()))],
-            "not the one that round 3 promised",
+            "does not match the commitment of round 3",
         ),
         (
             [("evaluation-seed", promised(commitment=commitment(SEED, 4))), ("evaluated", revealed())],
-            "not the one that round 3 promised",
+            "does not match the commitment of round 3",
         ),
         (
             [("verdict", {"server_round": 3}), ("evaluation-seed", promised())],
