@@ -113,7 +113,8 @@ class StatisticsFile(Mapping[str, Tensor]):
         """
         from safetensors import SafetensorError, safe_open
 
-        remedy = f"create it: gym soup statistics --kind {kind}"
+        self._path = path
+        self._remedy = remedy = f"create it: gym soup statistics --kind {kind}"
         if not path.is_file():
             raise GymError(ErrorCode.FILE_NOT_FOUND, f"no statistics at {path}", remedy)
         reader: Callable[..., Any] = safe_open
@@ -132,7 +133,11 @@ class StatisticsFile(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise KeyError(name)
-        tensor: Tensor = self._file.get_tensor(name)
+        try:
+            tensor: Tensor = self._file.get_tensor(name)
+        except (TypeError, RuntimeError) as error:  # torch refuses sizes beyond 64 bits
+            reason = f"{self._path}: {name[:200]} cannot be read: {str(error).partition(chr(10))[0]}"
+            raise GymError(ErrorCode.DATA_INVALID, reason, self._remedy) from error
         return tensor
 
     def __iter__(self) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -204,6 +205,16 @@ def test_statistics_come_back_from_the_file_and_not_for_another_method(
         with pytest.raises(GymError) as caught:
             StatisticsFile(tmp_path / f"{name}.safetensors", "fisher")
         assert caught.value.code is code
+
+
+def test_statistics_with_a_size_beyond_64_bits_are_refused(tmp_path: Path) -> None:
+    tensor = {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}
+    header = json.dumps({"__metadata__": {"gym_statistics": "fisher"}, "a": tensor}).encode()
+    header += b" " * (-len(header) % 8)
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(GymError, match="a cannot be read") as refused:
+        StatisticsFile(tmp_path / "a.safetensors", "fisher")["a"]
+    assert refused.value.code is ErrorCode.DATA_INVALID
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS.names() if METHODS.type_of(n).statistics is not None])
