@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def sources(value: Any) -> list[Any]:
 def _source(name: str) -> dict[str, Any]:
     from gym_fed.interop.datasets import is_catalogued, local_info
 
-    if "://" in name or any(mark in name for mark in "*?[") or Path(name).suffix or Path(name).exists():
+    exists = os.path.exists(name)  # Path's raises for a name that is too long
+    if "://" in name or any(mark in name for mark in "*?[") or Path(name).suffix or exists:
         return {"path": name}
     if (info := local_info(name)) is not None:
         return {"dataset": name, "dataset_info": info}

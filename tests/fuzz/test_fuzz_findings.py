@@ -13,7 +13,7 @@ from gym_fed.base.models import load_tokenizer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.trust.identity.commitment import UploadCommitment
-from tests.fuzz.targets import read_safetensors, tokenizer_seeds
+from tests.fuzz.targets import read_run_yaml, read_safetensors, tokenizer_seeds
 from tests.unit.evaluation.test_graders_rules import reward
 
 BRACKETS = "[" * 3000
@@ -108,3 +108,8 @@ def test_an_empty_tensor_with_a_size_beyond_64_bits_is_a_broken_model() -> None:
         read_safetensors(len(header).to_bytes(8, "little") + header)
     assert refused.value.code is ErrorCode.MODEL_INVALID
     assert "\n" not in refused.value.message
+
+
+def test_a_data_set_whose_name_is_too_long_for_a_file_is_refused() -> None:
+    with pytest.raises(GymError):
+        read_run_yaml(f"model: gym-nano\ndataset: {'a' * 300}\n".encode())

@@ -217,7 +217,7 @@ def test_what_is_no_conversation_is_not_loaded(tmp_path: Path, text: str, messag
         ("/set tempo=1", "tempo"),
         ("/set temperature=9", "temperature"),
         ("/set top_p", "name=value"),
-        ("/load", "which file"),
+        ("/load", "FILE is missing"),
         ("hey\n/save /proc/x.json", "cannot be written"),
         ("/load /nowhere/x.json", "No such file"),
         ("/retry", "there is no question"),

@@ -144,7 +144,7 @@ def test_a_missing_set_is_refused_before_weights_are_read(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("gym-nano",), "which tasks"),
+        (("gym-nano",), "no rows or suites to evaluate on"),
         (("--suite", "tiny"), "MODEL is missing"),
         (("model.onnx", "--suite", "tiny"), "ONNX models cannot be evaluated"),
         (("gym-nano", "--suite", "tiny", "--base", "gym-nano"), "--base applies only to a .gymdelta"),

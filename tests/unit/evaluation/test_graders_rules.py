@@ -227,7 +227,7 @@ def test_yaml_errors_name_line_and_key(tmp_path: Path) -> None:
         ([{"grader": "exact", "weight": 0}], "every weight is 0"),
         ([{"grader": "exact", "clip": [1, 0]}], "clip: the first number must be below"),
         ([{"grader": "json_schema"}], "set either json_schema or column"),
-        ([{"grader": "length", "unit": "tokens", "max": 3}], "unit tokens needs a tokenizer"),
+        ([{"grader": "length", "unit": "tokens", "max": 3}], "tokenizer is required for unit tokens"),
         ([{"grader": "length", "min": 3, "max": 2}], "max is below min"),
         (
             [{"grader": "judge", "model": "m", "base_url": "http://x", "prompt": "hi"}],

@@ -754,7 +754,9 @@ def test_a_note_or_refusal_of_a_key_that_moved_names_the_line_that_it_stands_on(
 
 def test_a_word_and_ours_with_another_value_are_refused() -> None:
     Path("run.yaml").write_text("model: gym-nano\nunsloth: false\nuse_unsloth: true\n")
-    with pytest.raises(GymError, match=r"run\.yaml:3:1: use_unsloth: is unsloth here, but both are given"):
+    with pytest.raises(
+        GymError, match=r"run\.yaml:3:1: use_unsloth: is called unsloth here, but both are given"
+    ):
         load_config("run.yaml", TrainingConfig)
 
 
@@ -797,7 +799,7 @@ def test_a_refused_flag_is_named_as_it_was_typed_and_a_setting_as_a_setting() ->
     ("words", "message", "hint"),
     [
         (("--max_steps", "--model", "gym-nano"), "--max_steps: no value", "--max_steps VALUE"),
-        (("--model", "gym-nano", "--lora"), "--lora: is a section", "--finetuning lora"),
+        (("--model", "gym-nano", "--lora"), "--lora is a section, not a key", "--finetuning lora"),
         (
             ("--model_name_or_path", "gym-nano", "--stage", "sft", "--max_steps"),
             "--max_steps: no value",

@@ -35,7 +35,8 @@ def hub(tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -> Jud
     heldout = tmp_path / "heldout.jsonl"
     heldout.write_text("".join(json.dumps(row) + "\n" for row in rows))
     gate = {"heldout": str(heldout), "max_length": 64, "screen_updates": False}
-    here = Judged(tmp_path / "hub", tiny_base, gate=gate, rewards={"score": "estimate"})
+    rewards = {"score": "estimate", "together_threshold": None}  # new contributors are paid at once
+    here = Judged(tmp_path / "hub", tiny_base, gate=gate, rewards=rewards)
     return here
 
 

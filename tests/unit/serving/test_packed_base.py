@@ -139,7 +139,7 @@ def test_a_folder_that_others_may_write_is_neither_read_nor_written(
         found, again = started(folder, tmp_path / "home")
     assert not again.is_mapped
     assert f"{kept.path}: packing again: the folder may be written by others (mode {mode:o})" in caplog.text
-    assert f"{kept.path}: the packed base is not saved" in caplog.text
+    assert f"{kept.path}: the packed base was not saved" in caplog.text
     assert torch.equal(found, wanted)
     assert kept.path.read_bytes() == whole[:-1]
 
@@ -215,7 +215,7 @@ def test_a_disk_that_takes_no_file_is_logged_and_the_base_is_served(
     with caplog.at_level(logging.WARNING):
         logits, kept = started(folder, tmp_path / "home")
     assert bool(torch.isfinite(logits).all())
-    assert f"{kept.path}: the packed base is not saved" in caplog.text
+    assert f"{kept.path}: the packed base was not saved" in caplog.text
 
 
 def test_a_file_that_cannot_be_touched_is_mapped(
@@ -238,7 +238,7 @@ def test_a_name_that_no_file_can_hold_is_logged_and_the_base_is_served(
     with caplog.at_level(logging.WARNING):
         logits, kept = started(folder, tmp_path / "home")
     assert bool(torch.isfinite(logits).all())
-    assert f"{kept.path}: the packed base is not saved" in caplog.text
+    assert f"{kept.path}: the packed base was not saved" in caplog.text
     assert list((tmp_path / "home").iterdir()) == []
 
 
@@ -254,7 +254,7 @@ def test_what_a_killed_start_left_is_removed(tmp_path: Path, folder: Path) -> No
 
 @pytest.mark.parametrize(("free", "limit", "words"), [
     (10, 10**9, "bytes must be free, but only 10 are"),
-    (10**12, 1000, "over packed_size, 1,000"),
+    (10**12, 1000, "more than packed_size (1,000)"),
 ])  # fmt: skip
 def test_a_file_for_which_there_is_no_room_is_not_written(
     tmp_path: Path,

@@ -315,7 +315,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("gspo", {}, {"packing": True}, "packing: gspo"),
     ("ppo", {}, {"assistant_only_loss": True}, "assistant_only_loss: ppo"),
     ("ppo", {}, {"finetuning": "lora", "quantization": {}}, "ppo.critic: not set"),
-    ("ppo", {}, {"distributed": {"strategy": "fsdp2"}}, "fsdp2 shards one model"),
+    ("ppo", {}, {"distributed": {"strategy": "fsdp2"}}, "fsdp2 can shard only one model"),
 ]
 
 
@@ -363,7 +363,7 @@ def test_a_grader_that_gives_no_finite_number_ends_the_run(tiny_base: Path, tmp_
             return [float("nan")] * len(samples)
 
     grader = Broken()
-    with pytest.raises(GymError, match="the grader letters gave"):
+    with pytest.raises(GymError, match="the grader letters returned"):
         train(tiny_base, config(tmp_path / "run", "grpo"), graders=[grader])
     assert grader.calls == ["setup", "teardown"]
 

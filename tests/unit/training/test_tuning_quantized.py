@@ -169,7 +169,7 @@ def test_a_model_stored_by_hqq_is_refused_since_transformers_cannot_load_it(
 
 def test_an_unknown_method_is_refused_by_name(tiny_base: Path, tmp_path: Path) -> None:
     name = marked(tiny_base, tmp_path / "model", "quip9")
-    with pytest.raises(GymError, match="is quantised by quip9, which gym train does not know"):
+    with pytest.raises(GymError, match="is quantised by quip9, which gym train does not support"):
         Trainer(TrainingConfig(model=name, finetuning="lora"))
 
 

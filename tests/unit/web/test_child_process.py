@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from gym_fed.core import child_process
 from gym_fed.core.child_process import background_environment, put_last
 from tests.support.wait import SECONDS, until
 
@@ -42,11 +43,12 @@ def test_a_child_ends_when_its_parent_closes_its_input(child: subprocess.Popen[b
     assert child.wait(SECONDS) == -signal.SIGTERM
 
 
-def test_a_child_that_is_put_last_has_the_lowest_priority_and_one_that_is_gone_is_let_be(
-    child: subprocess.Popen[bytes],
+def test_a_child_that_is_put_last_has_a_low_priority_and_one_that_is_gone_is_ignored(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(child_process, "_LOW_PRIORITY", 10)  # 0 in the other tests
     put_last(child.pid)
-    assert psutil.Process(child.pid).nice() == 19
+    assert psutil.Process(child.pid).nice() == 10
     child.kill()
     until(lambda: child.poll() is not None)
     put_last(child.pid)
