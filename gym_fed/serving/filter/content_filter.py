@@ -1,6 +1,6 @@
 """Filter the content of requests and answers: by rules, and by a classifier on the served model.
 
-Texts are never logged or counted. The classifier's verdict is ``p(yes) / (p(yes) + p(no))`` of the answer's first
+Logs and counts never contain a text. The classifier's verdict is ``p(yes) / (p(yes) + p(no))`` of the answer's first
 token. It takes two requests of one token, each with one of these tokens forced, whose log-probability before forcing
 the engine reports. They are batched with all other requests, so that no second model is in memory.
 """

@@ -207,7 +207,7 @@ class RecordedCalls(LayerCalls):
 
 
 MAX_RECORDED_ROWS = 16
-"""Maximum rows of a recorded step: with more, products take far longer than Python's overhead, and use other calls."""
+"""Maximum rows of a recorded step: with more, products take far longer than Python's calls, and some differ."""
 
 
 class RecordedLayers:

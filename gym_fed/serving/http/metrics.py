@@ -80,7 +80,7 @@ _ENGINE = (
     MetricRow("gym_engine_rows_with_variants", "Chunks of requests for a variant", (), "counter"),
     MetricRow(
         "gym_engine_preemptions",
-        "Running requests that were preempted, to be computed again later",
+        "Times that a running request was preempted, to be computed again later",
         (),
         "counter",
     ),

@@ -104,7 +104,7 @@ def store_of(requested: bool | None, stored: StoredAnswers | None, *, default: b
         raise unsupported_parameter(
             "store",
             "field 'store': this server does not store answers",
-            "omit it, or set stored_answers.bytes_per_key above 0 on the server",
+            "omit it; a server stores answers unless stored_answers.bytes_per_key is 0",
         )
     return stored if (default if requested is None else requested) else None
 

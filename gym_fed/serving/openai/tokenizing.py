@@ -148,7 +148,7 @@ def ids_that_fit(
         max_tokens: Maximum tokens of the answer; room for them is left, but at most a quarter of the context.
 
     Raises:
-        RequestError: If the last turn alone does not fit.
+        RequestError: Errors from ``render``; ``context_length_exceeded`` only for the last turn alone.
     """
     if context is None:
         return render(list(messages))

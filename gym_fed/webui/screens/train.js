@@ -13,12 +13,12 @@ const first = (free) => `# The run, as gym train reads it. The other tabs change
 export async function show(root, parameters, query) {
   replace(root, el("header", {}, el("h1", {}, "Train")), loading());
   const offered = await api("train/choices"), {recipes} = offered, FIRST = first(offered.free);
-  let checked = null, agreed = false, overwrite = false, keys = null;
+  let checked = null, checkedText = "", agreed = false, overwrite = false, keys = null;
 
   const yaml = editor({
     label: "Configuration, YAML", value: localStorage.getItem(DRAFT) || FIRST, untouched: FIRST, readonly: !mayChange(),
     check: (given) => (mayChange() ? post("train/check", {text: given}) : null),
-    shown: (found) => { checked = found; draw(); },
+    shown: (found) => { checked = found; checkedText = text.value; draw(); },
     typed: (given) => { agreed = overwrite = false; localStorage.setItem(DRAFT, given); remember({recipe: ""}); },
     seek: () => open("yaml"),
   });
@@ -139,11 +139,11 @@ export async function show(root, parameters, query) {
   leave(() => { clearTimeout(timer); planning = true; });
 
   function drawEstimate() {
-    if (planned === text.value || planning) return;
+    if (planned === text.value || planning || checkedText !== text.value) return;
     clearTimeout(timer);
     if (checked.missing.length) { planned = ""; replace(estimate, action("Estimate time and memory", plan)); return; }
     replace(estimate, el("span", {class: "quiet small"}, "Estimating time and memory…"));
-    timer = setTimeout(() => plan().catch((error) => replace(estimate, el("span", {class: "quiet small wrap"}, `No estimate: ${message(error)}`))), 400);
+    timer = setTimeout(() => checkedText === text.value && plan().catch((error) => replace(estimate, el("span", {class: "quiet small wrap"}, `No estimate: ${message(error)}`))), 400);
   }
 
   async function plan() {
