@@ -231,7 +231,7 @@ def _require_licences(source: Source, folder: Path) -> None:
     """
     for name, file in licences_of(source).items():
         if not (folder / name).is_file() or (folder / name).read_bytes() != file.read_bytes():
-            raise differs(f"the licence {file} was not copied")
+            raise differs(f"the licence {file} was not copied", is_always_checked=True)
 
 
 def _companions(

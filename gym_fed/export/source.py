@@ -135,13 +135,12 @@ class Source:
                 shutil.copyfile(file, folder / name)
 
 
-def differs(problem: str) -> GymError:
-    """Return the error for files that differ from their source."""
-    return GymError(
-        ErrorCode.EXPORT_DIFFERS,
-        f"{problem}; nothing was kept",
-        "report this with the model's name; --skip-check writes it anyway",
-    )
+def differs(problem: str, *, is_always_checked: bool = False) -> GymError:
+    """Return the error for files that differ from their source; ``--skip-check`` does not skip all checks."""
+    remedy = "report this with the model's name"
+    if not is_always_checked:
+        remedy += "; --skip-check writes it anyway"
+    return GymError(ErrorCode.EXPORT_DIFFERS, f"{problem}; nothing was kept", remedy)
 
 
 def cast(model: Any, dtype: str) -> Any:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 ContaminatedRows = Literal["drop", "keep", "refuse"]
 
 EXAMPLE = "example"
+EXAMPLE_NAME = "the built-in example"
 _EXAMPLE_TASKS = ["copy", "reverse", "upper"]
 _EXAMPLE_ROWS = 600
 
@@ -113,7 +114,7 @@ def _example() -> Data:
     from gym_fed.data.generated import generate_mix
 
     rows = generate_mix(_EXAMPLE_TASKS, _EXAMPLE_ROWS)
-    return Data(rows, "the built-in example", EXAMPLE)
+    return Data(rows, EXAMPLE_NAME, EXAMPLE)
 
 
 def evaluation_notes(evaluated_on: Mapping[str, str], require_time: Callable[[], None]) -> Iterator[str]:

@@ -59,6 +59,7 @@ class GlobalModel:
             raise GymError(error.code, error.message, _REMEDY) from error
         self.source = source
         self._parked: ParkedTensors | None = None
+        self._may_park = True
         self._model: Any = loaded.model
         self.tokenizer: Any = loaded.tokenizer
         self.base: BaseSpec = BaseSpec.of(self.model, source)
@@ -80,13 +81,15 @@ class GlobalModel:
     def release(self) -> None:
         """Free the model's memory until the next round; the tensors stay, see ``park``."""
         self._model = None
+        self._may_park = True
         give_back_memory()
 
     def park(self, folder: Path) -> None:
-        """Move the tensors to a file until the next round, if the disk has room."""
+        """Move the tensors to a file until the next round, if the disk has room; tried once after each round."""
         from gym_fed.delta.parked import ParkedTensors
 
-        if self._parked is None and self._model is None and self.tensors:
+        if self._may_park and self._parked is None and self._model is None and self.tensors:
+            self._may_park = False
             self._parked = ParkedTensors.park(self.tensors, folder)
         if self._parked is not None and self.tensors:
             self.tensors = {}

@@ -235,7 +235,10 @@ class _Joining:
             self._display.report("terms", "the terms have not changed since you accepted them")
             return True
         offer = replace(offer, changes=tuple(agreement.news()))
-        return self._consent.accepts(agreement.name) or self._consent.offer(offer)
+        is_agreed = self._consent.accepts(agreement.name) or self._consent.offer(offer)
+        if is_agreed and offer.changes:
+            self._display.report("terms", f"accepted: {'; '.join(offer.changes)}")
+        return is_agreed
 
     def _enter(self, client: HubClient, status: pb.StatusReply) -> None:
         self._display.busy(f"enrolling at {client.address}")

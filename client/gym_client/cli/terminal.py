@@ -126,14 +126,14 @@ class TerminalConsent(Consent):
         if self._is_accepted(
             {"event": "offer", **offer.to_dict()},
             named={"event": "offer", **offer.fixed_terms()},
-            lines=[[label, plain(text, MAX_TERM)] for label, text in offer_lines(offer)],
+            lines=[[label, plain(text, 2 * MAX_TERM)] for label, text in offer_lines(offer)],
         ):
             return True
         if err.is_terminal and not self._as_json:
             err.print(offer_panel(offer))
         elif not self._as_json:
             for label, text in offer_lines(offer):
-                err.print(plain(f"{label}: {text}" if label else f"  {text}", MAX_TERM))
+                err.print(plain(f"{label}: {text}" if label else f"  {text}", 2 * MAX_TERM))
         return self._ask("Join on these terms?", "joining needs your consent", "--yes")
 
     def renewed(self, renewal: Renewal) -> bool:

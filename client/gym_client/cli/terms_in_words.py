@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from gym_client.agent.data import EXAMPLE_NAME
 from gym_client.cli.announced import SOUP_FORMS
 from gym_client.cli.offer import Offer
 from gym_client.cli.paragraphs import MORE, Paragraphs, Term
@@ -28,8 +29,15 @@ def offer_panel(offer: Offer) -> Paragraphs:
 
 
 def offer_lines(offer: Offer) -> list[tuple[str, str]]:
-    """Return label and text of every term of an offer."""
-    return [(term.label, term.whole()) for term in terms_in_words(offer)]
+    """Return label and text of every term of an offer; each change is a line of its own."""
+    lines: list[tuple[str, str]] = []
+    for term in terms_in_words(offer):
+        if term.label == "changed":
+            changes = [plain(change, _MAX_CHARS) for change in offer.changes]
+            lines += [("" if number else "changed", change) for number, change in enumerate(changes)]
+        else:
+            lines.append((term.label, term.whole()))
+    return lines
 
 
 def terms_in_words(offer: Offer) -> list[Term]:
@@ -91,7 +99,8 @@ def _seen_by(offer: Offer) -> list[Term]:
         others = f" and {counted(more, 'other')}" if more else ""
         who.append(f"mirror {plain(offer.mirrors[0], _ADDRESS_CHARS)}{others}")
         details.append(
-            "base, soups and ledger come from mirrors first (mirrors: false in policy.yaml: only from the hub)"
+            f"base, soups and ledger come from {', '.join(offer.mirrors)} first (mirrors: false in policy.yaml: only "
+            "from the hub)"
         )
     return [Term("your address", f"to {', '.join(who)}", "; ".join(details))] if who else []
 
@@ -159,6 +168,8 @@ def _changed(offer: Offer) -> list[Term]:
 
 def _data(offer: Offer) -> Term:
     counts, *details = offer.rows_in_words or (counted(offer.num_examples, "example"),)
+    if offer.data == EXAMPLE_NAME:
+        details.append("contribute your own with --data FILE")
     return Term("data", f"{_ending(offer.data, _DATA_CHARS)}; {counts}", "; ".join(details))
 
 

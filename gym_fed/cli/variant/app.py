@@ -201,7 +201,9 @@ def verify(
 ) -> None:
     """Check variants byte by byte: hash, form, base, manifest, signature. The first fault gives the exit code."""
     if (name is None) is not all_:
-        raise GymError(ErrorCode.USAGE, "NAME is missing", "pass a NAME, or --all")
+        raise GymError(
+            ErrorCode.USAGE, "pass either NAME or --all", "--all checks every variant of the store"
+        )
     faults: list[GymError] = []
     checked: list[dict[str, Any]] = []
     with open_store(store, require_signature=not allow_unsigned) as opened:

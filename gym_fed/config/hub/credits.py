@@ -87,10 +87,11 @@ class PayTerms(StrictModel):
         )
 
     def details(self) -> str:
-        """Describe what a gain is; empty if contributions are not measured."""
-        return (
-            "" if self.quality_weight == 0.0 else "a gain is a decrease of the held-out loss beyond its error"
-        )
+        """Describe what a gain is and when it is paid; empty if contributions are not measured."""
+        if self.quality_weight == 0.0:
+            return ""
+        start = "" if self.together_threshold is None else ", paid from your second update on"
+        return f"a gain is less held-out loss{start}"
 
 
 class RewardsConfig(StrictModel):

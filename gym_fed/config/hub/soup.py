@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import EnumMeta, StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import ReleasePrivacy
@@ -18,7 +18,15 @@ from gym_fed.core.text import counted
 
 _MALICIOUS = "num_malicious_nodes"
 
-Option = bool | Annotated[int, Field(ge=-(2**63), lt=2**63)] | float | Annotated[str, Field(max_length=256)]
+
+def _fits_64_bits(value: Any) -> Any:
+    """Refuse a larger integer, which the union would otherwise round to a float."""
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise ValueError("an integer must fit 64 bits")
+    return value
+
+
+Option = Annotated[bool | int | float | Annotated[str, Field(max_length=256)], BeforeValidator(_fits_64_bits)]
 """The value of a rule's own setting. Contributors store those that a hub announces, so their size is bounded."""
 
 MERGE_VERSION = 2

@@ -188,7 +188,8 @@ class OwnRows:
 def require_answers(name: str, limit: int | None) -> None:
     """Refuse rows without an answer before a model is loaded; raises like ``own_rows``, except for the tokenizer."""
     if name not in TASKS:
-        list(_conversations(name, limit))
+        for _ in _conversations(name, limit):
+            pass
 
 
 def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[str, Any]], str]]:

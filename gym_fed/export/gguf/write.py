@@ -78,7 +78,8 @@ def require_metadata(file: Path, expected: dict[str, Any]) -> None:
     for key, value in expected.items():
         written = fields[key].contents() if key in fields else None
         if written != value or type(written) is not type(value):
-            raise differs(f"the file has {key} {str(written)[:80]!r}, not {str(value)[:80]!r}")
+            problem = f"the file has {key} {str(written)[:80]!r}, not {str(value)[:80]!r}"
+            raise differs(problem, is_always_checked=True)
 
 
 def _special_tokens(tokenizer: Any, model: Any) -> dict[str, Any]:

@@ -142,8 +142,9 @@ class PPO(Graded):
         max_completion_length: int = 64,
         **options: Any,
     ) -> None:
-        if "max_steps" in options:
-            raise GymError(ErrorCode.USAGE, "PPO: max_steps", "set max_num_ppo_steps")
+        for key, own_key in (("max_steps", "max_num_ppo_steps"), ("lr", "lr_policy")):
+            if key in options:
+                raise GymError(ErrorCode.USAGE, f"PPO: {key}", f"set {own_key}")
         options |= {"lr": lr_policy, "samples_per_batch": samples_per_batch}
         super().__init__(dataset, policy_model, grader, kl_beta=kl_beta, **options)
         self.value_model = value_model

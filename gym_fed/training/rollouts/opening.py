@@ -75,7 +75,7 @@ def _server(job: Job, engine: RolloutEngine, context: int, answers: int) -> Vllm
         return connect_vllm(engine, f"{config.algorithm}.rollouts", context, shorten)
     installation = VllmInstallation.find(engine.python)
     dtype = engine.dtype or config.dtype
-    cache_bytes = _cache_bytes(job.model.config, context * answers, dtype)
+    cache_bytes = _cache_bytes(job.model.config, context * answers, dtype) if installation.on_cpu else None
     assert config.model is not None  # see check_rollouts
     options = VllmOptions(
         model=Path(resolve(config.model)),
@@ -87,7 +87,7 @@ def _server(job: Job, engine: RolloutEngine, context: int, answers: int) -> Vllm
         variants_in_memory=2,
         max_lora_rank=rank,
         tensor_parallel_size=engine.tensor_parallel_size,
-        kv_cache_bytes=cache_bytes if installation.on_cpu else None,
+        kv_cache_bytes=cache_bytes,
         max_batch_tokens=None,
         prefix_cache=True,
         trains=True,

@@ -219,6 +219,8 @@ def test_what_a_loop_cannot_do_is_refused_before_it_begins(context: RecipeContex
     with pytest.raises(GymError, match="max_steps") as caught:
         PPO([asked], model, None, few_characters, max_steps=3)
     assert caught.value.hint == "set max_num_ppo_steps"
+    with pytest.raises(GymError, match="PPO: lr"):
+        PPO([asked], model, None, few_characters, lr=1e-3)
     with pytest.raises(GymError, match="optimiser"):
         SFT([asked.assistant("a")], model, context=context, settings={"optimiser": "sgd"}).config()
 
