@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -158,7 +159,9 @@ def _is_line(line: Any) -> bool:
     if not isinstance(line, dict) or not isinstance(line.get("contributor"), str):
         return False
     share = line.get("share")
-    if not isinstance(share, int | float) or isinstance(share, bool) or not math.isfinite(share):
+    if not isinstance(share, int | float) or isinstance(share, bool):
+        return False
+    if not abs(share) <= sys.float_info.max:  # an integer of any size; false for NaN
         return False
     return isinstance(line.get("name", ""), str)
 

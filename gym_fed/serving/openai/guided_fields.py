@@ -258,7 +258,8 @@ def _multiples(left: list[Any]) -> Iterator[int]:
         elif isinstance(value, dict):
             left += value.values()
             number = value.get(_NAME)
-            if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
+            is_finite = isinstance(number, int) or (isinstance(number, float) and math.isfinite(number))
+            if is_finite and not isinstance(number, bool):
                 digits = "".join(map(str, Decimal(str(number)).as_tuple().digits)).rstrip("0")
                 yield min(int(digits[:20] or 1), MAX_MULTIPLE + 1)
 

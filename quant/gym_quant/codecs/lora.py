@@ -7,6 +7,7 @@ factors are the singular components of the product, not the trained factors: see
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,7 +87,8 @@ class Lora(Codec):
             "rank": whole_number(params.get("rank"), "rank", 1, max(1, min(as_matrix(shape))))
         }
         scaling = params.get("scaling", 1.0)
-        if isinstance(scaling, bool) or not isinstance(scaling, int | float) or not math.isfinite(scaling):
+        is_number = isinstance(scaling, int | float) and not isinstance(scaling, bool)
+        if not is_number or not abs(scaling) <= sys.float_info.max:  # an integer of any size; false for NaN
             raise CodecError(f"scaling is {scaling!r}, not a finite number")
         factors, group = params.get("factors", _DEFAULT), params.get("factor_group_size")
         if not isinstance(factors, str):

@@ -143,7 +143,10 @@ def test_factors_whose_product_could_overflow_are_refused() -> None:
         LORA.encode_factors(a * 1e20, b * 1e20)
 
 
-@pytest.mark.parametrize("params", [{}, {"rank": 0}, {"rank": 65}, {"rank": 2, "scaling": float("inf")}])
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"rank": 0}, {"rank": 65}, {"rank": 2, "scaling": float("inf")}, {"rank": 2, "scaling": 10**400}],
+)
 def test_ranks_and_scalings_out_of_range_are_refused(params: dict[str, float]) -> None:
     with pytest.raises(CodecError, match=r"rank is|scaling is"):
         LORA.encode(torch.ones(64, 172), **params)

@@ -133,7 +133,15 @@ def test_a_name_is_shown_while_the_newest_credited_update_agrees_to_it(hub: Judg
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{}", '{"contributors": 3}', '{"contributors": [{"contributor": "c", "share": true}]}']
+    "text",
+    [
+        "[]",
+        "{}",
+        '{"contributors": 3}',
+        '{"contributors": [{"contributor": "c", "share": true}]}',
+        f'{{"contributors": [{{"contributor": "c", "share": {10**400}}}]}}',
+    ],
+    ids=["list", "empty", "number", "true", "large"],
 )
 def test_a_damaged_list_of_contributors_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "contributors.json").write_text(text)

@@ -17,6 +17,7 @@ from tests.support.toy_engine import ToyModel
 from tests.support.wishing import served, tokenizer_with
 
 LARGE = {"type": "integer", "multipleOf": 999_983}
+HUGE = {"type": "integer", "multipleOf": 3 * 10**400 + 1}  # beyond a float
 BOTH = {"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}
 
 
@@ -36,7 +37,7 @@ def tool(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "book", "parameters": parameters, "strict": True}}
 
 
-@pytest.mark.parametrize("schema", [LARGE, BOTH], ids=["one", "two at once"])
+@pytest.mark.parametrize("schema", [LARGE, HUGE, BOTH], ids=["one", "huge", "two at once"])
 @pytest.mark.parametrize(
     "field", ["response_format", "guided_json", "structured_outputs", "guided_grammar", "tools"]
 )
