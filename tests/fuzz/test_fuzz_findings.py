@@ -10,10 +10,11 @@ from gym_server.backup.place import MAX_BYTES, Place
 from gym_server.backup.restore import read_head
 
 from gym_fed.base.models import load_tokenizer
+from gym_fed.config.training_file import load_training_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.trust.identity.commitment import UploadCommitment
-from tests.fuzz.targets import read_run_yaml, read_safetensors, tokenizer_seeds
+from tests.fuzz.targets import read_safetensors, tokenizer_seeds
 from tests.unit.evaluation.test_graders_rules import reward
 
 BRACKETS = "[" * 3000
@@ -110,6 +111,8 @@ def test_an_empty_tensor_with_a_size_beyond_64_bits_is_a_broken_model() -> None:
     assert "\n" not in refused.value.message
 
 
-def test_a_data_set_whose_name_is_too_long_for_a_file_is_refused() -> None:
-    with pytest.raises(GymError):
-        read_run_yaml(f"model: gym-nano\ndataset: {'a' * 300}\n".encode())
+def test_a_data_set_whose_name_is_too_long_for_a_file_is_read_as_a_path(tmp_path: Path) -> None:
+    name = "a" * 300
+    (tmp_path / "run.yaml").write_text(f"model: gym-nano\ndata: {name}\n")
+    config, _ = load_training_config(tmp_path / "run.yaml")
+    assert [str(source.path) for source in config.data] == [name]
