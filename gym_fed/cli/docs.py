@@ -190,8 +190,7 @@ _ALIASES_INTRODUCTION = """\
 # Aliases
 
 Names from other projects: those that work unchanged, those that are refused, and those for which the error names
-gym-fed's equivalent.
-How they work: [names from other tools](names.md).
+gym-fed's equivalent. How they work: [names from other tools](names.md).
 """
 
 

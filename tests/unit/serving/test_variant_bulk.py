@@ -81,7 +81,7 @@ def test_two_files_of_one_name_are_refused_before_anything_is_written(
     store: VariantStore, tmp_path: Path
 ) -> None:
     new = several(tmp_path, 1)
-    with pytest.raises(GymError, match="both be 'v0'") as caught:
+    with pytest.raises(GymError, match="both be named 'v0'") as caught:
         store.add_all([*new, *new], KEY)
     assert caught.value.code is ErrorCode.USAGE
     assert (store.count(), staged(store)) == (0, [])
