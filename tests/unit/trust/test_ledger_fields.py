@@ -76,6 +76,7 @@ def test_a_hold_period_beyond_every_float_is_a_malformed_entry(tmp_path: Path) -
     [
         ({"version": [1]}, ""),
         ({"integers": 5}, ""),
+        ({"version": "sha256:another"}, ""),  # without the digest of a sum
         ({"root_size": "1"}, ""),
         ({}, "base"),
         ({}, "root_size"),
