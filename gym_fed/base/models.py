@@ -5,6 +5,7 @@ Nothing is downloaded: a Hub name is looked up only in the local cache. See ``gy
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from contextlib import suppress
@@ -194,9 +195,10 @@ def resolve(name_or_path: str) -> str:
     if is_hub_name(name_or_path):
         return str(usable_folder(Path(_cached_snapshot(name_or_path))))
     path = Path(name_or_path).expanduser()
-    if is_gguf(path) and path.is_file():
+    exists = os.path.exists(path)  # Path's raises for a name that is too long
+    if exists and is_gguf(path) and path.is_file():
         return str(imported(path))
-    if path.is_dir():
+    if exists and path.is_dir():
         if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
             return str(usable_folder(path))
         if (file := only_gguf(path)) is not None:
@@ -207,7 +209,7 @@ def resolve(name_or_path: str) -> str:
         raise GymError(ErrorCode.MODEL_INVALID, f"no model in the folder {path}", hint)
     _require_no_variant(name_or_path)
     kind = "file" if is_gguf(path) else "folder"
-    problem = f"not a {kind}" if path.exists() else f"no such {kind}"
+    problem = f"not a {kind}" if exists else f"no such {kind}"
     raise GymError(
         ErrorCode.MODEL_NOT_FOUND,
         f"{name_or_path}: {problem}",
@@ -222,8 +224,8 @@ def _require_no_variant(name: str) -> None:
         GymError: ``MODEL_NOT_FOUND`` with these commands.
     """
     base, _, variant = name.rpartition(":")
-    here = base == NANO or Path(base).expanduser().exists() or (is_hub_name(base) and "/" in base)
-    if base and here and "/" not in variant and not Path(name).exists():
+    here = base == NANO or os.path.exists(Path(base).expanduser()) or (is_hub_name(base) and "/" in base)
+    if base and here and "/" not in variant and not os.path.exists(name):
         quoted_base, other = shlex.quote(base), shlex.quote(variant)
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
@@ -240,7 +242,7 @@ def is_hub_name(name_or_path: str) -> bool:
         and not is_gguf(Path(name_or_path))
         and _HUB_NAME.fullmatch(name_or_path) is not None
         and not any(pair in name_or_path for pair in ("--", ".."))
-        and not Path(name_or_path).exists()
+        and not os.path.exists(name_or_path)
     )
 
 

@@ -126,11 +126,11 @@ def _other(found: Any, document: Any, places: list[Any], choice: random.Random) 
     if isinstance(found, str) and found[:1] in "{[" and found and what < 4:
         return mutate_json(found.encode("utf-8", errors="surrogatepass"), choice).decode(errors="replace")
     if what == 0 and isinstance(found, dict) and found:
-        gone = choice.choice(sorted(found))
+        gone = choice.choice(sorted(found, key=str))
         return {key: value for key, value in found.items() if key != gone}
     if what == 1 and isinstance(found, dict) and found:
-        old = choice.choice(sorted(found))
-        new = choice.choice((old + "x", "", "a", old.upper()))
+        old = choice.choice(sorted(found, key=str))
+        new = choice.choice((f"{old}x", "", "a", str(old).upper()))
         return {new if key == old else key: value for key, value in found.items()}
     if what == 0 and isinstance(found, list) and found:
         at = choice.randrange(len(found))

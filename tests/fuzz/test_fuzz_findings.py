@@ -9,7 +9,7 @@ import pytest
 from gym_server.backup.place import MAX_BYTES, Place
 from gym_server.backup.restore import read_head
 
-from gym_fed.base.models import load_tokenizer
+from gym_fed.base.models import load_tokenizer, resolve
 from gym_fed.config.training_file import load_training_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.tokenizer_errors import tokenizer_errors
@@ -116,3 +116,10 @@ def test_a_data_set_whose_name_is_too_long_for_a_file_is_read_as_a_path(tmp_path
     (tmp_path / "run.yaml").write_text(f"model: gym-nano\ndata: {name}\n")
     config, _ = load_training_config(tmp_path / "run.yaml")
     assert [str(source.path) for source in config.data] == [name]
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "./" + "a" * 300, "a" * 300 + ":me", "x.gguf" * 100])
+def test_a_model_whose_name_is_too_long_for_a_file_is_not_found(name: str) -> None:
+    with pytest.raises(GymError) as refused:
+        resolve(name)
+    assert refused.value.code is ErrorCode.MODEL_NOT_FOUND
