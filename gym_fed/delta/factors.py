@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,6 +12,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gym_fed.config.hub.task import TrainingRecipe
     from gym_fed.delta.vocabulary import VocabularyChange
 
     Factors: TypeAlias = "tuple[Tensor, Tensor, float]"
@@ -107,21 +108,22 @@ def lora_factors(model: Any) -> dict[str, Factors]:
     return factors_by_name
 
 
-def require_matrix_targets(
-    targets: Sequence[str] | str, shapes: Mapping[str, tuple[int, ...]], key: str
-) -> None:
+def require_matrix_targets(recipe: TrainingRecipe, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse layers whose change would not be factors of one of the base's matrices, which is all that rounds send.
 
     Args:
-        targets: Names of layers, or ``all-linear``.
+        recipe: A recipe that sends factors.
         shapes: Shapes of the base's tensors by name.
-        key: Key of the config, for the error.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming an embedding, or a layer that has no matrix of its own in the base.
+        GymError: ``CONFIG_INVALID`` naming an embedding, a layer that has no matrix of its own in the base, or an
+            output head whose adapter the algorithm's loss would ignore.
     """
+    from gym_fed.core.registries import ALGORITHMS
     from gym_fed.delta.policy import part_of
 
+    targets = recipe.lora.target_modules
+    ignores_head = ALGORITHMS.type_of(recipe.algorithm).multiplies_by_head
     if isinstance(targets, str):
         return
     for target in targets:
@@ -133,12 +135,14 @@ def require_matrix_targets(
             )
         elif any(part_of(name, shape) == "embeddings" for name, shape in matches.items()):
             reason = "an embedding, whose change is not the factors of a linear layer"
+        elif ignores_head and any(part_of(name, shape) == "head" for name, shape in matches.items()):
+            reason = f"the output head, whose adapter the loss of {recipe.algorithm} ignores"
         else:
             continue
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{key}: names {target!r}, {reason}",
-            "name linear layers, or train everything with finetuning: full",
+            f"recipe.lora.target_modules: names {target!r}, {reason}",
+            "name linear layers below the head, or train everything with finetuning: full",
         )
 
 

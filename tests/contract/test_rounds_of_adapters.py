@@ -30,7 +30,6 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "layers by name": {"target_modules": LAYERS},
     "one matrix of factors": {"target_modules": LAYERS, "freeze_a": True},
     "all linear": {"target_modules": "all-linear", "lora_dropout": 0.1},
-    "head": {"target_modules": ["q_proj", "lm_head"]},
 }
 """Settings of ``recipe.lora`` that a hub accepts, for a base with a head of its own."""
 
@@ -58,8 +57,10 @@ def test_an_option_of_peft_that_rounds_do_not_train_is_refused_by_name_before_an
         assert f"recipe.lora.{key}: " in reason
 
 
-@pytest.mark.parametrize(("tied", "target"), [(False, "embed_tokens"), (True, "lm_head"), (False, "router")])
-def test_a_layer_without_a_matrix_of_its_own_is_refused_before_a_round_opens(
+@pytest.mark.parametrize(
+    ("tied", "target"), [(False, "embed_tokens"), (True, "lm_head"), (False, "lm_head"), (False, "router")]
+)
+def test_a_layer_whose_factors_cannot_be_trained_or_sent_is_refused_before_a_round_opens(
     tied: bool, target: str, tmp_path: Path
 ) -> None:
     base = sibling("Llama", tmp_path / "base", tie_word_embeddings=tied)

@@ -239,8 +239,7 @@ def _train(
     from gym_fed.training.trainer import Trainer
 
     if spec.recipe.sends_factors:
-        shapes = model.version_spec(spec).shapes
-        require_matrix_targets(spec.recipe.lora.target_modules, shapes, "recipe.lora.target_modules")
+        require_matrix_targets(spec.recipe, model.version_spec(spec).shapes)
     hooks = current_hooks()
     trainer = Trainer(
         round_training(spec.recipe, spec.server_round, folder.prepare_run(), setup.device),

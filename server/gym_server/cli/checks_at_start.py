@@ -50,9 +50,7 @@ def check_at_start(state: HubState, config: ServerConfig, recipes: RecipeChanges
     """
     check_soup(config)
     if config.recipe.sends_factors:
-        require_matrix_targets(
-            config.recipe.lora.target_modules, state.base.shapes, "recipe.lora.target_modules"
-        )
+        require_matrix_targets(config.recipe, state.base.shapes)
     _check_newest_soup(state.folder, state.store, state.round_store)
     privacy.check_promise(config, state.base, state.database, state.round_store)
     _check_trainer(config)
