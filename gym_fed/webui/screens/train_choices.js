@@ -14,11 +14,11 @@ export function choicesPanel({offered, text, set}) {
 
 const step = (number, title, ...inside) => el("section", {class: "choice-step", "aria-labelledby": `choice-${number}`}, el("h2", {id: `choice-${number}`}, el("span", {class: "quiet"}, `${number} `), title), inside);
 
-// Replaces what is inside a node, and keeps the focus on the control of the same id.
+// Replaces what is inside a node, and keeps the focus on the control of the same id, or on the first one if it is gone.
 function redraw(node, ...inside) {
   const focused = node.contains(document.activeElement) ? document.activeElement.id : "";
   replace(node, inside);
-  if (focused) document.getElementById(focused)?.focus({preventScroll: true});
+  if (focused) (document.getElementById(focused) || node.querySelector("input:checked, input, select"))?.focus({preventScroll: true});
 }
 
 // ---- the model ----
