@@ -22,6 +22,10 @@ def _is_whole(value: object) -> bool:
     return type(value) is int and abs(value) < _MAX_WHOLE
 
 
+def _is_size(value: object) -> bool:
+    return _is_whole(value) and value >= 0  # type: ignore[operator]
+
+
 def _are_amounts(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_whole, value.values()))
 
@@ -31,7 +35,7 @@ def _is_sum(value: object) -> bool:
         isinstance(value, dict)
         and _is_text(value.get("digest"))
         and _is_text(value.get("sum"))
-        and _is_whole(value.get("sum_bytes"))
+        and _is_size(value.get("sum_bytes"))
     )
 
 
@@ -42,13 +46,20 @@ _REQUIRED: Mapping[str, Mapping[str, _Check]] = {
     "royalty": {"usage": _is_text, "shares": _are_amounts, "amount": _is_whole},
     "verdict": {"contributor": _is_text, "verdict": _is_text},
     SEALED: {"seal": _is_text},
-    VERSION: {"server_round": _is_whole, "height": _is_whole, "digest": _is_text, "soup": _is_text},
+    VERSION: {
+        "server_round": _is_whole,
+        "height": _is_whole,
+        "digest": _is_text,
+        "parent": _is_text,
+        "soup": _is_text,
+        "soup_bytes": _is_size,
+    },
     "variant": {"contributor": _is_text, "variant": _is_text, "document": _is_text},
     "variant-removed": {"contributor": _is_text, "variant": _is_text},
 }
 _OPTIONAL: Mapping[str, Mapping[str, _Check]] = {
     "verdict": {"update": _is_text, "server_round": _is_whole},
-    VERSION: {"soup_bytes": _is_whole, "integers": _is_sum},
+    VERSION: {"integers": _is_sum},
 }
 
 

@@ -109,7 +109,7 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
                     "heldout_after": losses[1],
                 }
                 parent = CHAIN[paid.height - 2].digest if paid.height > 1 else BASE
-                fed.ledger.append(tx, "version", {**share, "soup": "soup", "parent": parent})
+                fed.ledger.append(tx, "version", {**share, "soup": "soup", "soup_bytes": 1, "parent": parent})
                 row = {"soup_sha256": "soup", "soup_bytes": 1, "num_updates": 1, "committed_at": time.time()}
                 tx.execute(versions.insert().values(**share, **row))
                 ended = {"state": "committed", "base_height": paid.height - 1, "opened_at": 0.0, "reason": ""}

@@ -38,6 +38,8 @@ def refused(data: bytes, folder: Path, visit: Any = lambda entry, body: None) ->
     [
         ("version", "server_round", [1]),
         ("version", "soup_bytes", "9"),
+        ("version", "soup_bytes", -1),
+        ("version", "parent", {}),
         ("version", "integers", {"digest": "0" * 64, "sum": "0" * 64}),
         ("credit", "amount", "5"),
         ("credit", "amount", 2.5),
@@ -58,7 +60,14 @@ def test_a_signed_entry_with_a_field_of_another_type_is_refused_by_its_name(
 
 @pytest.mark.parametrize(
     ("kind", "field"),
-    [("version", "server_round"), ("credit", "amount"), ("variant-removed", "variant"), ("sealed", "seal")],
+    [
+        ("version", "server_round"),
+        ("version", "soup_bytes"),
+        ("version", "parent"),
+        ("credit", "amount"),
+        ("variant-removed", "variant"),
+        ("sealed", "seal"),
+    ],
 )
 def test_a_signed_entry_without_a_field_is_refused_by_its_name(kind: str, field: str, tmp_path: Path) -> None:
     assert f"({kind}): {field} is missing" in refused(altered(kind, {}, without=field), tmp_path)
