@@ -34,6 +34,7 @@ class HubPay:
         self._reputations: dict[str, float] = defaultdict(float)
         self._running_scores: dict[str, RunningScore] = {}
         self._run: RunningScore | None = None
+        self._shared = 0
         self._settlements: dict[str, Settlement] = {}
         self._carried = 0
 
@@ -57,7 +58,7 @@ class HubPay:
             comparable=similarity.comparable,
         )
         self._running_scores |= found.running_scores
-        self._run, self._carried = found.run, found.left
+        self._run, self._shared, self._carried = found.run, found.shared, found.left
         self._settlements |= found.settlements
         how = config.reputation
         for who in names:
@@ -83,4 +84,5 @@ class HubPay:
             scores.block_weights,
             self._running_scores,
             self._run or RunningScore(0.0 * gain),
+            self._shared,
         )

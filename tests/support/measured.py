@@ -23,6 +23,7 @@ def measured_round(
     chance: float = 0.0,
     running_scores: Mapping[str, RunningScore] | None = None,
     run: RunningScore | None = None,
+    shared: int = 0,
 ) -> MeasuredRound:
     """A round with these scores; its gain is their sum unless given, and ``chance`` the same for everybody."""
     return MeasuredRound(
@@ -33,4 +34,5 @@ def measured_round(
         even(1.0),
         running_scores or {},
         run or RunningScore(even(0.0)),
+        shared,
     )

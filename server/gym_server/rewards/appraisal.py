@@ -16,6 +16,7 @@ from gym_server.rewards.free_riders import RoundSimilarity
 from gym_server.rewards.reputations import Contribution, RoundContributions, record, reputations_before
 from gym_server.rewards.running_scores import (
     RUN,
+    SHARED,
     carried_over,
     recorded,
     running_scores_on,
@@ -123,7 +124,10 @@ def appraise(
         {who[update] for update in similarity.comparable & who.keys()},
     )
     measurement = dict(measured.measurement)
-    running_scores = found.running_scores | ({RUN: found.run} if found.run else {})
+    running_scores = dict(found.running_scores)
+    if found.run is not None:
+        running_scores[RUN] = found.run
+        running_scores[SHARED] = RunningScore(0.0 * found.run.parts, earned=found.shared)
     if scored is not None:
         measurement["gain"] = certainty(found, scored.block_weights)
         measurement["heldout"] = model.heldout
@@ -242,14 +246,16 @@ def _measured_round(
     nothing = 0.0 * gain
     head = head_of(tx, round_store.base_digest)
     running_scores = running_scores_on(tx, model.heldout, head.height, nothing)
+    run, shared = (running_scores.pop(name, RunningScore(nothing)) for name in (RUN, SHARED))
     return MeasuredRound(
         {contributor: measured.parts.get(update, nothing) for update, contributor in who.items()},
         {contributor: measured.luck.get(update, 0.0) for update, contributor in who.items()},
         {contributor: measured.chance.get(update, 0.0) for update, contributor in who.items()},
         gain,
         before.block_weights,
-        {name: one for name, one in running_scores.items() if name != RUN},
-        running_scores.get(RUN, RunningScore(nothing)),
+        running_scores,
+        run,
+        shared.earned,
     )
 
 

@@ -23,18 +23,20 @@ from gym_server.store.tables import running_scores, versions
 
 RUN = ""
 """Contributor name in the row of the entire run."""
+SHARED = "*"
+"""Contributor name in the row of all participation; only its ``earned`` is used."""
 
 _DIGITS = 12
 """Decimal places of stored parts (in nats): many more than those of scores, so that rounding does not add up."""
 
 
 def running_scores_on(tx: Connection, heldout: str, height: int, nothing: Vector) -> dict[str, RunningScore]:
-    """Read the running scores of all contributors, and of the run under ``RUN``, as of one version.
+    """Read the running scores of all contributors, of the run (``RUN``), and of participation (``SHARED``).
 
     Args:
         tx: A transaction.
         heldout: Digest of the held-out rows.
-        height: Height of the version. Scores of versions that do not lead to it are skipped.
+        height: Height of the version as of which they are read. Scores of versions that do not lead to it are skipped.
         nothing: ``[k]`` zeros, the parts of contributors whose rounds were all abandoned.
 
     Returns:

@@ -36,6 +36,7 @@ class MeasuredRound:
         block_weights: ``[k]`` shares of the held-out tokens.
         running_scores: Running scores before the round, by contributor.
         run: Running score of all rounds together, before the round.
+        shared: Credits that earlier rounds paid from that gain for participation.
     """
 
     parts: Mapping[str, Vector]
@@ -45,6 +46,7 @@ class MeasuredRound:
     block_weights: Vector
     running_scores: Mapping[str, RunningScore]
     run: RunningScore
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Split:
         left: Credits that stay in the pool for later rounds.
         running_scores: Running scores after the round, by participating contributor.
         run: Running score of all rounds together, after the round; None without measurements.
+        shared: Credits that all rounds together paid from that gain for participation.
         settlements: Settlements after the round, by contributor.
     """
 
@@ -69,6 +72,7 @@ class Split:
     left: int = 0
     running_scores: dict[str, RunningScore] = field(default_factory=dict)
     run: RunningScore | None = None
+    shared: int = 0
     settlements: dict[str, Settlement] = field(default_factory=dict)
 
 
@@ -127,7 +131,7 @@ def split(
     pot = config.pool - evals_pool
     scored: dict[str, int] = dict.fromkeys(reputations, 0)
     running_scores: dict[str, RunningScore] = {}
-    run, for_work, earning = None, pot, set(reputations)
+    run, shared, for_work, earning = None, 0, pot, set(reputations)
     pot += carried
     if measured is not None:
         before = _as_one(measured.running_scores, as_one, settlements)
@@ -135,8 +139,8 @@ def split(
         scored, running_scores, run = _by_score(
             config, measured, before, groups, helpful, same_work, pot, waiting
         )
-        quality, participation = config.weights
-        for_work = whole(sum(scored.values()) * participation / quality) if quality else 0
+        for_work = _for_participation(config, measured, run, pot)
+        shared = measured.shared + for_work
         earning = {who for who in helpful if running_scores[who].is_work}
         earning |= {other for who in earning for other in same_work.get(who, ())}
 
@@ -156,6 +160,7 @@ def split(
         pot - sum(scored.values()) - for_work,
         running_scores,
         run,
+        shared,
         settled,
     )
 
@@ -196,6 +201,18 @@ def _by_score(
         paid |= pay_by_score(everybody, run, measured.block_weights, present, price, available)
     running_scores = {who: replace(one, earned=one.earned + paid[who]) for who, one in running_scores.items()}
     return paid, running_scores, replace(run, earned=run.earned + sum(paid.values()))
+
+
+def _for_participation(config: RewardsConfig, measured: MeasuredRound, run: RunningScore, pot: int) -> int:
+    """Return the round's credits for participation: its share of the certain gain, less what it paid for before.
+
+    It does not depend on whose scores are paid in the round, so it reaches those whose scores are paid later, too.
+    """
+    if measured.gain.sum() <= 0.0:
+        return 0
+    share = config.weights[1]
+    gained = whole(share * config.credits_per_nat * certain_gain(run, measured.block_weights))
+    return max(0, min(whole(share * pot), gained - measured.shared))
 
 
 def _new(contributors: Collection[str], settlements: Mapping[str, Settlement] | None) -> set[str]:

@@ -16,7 +16,7 @@ from gym_server.rewards import earlier_work
 from gym_server.rewards.earlier_work import EarlierWork, stale_work
 from gym_server.rewards.free_riders import _zeros
 from gym_server.rewards.reputations import rewards_of
-from gym_server.rewards.running_scores import RUN, running_scores_on
+from gym_server.rewards.running_scores import RUN, SHARED, running_scores_on
 from gym_server.rounds.replay import rescore
 from gym_server.rounds.round_store import MERGING
 from gym_server.store.tables import contributions, rounds, updates
@@ -265,7 +265,9 @@ def test_a_round_whose_gain_is_within_the_error_of_few_rows_pays_nothing_and_lea
     found = here.round({name: honest[name] for name in PEOPLE})
     (_, entry) = here.entries("contribution")
     assert POOL < sum(one["credit"] for one in found.values()) == 2 * POOL - entry["left"]
-    assert here.fed.ledger.verify()["running_scores"] == 2 * 4, "three people and the run, as of each version"
+    assert here.fed.ledger.verify()["running_scores"] == 2 * 5, (
+        "three people, the run, and participation, each time"
+    )
 
 
 def test_credits_that_wait_are_still_there_after_rounds_that_measure_nothing(
@@ -322,19 +324,28 @@ def test_keys_that_put_noise_on_one_update_are_merged_and_paid_as_one(
     assert here.fed.ledger.verify()["reputations"] == 5
 
 
-def test_scores_of_a_hubs_first_round_are_paid_with_those_of_the_second(
+def test_a_hubs_first_round_pays_for_taking_part_and_its_scores_are_paid_with_those_of_the_second(
     hub: Callable[..., Judged], honest: dict[str, Delta]
 ) -> None:
     here = hub(measured=True, rewards={"score": "estimate"})
     people = {name: honest[name] for name in PEOPLE}
     first = here.round(people)
-    assert min(one["score"] for one in first.values()) > 0.0 == sum(one["credit"] for one in first.values())
+    pay, taking_part = here.fed.config.rewards, sum(one["credit"] for one in first.values())
+    assert min(one["score"] for one in first.values()) > 0.0
+    assert max(one["credit"] for one in first.values()) - min(one["credit"] for one in first.values()) <= 1
     with here.fed.database.reading() as tx:
         assert rewards_of(tx, "ann", here.fed.config.rewards.reputation)["is_new"]
     found = here.round({name: near(delta, 0.3, 1) for name, delta in people.items()})
     (entry, later) = here.entries("contribution")
-    assert (entry["left"], later["left"]) == (POOL, 2 * POOL - sum(one["credit"] for one in found.values()))
+    gained = entry["gain"]["certain"] * pay.credits_per_nat * pay.weights[1]
+    assert 0 < taking_part == pytest.approx(min(gained, POOL * pay.weights[1]), abs=1)
+    assert entry["running_scores"][SHARED]["earned"] == taking_part
+    assert not any(entry["running_scores"][name]["earned"] for name in PEOPLE)
+    paid = sum(one["credit"] for one in found.values())
+    assert (entry["left"], later["left"]) == (POOL - taking_part, 2 * POOL - taking_part - paid)
     assert all(later["running_scores"][name]["earned"] > 0 for name in PEOPLE)
+    both = later["gain"]["certain"] * pay.credits_per_nat * pay.weights[1]
+    assert later["running_scores"][SHARED]["earned"] <= both + 1, "the first round's gain is not shared twice"
     with here.fed.database.reading() as tx:
         assert not rewards_of(tx, "ann", here.fed.config.rewards.reputation)["is_new"]
 
@@ -563,7 +574,7 @@ def test_a_rollback_ends_the_scores_of_the_abandoned_versions_and_keeps_their_cr
     assert (away.brought, away.earned) == (0.0, before[PEOPLE[2]]["earned"])
     paid = sum(one["credit"] for one in (*first.values(), *found.values()))
     assert paid + entry["left"] == 2 * POOL
-    assert here.fed.ledger.verify()["running_scores"] == 4 + 3
+    assert here.fed.ledger.verify()["running_scores"] == 5 + 4
 
 
 def test_a_bad_copy_that_the_screens_reject_takes_nobodys_place(

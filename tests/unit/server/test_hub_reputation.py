@@ -174,7 +174,7 @@ def test_a_round_pays_its_price_for_what_it_gained_and_the_next_one_gets_the_res
     first = split(config, new, measured_round({"ann": 0.03, "bob": 0.01}))
     assert first.credits == {"ann": 240 + 40, "bob": 80 + 40}
     assert first.left == 600
-    later = measured_round({"ann": 0.0, "bob": 0.1}, running_scores=first.running_scores, run=first.run)
+    later = measured_round({"ann": 0.0, "bob": 0.1}, None, 0.0, first.running_scores, first.run, first.shared)
     second = split(config, new, later, carried=first.left)
     assert second.credits == {"ann": 100, "bob": 800 + 100}
     assert second.left == 600

@@ -66,9 +66,17 @@ def test_scores_are_paid_from_the_second_merged_update_on_and_for_the_first_too(
     first = split(
         config, dict.fromkeys(names, 0.0), measured_round(dict.fromkeys(names, 0.01)), settlements={}
     )
-    assert set(first.credits.values()) == {0}, "nobody knows yet who is whose key"
-    assert first.left == config.pool
-    again = measured_round(dict.fromkeys(PEOPLE, 0.01), running_scores=first.running_scores, run=first.run)
+    taking_part = config.weights[1] * config.credits_per_nat * 0.01
+    assert first.credits == dict.fromkeys(names, pytest.approx(taking_part)), (
+        "whose keys are whose is unknown yet"
+    )
+    assert first.left == config.pool - len(names) * taking_part
+    again = measured_round(
+        dict.fromkeys(PEOPLE, 0.01),
+        running_scores=first.running_scores,
+        run=first.run,
+        shared=first.shared,
+    )
     second = split(
         config,
         dict.fromkeys(PEOPLE, 0.0),
@@ -77,9 +85,11 @@ def test_scores_are_paid_from_the_second_merged_update_on_and_for_the_first_too(
         settlements=first.settlements,
         comparable=PEOPLE,
     )
-    paid = config.weights[0] * config.credits_per_nat * 2 * 0.01
-    assert second.credits == dict.fromkeys(PEOPLE, pytest.approx(paid / config.weights[0], abs=1))
-    assert second.left == 2 * config.pool - sum(second.credits.values()), "keys that left have nothing"
+    by_score = config.weights[0] * config.credits_per_nat * 2 * 0.01
+    assert second.credits == dict.fromkeys(PEOPLE, pytest.approx(by_score + taking_part, abs=1))
+    assert second.left == first.left + config.pool - sum(second.credits.values()), (
+        "keys that left have no score"
+    )
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "nothing is compared"])
