@@ -209,8 +209,11 @@ def _in_words(counts: RowCounts, recipe: TrainingRecipe) -> tuple[str, ...]:
         f", each {seen / counts.learned:.0f} times a round" if seen >= _MANY_PASSES * counts.learned else ""
     )
     rows = f"{'warning: ' if is_bad else ''}{counts.summary()}"
+    tokens = counted(counts.tokens, "labelled token") if counts.tokens else ""
+    lost = counts.dropped or counts.cut
+    what = counts.describe(recipe.max_length) if lost else tokens  # the summary says that all are learned
     remedy = counts.remedy(recipe.max_length) if is_bad else ""
-    details = (f"{counts.describe(recipe.max_length)}{often}", remedy, unread_in_words(counts.unread))
+    details = (f"{what}{often}".removeprefix(", "), remedy, unread_in_words(counts.unread))
     return rows, *(text for text in details if text)
 
 

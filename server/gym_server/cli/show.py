@@ -272,7 +272,7 @@ def rewards_shown(config: ServerConfig, database: Database, payouts: Payouts) ->
         names = {row.contributor: row.name for row in tx.execute(select(accounts))}
         sent = tx.scalars(select(updates.c.contributor).distinct()).all()
         people = sorted({*names, *sent})
-        rewards = {who: rewards_of(tx, who, pay.reputation) for who in people}
+        rewards = {who: rewards_of(tx, who, pay) for who in people}
         balances = {who: payouts.balance_of(tx, who) for who in people}
         left = carried_over(tx)
     quality, participation = pay.weights

@@ -19,12 +19,12 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from gym_fed.config.hub.credits import ReputationConfig
+from gym_fed.config.hub.credits import ReputationConfig, RewardsConfig
 from gym_fed.soup.credit import NEW, Outcome, Reputation, after, before
 from gym_server.ledger.chain import Ledger
 from gym_server.rewards.settlements import Settlement, settlements_before
 from gym_server.rounds.round_store import PAID_VERDICTS
-from gym_server.store.tables import contributions, credits, reputations, updates, versions
+from gym_server.store.tables import contributions, credits, reputations, running_scores, updates, versions
 
 _MAX_ROUNDS = 100
 
@@ -122,7 +122,7 @@ def record(
     )
 
 
-def rewards_of(tx: Connection, contributor: str, config: ReputationConfig) -> dict[str, Any]:
+def rewards_of(tx: Connection, contributor: str, config: RewardsConfig) -> dict[str, Any]:
     """Return a contributor's reputation and updates, in the format that the module's docstring shows."""
     next_height = int(tx.scalar(select(func.max(versions.c.height))) or 0) + 1
     rows = (
@@ -154,9 +154,11 @@ def rewards_of(tx: Connection, contributor: str, config: ReputationConfig) -> di
         .all()
     )
     settled = settlements_before(tx, [contributor]).get(contributor, Settlement(None))
+    by_score = select(func.max(running_scores.c.earned)).where(running_scores.c.contributor == contributor)
+    was_paid = bool(tx.scalar(by_score))  # a round of one contributor pays at once
     return {
-        "reputation": reputations_before(tx, [contributor], next_height, config)[contributor],
+        "reputation": reputations_before(tx, [contributor], next_height, config.reputation)[contributor],
         "owed": settled.owed,
-        "is_new": settled.provisional is not None,
+        "is_new": settled.provisional is not None and config.together_threshold is not None and not was_paid,
         "rounds": [dict(row) for row in rows],
     }

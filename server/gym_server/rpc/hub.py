@@ -331,7 +331,7 @@ class Hub(CallsBesideRounds):
                 .order_by(updates.c.received_at.desc())
                 .limit(100)
             ).all()
-            worth = rewards_of(tx, contributor, self._live_config.current.rewards.reputation)
+            worth = rewards_of(tx, contributor, self._live_config.current.rewards)
         if self._live_config.current.privacy is not None:
             worth["privacy"] = privacy.account_of(
                 self._live_config.current, self._state.database, contributor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,14 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
     assert "3 are longer than max_length 64" in text
     assert "% of the rows whole" in text
     assert text.endswith("not read: id (3 rows)")
+
+
+def test_the_terms_say_once_that_every_row_is_learned(hub: TinyHub, tmp_path: Path, tiny_base: Path) -> None:
+    _, offer = ask(hub, tmp_path, tiny_base, [{"messages": turns("hi", "yes")}] * 3, max_length=64)
+    assert offer is not None
+    text = dict(offer_lines(offer))["data"]
+    assert text.count("learned") == 1
+    assert re.search(r"; 3 rows, all learned; [1-9]\d* labelled tokens, each \d+ times a round$", text)
 
 
 def test_the_model_is_released_before_the_terms_wait_for_an_answer(

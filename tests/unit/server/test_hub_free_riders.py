@@ -334,7 +334,7 @@ def test_a_hubs_first_round_pays_for_taking_part_and_its_scores_are_paid_with_th
     assert min(one["score"] for one in first.values()) > 0.0
     assert max(one["credit"] for one in first.values()) - min(one["credit"] for one in first.values()) <= 1
     with here.fed.database.reading() as tx:
-        assert rewards_of(tx, "ann", here.fed.config.rewards.reputation)["is_new"]
+        assert rewards_of(tx, "ann", here.fed.config.rewards)["is_new"]
     found = here.round({name: near(delta, 0.3, 1) for name, delta in people.items()})
     (entry, later) = here.entries("contribution")
     gained = entry["gain"]["certain"] * pay.credits_per_nat * pay.weights[1]
@@ -347,7 +347,17 @@ def test_a_hubs_first_round_pays_for_taking_part_and_its_scores_are_paid_with_th
     both = later["gain"]["certain"] * pay.credits_per_nat * pay.weights[1]
     assert later["running_scores"][SHARED]["earned"] <= both + 1, "the first round's gain is not shared twice"
     with here.fed.database.reading() as tx:
-        assert not rewards_of(tx, "ann", here.fed.config.rewards.reputation)["is_new"]
+        assert not rewards_of(tx, "ann", here.fed.config.rewards)["is_new"]
+
+
+def test_a_round_with_one_contributor_pays_its_score_at_once(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    here = hub(measured=True, rewards={"score": "estimate"})
+    assert here.round({"bob": honest["bob"]})["bob"]["credit"] > 0
+    assert here.entries("contribution")[0]["running_scores"]["bob"]["earned"] > 0
+    with here.fed.database.reading() as tx:
+        assert not rewards_of(tx, "bob", here.fed.config.rewards)["is_new"]
 
 
 @pytest.mark.parametrize("missed", [0, 4], ids=["at once", "after more than stale_rounds"])

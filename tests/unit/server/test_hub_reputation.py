@@ -93,7 +93,7 @@ def test_a_cheat_loses_its_reputation_and_the_absent_some_of_theirs(hub: Callabl
     found = here.round({"ann": moved(here, 7), "bob": copy})
     assert (found["ann"]["reputation"], found["bob"]["reputation"]) == (0.36, 0.0)
     with here.fed.database.reading() as tx:
-        reported = {who: rewards_of(tx, who, here.fed.config.rewards.reputation) for who in work}
+        reported = {who: rewards_of(tx, who, here.fed.config.rewards) for who in work}
     assert reported["cat"]["reputation"] == pytest.approx(0.2 * 0.98)
     assert [one["reputation"] for one in reported["bob"]["rounds"]] == [0.0, 0.2]
     assert reported["bob"]["rounds"][0]["verdict"] == "rejected"
