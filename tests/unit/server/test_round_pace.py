@@ -17,6 +17,7 @@ from gym_server.strategy.pace import Pace
 
 from gym_fed.config.hub.sections import RoundsConfig
 from tests.support.paced_room import Member, PacedRoom
+from tests.support.quick import quick
 
 ROUNDS = {"num_rounds": 99, "min_contributors": 3, "deadline_seconds": 900, "lease_seconds": 60}
 
@@ -45,7 +46,7 @@ def slow(count: int, **details: Any) -> list[Member]:
     return [Member(f"slow{i}", 240 + 20 * i, **details) for i in range(count)]
 
 
-@pytest.mark.parametrize("reports_progress", [True, False])
+@pytest.mark.parametrize("reports_progress", quick([True, False], True))
 def test_five_slow_contributors_are_admitted_as_often_as_three_fast_ones(
     opened: Open, reports_progress: bool
 ) -> None:
@@ -110,7 +111,7 @@ def stalling(count: int, wave: int = 1) -> list[Member]:
 SHORT = {"deadline_seconds": 200}
 
 
-@pytest.mark.parametrize("count", [4, 8])
+@pytest.mark.parametrize("count", quick([4, 8], 4))
 def test_newcomers_that_stall_as_many_as_the_honest_or_twice_as_many_stop_three_rounds_and_no_more(
     opened: Open, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_second_wave_of_stalling_newcomers_stops_no_round(opened: Open) -> Non
     assert [one.state for one in room.run(3)] == [COMMITTED] * 3
 
 
+@pytest.mark.slow
 def test_members_that_stall_after_answering_stop_three_rounds_and_count_again_only_after_more_answers(
     opened: Open,
 ) -> None:
@@ -143,6 +145,7 @@ def test_members_that_stall_after_answering_stop_three_rounds_and_count_again_on
     assert [one.state for one in room.run(3)] == [COMMITTED] * 3
 
 
+@pytest.mark.slow
 def test_members_that_answer_three_rounds_and_stall_in_the_fourth_stop_fewer_each_time(opened: Open) -> None:
     room = opened([*fast(4), *(Member(f"turns{i}", 20) for i in range(4))], **SHORT)
     states = []
@@ -154,7 +157,7 @@ def test_members_that_answer_three_rounds_and_stall_in_the_fourth_stop_fewer_eac
     assert states == [COMMITTED, COMMITTED, COMMITTED, ABORTED] * 3 + [COMMITTED] * 4
 
 
-@pytest.mark.parametrize("count", [8, 16])
+@pytest.mark.parametrize("count", quick([8, 16], 8))
 def test_waves_of_new_accounts_that_answer_one_round_in_four_stop_three_rounds(
     opened: Open, count: int
 ) -> None:
