@@ -1,7 +1,7 @@
 """The hub's Flower ``ServerApp``: the same object runs inside `gym-server run` and on a stock SuperLink.
 
 On a SuperLink, the run config's ``hub-dir`` names the hub's folder. A contributor is enrolled at its first signed
-reply, if the folder's policy is ``open`` or lists it. Deltas are sent inside the messages, as Flower sends arrays.
+reply, if the hub's policy is ``open`` or lists its key. Deltas are sent inside the messages, as Flower sends arrays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hub's TLS certificate, self-signed or from an authority, always for the key that contributors know."""
+"""The hub's TLS certificate: self-signed or issued by an authority, always for the hub's own TLS key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gym_fed.trust.identity.tls import (
 _KEY, _CERTIFICATE = "tls.key", "tls.crt"
 _MAX_CHAIN_BYTES = 1 << 20
 _SOON_DAYS = 14
-"""Number of days before a certificate's end from which the hub warns at start."""
+"""Number of days before a certificate expires from which the hub warns at start."""
 
 
 def served_pair(folder: Path, passphrase: Passphrase) -> tuple[bytes, bytes]:
@@ -40,7 +40,7 @@ def served_pair(folder: Path, passphrase: Passphrase) -> tuple[bytes, bytes]:
 
 
 def note_on_certificate(folder: Path) -> str:
-    """Return a warning if the certificate ends soon; empty otherwise."""
+    """Return a warning if the certificate expires soon; empty otherwise."""
     end = validity((folder / "keys" / _CERTIFICATE).read_bytes())[1]
     if end - datetime.datetime.now(datetime.UTC) > datetime.timedelta(days=_SOON_DAYS):
         return ""
@@ -48,7 +48,7 @@ def note_on_certificate(folder: Path) -> str:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Return fingerprint, host, issuer and end of the certificate."""
+    """Return the fingerprint, host, issuer and expiry of the certificate."""
     pem = (folder / "keys" / _CERTIFICATE).read_bytes()
     certificate = read_certificate(pem)
     own = certificate.issuer == certificate.subject
@@ -61,7 +61,7 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def request(folder: Path, host: str, passphrase: Passphrase) -> bytes:
-    """Return a certificate signing request for an authority, as PEM.
+    """Return a certificate signing request in PEM format.
 
     Raises:
         GymError: ``USAGE`` for a host name that is not valid in a certificate.
@@ -72,7 +72,7 @@ def request(folder: Path, host: str, passphrase: Passphrase) -> bytes:
 def add(folder: Path, file: Path, passphrase: Passphrase) -> None:
     """Install an authority's certificate chain after checking that it is for the hub's own key.
 
-    Only certificates are written: if the file also holds a private key, as some tools write it, it is not copied.
+    Only certificates are copied. A private key in the same file, which some tools write, is left out.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if the certificate is for a different key, has expired or is missing;

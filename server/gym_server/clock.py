@@ -1,9 +1,9 @@
-"""The hub's clock: seconds since 1970, unaffected when the machine's clock is set.
+"""The hub's clock in Unix seconds, which is unaffected when the machine's clock is set.
 
-It measures leases, deadlines, sessions and signed times. While a hub runs, it advances with a system clock that cannot
-be set. It starts at the machine's time, or, during a round, at the hub's last recorded activity. So a round does not
-lose the time for which the hub was down or its machine slept; that time is added between two rounds. Commands in other
-processes read the difference to the machine's clock from the database.
+It times leases, deadlines, sessions and signed statements. While a hub runs, it advances with a system clock that
+cannot be set. It starts at the machine's time or, during a round, at the hub's last recorded activity. Downtime and
+sleep therefore do not shorten a round; they are added between two rounds. Commands in other processes read the offset
+from the machine's clock from the database.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gym_server.store.database import Database
 from gym_server.store.tables import messages, nodes, rounds, settings, updates
 
 STEP_SECONDS = 2.0
-"""The machine's clock counts as set if it moved by more than this relative to the monotonic clock."""
+"""The machine's clock counts as set if it moved by more than this relative to the monotonic clock, in seconds."""
 
 _SETTING = "clock_offset"
 _UNDER_WAY = ("collecting", "merging")
@@ -30,10 +30,10 @@ class HubClock:
     """The hub's time in Unix seconds.
 
     Args:
-        database: Stores the difference to the machine's clock.
+        database: Database that stores the offset from the machine's clock.
         wall: The machine's clock.
-        steady: A clock that cannot be set and includes sleep.
-        awake: A clock that cannot be set and stops while the machine sleeps.
+        steady: Clock that cannot be set and advances while the machine sleeps.
+        awake: Clock that cannot be set and stops while the machine sleeps.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class HubClock:
         self._database, self.wall, self.steady, self.awake = database, wall, steady, awake
         self._lock = threading.Lock()
         self._storing = threading.Lock()
-        """Held while the database is written. ``_lock`` is not, since ``now`` may need it."""
+        """Lock held during writes to the database, instead of ``_lock``, which ``now`` may need meanwhile."""
         self._began: float | None = None
-        """The hub's time when ``steady`` was 0; None if no hub runs in this process."""
+        """Time of the hub's clock when ``steady`` was 0; None if no hub runs in this process."""
         self._away = 0.0
         """Seconds of downtime and sleep that have not been added yet."""
         self.slept = 0.0
         """Seconds for which the machine slept since ``start``."""
         self._ahead = 0.0
-        """``steady`` minus ``awake`` at the start."""
+        """Value of ``steady`` minus ``awake`` at the start, in seconds."""
         self._unstored = 0.0
-        """Seconds of sleep that the stored difference to the machine's clock does not include yet."""
+        """Seconds of sleep that are not yet in the stored offset from the machine's clock."""
         self._offset = self._stored()
 
     def now(self) -> float:
@@ -65,14 +65,14 @@ class HubClock:
             self._notice_sleep()
             return self.steady() + self._began
         if self._database.read_only:
-            self._offset = self._stored()  # the hub's clock may be set while a dashboard is open
+            self._offset = self._stored()  # the stored offset may change while a dashboard is open
         return self.wall() + self._offset
 
     def earliest_now(self) -> float:
         """Return the earliest possible current time, for deciding which files are old enough to be deleted.
 
-        During a round it is at most the hub's last recorded activity. So files of an open round do not get older if the
-        machine's clock is set forward, even while no hub runs.
+        During a round it is at most the time of the hub's last recorded activity. Files of an open round therefore do
+        not age if the machine's clock is set forward, even while no hub runs.
         """
         with self._database.reading() as tx:
             active = _last_activity(tx)
@@ -106,7 +106,7 @@ class HubClock:
         """Compare with the machine's clock; call it every few seconds.
 
         Returns:
-            Seconds by which the machine's clock was set since the last time, positive if forward.
+            Seconds by which the machine's clock was set since the last call, positive if forward.
         """
         self._notice_sleep()
         if self._away and not self._has_round():
@@ -148,7 +148,7 @@ class HubClock:
             return float(tx.scalar(select(settings.c.value).where(settings.c.key == _SETTING)) or 0.0)
 
     def _measure(self) -> None:
-        """Measure the difference to the machine's clock, under the lock."""
+        """Measure the offset from the machine's clock; the caller holds the lock."""
         assert self._began is not None
         self._offset, self._unstored = self.steady() + self._began - self.wall(), 0.0
 

@@ -1,4 +1,4 @@
-"""Warnings about the clock of the hub's machine: it was set while the hub ran, or most contributors disagree."""
+"""Warnings if the clock of the hub's machine was set, or differs from most contributors' clocks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = logging.getLogger("gym_server")
 
 _TOLERANCE_SECONDS = 60.0
 _LEAST_CLOCKS = 3
-"""Minimum number of contributors' clocks to compare with the hub's; fewer say little about which side is right."""
+"""Minimum number of contributors' clocks to compare with the hub's; fewer do not show which clock is wrong."""
 MAX_CLOCKS = 1000
-"""Maximum number of stored clocks, those of the contributors that logged in last."""
+"""Maximum number of stored clocks; those of the most recent logins are kept."""
 
 
 class ContributorClocks:
-    """The difference between each contributor's clock and the hub's time, in seconds; one figure per account."""
+    """The difference between each contributor's clock and the hub's, in seconds, with one value per account."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class ContributorClocks:
                 self._ahead.popitem(last=False)
 
     def median(self) -> tuple[float, int]:
-        """Return the median of the clocks' seconds ahead of the hub's, and the number of clocks."""
+        """Return the median of seconds by which the clocks are ahead of the hub's, and the number of clocks."""
         with self._lock:
             ahead = list(self._ahead.values())
         return (statistics.median(ahead) if ahead else 0.0), len(ahead)
@@ -74,7 +74,7 @@ class ClockWatch:
                 readable_seconds(asleep),
             )
         ahead, count = self._contributor_clocks.median()
-        # Difference between this machine's clock and the contributors' clocks.
+        # difference between this machine's clock and the contributors' clocks
         wrong = self._clock.wall() - self._clock.now() - ahead
         if count < _LEAST_CLOCKS or abs(wrong) <= _TOLERANCE_SECONDS:
             self._reported = 0.0

@@ -1,4 +1,4 @@
-"""A hub opened from its folder: config, keys, database, objects, and the services built on them.
+"""A hub opened from its folder, with its config, keys, database, objects and services.
 
 hub/
     gym-server.yaml     the config, commented
@@ -70,13 +70,13 @@ log = logging.getLogger("gym_server")
 SESSION_KEY_NAME = "session.key"
 PASSPHRASE_VARIABLE = "GYM_SERVER_PASSPHRASE"
 RUN_ID = 1
-"""Flower's run id: a hub's folder holds one federation, which is one run."""
+"""Flower's run id, which is constant: a hub's folder holds one federation, which is one run."""
 
 
 class Federation:
-    """An opened hub: its state, its config and the services over them. Close it, or use it as a context manager.
+    """An opened hub: its state, config and services. Close it, or use it as a context manager.
 
-    Commands, the strategy and the service are built from it. Other functions take only the parts that they use.
+    The commands, the strategy and the gRPC service use it directly. Other functions take only the parts that they need.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Federation:
             self.round_store.at_open.append(
                 lambda tx, number: carry_tasks(tx, number, base.digest, oldest, pay)
             )
-        else:  # tasks may be left over from continuous rounds before this start
+        else:  # continuous rounds before this start may have left open tasks
             self.round_store.at_open.append(lambda tx, number: self.queue.close_group_in(tx, str(number - 1)))
         self.keys = Keys(
             database,
@@ -186,13 +186,13 @@ class Federation:
         Args:
             folder: The hub's folder.
             overrides: ``a.b=value`` settings that override the config file.
-            insecure: True if the hub serves plain text on loopback; statements that contributors sign then name no TLS
+            insecure: True if the hub serves without TLS on loopback; statements signed by contributors then name no TLS
                 key.
             read_only: Leave the folder and the database unchanged; writes raise ``PERMISSION_DENIED``.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND`` if there is no hub, ``CONFIG_INVALID``, ``STATE_CORRUPT``, and
-                ``BASE_MISMATCH`` if the config names a different base from the federation's first one.
+            GymError: ``FILE_NOT_FOUND`` if there is no hub; ``CONFIG_INVALID``; ``STATE_CORRUPT``; ``BASE_MISMATCH`` if
+                the config's base is not the one that the federation started with.
         """
         folder = folder.resolve()
         source = config_text(folder, overrides)
@@ -213,12 +213,12 @@ class Federation:
 
     @property
     def source(self) -> ConfigText:
-        """Return the text of the config file, with its overrides."""
+        """Return the text of the config file, with the command line's overrides."""
         return self.live_config.source
 
     @contextmanager
     def hub_lock(self) -> Iterator[HubLock]:
-        """Hold the exclusive right to run this federation's rounds; no other hub on the same database can hold it.
+        """Hold the exclusive lock for running this federation's rounds, among all hubs on the same database.
 
         Raises:
             GymError: ``STATE_LOCKED`` if another hub holds it.
@@ -250,7 +250,7 @@ class Federation:
 
 
 def folder_lock(folder: Path) -> IO[str]:
-    """Lock a hub's folder for one `gym-server run`, until the file is closed.
+    """Lock a hub's folder for a single `gym-server run`, until the returned file is closed.
 
     Raises:
         GymError: ``STATE_LOCKED`` if another one runs.
@@ -295,7 +295,7 @@ def create_keys(folder: Path, passphrase: bytes | None = None) -> tuple[str, str
 
 
 def create_session_key(keys: Path, passphrase: bytes | None) -> None:
-    """Write a new ``session.key`` into the folder of keys; all sessions end.
+    """Write a new ``session.key`` into the folder of keys, which ends all sessions.
 
     It is 32 random bytes, written as the seed of an Ed25519 key, so that it is encrypted like ``ledger.pem``.
     """
@@ -305,7 +305,7 @@ def create_session_key(keys: Path, passphrase: bytes | None) -> None:
 
 
 def session_key(keys: Path, passphrase: PassphraseSource) -> bytes:
-    """Return the 32 bytes of ``session.key``; create it if it is missing.
+    """Return the 32 bytes of ``session.key``, creating it if it is missing.
 
     Raises:
         GymError: ``KEY_LOCKED``; ``STATE_CORRUPT`` if the file is not a key.
@@ -330,7 +330,7 @@ def objects_url(folder: Path, config: ServerConfig) -> str:
 
 
 def _base_spec(database: Database, config: ServerConfig) -> BaseSpec:
-    """Return the spec of the base that the federation began with; only the first call reads it from the model."""
+    """Return the spec of the base that the federation started with; only the first call reads it from the model."""
     stored = database.setting(f"base:{config.base_model}", "")
     if stored:
         return BaseSpec.from_dict(json.loads(stored))

@@ -1,1 +1,1 @@
-"""Accounts of contributors: enrolment, invites, keys, nodes, sessions."""
+"""Contributor accounts: enrolment, invites, keys, nodes and sessions."""

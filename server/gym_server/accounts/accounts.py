@@ -1,9 +1,9 @@
-"""Enrolment, invites, sessions and nodes of contributors.
+"""Contributor accounts: enrolment, invites, sessions and nodes.
 
-A session token is ``contributor.node.expiry.hmac``. The HMAC's key is on disk, so sessions survive restarts. The HMAC
-covers the hub's id, its TLS key, the account's public key and its time of enrolment. So a session is valid only at this
-hub, and ends when the key is replaced or revoked or the account leaves, even if it returns later. To end all sessions,
-delete `keys/session.key` and restart the hub.
+A session token is ``contributor.node.expiry.hmac``. The HMAC key is on disk, so sessions survive restarts. The HMAC
+covers the hub's id, its TLS key, the account's public key and its time of enrolment. A session is therefore valid only
+at this hub. It ends when the key is replaced or revoked, or when the account leaves, even if the account returns later.
+To end all sessions, delete `keys/session.key` and restart the hub.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEFT = "left"
 
 SESSION_SECONDS = 3600
 _LONGEST_CALL_SECONDS = 3000
-"""Seconds that a call begun within its session may continue after the session ends."""
+"""How long a call may continue after its session has expired, in seconds."""
 _MAX_WORK_BYTES = 64
 
 
@@ -52,7 +52,7 @@ class Session:
     expires: float
     """Expiry time, Unix seconds."""
     has_left: bool = False
-    """True if the account has left: it may only read its balance and ledger entries, and transfer its credits."""
+    """True if the account has left. It may then only read its balance and ledger entries and transfer its credits."""
 
 
 class Accounts:
@@ -71,7 +71,7 @@ class Accounts:
         nodes_per_account: int = LimitsConfig().nodes_per_account,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the accounts of an opened hub; ``Federation`` does so.
+        """Create the accounts of an opened hub; called by ``Federation``.
 
         Args:
             database: The hub's database.
@@ -117,13 +117,14 @@ class Accounts:
         work: bytes = b"",
         admit: Callable[[], None] = lambda: None,
     ) -> str:
-        """Register a key; return the account's id. A known key returns its existing id. A refusal writes nothing.
+        """Register a key and return the account's id; a registered key returns its existing id.
 
-        ``admit`` is called once name, signature and work are verified; an exception from it refuses the key.
+        ``admit`` is called after the name, signature and proof of work are verified; if it raises, the key is refused.
+        Nothing is written if the key is refused.
 
         Raises:
-            GymError: ``USAGE`` for an invalid name; ``SIGNATURE_INVALID``, ``INVITE_INVALID``; ``PERMISSION_DENIED`` by
-                the policy or for missing proof of work.
+            GymError: ``USAGE`` for an invalid name; ``SIGNATURE_INVALID``; ``INVITE_INVALID``; ``PERMISSION_DENIED`` if
+                the policy refuses the key or the proof of work is missing.
         """
         name = name.strip()
         if not is_name(name, MAX_NAME):
@@ -148,7 +149,7 @@ class Accounts:
         """Register a key that signed a reply on a stock Flower grid, which has no enrolment and cannot carry invites.
 
         Raises:
-            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` by the policy.
+            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` if the policy refuses the key.
         """
         return self._register(public_key, contributor_id(public_key), "")
 
@@ -275,7 +276,7 @@ class Accounts:
 
     @rerun
     def leave(self, contributor: str) -> None:
-        """Withdraw an account: its record is kept, its open tasks are lost.
+        """Mark an account as left: its record is kept and its open tasks are marked as lost.
 
         Raises:
             GymError: ``KEY_REVOKED`` or ``UNAUTHENTICATED`` if the account is no longer active.
@@ -289,7 +290,7 @@ class Accounts:
 
     @rerun
     def connected(self, node_id: int, until: float) -> None:
-        """Record until when a node counts as connected (Unix seconds; 0 disconnects it)."""
+        """Record the time until which a node counts as connected (Unix seconds; 0 disconnects it)."""
         with self._database.transaction() as tx:
             tx.execute(update(nodes).where(nodes.c.node_id == node_id).values(connected_until=until))
 

@@ -37,7 +37,7 @@ def make_invites(
     notes: Sequence[str],
     valid_seconds: float,
 ) -> list[dict[str, str]]:
-    """Create an invite for each note, for one contributor each.
+    """Create one single-use invite per note.
 
     Returns:
         ``id`` on this hub, ``note``, ``invite`` (the link) and ``message`` (to send to a person) of every invite.
@@ -56,7 +56,7 @@ def make_invites(
 
 
 def open_link(config: ServerConfig, folder: Path, fingerprint: str) -> str | None:
-    """Return the link that anybody can join with; None for a hub that needs invites or has no public address."""
+    """Return the join link of an open hub; None if the hub requires invites or has no public address."""
     if config.enrolment.policy != "open":
         return None
     try:
@@ -72,7 +72,7 @@ def install_lines(config: ServerConfig) -> list[str]:
 
 
 def invite_message(config: ServerConfig, link: str, valid_seconds: float) -> str:
-    """Return the message of an invite, for people who do not know gym-fed: how to install, join, leave and uninstall.
+    """Return an invite message that explains how to install the client, join, leave and uninstall.
 
     Args:
         config: The hub's config.
@@ -153,10 +153,10 @@ def invites_of(
 
 
 def cancel_invites(database: Database, clock: HubClock, ids: list[str]) -> list[str]:
-    """Cancel invites that nobody has used yet, either all or none; return their ids.
+    """Cancel unused invites, all or none of them, and return their ids.
 
     Raises:
-        GymError: ``NOT_FOUND`` if an id is not that of an open invite.
+        GymError: ``NOT_FOUND`` if an id does not belong to an open invite.
     """
     found = {one["id"]: one["state"] for one in invites_of(database, clock)}
     for one in ids:

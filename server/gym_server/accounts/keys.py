@@ -1,4 +1,4 @@
-"""The key history of accounts: each rotation, revocation and rebinding is in the ledger.
+"""The key history of accounts; every rotation, revocation and rebinding is recorded in the ledger.
 
 An account keeps the id that is derived from its first key. Exactly one of its keys is active, or none after a
 revocation.
@@ -28,11 +28,11 @@ ACTIVE, ROTATED, REVOKED = "active", "rotated", "revoked"
 _CHANGES = ("enrolled", "rotated")
 """Kinds of ledger entries that an account can create by itself, and whose rate is therefore limited."""
 _FORMER_KEYS_TRIED = 20
-"""Maximum former keys, newest first, that an invalid signature is checked against; anybody may send one."""
+"""Number of former keys, newest first, to check an invalid signature against; bounded, since anybody may send one."""
 
 
 class RevokedKey(GymError):
-    """Error for a revoked key, raised only if the caller has proven to hold it."""
+    """Error for a revoked key, raised only if the caller has proven possession of it."""
 
     def __init__(self, contributor: str) -> None:
         super().__init__(
@@ -119,10 +119,10 @@ class Keys:
             return {str(row.update_id) for row in rows if is_signed_by_revoked(tx, row)}
 
     def require_pace(self, tx: Connection, contributor: str) -> None:
-        """Check that an account may change its key or return now; the limit keeps ledger and key history short.
+        """Check the rate limit on key changes and returns, which keeps the ledger and the key history short.
 
         Raises:
-            GymError: ``BUSY`` if it has done so too often in the last hour.
+            GymError: ``BUSY`` if the account has reached the limit within the last hour.
         """
         what = "replaced its key or returned"
         require_pace(tx, contributor, _CHANGES, self._per_hour, self._clock(), what)
@@ -254,7 +254,7 @@ class Keys:
 
     @rerun
     def refused(self, contributor: str, call: str) -> None:
-        """Record in the ledger that a revoked key was refused: once per contributor and round."""
+        """Record in the ledger that a revoked key was refused, once per contributor and round."""
         with self._database.transaction() as tx:
             server_round = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
             row = {"contributor": contributor, "server_round": server_round}
@@ -270,7 +270,7 @@ class Keys:
     # ---- helpers ----
 
     def _revoke(self, tx: Connection, account: Any, proof: dict[str, Any]) -> int:
-        """Revoke the account's key and everything that it allows; return the number of cancelled transfers."""
+        """Revoke the account's key and everything authorised by it; return the number of cancelled transfers."""
         now, contributor = self._clock(), account.contributor
         self._payouts.settle(tx)
         keys = account_keys.c.contributor == contributor
@@ -306,7 +306,7 @@ class Keys:
             raise GymError(ErrorCode.USAGE, "the new key was used here before", "create a new one")
 
     def _check_signed_before(self, tx: Connection, statement: Rotation, signature: bytes) -> None:
-        """Check that the replaced key signed a repeated rotation that has already taken effect."""
+        """Check that a repeated rotation, which has already taken effect, was signed by the replaced key."""
         keys = (account_keys.c.contributor == statement.rotate) & (account_keys.c.status == ROTATED)
         newest = select(account_keys.c.public_key).where(keys).order_by(account_keys.c.valid_until.desc())
         statement.verify(bytes(tx.scalar(newest.limit(1)) or b""), signature)
@@ -321,10 +321,10 @@ def key_row(tx: Connection, public_key: bytes) -> Any:
 
 
 def check_signer(tx: Connection, account: Any, signed: object, signature: bytes) -> None:
-    """Check that an account's current key signed, and is valid.
+    """Check that a statement was signed by the account's current key and that the key is valid.
 
     Raises:
-        GymError: ``KEY_REVOKED`` if a revoked or replaced key of the account signed; ``SIGNATURE_INVALID``.
+        GymError: ``KEY_REVOKED`` if it was signed by a revoked or replaced key of the account; ``SIGNATURE_INVALID``.
     """
     try:
         verify_signature(account.public_key, signed, signature)
@@ -346,7 +346,7 @@ def check_signer(tx: Connection, account: Any, signed: object, signature: bytes)
 def signer_of(
     tx: Connection, contributor: str, signed: object, signature: bytes, most: int | None = None
 ) -> Any:
-    """Return the row of the account's former key that signed, or None; at most the newest ``most`` keys are tried."""
+    """Return the row of the former key that signed a statement, or None; only the newest ``most`` keys are tried."""
     former = (account_keys.c.contributor == contributor) & (account_keys.c.status != ACTIVE)
     newest = select(account_keys).where(former).order_by(account_keys.c.valid_from.desc()).limit(most)
     for row in tx.execute(newest).all():

@@ -1,4 +1,4 @@
-"""Back up a hub that may be running (`gym-server backup`), and verify a hub or a backup (`gym-server check`).
+"""Back up a running or stopped hub (`gym-server backup`), and verify a hub or a backup (`gym-server check`).
 
 The database is copied first, as one consistent state, and the ledger of the copy is verified. The files that it names
 are immutable and copied afterwards. The manifest is written last, so that a killed backup does not count as one.
@@ -40,17 +40,18 @@ from gym_server.store.usage import essential, needed
 
 SESSION_KEY = "session.key"
 LAST_BACKUP = "last_backup"
-"""Setting with the time of the last finished backup, Unix seconds."""
+"""Key of the setting that stores the time of the last finished backup (Unix seconds)."""
 _PRIVATE = b"PRIVATE KEY-----"
 
 
 @dataclass(frozen=True)
 class KeyPolicy:
-    """The handling of unencrypted private keys in a backup.
+    """How a backup handles unencrypted private keys.
 
     Attributes:
         include_plain: Copy them unencrypted.
-        passphrase: Returns the passphrase that encrypts the copies; None: unencrypted keys are refused.
+        passphrase: Function that returns the passphrase for encrypting the copies; if None, unencrypted keys are
+            refused.
     """
 
     include_plain: bool = False
@@ -60,15 +61,15 @@ class KeyPolicy:
 def backup(
     state: HubState, config: ServerConfig, url: str, policy: KeyPolicy, keep: int | None = None
 ) -> dict[str, Any]:
-    """Add a snapshot to a backup; objects that the backup already has are not copied again.
+    """Add a snapshot to a backup; objects that are already in the backup are not copied again.
 
     Args:
         state: The hub's state.
         config: The hub's config.
         url: A folder, or an fsspec URL.
         policy: See ``KeyPolicy``.
-        keep: Number of this hub's snapshots to keep. Older ones, and objects that only they use, are deleted; None
-            keeps all.
+        keep: Number of this hub's snapshots to keep. Older ones, and objects that only they use, are deleted. None
+            keeps all snapshots.
 
     Returns:
         ``snapshot``, ``to``, ``entries``, ``files``, ``objects``, ``records``, ``new_objects``, ``new_bytes``,
@@ -170,7 +171,7 @@ def care_lock(folder: Path) -> IO[str]:
 def _copy_database(
     state: HubState, config: ServerConfig, copy: Path, before: SignedHead | None
 ) -> tuple[SignedHead | None, dict[str, str], dict[str, Path]]:
-    """Copy the database to an SQLite file, verify the copy, and read what else belongs to the snapshot."""
+    """Copy the database to an SQLite file, verify the copy, and collect the other files of the snapshot."""
     if state.database.sqlite_path is None:
         database = Database.open(f"sqlite:///{copy}", copy.parent)
         copy_rows(state.database, database)
@@ -179,7 +180,7 @@ def _copy_database(
         target = sqlite3.connect(copy)
         with contextlib.closing(source), contextlib.closing(target):
             source.backup(target)
-            target.execute("PRAGMA journal_mode=DELETE")  # a single file without a write-ahead log
+            target.execute("PRAGMA journal_mode=DELETE")  # writes a single file, without a log
         database = Database(f"sqlite:///{copy}")
     try:
         verify_database(database, state.ledger.public_key)
@@ -272,7 +273,7 @@ def _copy_record(place: Place, path: Path, sha256: str, there: dict[str, int]) -
 
 
 def _data_files(config: ServerConfig, folder: Path) -> dict[str, Path]:
-    """Return the coordinator's data files that the config names inside the hub's folder.
+    """Return the data files inside the hub's folder that the config names.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for a name that is not valid on every system.
@@ -338,7 +339,7 @@ def _drop_old(place: Place, server: str, keep: int) -> list[str]:
 
 
 def check_hub(state: HubState) -> dict[str, Any]:
-    """Verify the ledger and all tables, the bytes of every essential object, and that every state file exists.
+    """Verify the ledger, all tables, the content of every essential object, and the presence of every state file.
 
     Raises:
         GymError: ``STATE_CORRUPT`` naming the first problem.
@@ -368,7 +369,7 @@ def check_backup(url: str, snapshot: str | None = None) -> dict[str, Any]:
     """Read every file of a backup's snapshots and compare it with its sha256.
 
     Raises:
-        GymError: ``NOT_FOUND`` without a snapshot; ``STATE_CORRUPT`` naming the first damaged file.
+        GymError: ``NOT_FOUND`` if there is no snapshot; ``STATE_CORRUPT`` naming the first damaged file.
     """
     place = Place(url)
     manifests = place.manifests()

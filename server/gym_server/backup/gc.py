@@ -1,12 +1,12 @@
-"""Delete unreferenced files, for the running hub and for `gym-server gc`.
+"""Delete unreferenced files, in a running hub and in `gym-server gc`.
 
-These are objects that no version, ledger entry, variant, upload, message or counted update names
-(``gym_server.store.usage``), stopped uploads, copies of remote objects, files that killed merges, replays and backups
-left in ``staging/``, and evaluation records that nothing refers to. Files younger than the grace age are kept.
+The deleted files are: objects that no version, ledger entry, variant, upload, message or counted update refers to
+(``gym_server.store.usage``), stalled uploads, copies of remote objects, files left in ``staging/`` by killed merges,
+replays and backups, and unreferenced evaluation records. Files younger than the grace age are kept.
 
-Ages are measured by the hub's clock, which does not change when the machine's clock is set
-(``HubClock.earliest_now``). An object's row has the time of the hub's clock. A file has the time of the machine's
-clock, so its age is measured by the earlier of both clocks.
+Ages are measured by the hub's clock, which does not change when the machine's clock is set (``HubClock.earliest_now``).
+Rows of objects are dated by the hub's clock. Files are dated by the machine's clock, so their age is measured by the
+earlier of the two clocks.
 """
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ _TEMPORARY = re.compile(
 )
 _OF_ROUND = re.compile(r"(soup|root)-(\d+)(\.gymdelta)?")
 _BATCH, _REMOTE_BATCH = 200, 1
-"""Maximum number of objects deleted per transaction, in a local and a remote store. A transaction blocks all other
-writers, and a remote deletion may take seconds."""
+"""Maximum number of objects deleted per transaction, in a local and in a remote store. A transaction blocks all other
+writers, and a remote deletion may take seconds.
+"""
 _OVER = ("committed", "aborted")
 
 
 class _Cutoff(NamedTuple):
-    """Nothing newer is deleted: rows by the hub's clock, files by the earlier of the hub's and the machine's clock."""
+    """The times after which rows (hub's clock) and files (earlier of the hub's and the machine's clock) are kept."""
 
     rows: float
     files: float
 
 
 def gc_pass(state: HubState, config: ServerConfig) -> None:
-    """Run one pass of a running hub: delete a limited number of objects, and log and count the deletions."""
+    """Run one gc pass in a running hub: delete a limited number of objects, then log and count the deletions."""
     try:
         found = gc(state, config, max_objects=_PASS_OBJECTS)
     except GymError as error:
@@ -91,13 +92,13 @@ def gc(
     Args:
         state: The hub's state.
         config: The hub's config.
-        grace_seconds: Keep younger files; None: ``storage.keep_unneeded_seconds``.
-        dry_run: Delete nothing, only count.
-        max_objects: Delete at most this many objects, the oldest first; None: all.
+        grace_seconds: Age below which files are kept; defaults to ``storage.keep_unneeded_seconds``.
+        dry_run: Count the files without deleting them.
+        max_objects: Maximum number of objects to delete, oldest first; None for no limit.
 
     Returns:
         ``objects`` and ``object_bytes``, ``staging`` and ``staging_bytes``, ``records`` and ``record_bytes`` that were
-        deleted (or would be), and ``kept`` and ``kept_bytes`` of the objects that stay.
+        deleted (or would be), and ``kept`` and ``kept_bytes`` of the remaining objects.
 
     Raises:
         GymError: ``STATE_LOCKED`` while a backup or another gc runs on the folder.
@@ -150,7 +151,7 @@ def _objects(
         rows = {row.sha256: row.created_at for row in tx.execute(select(objects)).all()}
         merging = tx.execute(select(rounds.c.server_round).where(rounds.c.state == MERGING)).first()
     age = {name: created for name, created in rows.items() if created <= before.rows}
-    if merging is None:  # a merge stores soups before anything refers to them
+    if merging is None:  # a running merge stores soups before anything refers to them
         loose = {name: item.modified_at for name, item in stored.items() if name not in rows}
         age |= {name: modified for name, modified in loose.items() if modified <= before.files}
     wanted = sorted((name for name in age if name not in names), key=age.__getitem__)[:max_objects]
@@ -170,7 +171,7 @@ def _objects(
 def _delete(
     state: HubState, config: ServerConfig, names: list[str], before: float, stored: dict[str, StoredObject]
 ) -> list[str]:
-    """Delete objects with their rows, in one transaction, so that no new reference to one can appear meanwhile."""
+    """Delete objects and their rows in one transaction, so that no new reference to them can appear in between."""
     now = state.clock.earliest_now()
     with state.database.transaction() as tx:
         still = needed(tx, now, config.rewards.stale_rounds)
@@ -195,7 +196,7 @@ def _staging(
         living = set(tx.scalars(select(rounds.c.server_round).where(rounds.c.state.not_in(_OVER))))
     gone = gone_bytes = 0
     for path in [*sorted(store.staging.iterdir()), *store.partial_copies()]:
-        with contextlib.suppress(FileNotFoundError):  # the hub finishes uploads meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the hub may have finished the upload in the meantime
             if path.stat().st_mtime > before or not _is_left(path, open_parts, living):
                 continue
             size = _size(path)

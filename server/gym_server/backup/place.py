@@ -1,4 +1,4 @@
-"""Destinations of backups (a folder or any fsspec URL), and each snapshot's manifest: its files by sha256.
+"""Backup destinations (a folder or any fsspec URL), and the manifest that lists a snapshot's files by sha256.
 
 objects/ab/<sha256>              every object, stored once and shared by snapshots
 snapshots/<time>-<entries>/      database, config, keys and state of one moment, and manifest.json, written last
@@ -29,7 +29,7 @@ from gym_server.store.remote import file_system
 
 MANIFEST = "manifest.json"
 DATABASE = "database"
-"""Name of the database's copy in a snapshot, an SQLite file."""
+"""Name of the database copy in a snapshot, an SQLite file."""
 _READ_BYTES = 1 << 20
 _PARTIAL = ".partial"
 
@@ -42,7 +42,7 @@ class File(StrictModel):
 
 
 class SnapshotManifest(StrictModel):
-    """The content of a snapshot and its ledger state. A snapshot without a manifest is unfinished."""
+    """The files of a snapshot and the state of its ledger. A snapshot without a manifest is unfinished."""
 
     format: Literal["gym-backup-2"] = "gym-backup-2"
     server: str = Field(pattern=r"^s[0-9a-f]{16}$")

@@ -1,7 +1,7 @@
-"""`gym-server restore`: create a hub's folder from a backup, completely or not at all, and sign a restore statement.
+"""Create a hub's folder from a backup atomically (`gym-server restore`), and sign a restore statement.
 
-Everything is restored into a folder next to the new one, checked, signed, and then renamed into place. A killed restore
-leaves only that working folder, which the next one deletes.
+The files are restored into a working folder next to the new one, checked, signed, and then renamed into place. A killed
+restore leaves only the working folder, which the next restore deletes.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ def restore(
         url: Location of the backups.
         folder: A new or empty folder.
         snapshot: Name of the snapshot; None takes the newest.
-        known: The hub's newest head that the coordinator knows of, from any contributor.
+        known: Newest signed head that the coordinator has, from any contributor.
         fork: True to continue although all entries after the snapshot are permanently lost.
         reason: Reason, shown to contributors.
-        database_url: An empty PostgreSQL database, instead of the config's.
-        objects: Location of the objects, instead of the config's ``storage.objects``.
+        database_url: URL of an empty PostgreSQL database to use instead of the config's.
+        objects: Location of the objects to use instead of the config's ``storage.objects``.
 
     Returns:
         ``snapshot``, ``server``, ``entries`` (number of valid ones), ``lost`` (number known to be lost), ``objects``.
 
     Raises:
-        GymError: ``NOT_FOUND`` without such a snapshot; ``FILE_EXISTS`` for a folder that is not empty;
+        GymError: ``NOT_FOUND`` if there is no such snapshot; ``FILE_EXISTS`` for a folder that is not empty;
             ``STATE_CORRUPT`` if the result differs from the backup; ``STALE`` if a newer state is known;
             ``CONFIG_INVALID`` if the config in the backup names a location outside ``folder`` that the caller has not
             given.
@@ -123,8 +123,8 @@ def fork_in_place(
     Args:
         folder: The hub's folder; the hub must not be running.
         reason: Reason, shown to contributors.
-        at_entry: The last valid entry, if the hub has added entries since; None: the newest.
-        known: A head that contributors hold, and that the hub's ledger lacks.
+        at_entry: Number of the last valid entry, if the hub has added entries since; None for the newest.
+        known: A head that contributors have and the hub's ledger does not include.
 
     Raises:
         GymError: ``STATE_LOCKED`` while the hub runs; errors from ``Ledger.restored``.
@@ -149,7 +149,7 @@ def read_head(path: Path) -> SignedHead:
 
 @contextlib.contextmanager
 def _alone(work: Path) -> Iterator[None]:
-    """Yield an empty working folder that nobody else uses; it is deleted afterwards."""
+    """Yield an empty working folder for exclusive use, and delete it afterwards."""
     work.mkdir(mode=0o700, exist_ok=True)
     with folder_lock(work):
         try:
@@ -178,7 +178,7 @@ def _chosen(place: Place, snapshot: str | None) -> tuple[str, SnapshotManifest]:
 
 
 def _newer_head(place: Place, manifest: SnapshotManifest, known: SignedHead | None) -> SignedHead | None:
-    """Return the highest known head beyond the snapshot: from other snapshots, or ``known``."""
+    """Return the highest head beyond the snapshot, from other snapshots or ``known``; None if there is none."""
     heads = [other.signed_head for other in place.manifests().values() if other.server == manifest.server]
     if known is not None and known.head.server != manifest.server:
         raise GymError(
@@ -221,7 +221,7 @@ def _sign(fresh: Path, manifest: SnapshotManifest, lost: SignedHead | None, reas
     if server_id(key.public_key) != manifest.server:
         raise GymError(ErrorCode.STATE_CORRUPT, f"the backup's key is not that of {manifest.server}")
     anchor = fresh / "keys" / NEWEST_HEAD
-    anchor.unlink(missing_ok=True)  # from when the keys were copied, after the database
+    anchor.unlink(missing_ok=True)  # copied after the database, so it may be ahead
     database = Database.open(config.storage.database, fresh)
     try:
         found = Ledger(database, key, anchor)
@@ -241,7 +241,7 @@ def _sign(fresh: Path, manifest: SnapshotManifest, lost: SignedHead | None, reas
 
 
 def _give(fresh: Path, storage: dict[str, str]) -> None:
-    """Write the caller's locations into the restored config: the hub uses them from now on."""
+    """Write the caller's locations into the restored config, which the hub uses from then on."""
     if not storage:
         return
     import yaml

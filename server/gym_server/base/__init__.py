@@ -1,1 +1,1 @@
-"""Serving the base model to contributors who lack it: its files, and the digests of its tensors."""
+"""Serve the files of the base model, and the digests of its tensors, to contributors who do not have it."""

@@ -1,7 +1,7 @@
 """The files of the base model that a hub serves, and the offer that contributors see before they join.
 
-A base file is an object like any other: named by sha256, fetched by ``Download`` with an account's session, within the
-account's limits. It is read in place. A contributor checks every file, and the digest of all tensors.
+A base file is identified by its sha256 and fetched with ``Download``, like any other object, within the account's
+limits. It is read from its original location. Contributors verify every file and the digest of all tensors.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.store.database import Database
 
 _PARTS = 1_000
-"""Files or tensors per message, chosen so that it stays far below the size limit."""
+"""Number of files or tensors per message, which keeps messages far below the size limit."""
 _PUBLIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 
 
 class ServedBase:
-    """The base model of one hub, as offered to contributors.
+    """The base model that a hub offers to its contributors.
 
     Attributes:
         files: The served files; empty if nothing is served.
         licence: The licence in the model card; empty if it names none.
-        why_not: The reason why nothing is served; empty if files are served.
+        why_not: Reason why nothing is served; empty if files are served.
         public_name: Name on the Hugging Face Hub, if the config names the base by it.
-        commit: Commit on the Hugging Face Hub that this hub's files are from.
+        commit: Commit on the Hugging Face Hub from which the files were downloaded.
     """
 
     def __init__(self, config: ServerConfig, base: BaseSpec, database: Database) -> None:
-        """Find the files that may be served; hash those that changed since the last time.
+        """Find the files that may be served, and hash those that changed since the last start.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for ``serve_base: true`` with a base that cannot be served.
@@ -111,7 +111,7 @@ class ServedBase:
         return self._parts
 
     def line(self) -> str:
-        """Return the line that the coordinator sees when the hub starts."""
+        """Return the line about the base that is printed when the hub starts."""
         if not self.files:
             return f"the base is not served to contributors who lack it: {self.why_not}"
         size, licence = readable_bytes(self.num_bytes), self.licence or "licence unknown"

@@ -1,1 +1,1 @@
-"""The `gym-server` commands, one module per group, and their output."""
+"""The `gym-server` command line: one module per group of commands."""

@@ -1,4 +1,4 @@
-"""`gym-server accounts`, `revoke`, `rebind`, `invites` and `variants`: accounts on the hub and their variants."""
+"""The commands that manage accounts: `gym-server accounts`, `revoke`, `rebind`, `invites` and `variants`."""
 
 from __future__ import annotations
 
@@ -202,10 +202,10 @@ def accounts_table(rows: list[dict[str, Any]], wide: bool = False) -> TextTable:
 
 
 def _whole_id(fed: Any, beginning: str) -> str:
-    """Return the id of the account whose id is or starts with ``beginning``.
+    """Return the id of the account whose id starts with ``beginning``.
 
     Raises:
-        GymError: ``NOT_FOUND`` if there is none, ``USAGE`` if there are several.
+        GymError: ``NOT_FOUND`` if no id matches, ``USAGE`` if several do.
     """
     from sqlalchemy import select
 

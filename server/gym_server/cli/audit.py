@@ -1,4 +1,4 @@
-"""`gym-server audit`: record the verdicts of auditors."""
+"""The `gym-server audit` command, which records the verdicts of auditors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gym-server certificate`: show the hub's certificate, request one from an authority, or create a self-signed one."""
+"""The `gym-server certificate` commands, which show, request, install and create the hub's certificate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checks before the first contributor trains: data, model, folders and privacy budget of the coming rounds.
+"""Checks at the start of a hub: the data, model, folders and privacy budget that its rounds need.
 
-A valid config may still name a missing held-out file, or more rounds than its budget pays for. Without these checks the
-first merge would fail, after everybody has trained.
+A valid config may still name a missing held-out file, or more rounds than its privacy budget allows. Without these
+checks the first merge would fail, after all contributors have trained.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from gym_server.store.objects import ObjectStore
 from gym_server.store.room import shortage
 
 ROWS_FOR_PAY = 200
-"""Number of held-out rows in benchmarks/pay.py; with fewer, scores are less certain."""
+"""Number of held-out rows in benchmarks/pay.py; fewer rows give less certain scores."""
 
 
 def check_at_start(state: HubState, config: ServerConfig, recipes: RecipeChanges) -> list[str]:
-    """Check everything that a round of this hub needs and that can be known in advance.
+    """Check everything that a round of this hub needs and that can be checked in advance.
 
     Returns:
-        Warnings that do not prevent serving, one per line.
+        Warnings, one per line; they do not prevent serving.
 
     Raises:
         GymError: The first problem that would cause a failure later, with its config key.
@@ -64,7 +64,7 @@ def check_at_start(state: HubState, config: ServerConfig, recipes: RecipeChanges
 
 
 def _check_newest_soup(folder: Path, store: ObjectStore, round_store: RoundStore) -> None:
-    """Check that the newest soup and its sum are stored: they are missing if an earlier run used another location."""
+    """Check that the newest soup and its sum are stored; they are missing if an earlier run used another location."""
     soups = round_store.soups()
     newest = {soups[-1].sha256, soups[-1].sum_sha256 or soups[-1].sha256} if soups else set()
     if not all(map(store.has, newest)):
@@ -127,7 +127,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _check_evals_data(config: ServerConfig, folder: Path) -> None:
-    """Check the folder of evaluation datasets, even if no suite needs it yet."""
+    """Check the folder of evaluation datasets, even if no suite uses it yet."""
     named = config.gate.evals_data
     if named is not None and not (folder / named).is_dir():
         raise GymError(
@@ -138,7 +138,7 @@ def _check_evals_data(config: ServerConfig, folder: Path) -> None:
 
 
 def _check_trainer(config: ServerConfig) -> None:
-    """Check for the trainer's packages if the hub itself must train: ``requirements-hub.txt`` leaves them out."""
+    """Check for the trainer's packages, which ``requirements-hub.txt`` omits, if the hub itself must train."""
     if config.root is None:
         return
     from gym_fed.core.requirements import require_package
@@ -149,7 +149,7 @@ def _check_trainer(config: ServerConfig) -> None:
 
 
 def _check_data(config: ServerConfig, folder: Path) -> list[Any]:
-    """Return the held-out rows, if the config names any; check the root data too."""
+    """Return the held-out rows that the config names, if any, and check the root data."""
     gate, root = config.gate, config.root
     rows: list[Any] = []
     if gate.heldout is not None:
@@ -164,7 +164,7 @@ def _check_data(config: ServerConfig, folder: Path) -> list[Any]:
 
 
 def _check_model(state: HubState, config: ServerConfig, heldout: list[Any]) -> list[str]:
-    """Check that the base has the weights that the federation began with, and can process the held-out rows."""
+    """Check that the base has the weights that the federation started with, and can process the held-out rows."""
     with _about("gate.evals"):
         suites = suites_of(config.gate, state.folder)
     with _about("base_model"):
@@ -198,7 +198,7 @@ def _check_model(state: HubState, config: ServerConfig, heldout: list[Any]) -> l
 
 
 def _pay_notes(config: ServerConfig, heldout_rows: int) -> list[str]:
-    """Return a warning if the held-out data measures contributions badly, or not at all."""
+    """Return a warning if the held-out data is too small, or missing, to measure contributions."""
     rewards = config.rewards
     if rewards.measures and heldout_rows < ROWS_FOR_PAY:
         return [

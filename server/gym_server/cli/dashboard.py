@@ -1,4 +1,4 @@
-"""`gym-server dashboard` and `dashboard-keys`: the pages of a hub's folder, and the keys to log in to them."""
+"""The `gym-server dashboard` command, and the `dashboard-keys` commands for its login keys."""
 
 from __future__ import annotations
 
@@ -106,5 +106,5 @@ def _keys(folder: Path) -> WebKeys:
     from gym_fed.web.access import KEYS_NAME, WebKeys
     from gym_server.federation import read_config
 
-    read_config(folder)  # raises if it is not a hub's folder
+    read_config(folder)  # raises if the folder has no hub
     return WebKeys(folder / "keys" / KEYS_NAME)

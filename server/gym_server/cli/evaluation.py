@@ -1,5 +1,4 @@
-"""`gym-server eval`, `compare` and `groups`: evaluate versions on suites, and compare them with version 0 and group
-variants."""
+"""The `gym-server eval`, `compare` and `groups` commands, which evaluate versions and compare them."""
 
 from __future__ import annotations
 

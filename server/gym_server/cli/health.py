@@ -1,4 +1,4 @@
-"""`gym-server health`: ask the running hub of a folder over TLS whether it serves, for probes of containers."""
+"""The `gym-server health` command: check over TLS that a hub serves, for container health probes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def health(
 
 
 def _endpoint(folder: Path, address: str | None) -> str:
-    """Return the address to connect to: the given one, or the config's on this machine.
+    """Return the given address, or the config's address as reached from this machine.
 
     Raises:
         GymError: ``FILE_NOT_FOUND`` if there is no hub; ``CONFIG_INVALID``; ``USAGE`` for an invalid address.
@@ -49,7 +49,7 @@ def _endpoint(folder: Path, address: str | None) -> str:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND, f"no hub in {folder}", f"create one: gym-server init --dir {folder}"
         )
-    if address is None:  # only one key: validating the whole config would import torch
+    if address is None:  # reads one key only, since validating the whole config would import torch
         values, _ = parse_config(path, read_config_text(path))
         address = str(values.get("listen", ServerConfig.model_fields["listen"].default))
         where, code = f"{path}: listen", ErrorCode.CONFIG_INVALID
@@ -91,7 +91,7 @@ def _check(folder: Path, address: str, live: bool, timeout: float) -> None:
             reply = HealthStub(channel).Check(request, timeout=timeout)
         except grpc.RpcError as error:
             refused = from_rpc_error(error, address)
-            if refused.code is ErrorCode.BUSY:  # it answers, and limits the calls of this address
+            if refused.code is ErrorCode.BUSY:  # the hub answers, but limits the calls of this address
                 return
             raise GymError(
                 ErrorCode.UNAVAILABLE, f"the hub is not healthy: {refused.message}", refused.hint

@@ -1,4 +1,4 @@
-"""`gym-server init`: create a hub."""
+"""The `gym-server init` command, which creates a hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gym-server ledger`: show, head, verify, export, replay, attribute."""
+"""The `gym-server ledger` commands: show, head, verify, export, replay, rescore and attribute."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def verify(
 
 
 def _compared_with(root_ledger: Path, links: RegionLinks) -> dict[str, Any]:
-    """Compare a region's links with the root's exported ledger; return what was checked."""
+    """Compare a region's links with the root's exported ledger; return the figures of the check."""
     from gym_fed.trust.identity.keys import server_id
     from gym_fed.trust.ledger.export import verify_file
 

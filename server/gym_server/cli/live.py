@@ -1,6 +1,6 @@
-"""Live display of a running hub: contributors, progress of training, missing updates, verdicts, losses.
+"""The live display of a running hub: contributors, training progress, missing updates, verdicts and losses.
 
-It is an observer that polls the database a few times a second and reports changes; the rounds do not depend on it.
+It polls the database a few times a second and reports changes. The rounds do not depend on it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("gym_server")
 
 _POLL_SECONDS = 0.5
 _STEPS = 4
-"""Number of progress reports per task in line output."""
+"""Number of progress lines per task, where output is printed as lines."""
 _MAX_LINES = 20
 """Maximum number of lines per poll; if a thousand contributors join at once, only their number is reported."""
 
@@ -47,7 +47,7 @@ class HubEvent:
 
 
 def changes(before: Snapshot, now: Snapshot) -> list[HubEvent]:
-    """Return the events to report to a coordinator."""
+    """Return the changes between two snapshots, as events for the coordinator."""
     events = [
         HubEvent("joined", f"{_shown(name)} joined", {"contributor": who, "name": name})
         for who, name in now.members.items()
@@ -78,7 +78,7 @@ def changes(before: Snapshot, now: Snapshot) -> list[HubEvent]:
 
 
 def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
-    """Return new verdicts and losses, either of rounds that are ``over`` or of the current one."""
+    """Return new verdicts and losses, of ended rounds if ``over`` is True, else of the current round."""
     events = []
     for update, (number, who, verdict, reason) in now.verdicts.items():
         known = before.verdicts.get(update)
@@ -106,7 +106,7 @@ def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
 
 
 def line_console() -> Console:
-    """Return the console for output lines: that of the live region if both are on one terminal.
+    """Return the console for output lines, which is the live region's console if both are on one terminal.
 
     The region is redrawn below whatever is written to its console.
     """
@@ -120,8 +120,8 @@ class Watcher(AbstractContextManager["Watcher"]):
 
     Args:
         lease_histories: The earlier tasks of contributors.
-        on_event: Called with every event; None reports none.
-        console: Console of a terminal that shows the state at its bottom; None shows none.
+        on_event: Called with every event; None disables reporting.
+        console: Console of a terminal that shows the state at its bottom; None disables the display.
         footer: Lines below that state; lines may be added while the block runs.
     """
 
@@ -140,7 +140,7 @@ class Watcher(AbstractContextManager["Watcher"]):
         self._console = console
         self._footer = footer
         self._is_blind = False
-        """True while the database is unreachable, so that it is logged only once."""
+        """True while the database is unreachable, so that the failure is logged only once."""
         self._before = Snapshot()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
@@ -221,7 +221,7 @@ _LOSSES = 6
 
 
 def region(now: Snapshot, footer: Sequence[str] = ()) -> RenderableType:
-    """Return the state as a few lines; a narrow terminal truncates them.
+    """Render the state as a few lines, which a narrow terminal truncates.
 
     Args:
         now: The snapshot to show.
@@ -244,7 +244,7 @@ def region(now: Snapshot, footer: Sequence[str] = ()) -> RenderableType:
 
 
 def _loss_shown(loss: float) -> str:
-    """Format a loss with four decimals, or with three digits if it is absurdly large, as contributors may report."""
+    """Format a loss with four decimals, or with three significant digits if it is very large."""
     return f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.3g}"
 
 
@@ -281,7 +281,7 @@ def _losses(now: Snapshot) -> list[str]:
 
 
 def _spans(heights: Sequence[int]) -> str:
-    """Format ascending numbers, with consecutive ones as a range: `1, 4 to 6`. A rollback leaves gaps."""
+    """Format ascending numbers, with ranges for consecutive ones, such as `1, 4 to 6`."""
     spans: list[list[int]] = []
     for height in heights:
         if spans and spans[-1][-1] == height - 1:

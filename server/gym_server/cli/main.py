@@ -1,4 +1,4 @@
-"""`gym-server`: init, run, invites, status, rounds, ledger, variants, model. Commands import heavy packages lazily."""
+"""The `gym-server` command line. Commands import heavy packages lazily."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ add_dashboard_commands(app)
 
 def main() -> None:
     """Run the `gym-server` command line."""
-    # At ERROR, gRPC's core writes a line for every caller that names another host or does not finish its handshake.
+    # With ERROR, the gRPC core logs a line for every client that names another host or fails its TLS handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         run_app(app)

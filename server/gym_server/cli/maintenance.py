@@ -1,4 +1,4 @@
-"""`gym-server backup`, `restore`, `check` and `gc`: maintenance of a hub's data."""
+"""The commands that maintain a hub's data: `gym-server backup`, `restore`, `check` and `gc`."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def gc(
 
 
 def parse_duration(text: str) -> float:
-    """Parse ``30m``, ``1h``, ``7d`` or ``90s`` to seconds.
+    """Convert a duration such as ``90s``, ``30m``, ``1h`` or ``7d`` to seconds.
 
     Raises:
         GymError: ``USAGE`` quoting an invalid duration.

@@ -1,4 +1,4 @@
-"""`gym-server mirror`: serve a verified, read-only copy of another hub."""
+"""The `gym-server mirror` command, which serves a verified, read-only copy of another hub."""
 
 from __future__ import annotations
 

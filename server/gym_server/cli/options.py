@@ -1,4 +1,4 @@
-"""Options shared by the `gym-server` commands: ``--dir``, and a function that opens the hub of that folder."""
+"""Options shared by the `gym-server` commands, and a function that opens the hub in ``--dir``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_FOLDER = Path("hub")
 
 @contextmanager
 def opened(folder: Path, overrides: tuple[str, ...] = ()) -> Iterator[Federation]:
-    """Open a folder's hub with a spinner. Import slow packages inside the block."""
+    """Open the hub in a folder, showing a spinner. Import slow packages inside the block."""
     with spinner("opening the hub"):
         from gym_server.federation import Federation
 

@@ -1,4 +1,4 @@
-"""The prompts of `gym-server init`: each on one line, with a default for Enter, and repeated after a mistake."""
+"""The prompts of `gym-server init`. Each has a default and is repeated after an invalid answer."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class _HubQuestion(NamedTuple):
     label: str
     why: str
     read: Callable[[str], Any]
-    """Parses the typed text; raises ``GymError`` for a value that the config would refuse."""
+    """Function that parses the typed text; raises ``GymError`` for a value that the config would refuse."""
 
 
 def choose(given: Mapping[str, object], may_ask: bool) -> HubChoices:
-    """Collect the settings of a new hub from flags, or by prompts if there are none and a terminal is present.
+    """Collect the settings of a new hub from flags, or from prompts if no flag is given on a terminal.
 
     Args:
-        given: Values of flags by field of ``HubChoices``; None for flags that were not given.
-        may_ask: True to prompt if no flag was given; False uses the defaults.
+        given: Flag values by field of ``HubChoices``; None for flags that were not given.
+        may_ask: If True, prompt when no flag was given; otherwise use the defaults.
 
     Raises:
         GymError: The first invalid flag, with its name.
@@ -94,7 +94,7 @@ def _base_model(text: str) -> str:
 
 
 def _folder(text: str) -> str:
-    """Return the absolute path of a folder or file, since the hub may be started anywhere; keep model names."""
+    """Return the absolute path of a folder or file, since the hub may be started anywhere; model names are kept."""
     path = Path(text).expanduser()
     return str(path.absolute()) if path.exists() else text
 
@@ -123,7 +123,7 @@ def _address(text: str) -> str:
 
 
 def _rows(example: str, text: str) -> str | None:
-    """Return the absolute path of a file, or ``task:`` names, after checking that there is at least one row."""
+    """Return the absolute path of a data file, or ``task:`` names, after checking that it has at least one row."""
     if text == _NONE:
         return None
     from gym_fed.data.rows import as_kind
@@ -178,7 +178,7 @@ def _require(values: dict[str, Any]) -> None:
 
 
 def _own_address() -> str:
-    """Return this machine's address on the route to the internet; empty if it has none. No packet is sent."""
+    """Return this machine's address on its default route; empty if it has none. No packet is sent."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737)
         return str(probe.getsockname()[0])

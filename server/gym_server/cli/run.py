@@ -1,4 +1,4 @@
-"""`gym-server run`: the gRPC hub on the event loop and the Flower strategy on a thread, in one process."""
+"""Run a hub (`gym-server run`): the gRPC service on the event loop and the Flower strategy on a thread."""
 
 from __future__ import annotations
 
@@ -62,14 +62,15 @@ LOG_LEVELS = {
 
 _GRACE_SECONDS = 5.0
 _DRAIN_SECONDS = 3.0
-"""Seconds for which a finished hub still answers, so that contributors can fetch their last verdict and balance."""
+"""How long a finished hub keeps answering, in seconds, so that contributors can fetch their last verdict and balance.
+"""
 
 _CALL_THREADS = 8
-"""Threads for the database work of calls; long work has its own threads (``gym_server.rpc.threads``)."""
+"""Number of threads for the database work of calls; long work has its own threads (``gym_server.rpc.threads``)."""
 _TENURE_SECONDS = 2.0
-"""Time between two checks of the lock on the database, in seconds."""
+"""Interval between checks of the database lock, in seconds."""
 _AWAY_SECONDS = 3.0
-"""Seconds that the strategy waits if the database or the object store is unreachable."""
+"""How long the strategy waits if the database or the object store is unreachable, in seconds."""
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
@@ -87,23 +88,23 @@ def run_hub(
     on_change: Callable[[VersionChange], None] | None = None,
     server_app: Callable[[Grid], None] | None = None,
 ) -> str:
-    """Serve until stopped, or until all rounds are committed with ``exit_when_done``.
+    """Serve until stopped or, with ``exit_when_done``, until all rounds are committed.
 
     Args:
         folder: The hub's folder, created by `gym-server init`.
         overrides: ``a.b=value`` settings that override the config file.
-        insecure: Serve plain text, only on loopback addresses.
+        insecure: Serve without TLS; only allowed on loopback addresses.
         exit_when_done: Exit when the rounds are done, instead of continuing to serve.
         dashboard: ``host:port`` of the dashboard; None uses the config's.
         on_listening: Called once with the federation and the port.
         on_dashboard: Called once with the URL of the dashboard, if there is one.
         on_round: Called after each ended round.
-        on_change: Called with the comparison to version 0 when the rounds are done; None, or ``check: false`` in the
-            config, skips it.
+        on_change: Called with the comparison with version 0 when the rounds are done; the comparison is skipped if this
+            is None or the config has ``check: false``.
         server_app: Function that runs on the grid instead of DeltaSoup, such as any Flower strategy's ``start``.
 
     Returns:
-        The reason why all work is done; empty if the hub was stopped before.
+        The reason why the hub finished; empty if it was stopped before.
 
     Raises:
         GymError: ``STATE_LOCKED``, ``CONFIG_INVALID``, ``ADDRESS_IN_USE``, ``UNAVAILABLE``.
@@ -165,7 +166,7 @@ def run_hub(
 
 
 def _dashboard_of(fed: Federation, listen: str | None) -> AbstractContextManager[Dashboard | None]:
-    """Open the dashboard set on the command line or in the config, binding its address; None if neither sets one."""
+    """Open the dashboard at the address of the command line or the config; None if neither sets one."""
     config = fed.config.dashboard
     if listen is None and config is None:
         return nullcontext()
@@ -176,7 +177,7 @@ def _dashboard_of(fed: Federation, listen: str | None) -> AbstractContextManager
 
 
 def gate_line(gate: GateConfig) -> str:
-    """Return the tasks that every soup is evaluated on before it is committed; empty without a gate."""
+    """Return a line with the tasks that every soup is evaluated on before its commit; empty if there is no gate."""
     parts = [
         f"gate.evals {entry.suite} ({counted(entry.limit, 'row')} of each task, "
         f"a drop of at most {entry.max_drop:g} with "
@@ -277,7 +278,7 @@ class _Server:
         return ending
 
     async def _report_change(self, stop_waiter: asyncio.Task[Any]) -> None:
-        """Compare the newest version with version 0 in a separate process, until a stop."""
+        """Compare the newest version with version 0 in a separate process, which ends if the hub is stopped."""
         if self._on_change is None:
             return
         from gym_server.evaluations.change_process import ChangeRun
@@ -299,14 +300,14 @@ class _Server:
                 return server.add_insecure_port(address)
             pair = served_pair(self._fed.folder, self._fed.passphrase.get)
             return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-        except RuntimeError as error:  # for example if the port was taken just now
+        except RuntimeError as error:  # for example, if another process has just taken the port
             require_free(address)
             raise GymError(
                 ErrorCode.UNAVAILABLE, f"cannot listen on {address}: {error}", "change `listen`"
             ) from error
 
     async def _keep_hub_lock(self, done: asyncio.Event) -> None:
-        """Stop the hub if another one has taken over its database."""
+        """Stop this hub if another one has taken over its database."""
         while True:
             await asyncio.sleep(_TENURE_SECONDS)
             try:
@@ -319,7 +320,7 @@ class _Server:
                 return
 
     async def _keep_clock(self) -> None:
-        """Follow the machine's clock, and report if it was set or differs from most contributors' clocks."""
+        """Track the machine's clock, and report if it was set or differs from most contributors' clocks."""
         watch = ClockWatch(self._fed.clock, self._fed.contributor_clocks)
         while True:
             await asyncio.sleep(_TENURE_SECONDS)
@@ -329,7 +330,7 @@ class _Server:
                 log.debug("%s", error)  # the strategy reports it
 
     async def _follow_root(self) -> None:
-        """End the running round of a region when its root has a new version, and record the root's receipts."""
+        """End a region's current round when its root has a new version, and record the root's receipts."""
         region = Region.of(self._fed.state, self._fed.live_config, self._fed.steering)
         while region is not None:
             await asyncio.sleep(_TENURE_SECONDS)
@@ -348,7 +349,7 @@ class _Server:
             except (StoreAway, GymError, OSError, SQLAlchemyError) as error:
                 GC_PASSES.labels("failed").inc()
                 log.warning("gc failed; trying again in %s: %s", readable_seconds(PASS_SECONDS), error)
-            except Exception:  # one unreadable row must not end all later passes
+            except Exception:  # one unreadable row must not prevent later passes
                 GC_PASSES.labels("failed").inc()
                 log.exception("gc failed; nothing was deleted this time")
             await asyncio.sleep(PASS_SECONDS)

@@ -1,4 +1,4 @@
-"""`gym-server init`: create a hub's folder with keys, certificate, database and a commented config; how to join it."""
+"""Create a hub's folder (`gym-server init`) with keys, certificate, database and a commented config."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gym_server.store.database import Database
 
 _AGGREGATOR = "byzantine_evidence"
 _LEAST_OPEN_PORT = 1024
-"""Lowest port that users other than root may listen on."""
+"""Lowest port that unprivileged users may listen on."""
 
 _PRIVATE = {
     "norm_ratio": "null",
@@ -39,12 +39,12 @@ _PRIVATE = {
     "min_norm_ratio": "0",
     "score": "participation",
 }
-"""Values under ``privacy``, which rules out every check and score that compares updates."""
+"""Config values with differential privacy, which rules out all checks and scores that compare updates."""
 
 
 @dataclass(frozen=True)
 class HubChoices:
-    """The settings that `gym-server init` offers; all others have a default and a comment in the file."""
+    """The settings that `gym-server init` offers; all others have a default and a comment in the config file."""
 
     base_model: str = "gym-nano"
     name: str = "a gym-fed community"
@@ -53,11 +53,11 @@ class HubChoices:
     """Address ``host:port`` at which contributors reach the hub."""
     heldout: str | None = None
     root_data: str | None = None
-    """Clean rows on which long updates are judged."""
+    """File of trusted rows against which updates of unusual length are judged."""
     num_rounds: int = 10
     min_contributors: int = 3
     epsilon: float | None = None
-    """Budget of differential privacy for all rounds; None for no privacy."""
+    """Differential privacy budget for all rounds; None disables differential privacy."""
 
     @property
     def is_local(self) -> bool:
@@ -75,18 +75,18 @@ class HubChoices:
 
     @property
     def aggregator(self) -> str:
-        """The rule: with ``epsilon`` the accounted one that keeps the most accuracy under attack."""
+        """The aggregation rule; with ``epsilon``, the private rule that keeps the most accuracy under attack."""
         if self.epsilon is None:
             return _AGGREGATOR
         return ReleasePrivacy().best_rule(has_root=self.root_data is not None)
 
     @property
     def num_malicious_nodes(self) -> int:
-        """Return the number of malicious updates that the smallest round can outvote."""
+        """Return the number of malicious updates that a round of the minimum size can tolerate."""
         return int(AGGREGATORS.type_of(self.aggregator).default_malicious(self.min_contributors))
 
     def _privacy(self) -> dict[str, str]:
-        """Return the values of ``privacy`` and of what it needs; without ``epsilon``, of its comment."""
+        """Return the values of ``privacy`` and the keys it depends on; without ``epsilon``, those of the comments."""
         if self.epsilon is None:
             return {
                 "norm_ratio": "4.0",
@@ -108,7 +108,7 @@ class HubChoices:
         return {**_PRIVATE, "on": "", "noise_multiplier": f"{multiplier:g}", "epsilon": f"{self.epsilon:g}"}
 
     def _recipe(self) -> dict[str, str]:
-        """Return the recipe's values for the base; a base that is not on this machine counts as large."""
+        """Return the recipe values for the base; a base that is not on this machine counts as large."""
         weights = count_stored_weights(self.base_model)
         draft = TrainingConfig(model=self.base_model)
         chosen = {
@@ -166,14 +166,14 @@ def require_new(folder: Path) -> None:
 def init_hub(
     folder: Path, choices: HubChoices, passphrase: Callable[[], bytes] | None = None
 ) -> tuple[str, str]:
-    """Create a hub's folder; keys are encrypted with the passphrase that ``passphrase`` returns, if it is given.
+    """Create a hub's folder; keys are encrypted if ``passphrase`` is given, with the passphrase that it returns.
 
     Returns:
         The hub's id and its TLS fingerprint.
 
     Raises:
-        GymError: ``FILE_EXISTS`` if there is a hub already; ``CONFIG_INVALID`` for values that the schema refuses;
-            ``MODEL_INVALID`` for a base with missing or extra tensors.
+        GymError: ``FILE_EXISTS`` if the folder already has a hub; ``CONFIG_INVALID`` for values that the schema
+            refuses; ``MODEL_INVALID`` for a base with missing or extra tensors.
     """
     require_new(folder)
     require_same_tensors(choices.base_model)
@@ -203,7 +203,7 @@ def join_commands(
     Args:
         folder: The hub's folder, as the coordinator names it.
         fingerprint: Fingerprint of the hub's TLS key; empty for plain text.
-        port: The hub's port, if the config leaves it open.
+        port: Port that the hub listens on, if the config does not set it.
     """
     file, address = folder / CONFIG_NAME, _address(config, port)
     if address is None:
@@ -235,7 +235,7 @@ def steps_after_init(folder: Path, config: ServerConfig, fingerprint: str) -> li
 
 
 def notes_after_init(config: ServerConfig) -> list[str]:
-    """Return notes on consequences of the choices that may be surprising."""
+    """Return notes on consequences of the settings that may surprise the coordinator."""
     from gym_fed.base.files import REDISTRIBUTABLE, licence_of
     from gym_fed.base.models import NANO, resolve
 
@@ -273,7 +273,7 @@ def notes_after_init(config: ServerConfig) -> list[str]:
 
 
 def _privacy_notes(config: ServerConfig) -> list[str]:
-    """Return which rule privacy selected, what it costs, and how much noise a round of the smallest size gets."""
+    """Return notes on the selected private rule, its cost, and the noise in a round of the minimum size."""
     from gym_fed.privacy.accountant import NoiseEvent, epsilon
 
     privacy, rounds = config.privacy, config.rounds.num_rounds
@@ -298,7 +298,7 @@ def _privacy_notes(config: ServerConfig) -> list[str]:
 
 
 def short_join_command(steps: Sequence[tuple[str, str]]) -> str:
-    """Return the first step on one line, without the fingerprint, which the client then shows for comparison."""
+    """Return the first step on one line, without the fingerprint, which the client then asks the user to compare."""
     label, command = steps[0]
     return f"{label}: {command.partition(' --fingerprint')[0]}"
 

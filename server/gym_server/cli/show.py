@@ -1,4 +1,4 @@
-"""Output of the commands: plain data first (``--json``), and tables made from it."""
+"""Data that commands show, as plain values (``--json``) and as tables."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def rounds_of(database: Database, round_store: RoundStore) -> list[dict[str, Any
 
 
 def _set_aside(database: Database, names: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the unreadable replies by round."""
+    """Return the unreadable replies, by round."""
     query = (
         select(messages.c.group_id, messages.c.receipt, nodes.c.contributor)
         .join(nodes, nodes.c.node_id == messages.c.node_id)
@@ -266,7 +266,7 @@ def privacy_lines(facts: dict[str, Any]) -> Iterator[str | TextTable]:
 
 
 def rewards_shown(config: ServerConfig, database: Database, payouts: Payouts) -> dict[str, Any]:
-    """Return the reward rule, and every contributor that has an account or ever sent an update."""
+    """Return the reward rule, and every contributor that has an account or has sent an update."""
     pay = config.rewards
     with database.reading() as tx:
         names = {row.contributor: row.name for row in tx.execute(select(accounts))}

@@ -1,4 +1,4 @@
-"""The state of a hub at one moment, read from its database: the round, active contributors, verdicts, losses."""
+"""A snapshot of a hub's state, read from its database: the round, active contributors, verdicts and losses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TaskProgress:
 
     name: str
     outcome: str
-    """Empty while the answer is awaited, else replied, failed or lost."""
+    """Empty while the task is open, else ``replied``, ``failed`` or ``lost``."""
     phase: str = ""
     done: int = 0
     total: int = 0
@@ -53,10 +53,10 @@ class VersionLoss(NamedTuple):
     """The loss of one version.
 
     Attributes:
-        server_round: The round that made it; 0 for version 0.
+        server_round: Round that created the version; 0 for version 0.
         loss: The loss, in nats per token.
-        source: What it was measured on.
-        before: Loss of the parent version on the same held-out rows; None without held-out rows.
+        source: Data that the loss was measured on.
+        before: Loss of the parent version on the same held-out rows; None if there are no held-out rows.
     """
 
     server_round: int
@@ -72,7 +72,7 @@ class Snapshot:
     server_round: int = 0
     state: str = ""
     deadline: float | None = None
-    """None in continuous rounds, which have none."""
+    """Deadline of the round (Unix seconds); None in continuous rounds."""
     tasks: dict[int, TaskProgress] = field(default_factory=dict)
     """Tasks by node id."""
     members: dict[str, str] = field(default_factory=dict)
@@ -81,22 +81,22 @@ class Snapshot:
     verdicts: dict[str, tuple[int, str, str, str]] = field(default_factory=dict)
     """Round, contributor, verdict and reason of each update of the current and the previous round, by update."""
     losses: dict[int, VersionLoss] = field(default_factory=dict)
-    """The losses of the last versions that lead to the current one, by height; version 0 if its held-out loss is
-    known."""
+    """Losses of the newest ancestors of the current version, by height, and of version 0 if its held-out loss is known.
+    """
     version: int = 0
     """Height of the current version; it decreases after `gym-server rollback`."""
     committed: int = 0
-    """Number of rounds, of ``num_rounds``, that lead to the current version."""
+    """Number of committed rounds, out of ``num_rounds``, in the current version."""
     num_rounds: int = 0
     quorum: int = 0
     merge: str = ""
     """Phase and steps of the merge, as text; empty unless the state is merging."""
     reason: str = ""
-    """The reason why the last round was aborted."""
+    """Reason why the last round was aborted."""
     pause: str = ""
-    """The pause by the coordinator; empty if there is none."""
+    """Description of the coordinator's pause; empty if there is none."""
     seen_at: float = field(default_factory=time.time)
-    """The hub's time of the snapshot."""
+    """Time of the snapshot by the hub's clock, Unix seconds."""
 
     @property
     def admitted(self) -> int:
@@ -108,7 +108,7 @@ class Snapshot:
 
     @property
     def awaited(self) -> int:
-        """Number of contributors at work; 0 once the round is over."""
+        """Number of contributors with an open task; 0 once the round is over."""
         if self.state not in ("open", "collecting"):
             return 0
         return sum(not task.outcome for task in self.tasks.values())
@@ -117,7 +117,7 @@ class Snapshot:
 def look(
     state: HubState, config: ServerConfig, lease_histories: LeaseHistoryCache, before: Snapshot | None = None
 ) -> Snapshot:
-    """Read the hub's state, without changes and without waiting for a writer.
+    """Read the hub's state without writing and without waiting for a writer.
 
     Args:
         lease_histories: The earlier tasks of contributors.
@@ -180,7 +180,7 @@ def look(
 
 
 def _loss(tx: Connection, version: Any) -> VersionLoss | None:
-    """Return the loss of a version on the held-out data, or else the one that its contributors report."""
+    """Return the loss of a version on the held-out data, or else the loss that its contributors report."""
     if version.heldout_after is not None:
         return VersionLoss(version.server_round, version.heldout_after, "held-out", version.heldout_before)
     merged = (updates.c.server_round == version.server_round) & (updates.c.verdict == "merged")

@@ -1,4 +1,4 @@
-"""`gym-server pause`, `resume`, `skip` and `rollback` of rounds, and `recipe show` and `set`."""
+"""The commands that steer rounds: `gym-server pause`, `resume`, `skip`, `rollback`, `recipe show` and `recipe set`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def rollback(
         from gym_server.strategy.backoff import end_wait
 
         facts = fed.steering.rollback(version, reason)
-        end_wait(fed.database)  # a running hub may be waiting after failed rounds
+        end_wait(fed.database)  # a running hub may be waiting after a failed round
     ended = "" if facts.aborted_round is None else f"; round {facts.aborted_round} is aborted"
     print_result(
         as_json,
@@ -132,7 +132,7 @@ def change(
         settings_after = with_settings(known, changes)
         after = fed.source.config(settings_after)
         values = _values(after)
-        # A value equal to the file's needs no setting, so that it follows the file again.
+        # A value equal to the file's is not stored, so that later changes of the file apply again.
         overrides = {
             key: text
             for key, text in settings_after.items()
@@ -152,7 +152,7 @@ def change(
 
 
 def recipe_of(config: ServerConfig, source: ConfigText, recipes: RecipeChanges) -> dict[str, Any]:
-    """Return the values in force, the digest, and the file's values that are overridden, by key."""
+    """Return the current values, their digest, and the overridden values of the file by key."""
     from gym_server.rounds.recipes import recipe_digest
 
     values, file = _values(config), _values(source.config())
@@ -172,10 +172,10 @@ def _values(config: ServerConfig) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> tuple[str, str]:
-    """Parse a setting to its key and YAML text.
+    """Split a setting into its key and YAML text.
 
     Raises:
-        GymError: ``USAGE`` for a key outside of the two sections.
+        GymError: ``USAGE`` for a key outside ``recipe`` and ``codec``.
     """
     from gym_fed.config.hub.task import SECTIONS
 

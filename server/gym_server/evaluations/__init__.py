@@ -1,1 +1,1 @@
-"""Evaluations on the hub: of every soup before its commit, and of versions on request."""
+"""Evaluations that a hub runs: of every soup before its commit, and of versions on request."""

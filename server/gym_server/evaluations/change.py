@@ -1,4 +1,4 @@
-"""Compare a version with version 0: the loss on held-out rows, and how much of the base's knowledge is retained."""
+"""Compare a version with version 0 by held-out loss and by retention of the base's knowledge."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class VersionChange(StrictModel):
     height: int
     digest: str
     held_out: RowMetric | None
-    """Loss on ``gate.heldout`` at version 0 and at this version; None without held-out rows."""
+    """Loss on ``gate.heldout`` at version 0 and at this version; None if there are no held-out rows."""
     retention: Retention | None
-    """Loss on general questions and texts; None if the base does not know them."""
+    """Loss on general questions and texts; None if the base performs too poorly on them to measure retention."""
     notes: list[str]
-    """Measurements that were skipped, with reasons."""
+    """Skipped measurements, with the reasons."""
 
     @property
     def lines(self) -> list[str]:
@@ -83,14 +83,14 @@ def measure_change(
     on_begin: Callable[[int], object] = ignore_progress,
     on_done: OnDone = ignore_progress,
 ) -> VersionChange:
-    """Measure version 0 and the version that the soups lead to.
+    """Measure version 0 and the version that results from the soups.
 
     Args:
-        model: The hub's model, at any version; afterwards it is at the measured one.
-        soups: Soups that lead to the version.
+        model: The hub's model, at any version; it is left at the measured version.
+        soups: Soups from the base to the version.
         height: Height of the version.
-        on_begin: Called with the number of losses and answers to compute.
-        on_done: Called with the number of those that were just computed.
+        on_begin: Called with the total number of losses and answers to compute.
+        on_done: Called with the number of losses and answers just computed.
 
     Raises:
         GymError: See ``HubModel.follow``.

@@ -1,7 +1,7 @@
 """Run ``measure_change`` in a separate process: `python -m gym_server.evaluations.change_process`.
 
-The job is one line of JSON on standard input, and the result is written to standard output. The process opens neither
-the hub's database nor its keys, and ends with its parent process.
+The job is one line of JSON on standard input, and the result is written to standard output. The process does not open
+the hub's database or keys, and exits when its parent exits.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ log = logging.getLogger("gym_server")
 
 
 class ChangeJob(StrictModel):
-    """The version to measure."""
+    """The description of the version to measure, sent to the child process."""
 
     source: str
     """Model id or folder to load the base from."""
     base: dict[str, Any]
     """The base, from ``BaseSpec.to_dict``."""
     soups: list[SoupReference]
-    """Soups that lead to the version."""
+    """Soups from the base to the version."""
     height: int
     objects: str
     """URL or folder of the hub's object store."""
@@ -53,7 +53,7 @@ class ChangeJob(StrictModel):
     max_local_copy_bytes: int
     gate: GateConfig
     folder: Path
-    """The hub's folder, which relative paths of the gate are resolved against."""
+    """The hub's folder; relative paths in the gate's config are resolved against it."""
 
 
 class ChangeRun:
@@ -70,7 +70,7 @@ class ChangeRun:
         self._is_stopped = False
 
     def result(self) -> VersionChange | None:
-        """Wait for the result; None before the first version, after ``stop``, or if it failed (which is logged)."""
+        """Wait for the result; None before the first version, after ``stop``, or after a logged failure."""
         from gym_server.evaluations.change import VersionChange
 
         try:
@@ -103,7 +103,7 @@ class ChangeRun:
 
 
 def main() -> None:
-    """Run the job from standard input."""
+    """Run the job that is read from standard input."""
     job = ChangeJob.model_validate_json(sys.stdin.buffer.readline())
     leave_at_eof()
     try:

@@ -1,7 +1,8 @@
-"""The gate's evaluations: a merged soup is compared with its parent version, on rows drawn by a secret seed.
+"""The gate's evaluations, which compare a merged soup with its parent version on rows drawn by a secret seed.
 
 A task's drop is the mean paired difference over those rows. The soup is rolled back if the lower confidence bound of
-the drop is above the config's limit: 64 rows cannot resolve 2 points, and chance alone must not end a round.
+the drop is above the config's limit. 64 rows cannot resolve a drop of 2 points, so the bound keeps noise from ending a
+round.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = logging.getLogger("gym_server")
 
 @dataclass(frozen=True)
 class TaskDrop:
-    """The drop of one task's score caused by a soup.
+    """The drop in one task's score that a soup causes.
 
     Attributes:
         task: Name of the task.
@@ -139,10 +140,10 @@ class RoundEvaluation:
 
         Args:
             soup: The round's soup.
-            version: Digest of the version that it makes.
+            version: Digest of the version that the soup creates.
 
         Returns:
-            The reason to roll the soup back; empty if it passes.
+            The reason for rolling the soup back; empty if it passes.
         """
         self._soup, self._version = soup.report.sha256, version
         before = self._measured()
@@ -181,7 +182,7 @@ class RoundEvaluation:
         return "; ".join(reasons)
 
     def value_with(self, soup: Soup) -> float:
-        """Return the mean score of another soup of the round over all tasks, on the same rows; higher is better."""
+        """Return another soup's mean score over all tasks, on the same rows; higher is better."""
         with self._model.applied(soup.path):
             found = self._measured()
         return sum(map(mean_value, found)) / len(found)
@@ -250,7 +251,7 @@ class RoundEvaluation:
 def evaluation_of(
     state: HubState, config: ServerConfig, model: HubModel, server_round: int
 ) -> RoundEvaluation | None:
-    """Return the evaluation of a round that the config defines; None if it defines none."""
+    """Return the evaluation that the config defines for a round; None if it defines none."""
     if not config.gate.evals:
         return None
     return RoundEvaluation(state, config, model, server_round, suites_of(config.gate, state.folder))

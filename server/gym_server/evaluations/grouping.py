@@ -1,10 +1,10 @@
-"""Groups of contributors whose updates disagree permanently, and a variant of the base for each of them.
+"""Find groups of contributors whose updates persistently disagree, and build a variant of the base for each.
 
-If the rows of two parts of a community ask for different answers (two languages, two styles), their updates keep
+If two parts of a community train on data with different targets (two languages, two styles), their updates keep
 pointing in different directions, and the common version is a compromise. Contributors are split by the mean cosine of
 their updates over rounds (Sattler et al. 2019, "Clustered Federated Learning", arXiv 1910.01991, which splits by the
 cosines of one round). Each group's variant is the base with the soups of that group's updates in place of the common
-ones. It is offered only if it improves held-out rows beyond the error of the measurement.
+ones. The variant is offered only if it lowers the held-out loss by more than the error of the measurement.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from gym_server.rounds.soups import Ingredients, make_soup
 from gym_server.state import HubState
 
 MIN_MEMBERS = 2
-"""Minimum size of a group: the variant of a single contributor is a personal variant."""
+"""Minimum size of a group; a variant for a single contributor is a personal variant."""
 MAX_ROUNDS = 10
 _MIN_ROUNDS = 2
-"""Rounds that a contributor must have been merged in to be assigned to a group."""
+"""Minimum number of rounds with a merged update before a contributor is assigned to a group."""
 _STANDARD_ERRORS = 2.0
 
 
@@ -52,7 +52,7 @@ def find_groups(
     max_rounds: int = MAX_ROUNDS,
     on_step: Callable[[str], object] = lambda _: None,
 ) -> CommunityGroups:
-    """Split the contributors of the last rounds in two, and measure a variant of the base for each group.
+    """Split the contributors of the last rounds into two groups, and measure a variant of the base for each.
 
     A held-out row is assigned to the group whose variant fits its even tokens better, and gains are measured on its odd
     tokens, so that the assignment does not favour either.
@@ -65,9 +65,9 @@ def find_groups(
         on_step: Called with a description of each step before it begins.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with privacy, secure aggregation or without held-out rows, ``NOT_FOUND`` without
-            two committed rounds, ``FILE_EXISTS`` for an output folder that is not empty, and errors from
-            ``ingredients_of``.
+        GymError: ``CONFIG_INVALID`` with privacy, with secure aggregation, or if there are no held-out rows;
+            ``NOT_FOUND`` if there are fewer than two committed rounds, ``FILE_EXISTS`` for an output folder that is not
+            empty, and errors from ``ingredients_of``.
     """
     _require_open(config)
     if output is not None and output.exists() and any(output.iterdir()):
@@ -108,7 +108,7 @@ def find_groups(
 def split(similarity: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Split n items in two by the sign of the leading eigenvector of the centred similarities ``[n, n]``.
 
-    The diagonal is ignored. The side with the first item is True.
+    The diagonal is ignored. The group of the first item is True.
     """
     values = similarity.copy()
     count = len(values)
@@ -142,7 +142,7 @@ def _require_open(config: ServerConfig) -> None:
 def _mean_cosines(state: HubState, rounds: Sequence[Ingredients]) -> tuple[list[str], NDArray[np.float64]]:
     """Return the contributors of at least ``_MIN_ROUNDS`` rounds, and the mean cosines ``[n, n]`` of their updates.
 
-    Two contributors who never met in a round get the mean of all others.
+    Two contributors with no round in common get the mean of all other pairs.
     """
     seen: dict[str, int] = {}
     sums: dict[tuple[str, str], list[float]] = {}
@@ -177,7 +177,7 @@ def _cosines(state: HubState, round_: Ingredients) -> NDArray[np.float64]:
 
 
 def _means(similarity: NDArray[np.float64], sides: NDArray[np.bool_]) -> tuple[float, float]:
-    """Return the mean similarity of pairs on one side, and of pairs across; 0.0 if there are none."""
+    """Return the mean similarity within groups and between groups; 0.0 if there are no such pairs."""
     same = sides[:, None] == sides
     apart = ~np.eye(len(sides), dtype=bool)
     inside, across = similarity[same & apart], similarity[~same]
@@ -233,7 +233,7 @@ def _result(
         )
     gains = common.sums[chosen] - own.sums[chosen]
     gain = float(gains.sum()) / total
-    residuals = gains - gain * counts  # of a ratio of sums over rows
+    residuals = gains - gain * counts  # residuals of a ratio of sums over rows
     stderr = math.sqrt(float((residuals**2).sum()) * rows / max(1, rows - 1)) / total
     return GroupResult(
         contributors=list(group),
@@ -271,7 +271,7 @@ def _write_variant(
 
 
 def _part_of(round_: Ingredients, group: set[str]) -> Ingredients | None:
-    """Return the round with the updates of a group; None if they are too few for its rule."""
+    """Return the round with only a group's updates; None if there are too few of them for its rule."""
     kept = [i for i, manifest in enumerate(round_.manifests) if manifest.contributor in group]
     malicious = round_.recipe.num_malicious_nodes * len(kept) // max(1, len(round_.manifests))
     recipe = round_.recipe.model_copy(
@@ -288,7 +288,7 @@ def _part_of(round_: Ingredients, group: set[str]) -> Ingredients | None:
         return None
     weights = None if round_.weights is None else [round_.weights[i] for i in kept]
     manifests = [round_.manifests[i] for i in kept]
-    # Verdicts on lengths were measured on the common soup, so the group's soup uses the rule's budget instead.
+    # The length evidence was measured on the common soup, so the group's soup uses the rule's own length limit.
     return replace(round_, recipe=recipe, manifests=manifests, weights=weights, evidence=None)
 
 

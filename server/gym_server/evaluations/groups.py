@@ -1,4 +1,4 @@
-"""The stored result of a search for groups of contributors (``gym_server.evaluations.grouping``)."""
+"""Store the result of a search for groups of contributors (``gym_server.evaluations.grouping``)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gym_server.state import HubState
 from gym_server.store.tables import settings
 
 GROUPS_KEY = "groups"
-"""Setting with the last result."""
+"""Key of the setting that stores the last result."""
 
 
 class GroupResult(StrictModel):
-    """One group, and its variant's loss on the held-out rows that it fits better than the other group's variant.
+    """One group, and its variant's loss on the held-out rows that this variant fits best.
 
     Attributes:
         contributors: Ids of the members.
@@ -43,7 +43,7 @@ class CommunityGroups(StrictModel):
     Attributes:
         height: Height of the version that the groups are compared with.
         first_round: First of the rounds whose updates were compared.
-        last_round: Last of them.
+        last_round: Last of these rounds.
         within: Mean cosine of two updates of one group in the same round.
         between: Mean cosine of two updates of different groups.
         groups: The groups; empty if no split leaves two contributors on each side.
@@ -85,7 +85,7 @@ class CommunityGroups(StrictModel):
 
 
 def save_groups(state: HubState, found: CommunityGroups) -> None:
-    """Store the result for the dashboard; it replaces the earlier one."""
+    """Store the result for the dashboard, replacing the earlier one."""
     state.database.set(GROUPS_KEY, found.model_dump_json())
 
 

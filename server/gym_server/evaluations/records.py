@@ -1,4 +1,4 @@
-"""Records of the hub's evaluations, in ``evals/`` of its folder: one per suite and version."""
+"""Evaluation records of a hub: one file per suite and version, in ``evals/`` of its folder."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _TEMPLATE = {True: "the model's own", False: "none", None: "as each task says"}
 def identity_of(
     server: str, suite: SuiteTasks, version: str, settings: str, server_round: int | None
 ) -> dict[str, str]:
-    """Return the identity on which the results of a version depend.
+    """Return the fields that determine the results of a version.
 
     Args:
         server: Id of the hub.
         suite: The suite and its tasks.
         version: Digest of the version.
         settings: Digest of the base's settings, from ``settings_digest``.
-        server_round: Round whose seed draws the rows; None if all rows, or the first ones, are used.
+        server_round: Round whose seed draws the rows; None if all rows or the first rows are used.
     """
     rows = f"first {suite.config.limit}" if server_round is None else f"round {server_round}"
     return {
@@ -96,7 +96,7 @@ def last_evaluation(database: Database) -> dict[str, Any] | None:
 
 
 def last_evaluation_line(found: dict[str, Any]) -> str:
-    """Return the newest evaluation as a line for the title of ``gym-server status``."""
+    """Return the newest evaluation as a line for the header of ``gym-server status``."""
     tasks = found["tasks"]
     before, after = (sum(task[side] for task in tasks.values()) / len(tasks) for side in ("before", "after"))
     return (

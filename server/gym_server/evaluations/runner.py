@@ -1,4 +1,4 @@
-"""Evaluate the model that a hub has in memory on tasks of its config, on all rows or on those drawn by a seed."""
+"""Evaluate a hub's loaded model on tasks of its config, on all rows or on rows drawn by a seed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Draw = Callable[[str, int], Sequence[int]]
 
 @dataclass(frozen=True)
 class SuiteTasks:
-    """A suite of the config with its tasks, whose rows are on this machine.
+    """A suite from the config with its tasks, whose rows are available locally.
 
     Attributes:
         config: The suite's entry in ``gate.evals``.
@@ -41,7 +41,7 @@ def suites_of(gate: GateConfig, folder: Path) -> list[SuiteTasks]:
 
     Args:
         gate: The gate's config.
-        folder: Folder that its relative paths are resolved against.
+        folder: Folder against which relative paths are resolved.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` without lm-eval; ``UNAVAILABLE`` if a dataset's rows are not on this machine,
@@ -51,7 +51,7 @@ def suites_of(gate: GateConfig, folder: Path) -> list[SuiteTasks]:
 
 
 def announced_suites(gate: GateConfig, folder: Path) -> dict[str, str]:
-    """Return the suites with the digests of their tasks and rows, as tasks announce them; raises like ``suites_of``.
+    """Return the digests of tasks and rows by suite, as a round's task announces them; raises like ``suites_of``.
 
     A task file is named without its folder.
     """
@@ -94,7 +94,7 @@ def prepare(suite: SuiteTasks, model: Any, tokenizer: Any, draw: Draw) -> Prepar
 
 
 def measure(model: Any, tokenizer: Any, preparation: Preparation) -> dict[str, TaskResult]:
-    """Evaluate a model with its current weights and return the results by task; the model is unchanged afterwards.
+    """Evaluate a model with its current weights, without changing it; return the results by task.
 
     Raises:
         GymError: ``MODEL_INVALID`` if the serving engine cannot run the model.
@@ -107,7 +107,7 @@ def measure(model: Any, tokenizer: Any, preparation: Preparation) -> dict[str, T
 
 
 def check_measurable(suite: SuiteTasks, model: Any, tokenizer: Any) -> None:
-    """Refuse a suite that cannot run on a model, by trying its first row; raises like ``prepare`` and ``measure``."""
+    """Check that a suite can run on a model by evaluating its first row; raises like ``prepare`` and ``measure``."""
     measure(model, tokenizer, prepare(suite, model, tokenizer, lambda task, total: [0]))
 
 
@@ -122,11 +122,11 @@ def _results(scorer: Scorer, preparation: Preparation) -> dict[str, TaskResult]:
 
 
 def main_value(task: TaskResult) -> float:
-    """Return the figure that gates and tables use; higher is better, whatever the metric."""
+    """Return the task's main figure, for gates and tables; higher is better for every metric."""
     figure = task.figures[task.main_metric]
     return float(figure.value if figure.higher_is_better else -figure.value)
 
 
 def mean_value(results: Mapping[str, TaskResult]) -> float:
-    """Return the mean of the tasks' figures."""
+    """Return the mean of the tasks' main figures."""
     return sum(main_value(task) for task in results.values()) / len(results)

@@ -1,7 +1,7 @@
-"""The safety gate: a soup that makes the model more willing to comply with harmful prompts is rolled back.
+"""The safety gate, which rolls back a soup that makes the model more likely to comply with harmful prompts.
 
 The refusal margins of the parent version and of the soup are compared, prompt by prompt. Every outcome is recorded. The
-gate needs no judge model and no generated text, and runs before the evaluations, which take longer.
+gate needs neither a judge model nor generated text. It runs before the evaluations, which take longer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RoundSafety:
         soup: sha256 of the soup.
         prompts_sha256: sha256 of the prompts.
         drop: Drop of the refusal margin.
-        reason: The reason to roll the soup back; empty if it passes.
+        reason: Reason for rolling the soup back; empty if it passes.
     """
 
     ledger: Ledger
@@ -99,10 +99,10 @@ def safety_of(
     soup: Soup,
     version: str,
 ) -> RoundSafety | None:
-    """Probe the parent version and the soup; None without a safety gate. ``version`` is the digest of the new version.
+    """Probe the parent version and the soup; return None if the config has no safety gate.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a soup with non-finite log-likelihoods.
+        GymError: ``MODEL_INVALID`` if the log-likelihoods are not finite with the soup.
     """
     limits = config.gate.safety
     if limits is None:
@@ -127,11 +127,11 @@ def safety_of(
 
 
 def gate_prompts(config: SafetyGateConfig, folder: Path) -> ProbePrompts:
-    """Return the prompts of a gate: those of the package, or of a file.
+    """Return a gate's prompts, from its file or, by default, from the package.
 
     Args:
         config: The gate's config.
-        folder: Folder that its relative path is resolved against.
+        folder: Folder against which a relative path is resolved.
 
     Raises:
         GymError: See ``read_prompts``.
@@ -140,7 +140,7 @@ def gate_prompts(config: SafetyGateConfig, folder: Path) -> ProbePrompts:
 
 
 def check_probable(config: SafetyGateConfig, folder: Path, model: HubModel) -> None:
-    """Refuse a gate that could not be run on a model.
+    """Check that a gate can run on a model.
 
     Raises:
         GymError: ``DATA_INVALID`` for a base without a chat template; ``CONFIG_INVALID`` for a prompt longer than its
@@ -164,7 +164,7 @@ def check_probable(config: SafetyGateConfig, folder: Path, model: HubModel) -> N
 
 
 def _margins(model: HubModel, prompts: ProbePrompts) -> tuple[float, ...]:
-    """Measure a model with its current weights; it is unchanged afterwards."""
+    """Return the refusal margins of a model with its current weights, without changing it."""
     from gym_fed.evaluation.scoring.local import LocalScorer
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 

@@ -1,6 +1,6 @@
-"""The secret seed that draws a round's rows of evaluations and steps of audits.
+"""The secret seed that determines a round's evaluation rows and audited steps.
 
-The ledger contains a commitment to it from the start of the round; the seed is revealed at the end.
+The ledger records a commitment to the seed at the start of the round, and the seed itself at the end.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gym_server.store.tables import evaluation_seeds, rounds
 
 
 def promise_seed(tx: Connection, ledger: Ledger, server_round: int) -> None:
-    """Draw the seed of a round, once, and append its commitment; call it in the transaction that opens the round.
+    """Draw the seed of a round once and append its commitment, in the transaction that opens the round.
 
-    If the config gets its first evaluations or audits during a round, the hub commits then; the entry has the round's
-    state.
+    If evaluations or audits are first configured during a round, the hub commits at that time; the entry records the
+    round's state.
     """
     held = select(evaluation_seeds.c.server_round).where(evaluation_seeds.c.server_round == server_round)
     if tx.scalar(held) is not None:

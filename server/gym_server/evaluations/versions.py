@@ -1,4 +1,4 @@
-"""Evaluations of versions on request."""
+"""Evaluate versions on request (`gym-server eval`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def evaluate_versions(
     chat: bool | None = None,
     on_begin: Callable[[int, str], None] = lambda height, suite: None,
 ) -> list[dict[str, Any]]:
-    """Evaluate versions on the first rows of suites; earlier results are read from their records.
+    """Evaluate versions on the first rows of suites, reusing recorded results.
 
     Args:
         state: The hub's state.
@@ -40,7 +40,7 @@ def evaluate_versions(
         on_begin: Called with version and suite before each evaluation that has no record.
 
     Returns:
-        By version and task: ``version``, ``digest``, ``suite``, ``task``, ``metric``, ``value``, ``stderr``,
+        One entry per version and task: ``version``, ``digest``, ``suite``, ``task``, ``metric``, ``value``, ``stderr``,
         ``num_samples``, ``cached``.
 
     Raises:

@@ -1,1 +1,1 @@
-"""The ledger: an append-only, hash-chained log of all decisions in order, under signed heads."""
+"""The ledger: an append-only, hash-chained log of all decisions, with signed heads."""

@@ -1,4 +1,4 @@
-"""The newest signed head in a file outside the database, to detect that the database was replaced by an older copy."""
+"""A file with the newest signed head, which reveals that the database was replaced by an older copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gym_server.store.tables import ledger
 
 
 class Anchor:
-    """The newest head in a file, written after the transaction that signed it.
+    """The file with the newest head, written after the transaction that signed it.
 
     Args:
         path: Path of the file; None disables storing and checking.
@@ -30,7 +30,7 @@ class Anchor:
         self._superseded: SignedHead | None = None
 
     def keep(self, head: SignedHead | None) -> None:
-        """Store a head, unless the file has a later one."""
+        """Store a head unless the file has a later one."""
         if self._path is None or head is None:
             return
         before = self.read()
@@ -39,7 +39,9 @@ class Anchor:
             self._superseded = None
 
     def check(self, tx: Connection, signed: int) -> None:
-        """Compare the file with the ledger, once per process, inside a write transaction, so that nobody else signs."""
+        """Compare the file with the ledger once per process, in a write transaction, so that no head is signed
+        meanwhile.
+        """
         if not self._checked:
             self.compare(tx, signed, self.read())
             self._checked = True
@@ -57,7 +59,7 @@ class Anchor:
         if head.size > signed or found != head.head.hash:
             lost = [said.statement.lost_head for _, said in restored_entries(tx) if said.covers(head)]
             if any(known is not None and head.size <= known.size for known in lost):
-                self._superseded = head  # killed before the file was written
+                self._superseded = head  # the hub was killed before the file was written
                 return
             what = "ends before it" if head.size > signed else "has a different entry at that position"
             raise GymError(
@@ -68,11 +70,11 @@ class Anchor:
             )
 
     def supersede(self) -> None:
-        """Let the next head replace the file's, since the hub has signed that it continues from an older one."""
+        """Allow the next head to replace the file's, after the hub has signed that it continues from an older state."""
         self._superseded, self._checked = self.read(), True
 
     def read(self) -> SignedHead | None:
-        """Return the head in the file. If it is read before a snapshot of the database, the snapshot includes it."""
+        """Return the head in the file; a database snapshot that is taken later includes that head."""
         if self._path is None or not self._path.exists():
             return None
         return SignedHead.from_json(self._path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""The ledger: append-only, hash-chained, under signed heads. Entries share a transaction with their data.
+"""The ledger of a hub; entries are appended in the same transaction as the data they record.
 
-A transaction that appends entries signs a head over them when it commits, and heads are signed only over those. An
-entry that was inserted into the database in any other way therefore has no head, and is detected.
+A transaction that appends entries signs a head over them when it commits. Heads are signed only over such entries, so
+an entry that was inserted in any other way has no head and is detected.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _BATCH = 2000
 
 
 class Ledger:
-    """The ledger of one hub; appends and signs in the caller's transaction, and reads in its own.
+    """The ledger of one hub, which writes in the caller's transaction and reads in its own.
 
     Args:
         database: The database that holds the ledger.
         key: The hub's signing key.
-        anchor: A file outside the database that stores the newest head; None stores none.
+        anchor: File outside the database that stores the newest head; None disables it.
         clock: Clock, Unix seconds; tests pass their own.
         private: True if entries about updates must reveal only the hour in which they were written.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` for a database of schema 1 with an entry that the key did not sign.
+        GymError: ``STATE_CORRUPT`` if a schema 1 database has an entry that the key did not sign.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Ledger:
     # ---- writing ----
 
     def append(self, tx: Connection, kind: str, body: dict[str, Any]) -> Entry:
-        """Append an entry; it becomes part of the ledger, under a head, when ``tx`` commits."""
+        """Append an entry, which is covered by a signed head once ``tx`` commits."""
         last = tx.execute(
             select(ledger.c.sequence, ledger.c.hash).order_by(ledger.c.sequence.desc()).limit(1)
         ).first()
@@ -103,7 +103,7 @@ class Ledger:
 
         Raises:
             GymError: ``STATE_CORRUPT`` if there are unsigned entries that ``tx`` did not append, or fewer entries than
-                were signed.
+                signed heads cover.
         """
         last = tx.execute(select(ledger_heads).order_by(ledger_heads.c.size.desc()).limit(1)).first()
         before = SignedHead.from_json(last.head) if last else None
@@ -136,8 +136,8 @@ class Ledger:
 
         Args:
             reason: The coordinator's reason, shown to contributors.
-            at_entry: The last entry that remains valid; None: the newest one.
-            lost: The highest known head of the lost part; None: that of the anchor, if the ledger does not contain it.
+            at_entry: Number of the last entry that remains valid; None for the newest.
+            lost: Highest known head of the lost part; None for the anchor's head, if the ledger does not contain it.
 
         Raises:
             GymError: ``USAGE`` for an entry that does not exist, or a lost head that is in the ledger.
@@ -187,7 +187,7 @@ class Ledger:
     def statements(self) -> list[str]:
         """Return the statements that the hub was restored, oldest first, as in ``StatusReply.restored_json``.
 
-        The ledger is searched only once, since every status call returns them and a running hub adds none.
+        The ledger is searched only once, since every status call returns the statements and a running hub adds none.
         """
         if self._statements is None:
             with self._database.reading() as tx:
@@ -198,7 +198,7 @@ class Ledger:
         return list(self._statements)
 
     def _check_last(self, tx: Connection, signed: SignedHead, frontier: Frontier) -> None:
-        """Verify the last head, which the signature of the next one confirms."""
+        """Verify the last head before the next one is signed over it."""
         signed.verify(self.public_key)
         if (hash_of(tx, signed.size), frontier.root()) != (signed.head.hash, signed.head.root):
             raise corrupt(f"head {signed.size} does not match the stored entries")
@@ -232,13 +232,13 @@ class Ledger:
             self._anchor.keep(self.newest_head())
 
     def receipt(self, tx: Connection, sequence: int) -> EntryProof:
-        """Return a proof of an entry for anyone: with the head of its own size, signed now if it is the newest."""
+        """Return a proof of an entry under the head of its own size, which is signed now if the entry is the newest."""
         newest = self.sign_head(tx)
         entry = entry_of(tx.execute(select(ledger).where(ledger.c.sequence == sequence)).one())
         own = tx.scalar(select(ledger_heads.c.head).where(ledger_heads.c.size == sequence))
         if own is not None:
             return EntryProof(entry, SignedHead.from_json(own))
-        # Other entries of the same transaction followed before its head was signed.
+        # The same transaction appended further entries before its head was signed.
         assert newest is not None
         until = select(ledger.c.hash).where(ledger.c.sequence <= newest.size).order_by(ledger.c.sequence)
         path = Tree(tx.scalars(until)).inclusion(sequence - 1, newest.size)
@@ -294,14 +294,14 @@ class Ledger:
             from_size = rows[-1].size + 1
 
     def proof(self, sequence: int, size: int = 0) -> EntryProof:
-        """Return an entry with its inclusion path to a signed head.
+        """Return an entry with its inclusion proof under a signed head.
 
         Args:
             sequence: Sequence number of the entry.
-            size: Size of a signed head; 0 takes the newest.
+            size: Size of a signed head; 0 for the newest.
 
         Raises:
-            GymError: ``NOT_FOUND`` if there is no such entry, or no such head that includes it.
+            GymError: ``NOT_FOUND`` if there is no such entry, or no such head over it.
         """
         with self._database.reading() as tx:
             row = tx.execute(entries_from(sequence).limit(1)).first()
@@ -351,5 +351,5 @@ class Ledger:
             raise corrupt(f"entry {newest} counts {counted(signed, 'signed head')}, but {stored} are stored")
 
     def verify(self) -> dict[str, int]:
-        """Check chain, heads, and that every table agrees with the ledger; see ``gym_server.ledger.checks``."""
+        """Verify the chain, the heads and every table against the ledger; see ``gym_server.ledger.checks``."""
         return verify_database(self._database, self.public_key, self._anchor)

@@ -1,4 +1,4 @@
-"""Verify a hub's own database: entries, heads, the index of names, and every table that the ledger covers.
+"""Verify a hub's database: entries, heads, the index of names, and every table that the ledger covers.
 
 To add a table, append a ``TableCheck`` to ``CHECKS``. A row without an entry, an entry without a row, and a differing
 value are all detected.
@@ -43,12 +43,12 @@ from gym_server.store.tables import (
 )
 
 Recorded = Iterable[tuple[Hashable, Any]]
-"""Pairs of key and value; the last value of a key counts."""
+"""Pairs of key and value; the last value of a key applies."""
 
 
 @dataclass(frozen=True)
 class TableCheck:
-    """The mapping between a table and the ledger entries that record the same things.
+    """The mapping between a table and the ledger entries that record its rows.
 
     Attributes:
         name: Plural name, for the report.
@@ -236,7 +236,7 @@ CHECKS: list[TableCheck] = [
 
 
 def verify_database(database: Database, public_key: bytes, anchor: Anchor | None = None) -> dict[str, int]:
-    """Check everything that the ledger's signatures cover.
+    """Verify all data that the ledger's signatures cover.
 
     Returns:
         The number of compared entries, heads and rows of each table.
@@ -328,7 +328,7 @@ def _seal(row: Any) -> str:
 
 
 def _document(row: Any) -> tuple[str, str]:
-    """Return the digest of the owner's signed document, from its text while that is stored, and whether it is."""
+    """Return the digest of the owner's signed document, and whether its text is still stored."""
     if row.document is None:
         return row.document_sha256, "removed"
     return hashlib.sha256(row.document.encode()).hexdigest(), "held"

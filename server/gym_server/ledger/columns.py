@@ -1,9 +1,9 @@
 """Compare every column of updates, versions and rounds with the ledger, and contributors' signatures with their keys.
 
-Fields in clear text in an entry are compared directly. Other columns are covered by a digest in the entry: ``record``
-of the verdict at admission, and ``round`` of the entry that ends a round. ``record`` covers the manifest, whose nonce
-cannot be guessed, so it reveals nothing about a private round. Entries older than these digests are compared only by
-their clear-text fields.
+Fields that an entry has in clear text are compared directly. Other columns are covered by a digest in the entry:
+``record`` of the verdict at admission, and ``round`` of the entry that ends a round. ``record`` covers the manifest,
+whose nonce cannot be guessed, so the digest reveals nothing about a private round. Entries older than these digests are
+compared only by their clear-text fields.
 
 ``UNCOVERED`` lists every column that the ledger does not cover, with the reason.
 """
@@ -64,7 +64,7 @@ UNCOVERED: dict[str, str] = {
 
 
 def record_of(row: Any) -> str:
-    """Return the digest of an update's columns that are final at admission; takes a row, or values for a new one."""
+    """Return the digest of the columns that are final at admission, from a row of ``updates`` or its values."""
     norm = None if row["norm"] is None else float(row["norm"]).hex()
     recorded = {"manifest": row["manifest"], "signature": bytes(row["signature"]).hex(), "norm": norm}
     recorded |= {key: row[key] for key in ("message_id", "server_round", "code")}
@@ -93,7 +93,7 @@ class _RecordedEntry:
 
 @dataclass
 class ColumnChecks:
-    """Collects a ledger's entries with ``add``, then compares the columns with them."""
+    """Collects a ledger's entries with ``add``, and compares the columns with them."""
 
     _admissions: dict[int, _RecordedEntry] = field(default_factory=dict)
     _last: dict[str, _RecordedEntry] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class ColumnChecks:
                     raise corrupt(f"{where}: {column} does not match its manifest")
             if admission.body["server_round"] != row["server_round"]:
                 raise corrupt(f"{where}: server_round does not match its verdict")
-            # a continuous round takes updates whose tasks were handed out by earlier rounds
+            # a continuous round accepts updates for tasks that earlier rounds handed out
             if row["verdict"] != "refused" and (
                 signed["server_round"] > row["server_round"] or signed["task"] != row["message_id"]
             ):
@@ -202,7 +202,7 @@ class ColumnChecks:
     def _versions(self, tx: Connection) -> None:
         digests = {row.height: row.digest for row in tx.execute(select(versions.c.height, versions.c.digest))}
         for row in tx.execute(select(versions)).mappings():
-            recorded = self._ends[row["server_round"]]  # exists, as checked before
+            recorded = self._ends[row["server_round"]]  # exists: checked before
             body, where = recorded.body, f"versions: {row['height']}"
             if body.get("soup_bytes", row["soup_bytes"]) != row["soup_bytes"]:
                 raise corrupt(

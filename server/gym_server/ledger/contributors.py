@@ -1,4 +1,4 @@
-"""Contributors of a version, for its users: shares, and the names of those who agreed to be named."""
+"""Contributors of a version: their shares, and the names of those who agreed to be named."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Limits on the ledger's growth: a rate limit on entries per account, and counts instead of repeated refusals.
+"""Limits on the ledger's growth: a rate limit on entries per account, and one entry for repeated refusals.
 
-The rate is counted in the ledger itself, so it survives restarts and needs no memory. Anyone who can log in can send
-any number of forgeries: a contributor's first one in a round gets its own entry, and the others are counted in one
-entry of kind ``refused-summary`` at the round's end.
+The rate is computed from the ledger itself, so it survives restarts and needs no memory. Anyone who can log in can send
+any number of forgeries. A contributor's first one in a round gets its own entry; the others are counted in one entry of
+kind ``refused-summary`` at the end of the round.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PREFIX = "refused:"
 def require_pace(
     tx: Connection, contributor: str, kinds: Collection[str], most: int, now: float, what: str
 ) -> None:
-    """Check that an account may add another entry of the given kinds, which only the account itself can cause.
+    """Check that an account is within the rate limit of the given kinds of entries, which only it can cause.
 
     Args:
         tx: The caller's transaction.
         contributor: Account whose entries are counted.
         kinds: Kinds of the entries; they share one limit.
-        most: Maximum number of entries within an hour.
+        most: Maximum number of entries per hour.
         now: Current time, Unix seconds.
         what: The repeated action, for the message, such as ``changed its variants``.
 
@@ -58,7 +58,7 @@ def require_pace(
 
 
 def count_refusal(tx: Connection, contributor: str, server_round: int, code: ErrorCode) -> int:
-    """Count a refusal; return the contributor's number of refusals in the round, including this one."""
+    """Count a refusal; return the contributor's refusals in the round, including this one."""
     key = f"{_PREFIX}{server_round}:{contributor}"
     text = tx.scalar(select(settings.c.value).where(settings.c.key == key))
     counts: dict[str, int] = json.loads(text) if text else {}
@@ -68,7 +68,7 @@ def count_refusal(tx: Connection, contributor: str, server_round: int, code: Err
 
 
 def summarise_refusals(tx: Connection, ledger: Ledger, server_round: int) -> None:
-    """At the end of a round, append one entry for all refusals counted so far, if there were several."""
+    """Append one entry for all refusals of a round after the first ones; called at the end of the round."""
     found: dict[str, dict[str, int]] = {}
     for row in tx.execute(select(settings).where(settings.c.key.startswith(_PREFIX))).all():
         number, _, contributor = row.key.removeprefix(_PREFIX).partition(":")

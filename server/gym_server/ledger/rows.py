@@ -1,4 +1,4 @@
-"""Queries on the ledger's tables: entries and heads in order."""
+"""Queries on the ledger's tables of entries and heads."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def newest_head(tx: Connection) -> SignedHead | None:
 
 
 def signed_heads(tx: Connection) -> int:
-    """Return the number of heads that have been signed, as the entry under the newest head counts them.
+    """Return the number of signed heads, as recorded in the entry under the newest head.
 
-    The number of rows alone would not reveal a deleted head. It is used only if the entry has no count, as in a ledger
-    of an older version.
+    Counting rows would not reveal a deleted head. Rows are counted only if the entry has no count, as in a ledger of an
+    older version.
     """
     newest = tx.scalar(select(func.max(ledger_heads.c.size)))
     text = tx.scalar(select(ledger.c.body).where(ledger.c.sequence == newest)) if newest is not None else None

@@ -1,4 +1,4 @@
-"""Royalties: split credits for the use of versions between their contributors, and record each split once."""
+"""Royalties: split credits for the use of versions among their contributors, and record each split once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Attribution:
         policy: The weighting of rounds.
         used: Credits by digest of each used version.
         owner: The owner who was paid first, and the owner's credits.
-        rounds: Credits of every round, for every used version.
+        rounds: Credits by round, for every used version.
         shares: Total credits by contributor; they add up to ``amount``.
     """
 
@@ -80,13 +80,13 @@ def attribute_use(
     policy: Policy,
     owner: Owner | None = None,
 ) -> Attribution:
-    """Split an amount between the contributors of the used versions.
+    """Split an amount among the contributors of the used versions.
 
     Args:
         base: The base model.
         database: The hub's database.
-        used: Usage of each version, by height or digest; only proportions count.
-        amount: Whole credits.
+        used: Usage of each version, by height or digest; only proportions matter.
+        amount: The amount, in whole credits.
         policy: The weighting of rounds.
         owner: The variant's owner, whose share is paid first.
 
@@ -126,7 +126,7 @@ def record(state: HubState, usage: str, found: Attribution) -> bool:
     """Record an attribution in the ledger and pay it, once per usage id.
 
     Returns:
-        False if the same attribution was recorded before.
+        True if the attribution was recorded; False if it had been recorded before.
 
     Raises:
         GymError: ``REPLAYED`` if the id was recorded with other content; ``TOO_LARGE`` if the sum of all royalties
@@ -169,7 +169,7 @@ def record(state: HubState, usage: str, found: Attribution) -> bool:
 
 
 def read_usage(path: Path) -> tuple[dict[str, int], str]:
-    """Read a usage report: a line per request or sum of requests, ``{"version" or "model": ..., "tokens": n}``.
+    """Read a usage report with a line per request or group of requests, ``{"version" or "model": ..., "tokens": n}``.
 
     Returns:
         Tokens by version (height or digest), and the file's sha256, which is its usage id.

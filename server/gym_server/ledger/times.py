@@ -1,9 +1,9 @@
-"""Times of ledger entries, and the check of the times of keys, transfers, rounds and royalties against them.
+"""Times of ledger entries, and checks of the times of keys, transfers, rounds and royalties against them.
 
 An entry has a time in whole seconds. In private rounds it has a span that reveals little about the time of each
 contributor's update: a verdict at admission has the hours from the round's opening to its deadline, and later entries
 of the round, including its end, have the hour in which they were written. Keys and transfers always have seconds, since
-hold periods depend on them. A row has the clock's time in the same transaction, so the two differ by little.
+hold periods depend on them. A row's time is taken from the clock in the same transaction, so the two differ by little.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OF_ROUNDS = frozenset(
 
 
 def stamp(tx: Connection, kind: str, body: dict[str, Any], now: float, private: bool) -> dict[str, int]:
-    """Return the fields of an entry that record when it was written.
+    """Return the fields that record the time of an entry.
 
     Args:
         tx: The transaction that writes it.

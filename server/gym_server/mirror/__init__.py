@@ -1,1 +1,1 @@
-"""Serve the verified copy of another hub, read-only."""
+"""Serve a verified, read-only copy of another hub."""

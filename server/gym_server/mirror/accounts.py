@@ -1,4 +1,4 @@
-"""Logins at a mirror: accounts prove possession of the keys in the hub's verified ledger; the hub is not asked."""
+"""Logins at a mirror, where accounts prove possession of keys in the hub's verified ledger."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gym_server.accounts.accounts import SESSION_SECONDS, Session
 
 _MAX_SESSIONS = 10_000
 _SESSIONS_PER_ACCOUNT = 16
-"""Maximum number of sessions of one account, so that its logins cannot end those of others; the oldest ends first."""
+"""Maximum number of sessions per account, so that its logins cannot end others' sessions; the oldest ends first."""
 _ACTIVE, _LEFT = "active", "left"
 _STATUS = {"enrolled": _ACTIVE, "rebound": _ACTIVE, "left": _LEFT, "revoked": "revoked"}
 
 
 class MirrorAccounts:
-    """The accounts of the hub, as its ledger records them.
+    """The hub's accounts, as recorded in its ledger.
 
     Args:
-        tls: Fingerprint of the mirror's TLS key, which logins name, so that none can be relayed to the hub.
-        clock: Monotonic clock in seconds; no other clock is compared.
+        tls: Fingerprint of the mirror's TLS key. Logins name it, so they cannot be relayed to the hub.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, tls: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -93,4 +93,4 @@ class MirrorAccounts:
         raise GymError(ErrorCode.UNAUTHENTICATED, "this session has ended", "log in again")
 
     def note_revoked(self, contributor: str, method: str) -> None:
-        """Do nothing: sessions of revoked keys have ended here, and only the hub writes the ledger."""
+        """Do nothing: a mirror has already ended sessions of revoked keys, and only the hub writes the ledger."""

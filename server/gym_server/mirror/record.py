@@ -1,4 +1,4 @@
-"""The verified ledger of a mirror in memory: positions of its entries in the file, its heads and its Merkle tree."""
+"""The in-memory index of a mirror's verified ledger: entry offsets in the file, heads and the Merkle tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_fed.trust.ledger.merkle import Tree
 
 
 class MirrorRecord:
-    """Reads a growing ledger file, and verifies every line again before it is served.
+    """Reads a growing ledger file and verifies every line before it is served.
 
     Args:
         path: The file, an exported ledger.
@@ -40,7 +40,7 @@ class MirrorRecord:
         """Read further lines, until the head that covers a number of entries.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` if a line does not continue the chain, or the file ends before.
+            GymError: ``STATE_CORRUPT`` if a line does not continue the chain, or the file ends before that head.
         """
         with self._path.open("rb") as file:
             file.seek(self._offset)
@@ -79,10 +79,10 @@ class MirrorRecord:
                     first += 1
 
     def proof(self, sequence: int, size: int) -> EntryProof:
-        """Return the proof of an entry under the head of a size, or the newest for 0.
+        """Return the proof of an entry under the head of the given size; 0 for the newest head.
 
         Raises:
-            GymError: ``NOT_FOUND`` for an entry or a head that is missing here.
+            GymError: ``NOT_FOUND`` if the mirror does not have the entry or the head.
         """
         signed = next((h for h in reversed(self.heads) if not size or h.size == size), None)
         if signed is None or not 1 <= sequence <= signed.size:

@@ -1,4 +1,4 @@
-"""Run a mirror: a child process follows the hub, and this one serves what it has verified."""
+"""Run a mirror: a child process follows the hub, and this process serves the verified copy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("gym_server")
 
 _REFRESH_SECONDS = 1.0
 _RESTART_SECONDS = 30.0
-"""Wait before a follower that ended is started again."""
+"""Delay before an ended follower process is restarted, in seconds."""
 _GRACE_SECONDS = 5.0
 _STOP_SECONDS = 10.0
 
@@ -47,16 +47,16 @@ def run_mirror(
     """Follow a hub and serve its copy until SIGINT or SIGTERM.
 
     Args:
-        out: The mirror's folder; it is created.
+        out: The mirror's folder, which is created if needed.
         hub: Address of the hub.
         listen: Address to serve on.
-        known_fingerprint: Fingerprint of the hub's TLS key; not needed with an invite, or once it is pinned.
+        known_fingerprint: Fingerprint of the hub's TLS key; optional with an invite or after it has been pinned.
         invite: Invite for the mirror's account.
         on_listening: Called with the port and the fingerprint of the mirror's own TLS key.
 
     Raises:
-        GymError: ``STATE_LOCKED`` if the folder is in use, ``ADDRESS_IN_USE``, and the error of a follower that could
-            not start.
+        GymError: ``STATE_LOCKED`` if the folder is in use; ``ADDRESS_IN_USE``; the follower's error if it could not
+            start.
     """
     folder = MirrorFolder(out.resolve())
     make_folder(folder.keys, 0o700)
@@ -129,13 +129,13 @@ class _FollowerProcess:
         self.failure: GymError | None = None
 
     def start(self) -> None:
-        """Start it; closing its standard input ends it together with this process."""
+        """Start the process, which exits when its standard input is closed, and so together with this process."""
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=self._environment
         )
 
     def look(self, halted: bool) -> None:
-        """Start it again some time after it ended, unless it found a reason to stop following the hub."""
+        """Restart an ended process after a delay, unless it has a permanent reason to stop following the hub."""
         status = None if self._process is None else self._process.poll()
         if self._process is not None and status is None:
             return
@@ -150,7 +150,7 @@ class _FollowerProcess:
             self.start()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         if self._process is None:
             return
         self._process.terminate()

@@ -1,4 +1,4 @@
-"""The read-only part of ``gym.fed.v1.Hub`` that a mirror serves; calls that write are answered with UNIMPLEMENTED."""
+"""The read-only part of ``gym.fed.v1.Hub`` that a mirror serves; calls that write return UNIMPLEMENTED."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_PAGE = 100
 
 
 class MirrorService:
-    """Serves a mirror's folder. ``refresh`` picks up what its follower has verified since.
+    """Serves a mirror's folder; ``refresh`` loads what the follower process has verified since.
 
     Args:
         folder: The mirror's folder.
@@ -46,7 +46,7 @@ class MirrorService:
         return self._content
 
     def refresh(self) -> None:
-        """Read the folder again; on a problem, log it and continue to serve the previous content."""
+        """Reload the folder; after an error, which is logged, the previous content is still served."""
         try:
             content = self._folder.content()
             if content is None or content == self._content:
@@ -69,7 +69,7 @@ class MirrorService:
                 log.error("the mirror's folder could not be read again: %s", error)
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        """Refuse: a mirror is not a hub, and a client that mistook it for one would sign for it."""
+        """Refuse the call, so that a client does not mistake the mirror for a hub and sign statements for it."""
         hub = "its hub" if self._content is None else self._content.hub
         raise GymError(
             ErrorCode.USAGE, f"this is a mirror of {hub}, which does not accept updates", f"use {hub}"
@@ -117,7 +117,7 @@ class MirrorService:
         raise GymError(ErrorCode.NOT_FOUND, f"this mirror has no public variant {request.name[:80]!r}")
 
     async def ListVariants(self, request: pb.ListVariantsRequest, context: Any) -> pb.ListVariantsReply:
-        """Return a page of the public variants; a page's name is its first index."""
+        """Return a page of the public variants; the page token is the index of its first variant."""
         self._served()
         start = int(request.page) if request.page.isascii() and request.page.isdecimal() else 0
         end = start + min(request.page_size or _MAX_PAGE, _MAX_PAGE)

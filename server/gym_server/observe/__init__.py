@@ -1,1 +1,1 @@
-"""Observability of a hub for its coordinator: metrics for Prometheus, and spans of its rounds."""
+"""Observability of a hub: Prometheus metrics, and tracing spans of its rounds."""

@@ -1,7 +1,7 @@
 """Counters and histograms of this process, recorded where the work is done and exported at a running hub's
 ``/metrics``.
 
-They are module constants, as Prometheus' client intends: a process runs one hub.
+They are module constants, as usual with the Prometheus client, since a process runs one hub.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CALL_SECONDS = _histogram("gym_hub_call_seconds", _SHORT)
 MERGE_PHASE_SECONDS = _histogram("gym_hub_merge_phase_seconds", _LONG)
 UPLOAD_BYTES = _counter("gym_hub_upload_bytes")
 GC_PASSES = _counter("gym_hub_gc_passes")
-"""Passes by outcome: ``done``, ``skipped`` while a backup runs, ``failed``."""
+"""Garbage collection passes by outcome: ``done``, ``skipped`` (while a backup runs) or ``failed``."""
 GC_FREED_BYTES = _counter("gym_hub_gc_freed_bytes")
 ProcessCollector(registry=REGISTRY)
 

@@ -1,7 +1,7 @@
-"""The hub's metrics: a table of families, and their values from the health figures and the database.
+"""The hub's Prometheus metrics: a table of metric families, and the functions that collect their values.
 
-Viewers get the figures of the health page. The rest is for the operator: in private rounds, exact times and counts of
-verdicts would reveal what the ledger hides.
+Viewers get the figures of the health page. The others are only for the operator: in private rounds, exact times and
+counts of verdicts would reveal what the ledger hides.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def exposed(health: dict[str, Any], watched: Watched | None) -> bytes:
     """Return the metrics in Prometheus' text format.
 
     Args:
-        health: The figures of ``gym_server.web.health.health_of``; those that are None are left out.
-        watched: None for a visitor who is not the operator.
+        health: The figures of ``gym_server.web.health.health_of``; None values are left out.
+        watched: Operator-only parts of the hub; None if the caller is not the operator.
     """
     values = {**_health_values(health), **(_operator_values(watched) if watched is not None else {})}
     text = exposition(ROWS, values)
@@ -183,13 +183,13 @@ def _operator_values(watched: Watched) -> dict[str, Value | None]:
 def _database_values(
     tx: Connection, state: HubState, config: ServerConfig, to_wall: float
 ) -> dict[str, Value | None]:
-    """Return the figures of the tables.
+    """Return the metrics that are computed from the database.
 
     Args:
         tx: A transaction.
         state: The hub's state.
         config: The config in force.
-        to_wall: Seconds from the hub's clock to the machine's, with which Prometheus compares.
+        to_wall: Offset from the hub's clock to the machine's clock, which Prometheus uses, in seconds.
     """
     latest = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
     ended = select(rounds).where(rounds.c.closed_at.is_not(None)).order_by(rounds.c.server_round.desc())

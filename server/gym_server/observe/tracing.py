@@ -31,7 +31,7 @@ _MAX_LEASES = 10_000
 
 @contextmanager
 def traced_hub(config: ServerConfig) -> Iterator[None]:
-    """Export the spans of this process during the block, if the config names a receiver."""
+    """Export this process's spans during the block, if the config names a receiver."""
     endpoint = config.observe.otlp_endpoint
     if endpoint is not None:
         start_tracing("gym-hub", endpoint, "observe.otlp_endpoint")
@@ -42,7 +42,7 @@ def traced_hub(config: ServerConfig) -> Iterator[None]:
 
 
 def record_round(state: HubState, server_round: int) -> None:
-    """Record the root span of an ended round; it also covers the time before a restart of the hub."""
+    """Record the root span of an ended round, including the time before a restart of the hub."""
     if not is_tracing():
         return
     with state.database.reading() as tx:
@@ -54,7 +54,7 @@ def record_round(state: HubState, server_round: int) -> None:
 
 
 def caller_of(context: Any) -> str:
-    """Return the span of a call's sender, which ``RoundTrace.parent`` checks; empty if it sent none."""
+    """Return the span context that a call's sender sent, not yet validated; empty if it sent none."""
     return str(dict(context.invocation_metadata() or ()).get(TRACEPARENT, "")) if is_tracing() else ""
 
 
@@ -70,9 +70,9 @@ async def upload_span(server: str, round_store: RoundStore, context: Any) -> Asy
 
 
 class LeaseSpans:
-    """One span for each lease of a task, from its grant to the answer. Thread-safe.
+    """Records one span for each lease of a task, from its grant to the answer. Thread-safe.
 
-    Leases without an answer leave none; the oldest are forgotten beyond a limit.
+    Leases without an answer produce no span; beyond a limit, the oldest leases are discarded.
     """
 
     def __init__(self, server: str) -> None:

@@ -1,8 +1,8 @@
 """The hub's privacy budget: the cost of every round per contributor, the remaining budget, and the end of the run.
 
 A round's cost is written in the transaction that ends it, whether the round is committed or rolled back, because the
-noised soup was visible either way. Costs are composed for the run and for each contributor; a round without an update
-of a contributor costs that contributor nothing.
+noised soup was visible in either case. Costs are composed for the run and for each contributor; a round without an
+update of a contributor costs that contributor nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ADJACENCY = "zero-out: one contributor's updates count as zero in every sum and 
 SAMPLING = "none: every admitted update is in, and who takes part is public"
 SPENT = "the privacy budget is spent"
 _PROMISED = "privacy_promised"
-"""Key of the setting that stores the last promise to contributors."""
+"""Key of the setting that stores the last privacy guarantee given to contributors."""
 
 _MAX_VARIANCE = int(MAX_STD) ** 2 >> 16
 
@@ -40,8 +40,8 @@ def spending(
     """Return a function that records a round's cost for the contributors of its updates.
 
     Returns:
-        Writes the costs and a ledger entry of kind ``privacy`` in the transaction that ends the round; does nothing if
-        the hub promises no privacy.
+        A function that writes the costs and a ledger entry of kind ``privacy`` in the transaction that ends the round;
+        it does nothing if the hub promises no privacy.
     """
     privacy = config.privacy
     if privacy is None:
@@ -88,7 +88,7 @@ def is_spent(config: ServerConfig, database: Database) -> bool:
 
 
 def rounds_paid(config: ServerConfig, database: Database, wanted: int) -> int:
-    """Return how many more rounds the budget pays for, at most ``wanted``."""
+    """Return how many more rounds the budget allows, at most ``wanted``."""
     privacy = config.privacy
     if privacy is None:
         return wanted
@@ -128,9 +128,9 @@ def check_promise(config: ServerConfig, base: BaseSpec, database: Database, roun
     """Check before serving that the hub can keep its privacy promise.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a budget too small for the first round, for noise that cannot be drawn, for a
-            hub that promised privacy and no longer does, and for one that has merged without noise before;
-            ``MISSING_DEPENDENCY`` without dp-accounting.
+        GymError: ``CONFIG_INVALID`` if the budget is too small for the first round, if the noise cannot be drawn, if
+            the hub promised privacy and no longer does, or if it has merged without noise before;
+            ``MISSING_DEPENDENCY`` if dp-accounting is not installed.
     """
     privacy = config.privacy
     with database.reading() as tx:
@@ -177,7 +177,7 @@ def check_promise(config: ServerConfig, base: BaseSpec, database: Database, roun
 def _remember(
     database: Database, round_store: RoundStore, privacy: PrivacyConfig, before: str | None
 ) -> None:
-    """Store the promise; abort a running round that began without one or under a stronger one."""
+    """Store the promise, and abort a current round that began without a promise or under a stronger one."""
     now = {"epsilon": privacy.epsilon, "target_delta": privacy.target_delta}
     then = json.loads(before) if before else None
     current = round_store.current()
@@ -193,7 +193,7 @@ def _remember(
 
 
 def clipping_norm(config: ServerConfig, database: Database) -> float:
-    """Return the clip of the next merge: with adaptive clipping that of the last version, else the config's."""
+    """Return the clipping norm of the next merge: the last version's with adaptive clipping, else the config's."""
     privacy = config.privacy
     assert privacy is not None
     if privacy.adaptive_clipping is None:
@@ -206,7 +206,7 @@ def clipping_norm(config: ServerConfig, database: Database) -> float:
 
 
 def promise(config: ServerConfig, database: Database) -> dict[str, Any]:
-    """Return ``central`` of ``StatusReply.privacy_json``: the promise and the spending; empty without privacy."""
+    """Return ``central`` of ``StatusReply.privacy_json``: the promise and the spent budget; empty without privacy."""
     privacy = config.privacy
     if privacy is None:
         return {}
@@ -242,7 +242,7 @@ def status_json(config: ServerConfig, database: Database) -> str:
 
 
 def account_of(config: ServerConfig, database: Database, contributor: str) -> dict[str, Any]:
-    """Return ``privacy`` of ``AccountReply.rewards_json``: the caller's spending; empty without privacy."""
+    """Return ``privacy`` of ``AccountReply.rewards_json``: the caller's spent budget; empty without privacy."""
     privacy = config.privacy
     if privacy is None:
         return {}
@@ -276,7 +276,7 @@ def _accounts(
 def spent_on(
     config: ServerConfig, database: Database, contributors: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the spending of each of these contributors; empty without privacy."""
+    """Return the spent budget of each of these contributors; empty without privacy."""
     privacy = config.privacy
     if privacy is None:
         return {}
@@ -285,7 +285,7 @@ def spent_on(
 
 
 def num_spent_on(database: Database) -> int:
-    """Return the number of contributors with any spending."""
+    """Return the number of contributors who have spent some of the budget."""
     with database.reading() as tx:
         return int(tx.scalar(select(func.count(privacy_spending.c.contributor.distinct()))) or 0)
 

@@ -1,7 +1,7 @@
-"""Differentially private merges on the hub: the seed of a round's noise, and the tensors that an update may contain.
+"""Differentially private merges on the hub: the noise seed of a round, and the tensors that an update may contain.
 
-A seed belongs to one list of updates and one way of merging it. It is drawn when such a merge begins, and stored for
-the operator only: merging again after a crash, or in a replay, adds exactly the same noise.
+A seed belongs to one list of updates and one way of merging them. It is drawn when the merge begins and stored for the
+operator only. A repeated merge, after a crash or in a replay, adds exactly the same noise.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def begin_merge(
 
 
 def private_round(recorded: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: bytes) -> PrivateMerge:
-    """Create a private merge from the fields of a version's entry (``entry_fields``), the round's task and its seed."""
+    """Restore a private merge from the fields of a version's entry (``entry_fields``), the round's task and its seed."""
     adaptive = recorded["adaptive_clipping"]
     return PrivateMerge(
         ReleasePrivacy.model_validate(
@@ -103,9 +103,9 @@ def seed_of(database: Database, seed_sha256: str) -> bytes:
 
 
 def trained_tensors(recipe: TrainingRecipe, base: BaseSpec) -> list[str]:
-    """Return the sorted tensors that an update by a recipe may contain, from the recipe only, not from the update.
+    """Return the sorted names of the tensors that an update may contain, which depend only on the recipe.
 
-    For LoRA on ``all-linear``, all matrices except embeddings and head, identified by their names.
+    For LoRA on ``all-linear``, these are all matrices except embeddings and head, identified by their names.
     """
     if not recipe.sends_factors:
         return sorted(base.shapes)
@@ -139,7 +139,7 @@ def _frozen_a(spec: TaskSpec) -> FrozenA | None:
 
 
 def draw_seed(database: Database, server_round: int, merging: str) -> bytes:
-    """Return the seed of a round's noise: drawn at the first call for ``merging``, the same at every later one.
+    """Return the seed of a round's noise, which is drawn at the first call for ``merging`` and stored.
 
     Args:
         merging: Digest of the list of updates and of everything that determines the merge, so that no two merges share

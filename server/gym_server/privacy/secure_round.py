@@ -1,8 +1,8 @@
-"""A round of secure aggregation, in five stages: advertise, share, train, confirm, unmask.
+"""A round of secure aggregation, which has five stages: advertise, share, train, confirm and unmask.
 
-The round's states are as usual: the first three stages are in ``collecting``, the freeze to ``merging`` fixes the
-survivors, and the last two follow it. A stage ends when everybody reachable and enough members have answered, or at its
-deadline. A node that returns in time gets the request again; one that is too late misses the round.
+The first three stages run in the round's state ``collecting``. The freeze to ``merging`` fixes the survivors, and the
+last two stages follow. A stage ends at its deadline, or earlier once enough members and all reachable ones have
+answered. A node that reconnects in time gets the request again; a later one misses the round.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ POLL_SECONDS = 0.2
 
 
 class SecureAggregationRound:
-    """Runs one round from ``collecting`` until its sum can be unmasked, or until its abort.
+    """Runs one round from ``collecting`` until its sum can be unmasked or it is aborted.
 
     Args:
         pace: Decides when the stages end.
         grid: Sends messages to the contributors.
         current: The round, with its task.
-        content: Returns the task's records; the stages' own messages are added.
-        take: Judges replies to the training task.
+        content: Function that returns the task's records, to which each stage adds its own messages.
+        take: Function that judges replies to the training task.
         should_stop: Called between polls; True stops the run.
     """
 
@@ -116,7 +116,7 @@ class SecureAggregationRound:
         for node in sorted(there) if stage.members is None else stage.members:
             known = tasks.get(node)
             if known is None and accounts.get(node) in served:
-                continue  # an account is one participant, whichever of its nodes is connected
+                continue  # an account is one participant, regardless of which of its nodes is connected
             if known is None or (known[1] == "lost" and node in there):
                 for message_id in self._grid.push_messages([self._message(stage, node)]):
                     if stage.name == TRAIN:
@@ -174,7 +174,7 @@ class SecureAggregationRound:
                     self._hear(stage, node, reply)
 
     def _hear(self, stage: Stage, node: int, reply: Message) -> None:
-        """Judge one node's reply in a stage; its content cannot raise an error here."""
+        """Judge one node's reply in a stage; invalid content is rejected without raising."""
         outcome, text = "replied", None
         if reply.has_error():
             outcome = "lost" if reply.error.code == LOST else "failed"
@@ -215,7 +215,7 @@ class SecureAggregationRound:
         return revealed
 
     def _check_revealed(self, holder: str, revealed: Revealed) -> None:
-        """Check that an answer has all required shares, each as it was dealt."""
+        """Check that an answer has all required shares, unchanged since they were dealt."""
         survivors = {*ids(self._stages, self._number, UNMASK)}
         self._same({*revealed.seeds}, survivors)
         self._same({*revealed.mask_keys}, {*self._dealt} - survivors)
@@ -229,7 +229,7 @@ class SecureAggregationRound:
 
     @cached_property
     def _dealt(self) -> dict[str, SealedShares]:
-        """Return the shares dealt by each masking member, by id; known once the stage share is over."""
+        """Return the shares dealt by each masking member, by id; complete once the share stage is over."""
         adverts = self._stages.adverts(self._number, TRAIN)
         shares = self._stages.replies(self._number, SHARE, SealedShares)
         return {signed.advert.contributor: shares[node] for node, signed in adverts.items()}
@@ -284,7 +284,7 @@ class SecureAggregationRound:
             if tasks and all(outcome == "failed" for _, outcome in tasks.values()):
                 return self._abort(f"all {counted(len(tasks), 'contributor')} failed to begin")
             if len(replied) < needed_survivors(self._live_config.current):
-                return False  # members who return in time begin it
+                return False  # the stage begins once enough members have returned
         else:
             wanted = needed_survivors(self._live_config.current)
         outstanding = any(outcome == "" for _, outcome in tasks.values())
@@ -326,19 +326,19 @@ class SecureAggregationRound:
         return self._freeze()
 
     def _is_out_of_reach(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
-        """Return True if more members failed than may be missing; one that disconnected may return."""
+        """Return True if more members have failed than may be missing."""
         if stage.members is None:
             return False
         failed = sum(outcome == "failed" for _, outcome in tasks.values())
         return len(stage.members) - failed < needed_survivors(self._live_config.current)
 
     def _stage_ends(self, stage: Stage, wanted: int) -> float:
-        """Return the stage's deadline, or an earlier time once ``wanted`` members have answered, by usual durations."""
+        """Return the stage's deadline, or an earlier one from usual durations once ``wanted`` members have answered."""
         ends = self._pace.stage_ends(self._number, stage.name, stage.started_at, wanted)
         return self._deadline(stage) if ends is None else min(ends, self._deadline(stage))
 
     def _freeze(self) -> bool:
-        """Begin to unmask the sum of the frozen list's updates, without those whose key was revoked."""
+        """Start unmasking the sum of the frozen list of updates, except those signed by a key revoked since."""
         with self._state.database.reading() as tx:
             chosen = updates.c.update_id.in_(self._state.round_store.require(self._number).merging)
             rows = tx.execute(select(updates).where(chosen)).all()
@@ -387,7 +387,7 @@ class SecureAggregationRound:
         try:
             recover(members, survivors, revealed.values(), self._threshold, self._number)
         except GymError as error:
-            return self._abort(error.message)  # more of the same dealt shares would not help
+            return self._abort(error.message)  # further shares of the same secret would not help
         failpoint("secure-unmasked")
         return True
 

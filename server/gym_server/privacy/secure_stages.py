@@ -1,4 +1,4 @@
-"""The stages of secure rounds, stored in the database so that a killed hub can resume within a round."""
+"""The stages of secure rounds, stored in the database so that a killed hub can resume a round."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Stages:
         return {int(row.node_id): (row.message_id, row.outcome) for row in rows}
 
     def record_task(self, server_round: int, name: str, node_id: int, message_id: str) -> None:
-        """Record that a node was sent the stage's task (again, if its lease was lost)."""
+        """Record that the stage's task was sent to a node, possibly again after a lost lease."""
         key = _key(server_round, name, node_id)
         with self._database.transaction() as tx:
             tx.execute(secure_messages.delete().where(key))
@@ -99,7 +99,7 @@ class Stages:
     def record_outcome(
         self, server_round: int, name: str, node_id: int, outcome: str, reply: str | None = None
     ) -> None:
-        """Record ``replied`` with the reply, ``failed`` or ``lost``."""
+        """Record the outcome of a node's task: ``replied`` with the reply, ``failed`` or ``lost``."""
         with self._database.transaction() as tx:
             tx.execute(
                 update(secure_messages)
@@ -115,14 +115,14 @@ class Stages:
         return {int(row.node_id): parse(kind, row.reply) for row in rows}
 
     def adverts(self, server_round: int, name: str | None = None) -> dict[int, SignedAdvert]:
-        """Return the signed keys by node: of all who advertised, or of a stage's members."""
+        """Return the signed keys by node, of all advertising nodes or of a stage's members."""
         found = self.replies(server_round, ADVERTISE, SignedAdvert)
         if name is None:
             return found
         return {node: found[node] for node in self.members(server_round, name)}
 
     def participants(self, server_round: int) -> Participants:
-        """Return the participants who have begun, as sent to all of them."""
+        """Return the round's participants, as sent to each of them."""
         adverts = self.adverts(server_round, SHARE).values()
         return Participants(adverts=sorted(adverts, key=lambda signed: signed.advert.contributor))
 

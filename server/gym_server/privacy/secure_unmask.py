@@ -26,11 +26,11 @@ from gym_server.state import HubState
 
 @dataclass(frozen=True)
 class SecureSum:
-    """The ingredients of a secure round's soup.
+    """The inputs of a secure round's soup.
 
     Attributes:
         paths: Files of the survivors' masked votes.
-        masks: Masks to add, which remove those that do not cancel.
+        masks: Masks to add, which cancel the remaining masks in the sum.
         bits: Number of bits k of the files.
         step_norm: L2 norm of the step that one contributor's votes represent.
         threshold: Number of shares needed to recover a secret.
@@ -63,12 +63,13 @@ class SecureSum:
 def secure_sum(
     state: HubState, server_round: int, manifests: Sequence[UpdateManifest], threshold: int, step_norm: float
 ) -> SecureSum:
-    """Return the sum of a round whose unmasking is over.
+    """Return the sum of a round after its unmask stage.
 
     Args:
         state: The hub's state.
         server_round: Number of the round.
-        manifests: Manifests of the updates to merge: those of all survivors, since no votes can be removed any more.
+        manifests: Manifests of the updates to merge, which must be those of all survivors, since no votes can be
+            removed.
         threshold: Number of shares needed to recover a secret.
         step_norm: L2 norm of the step that one contributor's votes represent.
 
@@ -119,12 +120,12 @@ def recover(
     threshold: int,
     server_round: int,
 ) -> list[Mask]:
-    """Return the masks to add to the survivors' sum: inverses of their own masks, and pairwise masks of dropouts.
+    """Return the masks to add to the survivors' sum: inverses of their own masks, and the dropouts' pairwise masks.
 
     Args:
         members: Members who masked their votes.
         survivors: Members whose masked votes are in the sum.
-        revealed: Answers that contain only dealt shares.
+        revealed: Answers, checked to contain only dealt shares.
         threshold: Number of answers needed.
         server_round: Number of the round.
 

@@ -1,4 +1,4 @@
-"""Appraise a round before its commit: score its updates, split the pool of credits, update reputations."""
+"""Appraise a round before its commit: score its updates, split the credit pool and update reputations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Appraisal:
 
     Attributes:
         judgements: The final judgements, with credits.
-        record: Writes scores and reputations; call it in the transaction that commits the round.
+        record: Function that writes scores and reputations, for the transaction that commits the round.
     """
 
     judgements: list[Judgement]
@@ -62,11 +62,11 @@ def appraise(
     evals: Mapping[str, float] | None = None,
     admitted: Sequence[float] | None = None,
 ) -> Appraisal:
-    """Score the merged updates, split the pool of credits, and update the reputations.
+    """Score the merged updates, split the credit pool and update the reputations.
 
     Args:
         state: The hub's state.
-        config: The hub's config, with the pay that the round's task announced.
+        config: The hub's config, with the pay terms that the round's task announced.
         model: The model that the updates start from.
         server_round: Number of the round.
         judged: Rows of ``updates`` with their judgements, for every update of the round, ordered by id.
@@ -74,10 +74,11 @@ def appraise(
         similarity: Similarity of the round's updates.
         coefficients: Coefficient of each merged update in the aggregate, if the rule weights whole updates.
         weights: Weights of the merged updates from reputations; None if the recipe sets them.
-        losses: Losses of the held-out rows before and after the soup; None without held-out rows.
+        losses: Losses of the held-out rows before and after the soup; None if there are no held-out rows.
         should_stop: Returns True if the hub must stop.
         evals: Contribution of each merged update to the evaluations; None if credits do not depend on them.
-        admitted: Admitted weight of each merged update of a continuous round, which divides its participation pay.
+        admitted: Admitted weight of each merged update of a continuous round, by which its participation pay is
+            divided.
 
     Raises:
         ScoringStopped: If ``should_stop`` returned True.
@@ -97,7 +98,7 @@ def appraise(
 
     def together(compared: Collection[str]) -> list[list[str]]:
         groups = [[finding.leader, update] for update, finding in findings.items() if finding.leader in who]
-        groups = [group for group in groups if group[1] in who]  # duplicates that the rule needed
+        groups = [group for group in groups if group[1] in who]  # merged only because the rule needed them
         if rewards.together_threshold is not None:
             counted_once = [update_of[one] for one in compared]
             groups += similarity.together(counted_once, rewards.together_threshold)

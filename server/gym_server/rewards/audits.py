@@ -1,4 +1,4 @@
-"""Audits at the hub: the draw at the end of a round, and the verdicts of auditors with their effect on reputations."""
+"""Audits on the hub: draw the audited updates of a round, and record verdicts, which affect reputations."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from gym_server.store.tables import accounts, ledger, reputations, rounds, updat
 
 
 def draw_audits(tx: Connection, record: Ledger) -> None:
-    """Draw updates and steps of the round that is committed in ``tx``, if its task has audits.
+    """Draw the updates and steps to audit from the round that ``tx`` commits, if its task has audits.
 
-    The draw depends on the round's seed, to which the ledger committed before, and on the updates' ids.
+    The draw depends on the updates' ids and on the round's seed, which the ledger committed to at the start.
     """
     current = latest_round(tx)
     spec = None if current is None else current.spec
@@ -58,7 +58,7 @@ class AuditVerdicts:
         record: The hub's ledger.
         server: Id of the hub.
         audit: The hub's audit settings; None if it has no audits.
-        rewards: The rewards of rounds whose task announced none.
+        rewards: Reward settings for rounds whose task announced none.
         clock: The hub's clock, Unix seconds.
     """
 
@@ -76,12 +76,12 @@ class AuditVerdicts:
 
     @rerun
     def record(self, signed: SignedVerdict) -> Entry:
-        """Record a verdict; a failed audit lowers the contributor's reputation like proven cheating.
+        """Record a verdict; a failed audit lowers the contributor's reputation as proven cheating does.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` without ``rounds.audit``; ``PERMISSION_DENIED`` for a verdict by anyone else
-                than an auditor, or on the auditor's own update; ``SIGNATURE_INVALID``; ``AUDIT_INVALID`` for a verdict
-                that does not match the draw; ``REPLAYED`` if there is a verdict already; ``BUSY`` during a merge.
+            GymError: ``CONFIG_INVALID`` without ``rounds.audit``; ``PERMISSION_DENIED`` if the signer is not an
+                auditor, or audits its own update; ``SIGNATURE_INVALID``; ``AUDIT_INVALID`` for a verdict that does not
+                match the draw; ``REPLAYED`` if there is a verdict already; ``BUSY`` during a merge.
         """
         verdict = signed.verdict
         with self._database.transaction() as tx:
@@ -157,7 +157,7 @@ class AuditVerdicts:
         return str(contributor)
 
     def _lowered(self, tx: Connection, contributor: str, server_round: int) -> dict[str, Any]:
-        """Lower a reputation by the terms of the audited round; return the fields that record it."""
+        """Lower a reputation according to the audited round's terms; return the ledger fields that record it."""
         height, how = newest_height(tx), self._reputation_of(tx, server_round)
         value = reputations_before(tx, [contributor], height + 1, how)[contributor]
         lowered = after(value, Outcome.CHEATING, 0.0, 1.0, how.cheating)
@@ -166,7 +166,7 @@ class AuditVerdicts:
         return {"reputations": {contributor: lowered}, "height": height}
 
     def _reputation_of(self, tx: Connection, server_round: int) -> ReputationConfig:
-        """Return the changes of reputations that the task of a round announced."""
+        """Return the reputation settings that a round's task announced."""
         spec = tx.scalar(select(rounds.c.spec).where(rounds.c.server_round == server_round))
         pay = json.loads(spec).get("pay") if spec else None
         return self._rewards.under(None if pay is None else PayTerms.model_validate(pay)).reputation

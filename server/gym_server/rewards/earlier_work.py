@@ -1,7 +1,7 @@
-"""Merged work of earlier rounds, and when an update that is like it is a copy of it.
+"""Find updates that copy merged work of earlier rounds.
 
-Only merged work of another account that was public before the update is evidence, and only if the update is closer to
-it than honest work on the same rows is.
+The evidence is merged work of another account that was public before the update. The update counts as a copy only if it
+is closer to that work than honest work on the same rows is.
 """
 
 from __future__ import annotations
@@ -33,39 +33,42 @@ from gym_server.store.tables import updates, versions
 log = logging.getLogger("gym_server")
 
 _IDENTICAL = 1.0 - 1e-6
-"""Similarity of an update with a scaled or sign-only copy of itself. Training again does not reach it."""
+"""Minimum similarity between an update and a scaled or sign-only copy of it. A second training run does not reach it.
+"""
 
 _CLOSER_THAN_CHANCE = 0.5
-"""A copy is at most this far from the original, in distances (1 - similarity) between honest updates on the same rows.
-At 1 an honest update would be accused whenever it happened to be the closest one."""
+"""Maximum distance of a copy from the original, relative to that of honest updates on the same rows. With 1, an honest
+update would be accused whenever it is the closest one.
+"""
 
 _SUSPECTS = 8
-"""Earlier updates, and soups, that one update is examined for, most similar first. Each takes a comparison with the
-sender's own work; if that explains the most similar ones, it explains the others, which are nearly the same."""
+"""Maximum number of earlier updates and soups to examine per update, most similar first. Each is compared with the
+sender's own work. If that work explains the most similar ones, it also explains the others, which are nearly the same.
+"""
 
 _AT_ONCE = 16
-"""Updates that are compared with a soup at once."""
+"""Number of updates that are compared with a soup at once."""
 
 _MERGED = (
     select(updates, versions.c.committed_at.label("public_since"))
     .join(versions, versions.c.server_round == updates.c.server_round)
     .where(updates.c.verdict == "merged")
 )
-"""Query of merged updates, with the time when their version was made."""
+"""Query of merged updates, with the creation time of their version."""
 
 _OWN_UPDATES = 8
-"""Newest own updates of an accused account that may explain its similarity to others' work."""
+"""Number of an accused account's own newest updates that may explain its similarity to others' work."""
 
 
 @dataclass(frozen=True)
 class FreeRiderFinding:
-    """The reason why an update free-rides, or is the same work as another.
+    """The finding that an update free-rides or duplicates another one.
 
     Attributes:
         reason: Explanation for the contributor and the ledger.
         cheating: True if cheating is proven; False if the update is only worthless.
-        blameless: True if honest work can look the same: the update is rejected without loss of reputation.
-        leader: The update of the same round that is the same work; a finding with a leader does not reject the update.
+        blameless: True if honest work can look the same; the update is then rejected without loss of reputation.
+        leader: The update of the same round that this one duplicates; such a finding does not reject the update.
     """
 
     reason: str
@@ -84,7 +87,7 @@ class EarlierWork:
         soup: True for the soup.
         sha256: Digest of its file.
         base_digest: Digest of the version that it starts from.
-        public_since: Time when its version was made, Unix seconds.
+        public_since: Creation time of its version, Unix seconds.
     """
 
     what: str
@@ -100,7 +103,7 @@ def stale_work(
 ) -> dict[str, FreeRiderFinding]:
     """Find updates that resend merged work of earlier rounds.
 
-    Rejected work, or work of an aborted round, is not evidence: nobody was paid for it.
+    Rejected work and work of aborted rounds is not evidence, since nobody was paid for it.
     """
     threshold = config.rewards.stale_threshold
     if threshold is None:
@@ -133,8 +136,8 @@ def _to_earlier(
 ) -> Iterator[tuple[EarlierWork, Any, float]]:
     """Yield the similarity of every update to every earlier one and every soup, newest rounds first.
 
-    A soup uses a different codec from updates, so signs compared with it are decoded, and ``compare`` measures all
-    pairs. A few updates at a time keep that linear in their number.
+    A soup uses a different codec from updates, so they must be decoded for a comparison, and ``compare`` measures all
+    pairs. Comparing a few updates at a time keeps the cost linear in their number.
     """
     for of_round in by_round(earlier):
         for olds, at_once in (
@@ -152,9 +155,11 @@ def _to_earlier(
 
 
 def _is_independent(row: Any, old: EarlierWork) -> bool:
-    """Return True if honest work can be like an earlier round's; it is rejected, since that was paid for already.
+    """Return True if honest work can resemble the earlier work; it is still rejected, since that work was already paid
+    for.
 
-    In continuous rounds two contributors with the same rows train from one version and are merged in different rounds.
+    In continuous rounds, two contributors with the same rows may train from one version and be merged in different
+    rounds.
     """
     is_earlier = (row.committed_at or row.received_at) < old.public_since
     return bool(is_earlier or (not old.soup and old.base_digest == base_of(row)))
@@ -169,10 +174,11 @@ def _repeated_work(
     files: dict[str, DeltaFile],
     earlier: dict[int, list[EarlierWork]],
 ) -> float:
-    """Measure how similar honest work on the same rows is: the maximum similarity of an author's updates of two rounds.
+    """Return the similarity of honest work on the same rows: the maximum between an author's updates of two rounds.
 
-    The authors are the accounts that sent ``old``, without the accused: otherwise a copier could raise the threshold by
-    repeating its copy. Updates of this round and earlier merged ones are compared. Returns 0 if no author has two.
+    The authors are the accounts that sent ``old``, except the accused, who could otherwise raise the threshold by
+    repeating its copy. Updates of this round and earlier merged ones are compared. Returns 0 if no author has two
+    updates.
     """
     largest = 0.0
     for who in old.contributors - {row.contributor}:
@@ -187,11 +193,11 @@ def _repeated_work(
 
 
 def _own_work_before(state: HubState, row: Any, old: EarlierWork) -> float:
-    """Measure how similar to ``old`` the accused's own work was before ``old`` could be known to it.
+    """Return the similarity of ``old`` to the accused's own work from before ``old`` was public.
 
-    Work on the same rows is as similar to a copier's update as to the accused's earlier ones. Without this, a merged
-    copy would be evidence against its author. Duplicates count: they are honest work that weighed once. Returns 0
-    without such work.
+    Work on the same rows resembles a copier's update as much as the accused's own earlier ones. Without this check, a
+    merged copy would be evidence against the original author. Duplicates count, since they are honest work. Returns 0
+    if there is no such work.
     """
     declared = func.coalesce(updates.c.committed_at, updates.c.received_at)
     mine = (updates.c.contributor == row.contributor) & updates.c.verdict.in_(("merged", "duplicate"))
@@ -241,7 +247,7 @@ def earlier_work(
 def newest_work(
     database: Database, contributors: Collection[str], server_round: int
 ) -> dict[str, EarlierWork]:
-    """Return the newest merged update before a round, however old, of each contributor who has one."""
+    """Return each contributor's newest merged update before a round, regardless of its age."""
     where = updates.c.contributor.in_(contributors) & (updates.c.server_round < server_round)
     newest = (
         select(updates.c.contributor, func.max(updates.c.server_round).label("newest"))
@@ -274,7 +280,7 @@ def by_round(earlier: dict[int, list[EarlierWork]]) -> Iterator[list[EarlierWork
 def all_opened(
     base: BaseSpec, store: ObjectStore, earlier: Sequence[EarlierWork]
 ) -> Iterator[dict[EarlierWork, DeltaFile]]:
-    """Open the files of earlier work; what is deleted already is left out with a warning."""
+    """Open the files of earlier work; deleted files are skipped with a warning."""
     with ExitStack() as stack:
         opened = {}
         for old in earlier:

@@ -1,7 +1,7 @@
-"""Find zeros, resent merged work, and updates of one round that are the same work.
+"""Find free-riding updates: zeros, resent merged work, and duplicates within a round.
 
-Only the norms and angles of updates are used. Noise cannot be detected this way, since its angles are those of honest
-work on unusual data; its score reveals it.
+Only the norms and angles of updates are used. Noise cannot be detected this way, since its angles are like those of
+honest work on unusual data. It is detected by its score.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class RoundSimilarity:
         nearest: Largest similarity to another update of the round, by update.
         updates: Ids of the updates, in the order of the matrices.
         cosines: ``[n, n]`` cosine similarities of the entire updates.
-        torn: ``[n, n]`` bool; True for pairs that look like one update split in two.
-        previous: ``[n, n]`` cosine of update i with the previous merged update of the author of update j; NaN without
-            one.
+        torn: ``[n, n]`` bool; True for pairs that look like two parts of one update.
+        previous: ``[n, n]`` cosine of update i with the previous merged update of the author of update j; NaN if there
+            is none.
     """
 
     nearest: dict[str, float] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class RoundSimilarity:
         """Return groups of two or more updates that are paid as one; docs/rewards.md has the rule.
 
         Args:
-            updates: The updates that count, without duplicates.
+            updates: The counted updates, without duplicates.
             threshold: Similarity from which two updates are linked.
         """
         places = [i for i, update in enumerate(self.updates) if update in updates]
@@ -81,7 +81,7 @@ class RoundSimilarity:
 def free_riders(
     state: HubState, config: ServerConfig, rows: Sequence[Any], server_round: int
 ) -> dict[str, FreeRiderFinding]:
-    """Find zeros and resent merged work.
+    """Find updates that are zero or resend merged work.
 
     Args:
         state: The hub's state.
@@ -107,7 +107,7 @@ def free_riders(
 def duplicates(
     state: HubState, config: ServerConfig, rows: Sequence[Any], server_round: int
 ) -> tuple[dict[str, FreeRiderFinding], RoundSimilarity]:
-    """Find updates of one round that are the same work.
+    """Find duplicate updates within a round.
 
     Args:
         state: The hub's state.
@@ -130,7 +130,7 @@ def duplicates(
 def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, FreeRiderFinding]:
     if not config.min_norm_ratio or not norms:
         return {}
-    least = config.min_norm_ratio * statistics.median_low(norms.values())  # the smaller one of two
+    least = config.min_norm_ratio * statistics.median_low(norms.values())  # of two norms, the smaller one
     return {
         update: FreeRiderFinding(
             f"its norm {norm:.3g} is negligible compared with the round's median (rewards.min_norm_ratio)",
@@ -173,10 +173,10 @@ def _similarity(
 def _duplicates(
     rows: Sequence[Any], alike: Matrix | None, threshold: float | None
 ) -> dict[str, FreeRiderFinding]:
-    """Find updates of one round that are the same work: all but the first committed one of each group.
+    """Return a finding for every update of a group of duplicates except the first committed one.
 
-    A contributor cannot get another's update of the same round from the hub, and two people with the same rows send
-    nearly the same. So this is never cheating: the group counts once, and shares its pay.
+    Contributors cannot get each other's updates of the same round from the hub, and two people with the same rows send
+    nearly the same update. Duplicates are therefore not treated as cheating: the group counts once and shares its pay.
     """
     order = sorted(
         range(len(rows)), key=lambda i: (rows[i].committed_at or rows[i].received_at, rows[i].update_id)

@@ -1,9 +1,9 @@
-"""Transfers of credits: requested, settled after the hold period, or cancelled when the key is revoked.
+"""Transfers of credits, which settle after a hold period or are cancelled when the sender's key is revoked.
 
 A transfer settles once ``hold_seconds`` have passed since the request and since the sender's key last changed, so that
-the owner of a stolen key has that long to revoke it. A hold period that is shortened later does not apply to it.
-Credits received within the hold period cannot be moved yet. Due transfers settle once, in the transaction of the next
-round's commit or of the next query.
+the owner of a stolen key has that long to revoke it. If the hold period is shortened later, pending transfers keep
+theirs. Credits received within the hold period cannot be moved yet. Due transfers settle once, in the transaction of
+the next round's commit or of the next query.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Payouts:
 
     @rerun
     def request(self, caller: str, statement_json: str, signature: bytes) -> dict[str, Any]:
-        """Record a pending transfer and reserve its amount. Repeating an order returns the same answer.
+        """Record a pending transfer and reserve its amount; a repeated order returns the same answer.
 
         Raises:
             GymError: ``SIGNATURE_INVALID``, ``STALE``, ``REPLAYED``; ``TRANSFER_REFUSED`` with the reason.
@@ -151,7 +151,7 @@ class Payouts:
         }
 
     def balances(self, tx: Connection) -> dict[str, int]:
-        """Return the balance of everyone who has or had credits, as in ``balance_of``."""
+        """Return the balance, as in ``balance_of``, of every contributor who has or had credits."""
         open_or_settled = transfers.c.status.in_((PENDING, SETTLED))
         parts = (
             (1, credits.c.contributor, credits.c.amount, None),
@@ -167,7 +167,7 @@ class Payouts:
         return found
 
     def _check_pace(self, tx: Connection, sender: str, now: float) -> None:
-        """Limit a sender's transfers, each of which adds two ledger entries; received ones do not count."""
+        """Check the sender's rate limit on transfers, each of which adds two ledger entries."""
         mine = select(transfers.c.asked_at).where(transfers.c.sender == sender)
         earliest = tx.scalar(mine.order_by(transfers.c.asked_at.desc()).offset(self._per_hour - 1).limit(1))
         if earliest is not None and earliest + HOUR_SECONDS > now:

@@ -1,4 +1,4 @@
-"""Scores and reputations: written in the round's transaction, shown to contributors and the coordinator.
+"""Scores and reputations, which are written in the transaction that commits a round.
 
 ``rewards_of`` returns the content of ``AccountReply.rewards_json``, newest round first::
 
@@ -43,7 +43,7 @@ class Contribution:
     """The standard error of the score."""
     similarity: float | None = None
     share: float = 1.0
-    """The update's share of a positive round's increase of reputation: those paid as one share one increase."""
+    """The update's share of the reputation increase of a positive round, which updates paid as one share."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def record(
 
 
 def rewards_of(tx: Connection, contributor: str, config: RewardsConfig) -> dict[str, Any]:
-    """Return a contributor's reputation and updates, in the format that the module's docstring shows."""
+    """Return a contributor's reputation and updates, in the format shown in the module's docstring."""
     next_height = int(tx.scalar(select(func.max(versions.c.height))) or 0) + 1
     rows = (
         tx.execute(
@@ -155,7 +155,7 @@ def rewards_of(tx: Connection, contributor: str, config: RewardsConfig) -> dict[
     )
     settled = settlements_before(tx, [contributor]).get(contributor, Settlement(None))
     by_score = select(func.max(running_scores.c.earned)).where(running_scores.c.contributor == contributor)
-    was_paid = bool(tx.scalar(by_score))  # a round of one contributor pays at once
+    was_paid = bool(tx.scalar(by_score))  # a round with one contributor pays at once
     return {
         "reputation": reputations_before(tx, [contributor], next_height, config.reputation)[contributor],
         "owed": settled.owed,

@@ -1,7 +1,7 @@
-"""Store running scores: the contribution of each contributor, and of the entire run, on the current held-out rows.
+"""Store running scores: the total score of each contributor and of the entire run on the current held-out rows.
 
 Each set of held-out rows has its own running scores, which start at zero. Every version adds a row for each of its
-contributors, so that a rollback discards the scores of the abandoned versions. Credits paid for them stay paid.
+contributors, so that a rollback discards the scores of abandoned versions. Credits paid for these scores remain paid.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHARED = "*"
 """Contributor name in the row of all participation; only its ``earned`` is used."""
 
 _DIGITS = 12
-"""Decimal places of stored parts (in nats): many more than those of scores, so that rounding does not add up."""
+"""Decimal places of stored parts (in nats), many more than for scores, so that rounding errors do not accumulate."""
 
 
 def running_scores_on(tx: Connection, heldout: str, height: int, nothing: Vector) -> dict[str, RunningScore]:
@@ -36,8 +36,9 @@ def running_scores_on(tx: Connection, heldout: str, height: int, nothing: Vector
     Args:
         tx: A transaction.
         heldout: Digest of the held-out rows.
-        height: Height of the version as of which they are read. Scores of versions that do not lead to it are skipped.
-        nothing: ``[k]`` zeros, the parts of contributors whose rounds were all abandoned.
+        height: Height of the version as of which scores are read. Scores of versions that are not its ancestors are
+            skipped.
+        nothing: ``[k]`` zeros, used for contributors whose rounds were all abandoned.
 
     Returns:
         The scores. ``earned`` includes abandoned rounds, so that the same gain is not paid for twice.

@@ -22,10 +22,10 @@ from gym_server.store.objects import ObjectStore
 log = logging.getLogger("gym_server")
 
 DIGITS = 6
-"""Decimal places of scores (in nats); everything after this rounding is exact."""
+"""Decimal places of scores (in nats); computations after this rounding are exact."""
 
 _LUCK = 2.0
-"""Minimum score that counts as a sign of work, in standard deviations of blind chance."""
+"""Minimum score that counts as evidence of work, in standard deviations of a random update's score."""
 
 _LOG_SECONDS = 10.0
 
@@ -41,7 +41,7 @@ class RoundScores:
     Attributes:
         scores: Score in nats, by update.
         errors: Standard error of the score, by update, if known.
-        luck: Score that blind chance may give, by update, if the method estimates it.
+        luck: Score that a random update may get by chance, by update, if the method estimates it.
         chance: Standard deviation of the score of a random direction of the update's size, by update.
         parts: ``[k]`` score by block of held-out rows, by update.
         measurement: Method and settings of the measurement, for the ledger.
@@ -73,8 +73,8 @@ def score_updates(
         store: The hub's objects.
         model: The model that the updates are for.
         rows: Rows of ``updates``.
-        coefficients: Coefficient of each update in the aggregate, if the rule weights whole updates. An update with 0
-            had no part in the soup, and scores 0. None: the coefficients of the weighted mean.
+        coefficients: Coefficient of each update in the aggregate, if the rule weights whole updates. An update with
+            coefficient 0 scores 0. None uses the coefficients of the weighted mean.
         weights: Weights of the updates from reputations; None if the recipe sets them.
         should_stop: Called before every evaluation; True stops the scoring.
         recipe: The recipe of the soup.
@@ -83,8 +83,7 @@ def score_updates(
 
     Raises:
         ScoringStopped: If ``should_stop`` returned True.
-        GymError: ``CONFIG_INVALID`` for a round too large for the method, ``UPDATE_REFUSED`` for values that are not
-            finite.
+        GymError: ``CONFIG_INVALID`` if the round is too large for the method; ``UPDATE_REFUSED`` for non-finite values.
     """
     rule = build_contribution_method(method, options)
     scores = {row.update_id: 0.0 for row in rows}
@@ -130,7 +129,7 @@ def _coefficients(
     coefficients: Sequence[float] | None,
     weights: Sequence[float] | None,
 ) -> list[float]:
-    """Return each update's coefficient in the step that the soup makes."""
+    """Return each update's coefficient in the soup's step."""
     if coefficients is not None:
         return [recipe.server_learning_rate * c for c in coefficients]
     if weights is None:

@@ -1,10 +1,10 @@
-"""Settle the first pay of contributors, given before the hub could see which of them share their data.
+"""Settle provisional pay, which new contributors get before the hub can tell which of them share data.
 
 The cosines of one round cannot show that several keys train on the same data; a comparison with each contributor's
 previous update can. A contributor is new until the first comparison, or until it is paid as one with others. Scores of
-new contributors are not paid yet (``split``), and what they get for taking part is provisional. If several new
-contributors are then paid as one, they owe what they got beyond one contributor's pay; with a known contributor, they
-owe all of it. It is taken from what they get for taking part in later rounds, and goes to the others.
+new contributors are not paid yet (``split``), and their participation pay is provisional. If several new contributors
+are then paid as one, they owe what they got beyond one contributor's pay. If the group includes a known contributor,
+they owe all of it. The debt is withheld from their later participation pay and goes to the others.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Settlement:
     """The provisional pay and the debt of one contributor.
 
     Attributes:
-        provisional: Credits for taking part in rounds before the first comparison; None from then on, and for
-            contributors who were paid as one.
-        owed: Credits to withhold from later pay for taking part.
+        provisional: Participation pay before the first comparison, in credits; None after it, and for contributors who
+            were paid as one.
+        owed: Credits to withhold from later participation pay.
     """
 
     provisional: int | None = 0
@@ -39,13 +39,13 @@ def settle(
     groups: Collection[Collection[str]],
     earned: Mapping[str, int],
 ) -> tuple[dict[str, int], dict[str, Settlement]]:
-    """Charge linked contributors for provisional pay beyond that of one, and withhold what they owe.
+    """Charge linked contributors for provisional pay beyond one contributor's, and withhold what they owe.
 
     Args:
         before: Settlements before the round, by contributor; others have none.
         compared: Contributors whose update was compared with previous updates, including their own.
         groups: Disjoint groups of contributors that were paid as one in the round: linked, or with the same work.
-        earned: Credits of the round for taking part, by contributor.
+        earned: Participation pay of the round, in credits, by contributor.
 
     Returns:
         The credits after withholding, with the same total, and the settlements after the round.
@@ -72,7 +72,7 @@ def settle(
 
 
 def _withheld(earned: Mapping[str, int], owed: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return credits and debts after those who owe have paid those who do not, in proportion to their credits."""
+    """Return credits and debts after debtors have paid the others, in proportion to the others' credits."""
     others = {who: float(amount) for who, amount in earned.items() if amount and not owed[who]}
     if not others:
         return dict(earned), dict(owed)

@@ -20,8 +20,9 @@ from gym_fed.soup.credit import (
 from gym_server.rewards.settlements import Settlement, settle
 
 LEAST_WEIGHT = 0.1
-"""Minimum participation weight, as a share of the largest one: every merged contributor gets something, but ten new
-accounts together get no more than one with a reputation."""
+"""Minimum participation weight, as a share of the largest weight. Every merged contributor gets some pay, but ten new
+accounts together get no more than one account with the highest reputation.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,13 @@ class MeasuredRound:
 
     Attributes:
         parts: ``[k]`` score by block of held-out rows, by contributor of a merged update.
-        luck: Score that blind chance may give, by contributor.
+        luck: Score that a random update may get by chance, by contributor.
         chance: Standard deviation of the score of a random direction of the update's size, by contributor.
         gain: ``[k]`` gain of the round's soup.
         block_weights: ``[k]`` shares of the held-out tokens.
         running_scores: Running scores before the round, by contributor.
-        run: Running score of all rounds together, before the round.
-        shared: Credits that earlier rounds paid from that gain for participation.
+        run: Running score of the entire run before the round.
+        shared: Credits that earlier rounds paid for participation.
     """
 
     parts: Mapping[str, Vector]
@@ -60,8 +61,8 @@ class Split:
         evals_pool: Credits that were split by evaluations.
         left: Credits that stay in the pool for later rounds.
         running_scores: Running scores after the round, by participating contributor.
-        run: Running score of all rounds together, after the round; None without measurements.
-        shared: Credits that all rounds together paid from that gain for participation.
+        run: Running score of the entire run after the round; None without measurements.
+        shared: Credits that all rounds so far have paid for participation.
         settlements: Settlements after the round, by contributor.
     """
 
@@ -88,23 +89,24 @@ def split(
     settlements: Mapping[str, Settlement] | None = None,
     comparable: Collection[str] = (),
 ) -> Split:
-    """Split the pool between the contributors of merged updates and of duplicates, each of whom has one update.
+    """Split the pool among the contributors of merged updates and duplicates, each with one update.
 
     Args:
         config: The rewards config, with the shares of the pool.
         reputations: Reputation before the round, by contributor.
         measured: The scores; None without measurements.
-        together: Returns, for the compared contributors, the groups that are paid as one: by the mean of their scores
-            that are work, with one participation part (by the sum of their reputations), divided equally.
-        duplicates: Contributors who sent the same work, by contributor of the merged update: they share its pay.
+        together: Returns the groups of the given contributors that are paid as one, by the mean of their scores that
+            count as work. A group gets one participation share, weighted by its summed reputation and divided equally.
+        duplicates: Contributors who sent the same work, by contributor of the merged update, whose pay they share.
         evals: Contribution of each update to the evaluations, by contributor; None if credits do not depend on them.
-        carried: Credits that earlier rounds left in the pool because no gain had earned them. Only a measured round
-            pays from them; a round without measurements passes them on.
-        shares: Admitted weight of each merged update of a continuous round, by contributor: factors of participation.
+        carried: Credits that earlier rounds left in the pool because no gain had earned them. A round without
+            measurements passes them on unchanged.
+        shares: Admitted weight of each merged update of a continuous round, by contributor, which scales participation
+            pay.
         settlements: Settlements before the round; None if contributors are never compared.
-        comparable: Contributors whose previous update is known, so that the hub can see whose data they share. Only
-            they, and those whose first pay is settled, are paid by score, also for earlier rounds. A round with one
-            contributor pays it at once.
+        comparable: Contributors whose previous update is known, so that the hub can detect shared data. Only they and
+            contributors with settled pay are paid by score, including for earlier rounds. A round with one contributor
+            pays it at once.
     """
     same_work = duplicates or {}
     others = {who for group in same_work.values() for who in group}
@@ -177,10 +179,11 @@ def _by_score(
 ) -> tuple[dict[str, int], dict[str, RunningScore], RunningScore]:
     """Return credits by score, and the running scores after them. A round that lowered no loss pays nothing.
 
-    ``before`` are the running scores before the round, and ``helpful`` those whose score in it exceeds chance. Those
-    who are ``waiting`` are paid for it in a later round.
+    ``before`` holds the running scores before the round, and ``helpful`` the contributors whose score in it exceeds
+    chance. Contributors in ``waiting`` are paid in a later round.
     """
-    # A known contributor's score counts in rounds of bad luck, too: else many keys would share the mean of their best.
+    # A known contributor's score also counts in its bad rounds; otherwise many keys could share the mean of their best
+    # rounds.
     work = {*helpful, *(who for who, one in before.items() if one.is_work)}
     divisors = divisors_as_one({who: float(one.sum()) for who, one in measured.parts.items()}, groups, work)
     parts = divided(measured.parts, divisors)
@@ -204,9 +207,9 @@ def _by_score(
 
 
 def _for_participation(config: RewardsConfig, measured: MeasuredRound, run: RunningScore, pot: int) -> int:
-    """Return the round's credits for participation: its share of the certain gain, less what it paid for before.
+    """Return the round's participation credits: the share of the certain gain, less earlier participation pay.
 
-    It does not depend on whose scores are paid in the round, so it reaches those whose scores are paid later, too.
+    It does not depend on whose scores are paid in the round, so contributors whose scores are paid later get it too.
     """
     if measured.gain.sum() <= 0.0:
         return 0
@@ -216,7 +219,7 @@ def _for_participation(config: RewardsConfig, measured: MeasuredRound, run: Runn
 
 
 def _new(contributors: Collection[str], settlements: Mapping[str, Settlement] | None) -> set[str]:
-    """Return contributors whose first pay is not settled yet; none without settlements."""
+    """Return contributors whose provisional pay is not settled yet; empty without settlements."""
     if settlements is None:
         return set()
     return {who for who in contributors if settlements.get(who, Settlement()).provisional is not None}
@@ -229,7 +232,7 @@ def _as_one(
 ) -> dict[str, RunningScore]:
     """Return running scores in which the new members of each group count as one contributor.
 
-    If another member is known already, the positive scores of the new ones count as nothing.
+    If a group has a known member, the positive scores of its new members count as zero.
     """
     scores = {who: one.brought for who, one in running_scores.items()}
     work = {who for who, one in running_scores.items() if one.is_work}
@@ -274,7 +277,7 @@ def _beyond_luck(measured: MeasuredRound) -> set[str]:
 
 
 def certainty(found: Split, block_weights: Vector) -> dict[str, float]:
-    """Return the ledger's record of the gain of all rounds: ``gained``, its ``error``, and the ``certain`` part."""
+    """Return the ledger's record of the total gain of all rounds: ``gained``, its ``error`` and the ``certain`` part."""
     if found.run is None:
         return {}
     error = found.run.error(block_weights)
