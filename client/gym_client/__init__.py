@@ -1,4 +1,4 @@
-"""The contributor's software: Flower client app, agent, keys and the `gym-client` command."""
+"""The contributor's software: the Flower client app, the agent, its keys and the `gym-client` command."""
 
 import os
 

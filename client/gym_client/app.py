@@ -1,9 +1,9 @@
-"""The contributor's Flower app, which trains on a task and returns a signed delta, in the agent or in stock Flower.
+"""The contributor's Flower app: trains on a task and returns a signed delta, in the agent or in stock Flower.
 
-Settings come from the node's config, then the run's: ``home``, ``data``, ``data-format``, ``columns``, ``model``,
-``device``, ``region``, and ``by-reference``, which the agent sets to send the delta as an object. ``{partition}`` in
-``home`` and ``data`` is replaced by Flower's ``partition-id``, so that each node of a simulation has its own key and
-shard.
+Settings are read from the node's config, then from the run's: ``home``, ``data``, ``data-format``, ``columns``,
+``model``, ``device``, ``region``, and ``by-reference``, which the agent sets to send the delta as an object.
+``{partition}`` in ``home`` and ``data`` is replaced by Flower's ``partition-id``, so that each node of a simulation has
+its own key and shard.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Complete one round. ``message.content`` contains ``task`` (the spec as JSON) and ``soups``."""
+    """Perform one round. ``message.content`` contains ``task`` (the spec as JSON) and ``soups``."""
     spec = parse_task(_spec_text(message.content))
     home = Home.open(_text(context, "home"))
     policy = Policy.load(home.policy_path)
@@ -62,7 +62,7 @@ def train(message: Message, context: Context) -> Message:
     )
     finished = perform(spec, message.metadata.message_id, home, policy, setup, cache.path)
     reply = Message(update_records(finished, by_reference), reply_to=message)
-    if not by_reference:  # stock Flower has no verdicts, so every returned update counts as accepted
+    if not by_reference:  # stock Flower has no verdicts, so every returned update is treated as accepted
         folder = TaskFolder(home.task_folder(message.metadata.message_id))
         residuals, update = Residuals(home, spec.server), finished.manifest.digest
         residuals.stage(folder.residual_path, update, folder.moments_path)
@@ -145,7 +145,7 @@ def _spec_text(content: RecordDict) -> str:
 
 
 def _keep_soups(content: RecordDict, cache: ObjectCache, policy: Policy) -> None:
-    """Store soups that the message contains (stock Flower) in the cache."""
+    """Store the soups in the message, which only stock Flower sends, in the cache."""
     soups = content.get("soups")
     if not isinstance(soups, ArrayRecord):
         return

@@ -29,11 +29,11 @@ class Account:
     """The contributor's account at one hub.
 
     Args:
-        home: The home with receipts and residuals.
+        home: The home that stores receipts and residuals.
         client: Client of the hub.
-        display: Shows verdicts and the balance.
+        display: Displays verdicts and the balance.
         traffic: Counter of transferred bytes.
-        region: The regional hub whose updates are sent, which gets their receipts.
+        region: The regional hub that created the updates; it gets a copy of their receipts.
 
     Attributes:
         receipts: Receipts of this run, oldest first.
@@ -59,7 +59,7 @@ class Account:
 
     @contextmanager
     def until_left(self, retrying: Retry) -> Iterator[None]:
-        """End the block with a report, not an error, once the account has left the hub.
+        """Run the block; if the account has left the hub, report that instead of raising the block's error.
 
         Args:
             retrying: Retries the call that asks the hub whether the account has left.
@@ -76,7 +76,7 @@ class Account:
             self._display.report("left", left_in_words(self._client.pin), contributor=self._client.pin.left)
 
     def last_word(self) -> None:
-        """Fetch the final verdicts and the balance, unless the hub is unreachable or fails."""
+        """Fetch the final verdicts and the balance; skipped if the hub is unreachable or fails."""
         try:
             account = self._client.call("Account", pb.AccountRequest())
         except GymError as error:
@@ -89,7 +89,7 @@ class Account:
             self.take(account)
 
     def keep_receipt(self, message_id: str, group: str, text: str) -> None:
-        """Store the receipt of a submitted reply, drop the task folder and stage its residual until the verdict.
+        """Store the receipt of a submitted reply, delete the task's folder and stage its residual until the verdict.
 
         Raises:
             GymError: ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign.
@@ -142,7 +142,7 @@ class Account:
         return verdicts
 
     def _report_spent(self, spent: Any) -> None:
-        """Display this contributor's spending of the hub's own privacy budget, if it has changed."""
+        """Display how much of the hub's privacy budget is spent for this contributor, if that has changed."""
         if not isinstance(spent, dict) or spent == self._spent:
             return
         if not all(isinstance(spent.get(key), int | float) for key in ("epsilon", "rounds", "target_delta")):
@@ -158,7 +158,7 @@ class Account:
 
 
 def _scored(worth: dict[str, Any]) -> dict[str, tuple[float, float | None]]:
-    """Return the score and its error of every measured update that the hub reports, by update."""
+    """Return the score and standard error of every measured update, by update id."""
     rows = worth.get("rounds")
     found = {}
     for row in rows if isinstance(rows, list) else []:

@@ -1,7 +1,7 @@
 """The agent: fetches tasks from a hub, passes each to a Flower ``ClientApp``, and returns the reply.
 
-All state is written to disk before it is used, so an agent can be killed at any point: the next one finds its lease,
-checkpoint, signed update and partial upload, and resumes from there.
+All state is written to disk before it is used, so an agent can be killed at any point. The next one finds the lease,
+the checkpoint, the signed update and the partial upload, and resumes from there.
 """
 
 from __future__ import annotations
@@ -81,20 +81,20 @@ class AgentResult:
 
 
 class Agent:
-    """Works for one hub until it finishes, is stopped, or ``max_rounds`` tasks are done.
+    """Works for one hub until the hub has finished, the agent is stopped, or ``max_rounds`` tasks are done.
 
     Args:
         app: Any Flower ``ClientApp``; ``gym_client.app.app`` runs gym-fed's own rounds.
-        home: The contributor's home, locked by the caller.
+        home: The contributor's home; the caller holds its lock.
         client: Client of the hub; the home must be enrolled there.
-        node_config: The app's ``context.node_config``; ``home`` and ``by-reference`` are added.
+        node_config: The app's ``context.node_config``; the agent adds ``home`` and ``by-reference``.
         policy: Limits on downloads, training and uploads; read from the home if None.
         policy_stamp: Stamp of ``policy.yaml`` when ``policy`` was read; None for the current stamp.
-        announced: Recipe shown before joining; tasks that protect examples less are rejected.
+        announced: Recipe announced before joining; tasks with weaker privacy for examples are rejected.
         agreement: Terms accepted before joining; tasks with other terms require new consent.
-        promises: The hub's promises before joining, compared with its current ones before every task.
-        region: The regional hub of ``node_config``, which gets the receipts of its updates.
-        display: Shows events and progress.
+        promises: Privacy promises of the hub before joining; compared with its current ones before every task.
+        region: The regional hub in ``node_config``; it gets a copy of the receipts of its updates.
+        display: Displays events and progress.
         clock_report: Reports clock differences, without repeating earlier reports.
         stop: Event that ends the work at the next checkpoint, as ``stop()`` does.
     """
@@ -138,7 +138,7 @@ class Agent:
         )
         self._pauses.on_pause = lambda paused: client.pause_seeding("pause", paused)
         self._room = DiskRoom(home, self.display, self._stop)
-        self._failures = self._masked = 0  # _masked: updates whose round is not unmasked yet
+        self._failures = self._masked = 0  # _masked: updates in rounds that are not unmasked yet
 
     def stop(self) -> None:
         """Ask the agent to stop at the next checkpoint; safe from signal handlers and other threads."""
@@ -159,7 +159,7 @@ class Agent:
         with self._account.until_left(lambda action: self._retrying(action, None)):
             self._room.needed(lambda: self._recover(self._settle()))
             if (clocks := self.client.clocks) is not None and not clocks.differ:
-                drop_old(self.home.tasks)  # a wrong clock cannot measure their age
+                drop_old(self.home.tasks)  # their age is unknown if a clock is wrong
             while not finished and not self._has_done(max_rounds):
                 self._pauses.wait()
                 finished = self._work(max_rounds)
@@ -183,7 +183,7 @@ class Agent:
         return max_rounds is not None and len(self._account.receipts) - self._masked >= max_rounds
 
     def _take_policy(self, policy: Policy) -> None:
-        """Adopt a changed ``policy.yaml``."""
+        """Apply a changed ``policy.yaml``."""
         self.policy = self._objects.policy = policy
         self.client.rates.limit(*policy.rates)
         if self.client.seeding is not None:
@@ -238,7 +238,7 @@ class Agent:
             path.unlink(missing_ok=True)
 
     def _count(self, stage: str | None) -> None:
-        """Count the stages of a secure round as one answer: its masked update, complete once it is unmasked."""
+        """Count all stages of a secure round as one answer, which is complete after the unmask stage."""
         self._pauses.note_stage(goes_on=stage not in (None, UNMASK))
         if stage == TRAIN:
             self._masked += 1
@@ -257,7 +257,7 @@ class Agent:
         return Hooks(progress, should_stop, self.client.now)
 
     def _reply(self, task: pb.Task, lease: Lease) -> tuple[pb.SubmitRequest, list[Path]]:
-        """Fetch inputs, call the app and upload the result; also return the files to delete after the answer."""
+        """Fetch inputs, call the app and upload the result. Also return files to delete after the answer."""
         self._settle()
         passing: list[Path] = []
         self._fetch(task, lease, passing)
@@ -281,7 +281,7 @@ class Agent:
             return self.app(message, context)
         except GymError:
             raise
-        except Exception as error:  # the app may raise anything; the failure is reported to the hub
+        except Exception as error:  # the app may raise any exception; the failure is reported to the hub
             if is_disk_full(error):
                 raise
             log.exception("the app failed")
@@ -322,7 +322,7 @@ class Agent:
             self._evaluated_on = spec.evaluated_on
 
     def _submit(self, request: pb.SubmitRequest, group: str, lease: Lease | None) -> None:
-        """Submit the answer. Heartbeats end first, because the hub refuses one that arrives after the answer."""
+        """Submit the answer. Heartbeats are stopped first, because the hub refuses heartbeats after the answer."""
         self.display.busy("waiting for the server's receipt")
         if lease is not None:
             lease.end(self.client)
@@ -352,7 +352,7 @@ class Agent:
             self.display.report(
                 "lost", f"the server took the task back: {lost.message}", error=lost.to_dict()
             )
-            if lost.code is not ErrorCode.LEASE_LOST:  # the task may be leased again and resume this work
+            if lost.code is not ErrorCode.LEASE_LOST:  # if only the lease is lost, the work may resume
                 TaskFolder(self.home.task_folder(task.message_id)).drop()
             return
         if lost is not None or error.code in FATAL:

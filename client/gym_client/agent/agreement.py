@@ -1,7 +1,7 @@
-"""Terms that the contributor accepted, stored in the home. Changed terms need a new consent.
+"""Terms that the contributor has accepted, stored in the home. Changed terms require new consent.
 
-The hub determines the terms: recipe, codec, base, pay, audits and privacy promises. A learning rate that decreases, or
-increases to less than the next power of two, is not a change of terms, since schedules change it every round.
+The hub sets the terms: recipe, codec, base, pay, audits and privacy promises. Schedules change the learning rate every
+round. A lower rate, or a higher one below the next power of two, is therefore not a change of terms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gym_fed.core.json_files import canonical_digest, read_object
 _RATE = "recipe.learning_rate"
 _MAX_TERMS = 20
 _MAX_CHARS = 1 << 20
-"""Maximum total characters of the stored terms of a hub; the newest are stored whatever their length."""
+"""Maximum total characters of the terms stored for a hub; the newest terms are stored even if they are longer."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Terms:
 
     Attributes:
         server: Id of the hub.
-        data: Digest of the contributor's data; other data requires a new consent.
-        asked: All values of the terms by dotted key.
+        data: Digest of the contributor's data; different data requires new consent.
+        asked: All values of the terms, by dotted key.
     """
 
     server: str
@@ -59,10 +59,10 @@ class Terms:
         region: RegionConfig | None = None,
         mirrors: Sequence[str] = (),
     ) -> Terms:
-        """Create the terms from a hub's announcement; ``privacy_json`` is in the form of its status.
+        """Create the terms from a hub's announcement.
 
-        ``seeding`` is True if both the hub and the contributor's policy allow it; ``mirrors`` has the addresses of
-        those in use.
+        ``privacy_json`` has the format of ``StatusReply.privacy_json``. ``seeding`` is True if both the hub and the
+        contributor's policy allow it; ``mirrors`` contains the addresses of the mirrors in use.
         """
         promises = Promises.parse(privacy_json)
         asked: dict[str, Any] = {
@@ -79,7 +79,7 @@ class Terms:
         return cls(server, data, {**asked, **of_rounds})
 
     def with_task(self, spec: TaskSpec) -> Terms:
-        """Return these terms updated with a task's. The hub's privacy promises are checked separately."""
+        """Return a copy of these terms with the values of a task. Privacy promises are checked separately."""
         of_task = ("recipe.", "codec.", "pay.", "audit.", "region.")
         hub_values = {key: value for key, value in self.asked.items() if not key.startswith(of_task)}
         parts = (spec.pay, spec.audit, spec.region)
@@ -89,7 +89,7 @@ class Terms:
         return replace(self, asked={**hub_values, "base": spec.base_digest, **named})
 
     def changes(self, later: Terms) -> list[str]:
-        """List the differences to later terms, one line each: ``key: before -> after``."""
+        """List the changes from these terms to later ones, one line each: ``key: before -> after``."""
         keys = sorted({*self.asked, *later.asked})
         pairs = [(key, self.asked.get(key), later.asked.get(key)) for key in keys]
         return [
@@ -98,7 +98,7 @@ class Terms:
 
     @property
     def name(self) -> str:
-        """The identifier that ``--accept`` takes for exactly these terms."""
+        """The identifier of exactly these terms, as passed to ``--accept``."""
         return f"terms:{canonical_digest({'gym-terms-1': [self.server, self.asked]})[:32]}"
 
 
@@ -127,7 +127,7 @@ class Agreement:
         terms: The hub's current terms.
         agrees: Function that prompts for consent to changed terms.
         display: Displays changes of the terms.
-        again: The command that resumes, without ``--accept``.
+        again: The command that resumes the work, without ``--accept``.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Agreement:
         )
 
     def news(self) -> list[str]:
-        """List the differences to the terms accepted last."""
+        """List the changes since the terms that were accepted last."""
         known = self._known()
         return known[-1].changes(self._terms) if known else []
 
@@ -170,10 +170,10 @@ class Agreement:
         write_atomically(self._home.consents_path, json.dumps(every, indent=1, sort_keys=True).encode())
 
     def require(self, spec: TaskSpec) -> None:
-        """Require consent before a task with changed terms is processed.
+        """Require consent before processing a task with changed terms.
 
         Raises:
-            GymError: ``TERMS_CHANGED`` with the command that accepts the terms.
+            GymError: ``TERMS_CHANGED``, with the command that accepts the terms.
         """
         later = self._terms.with_task(spec)
         changes = self._terms.changes(later)
@@ -194,7 +194,7 @@ class Agreement:
         self._display.report("terms", f"accepted: {'; '.join(changes)}")
 
     def _known(self) -> list[Terms]:
-        """Read the terms accepted at this hub, oldest first."""
+        """Read the terms accepted for this hub, oldest first."""
         entries = self._read().get(self._terms.server, [])
         return [Terms(self._terms.server, entry["data"], entry["asked"]) for entry in entries]
 
@@ -225,7 +225,7 @@ def _consents(home: Home) -> dict[str, Any]:
 
 
 def _is_kept(value: Any) -> bool:
-    """Return True if the value has the form that ``Agreement.keep`` writes."""
+    """Return True if the value has the format that ``Agreement.keep`` writes."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("data"), str)

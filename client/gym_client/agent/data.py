@@ -25,13 +25,13 @@ _EXAMPLE_ROWS = 600
 
 @dataclass(frozen=True)
 class Data:
-    """Training rows with their source."""
+    """Training rows and where they come from."""
 
     rows: Sequence[dict[str, Any]]
     description: str
     digest: str
     contamination: str = ""
-    """A summary of contaminated rows and their handling; empty if there are none."""
+    """A summary of the contaminated rows and what was done with them; empty if there are none."""
 
 
 _cache: dict[tuple[str, str, str, str, int, int], Data] = {}
@@ -43,17 +43,17 @@ def load_data(
     columns: str | None = None,
     contaminated_rows: ContaminatedRows = "drop",
 ) -> Data:
-    """Load the rows of a file, or the built-in example for None or ``example``. A file is read once per process.
+    """Load the rows of a file, or the built-in example for None or ``example``. A file is read only once per process.
 
     Args:
         path: Path of the file.
         format: A name in ``gym_fed.core.registries.FORMATS``, or ``auto``.
         columns: Mapping of the file's columns; see ``parse_columns``.
-        contaminated_rows: How to handle rows that contain evaluation rows; see ``Policy``.
+        contaminated_rows: What to do with rows that contain evaluation rows; see ``Policy``.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` with the row; ``POLICY_REFUSED`` if rows contain evaluation
-            rows and the policy rejects them, or no other rows are left; ``USAGE`` for invalid columns.
+        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` with the row; ``POLICY_REFUSED`` if rows contain evaluation rows
+            and the policy refuses them, or if no other rows are left; ``USAGE`` for invalid columns.
     """
     if path in (None, EXAMPLE):
         if columns:
@@ -121,8 +121,8 @@ def evaluation_notes(evaluated_on: Mapping[str, str], require_time: Callable[[],
     """Yield a line for each evaluation suite of a task that the data cannot be checked against.
 
     Args:
-        evaluated_on: Suites of the task. Only names of gym-fed's own suites and tasks are looked up.
-        require_time: Called before each suite, since reading one takes seconds; raises if the time limit is reached.
+        evaluated_on: The task's evaluation suites. Only the names of gym-fed's own suites and tasks are looked up.
+        require_time: Called before each suite, since reading one takes seconds; raises once the time limit is reached.
     """
     for suite, digest in evaluated_on.items():
         require_time()

@@ -1,7 +1,7 @@
-"""The global version on this machine: the base plus committed soups, kept between rounds.
+"""The current global version on this machine: the base plus all committed soups, kept between rounds.
 
-Only the contributor may specify a path to the base. A hub specifies a plain name, which can only refer to the local
-cache of downloaded models, and only after the contributor has agreed to it.
+Only the contributor may specify a path to the base. A hub can only specify a plain name. It is looked up in the local
+cache of downloaded models, and only after the contributor has agreed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 NANO = "gym-nano"
 _BETWEEN = "between"
-"""Replaces a version's digest after an error, so that the base is reloaded."""
+"""Placeholder for the version's digest after an error, which forces a reload of the base."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
 _REMEDY = "pass the folder of the federation's base with --base PATH"
 _REMEDY_OF_NAMES = "if you know the federation's base, pass its folder with --base PATH"
 
 
 _IDLE_SECONDS = 30.0
-"""Seconds without a task after which the tensors move from memory to disk."""
+"""Idle time in seconds after which the tensors are moved from memory to disk."""
 
 
 class GlobalModel:
-    """The global version's tensors, float32 on the CPU, and a model of them while a round needs one."""
+    """The tensors of the global version, float32 on the CPU, and a model with them while a round needs one."""
 
     def __init__(self, source: str) -> None:
         """Load the base.
@@ -79,13 +79,13 @@ class GlobalModel:
         return self._model
 
     def release(self) -> None:
-        """Free the model's memory until the next round; the tensors stay, see ``park``."""
+        """Free the model's memory until the next round; the tensors stay in memory until ``park``."""
         self._model = None
         self._may_park = True
         give_back_memory()
 
     def park(self, folder: Path) -> None:
-        """Move the tensors to a file until the next round, if the disk has room; tried once after each round."""
+        """Move the tensors to a file until the next round if the disk has room. Tried once after each round."""
         from gym_fed.delta.parked import ParkedTensors
 
         if self._may_park and self._parked is None and self._model is None and self.tensors:
@@ -96,7 +96,7 @@ class GlobalModel:
             give_back_memory()
 
     def _unpark(self) -> None:
-        """Take the tensors back into memory; reload the base if their file cannot be read."""
+        """Read the tensors back into memory; reload the base if their file is unreadable."""
         parked, self._parked = self._parked, None
         if parked is None:
             return
@@ -106,13 +106,13 @@ class GlobalModel:
             self.tensors = tensors
 
     def moments_bytes(self) -> int:
-        """Return the size in bytes of AdamW's moments of all weights, as kept between rounds."""
+        """Return the size in bytes of the AdamW moments of all weights, as kept between rounds."""
         from gym_fed.training.run.kept_moments import BYTES_PER_WEIGHT
 
         return BYTES_PER_WEIGHT * sum(tensor.numel() for tensor in self.tensors.values())
 
     def require_base(self, digest: str, name: str) -> None:
-        """Raise ``BASE_MISMATCH`` unless this is the federation's base."""
+        """Raise ``BASE_MISMATCH`` unless this model is the federation's base."""
         if self.base.digest != digest:
             raise self.mismatch(digest, name)
 
@@ -126,7 +126,7 @@ class GlobalModel:
         )
 
     def version_spec(self, spec: TaskSpec) -> BaseSpec:
-        """Return the base spec for deltas against the task's global version."""
+        """Return the base spec of deltas against the task's global version."""
         from gym_fed.delta.base import BaseSpec
 
         return BaseSpec(spec.base_model, spec.version_digest, self.base.shapes)
@@ -134,16 +134,16 @@ class GlobalModel:
     def advance(self, spec: TaskSpec, path_of: Callable[[str], Path], sums: VersionSum) -> None:
         """Update model and tensors to the task's global version.
 
-        Only new soups are applied, unless they continue a sum of soups that add up.
+        Only new soups are applied; if they extend an integer sum, the base is reloaded first.
 
         Args:
-            spec: The task, with the soups from the base to the version.
+            spec: The task, with the soups from the base to its version.
             path_of: Returns the file of a soup by its sha256.
-            sums: The sum of the soups that add up, on disk.
+            sums: The integer sum of the additive soups, on disk.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` if the base or a soup does not match, ``DELTA_INVALID``;
-                ``MISSING_DEPENDENCY`` for a soup in a plug-in's codec that the task does not record.
+            GymError: ``BASE_MISMATCH`` if the base or a soup does not match; ``DELTA_INVALID``; ``MISSING_DEPENDENCY``
+                for a soup encoded with a plug-in that the task does not record.
         """
         from gym_fed.delta.base import BaseSpec
         from gym_fed.delta.versions import apply_soups, is_within_sum, specs_of
@@ -167,7 +167,7 @@ class GlobalModel:
         self.restore()
 
     def restore(self) -> None:
-        """Restore the global version's weights in the model after complete or interrupted training."""
+        """Restore the global version's weights in the model after training, complete or interrupted."""
         import torch
 
         _without_adapter(self.model)
@@ -181,7 +181,7 @@ class GlobalModel:
         from gym_fed.base.models import load_model
         from gym_fed.delta.base import tensors_digest
 
-        self._model = None  # one model in memory at a time
+        self._model = None  # free the model first, so that only one is in memory
         self._model = load_model(self.source, dtype="float32", device="cpu").model
         digest = tensors_digest(self._model)
         if digest != self.base.digest:
@@ -200,7 +200,7 @@ class GlobalModel:
 
 
 def _without_adapter(model: Any) -> None:
-    """Remove adapter layers left by interrupted training."""
+    """Remove the adapter layers that an interrupted training run has left."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in list(model.named_modules()):
@@ -213,7 +213,7 @@ _loaded: dict[str, GlobalModel] = {}
 
 
 def global_model(source: str) -> GlobalModel:
-    """Return the process-wide model of a source, loading it if needed. Only the latest source stays in memory."""
+    """Return the process-wide model for a source, loading it if needed. Only the latest source is kept in memory."""
     if source not in _loaded:
         _loaded.clear()
         _loaded[source] = GlobalModel(source)
@@ -221,16 +221,16 @@ def global_model(source: str) -> GlobalModel:
 
 
 def park_idle_model(folder: Path, after_seconds: float) -> None:
-    """Move the process-wide model's tensors to a file in ``folder`` if it has waited long enough for a task."""
+    """Park the process-wide model in ``folder`` if it has been idle for ``after_seconds``."""
     if after_seconds >= _IDLE_SECONDS:
         for model in _loaded.values():
             model.park(folder)
 
 
 def keep_model(model: GlobalModel, source: str) -> None:
-    """Register a loaded model as the process-wide model under the folder where its files are now.
+    """Register a loaded model as the process-wide model, under the folder that now contains its files.
 
-    Libraries look up the config by the name that the model was loaded from, as PEFT does when it saves an adapter.
+    Libraries find the config by the name that the model was loaded from; PEFT does so when it saves an adapter.
     """
     model.source = model.model.name_or_path = model.model.config._name_or_path = source
     _loaded.clear()
@@ -238,10 +238,10 @@ def keep_model(model: GlobalModel, source: str) -> None:
 
 
 def base_source(given: str | None, named: str) -> str:
-    """Return the source of the base: the contributor's, or else the hub's plain name for it.
+    """Return the source of the base: the contributor's choice, otherwise the hub's plain name.
 
     Args:
-        given: ``--model`` of this or an earlier run.
+        given: Value of ``--model``, from this run or an earlier one.
         named: The hub's name for its base, from its status or a task.
 
     Raises:

@@ -1,7 +1,7 @@
 """Hooks through which code in a Flower ``ClientApp`` reports progress and checks whether to stop.
 
-Flower only passes a message and a context to an app, so the agent sets these hooks around the call. In a stock Flower
-deployment they do nothing.
+Flower passes only a message and a context to an app, so the agent sets these hooks around the call. Without an agent,
+as in a stock Flower deployment, they do nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from gym_fed.core.bounded.pool import evaluation_deadline
 from gym_fed.core.errors import ErrorCode, GymError
 
 Progress = Callable[[str, int, int, float | None], None]
-"""Called with the phase (fetch, train, encode or upload), done, total and loss."""
+"""Called with the phase (fetch, train, encode or upload), the done and total amounts, and the loss."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """Callbacks of the agent for a running app."""
+    """Callbacks from a running app to the agent."""
 
     progress: Progress = lambda phase, done, total, loss: None
     should_stop: Callable[[], bool] = lambda: False
     now: Callable[[], float] = time.time
-    """Returns the hub's time, which signed manifests contain."""
+    """Returns the hub's time, which is written to signed manifests."""
 
 
 _current: ContextVar[Hooks | None] = ContextVar("gym_client_hooks", default=None)
@@ -41,7 +41,7 @@ def current_hooks() -> Hooks:
 
 @contextmanager
 def hooks_set(hooks: Hooks) -> Iterator[None]:
-    """Activate hooks inside the block."""
+    """Activate the hooks inside the block."""
     token = _current.set(hooks)
     try:
         yield
@@ -54,7 +54,7 @@ class TimeLimit:
 
     Args:
         policy: Policy with the limit ``max_seconds``.
-        hooks: Hooks whose ``should_stop`` also ends the work.
+        hooks: Hooks whose ``should_stop`` also ends the task.
     """
 
     def __init__(self, policy: Policy, hooks: Hooks) -> None:
@@ -66,7 +66,7 @@ class TimeLimit:
         return time.monotonic() > self._until
 
     def require(self, phase: str) -> None:
-        """Raise if the time limit is reached or the contributor wants to stop.
+        """Raise an error if the time limit is reached or the contributor wants to stop.
 
         Raises:
             GymError: ``POLICY_REFUSED`` or ``INTERRUPTED``.
@@ -81,7 +81,7 @@ class TimeLimit:
             raise self.error(phase)
 
     def error(self, phase: str) -> GymError:
-        """Return the error for a task that exceeded its time limit during ``phase``."""
+        """Create the error for a task that exceeded its time limit during ``phase``."""
         return GymError(
             ErrorCode.POLICY_REFUSED,
             f"the task exceeded max_seconds ({self._max_seconds:g} s) of this machine's policy during {phase}",
@@ -90,7 +90,7 @@ class TimeLimit:
 
     @contextmanager
     def bounding_steps(self) -> Iterator[None]:
-        """Apply the limit inside training steps of this thread: before each module's forward and backward pass.
+        """Check the limit inside training steps of this thread, before the forward and backward pass of every module.
 
         The duration of a step grows with the recipe's batch and accumulation, so a check between steps is not enough.
         """
@@ -122,5 +122,5 @@ class TimeLimit:
                 handle.remove()
 
     def bounding_templates(self) -> AbstractContextManager[None]:
-        """Apply the limit to rendering the rows with the base's chat template, inside the block."""
+        """Apply the limit to rendering rows with the base's chat template, inside the block."""
         return evaluation_deadline(self._until, self.error("preparation of the rows"))

@@ -1,4 +1,4 @@
-"""Change the hours and the behaviour on battery in ``policy.yaml``; comments and other keys stay as they are."""
+"""Update the hours and the behaviour on battery in ``policy.yaml``, keeping comments and other keys."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ from gym_fed.core.text import readable_bytes
 
 _DISK_POLL_SECONDS = 1.0
 _RETRY_SECONDS = 300.0
-"""Seconds after which work is retried even if the free space is unchanged, since a quota may have been raised."""
+"""Interval in seconds between retries while the free space is unchanged, since a quota may have been raised."""
 
 T = TypeVar("T")
 
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _STAGE_SECONDS = 600.0
-"""Seconds for which ``hours`` and ``on_battery`` are ignored after the last stage of a secure aggregation round."""
+"""How long ``hours`` and ``on_battery`` are ignored after the last stage of a secure aggregation round, in seconds."""
 
 _FILE = "paused"
 
@@ -58,7 +58,7 @@ def set_resumed(home: Home) -> None:
 
 
 def is_paused(home: Home) -> bool:
-    """Return True after `gym-client pause`, until `gym-client resume`."""
+    """Return True between `gym-client pause` and `gym-client resume`."""
     return (home.folder / _FILE).exists()
 
 
@@ -70,14 +70,14 @@ def on_battery() -> bool:
 
 @dataclass(frozen=True)
 class PolicyStamp:
-    """Identifies a state of ``policy.yaml``. Take it before reading the file, so that no later change is missed."""
+    """Identifies a state of ``policy.yaml``. Created before the file is read, so that no later change is missed."""
 
     found: tuple[int, int, int] | None
     """Modification time, size and inode; None if the file does not exist."""
 
     @classmethod
     def of(cls, home: Home) -> PolicyStamp:
-        """Return the current stamp."""
+        """Return the stamp of the file as it is now."""
         try:
             status = os.stat(home.policy_path)
         except OSError:
@@ -87,7 +87,7 @@ class PolicyStamp:
 
 @dataclass(frozen=True)
 class _Wait:
-    """The reason for a pause; ``at_once`` also interrupts running training, ``ends`` stops the agent."""
+    """The reason for a pause. ``at_once`` also interrupts running training; ``ends`` stops the agent."""
 
     reason: str
     at_once: bool = False
@@ -95,12 +95,12 @@ class _Wait:
 
 
 class Pauses:
-    """Decides whether work may run, based on a ``policy.yaml`` that is reloaded when it changes.
+    """Decides whether work may run, based on ``policy.yaml``, which is reloaded when it changes.
 
     Args:
         home: The home with ``policy.yaml`` and the marker of `gym-client pause`.
         policy: Initial policy, used until ``policy.yaml`` changes.
-        take: Called with a changed policy.
+        take: Called with the new policy after a change.
         display: Displays the reason for waiting.
         stop: Event that ends the waiting.
         now: Returns the local time of day.
@@ -131,13 +131,13 @@ class Pauses:
         self.interrupted = False
         """True if work was interrupted for a pause; reset by ``wait``."""
         self.on_pause: Callable[[bool], None] = lambda paused: None
-        """Called with True when a pause begins or has another reason, and with False when it ends."""
+        """Called with True when a pause begins or its reason changes, and with False when it ends."""
 
     def due(self) -> bool:
-        """Return True if no new work may start now.
+        """Return True if no new work may start at the moment.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` on battery, if the policy does not allow that.
+            GymError: ``POLICY_REFUSED`` on battery power if the policy does not allow work on it.
         """
         pause = self._look()
         if pause is not None and pause.ends:
@@ -155,7 +155,7 @@ class Pauses:
         return self.interrupted
 
     def note_stage(self, goes_on: bool) -> None:
-        """Record an answered task; ``goes_on`` is True if its secure round needs this machine again."""
+        """Record an answered task; ``goes_on`` is True if its secure round will need this machine again."""
         self._round_until = self._clock() + _STAGE_SECONDS if goes_on else 0.0
 
     def wait(self) -> None:
@@ -181,7 +181,7 @@ class Pauses:
             self._display.report("resumed", "resuming")
 
     def _look(self) -> _Wait | None:
-        """Return the reason for a pause, recomputed at most once per second."""
+        """Return the reason for a pause, if any; recomputed at most once per second."""
         if self._clock() - self._looked >= _LOOK_SECONDS:
             self._looked = self._clock()
             self._read_again()
@@ -223,7 +223,7 @@ class Pauses:
 
 
 class DiskRoom:
-    """Retries work that failed because of a full disk, once there is more free space.
+    """Retries work that failed because the disk was full, once there is more free space.
 
     Args:
         home: A folder on the disk.
@@ -238,11 +238,11 @@ class DiskRoom:
         self._home, self._display, self._stop, self._clock = home, display, stop, clock
 
     def needed(self, action: Callable[[], T], lost: Callable[[], GymError | None] = lambda: None) -> T:
-        """Call ``action`` until it does not fail due to a full disk; it must be safe to repeat.
+        """Call ``action`` until it no longer fails because of a full disk; it must be safe to repeat.
 
         Args:
             action: Function that raises ``DISK_FULL``, or the system's error, if the disk is full.
-            lost: Returns an error if waiting has become pointless, such as a lost lease; None otherwise.
+            lost: Returns an error once waiting is pointless, such as after a lost lease; otherwise None.
 
         Raises:
             GymError: The error from ``lost``; ``INTERRUPTED`` after ``stop``; any other error from ``action``.

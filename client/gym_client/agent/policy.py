@@ -132,7 +132,7 @@ class Policy(StrictModel):
         return hours
 
     def next_hours(self, now: datetime) -> str:
-        """Return when a round may start, as ``HH:MM``; empty if it may start now."""
+        """Return the time at which a round may start next, as ``HH:MM``; empty if it may start now."""
         time = now.strftime("%H:%M")
         spans = [(span[:5], span[6:]) for span in self.hours]
         if not spans or any(_within(time, *span) for span in spans):
@@ -155,7 +155,7 @@ class Policy(StrictModel):
         return load_config(path, cls) if path.exists() else cls()
 
     def check(self, spec: TaskSpec) -> None:
-        """Raise ``POLICY_REFUSED`` naming the first field over its limit, with value and limit."""
+        """Raise ``POLICY_REFUSED`` for the first field over its limit, with its value and limit."""
         self.check_recipe(spec.recipe, spec.base_digest)
         if self.require_secure_aggregation and spec.secure_aggregation is None:
             raise GymError(
@@ -166,7 +166,7 @@ class Policy(StrictModel):
         self.check_download(bytes_to_join(spec.soups))
 
     def check_recipe(self, recipe: TrainingRecipe, base_digest: str) -> None:
-        """Check an announced recipe before there is a task; see ``check``."""
+        """Check an announced recipe before any task exists; see ``check``."""
         _allowed("recipe.algorithm", recipe.algorithm, "algorithms", self.algorithms)
         _allowed("recipe.finetuning", recipe.finetuning, "finetuning", self.finetuning)
         if self.base_digests is not None:
@@ -190,27 +190,26 @@ class Policy(StrictModel):
             _at_most("recipe.lora.r", recipe.lora.r, "max_lora_rank", self.max_lora_rank)
 
     def check_download(self, num_bytes: int) -> None:
-        """Raise ``POLICY_REFUSED`` if one task requires too large a download."""
+        """Raise ``POLICY_REFUSED`` if a task's download is too large."""
         _at_most("bytes to download", num_bytes, "max_download_bytes", self.max_download_bytes)
 
     def check_optimizer_state(self, num_bytes: int) -> None:
-        """Raise ``POLICY_REFUSED`` if the moments that a task keeps are too large."""
+        """Raise ``POLICY_REFUSED`` if the moments that a task would keep are too large."""
         most = self.max_optimizer_state_bytes
         _at_most("bytes of kept moments", num_bytes, "max_optimizer_state_bytes", most)
 
     def check_total_download(self, num_bytes: int) -> None:
-        """Raise ``POLICY_REFUSED`` if one run of ``join`` requires too large a download."""
+        """Raise ``POLICY_REFUSED`` if the downloads of one run of ``join`` are too large."""
         if self.max_total_download_bytes is not None:
             most = self.max_total_download_bytes
             _at_most("bytes to download in total", num_bytes, "max_total_download_bytes", most)
 
     def check_terms(self, join_bytes: int, round_bytes: int, rounds: int | None) -> None:
-        """Raise ``POLICY_REFUSED`` if the first task, a later task or all tasks together require too large a
-        download.
+        """Raise ``POLICY_REFUSED`` if the download of the first task, of a later task or of all tasks is too large.
 
         Args:
-            join_bytes: Bytes to fetch before the first round, as announced by the hub.
-            round_bytes: Bytes to fetch for each further round, likewise.
+            join_bytes: Announced number of bytes to fetch before the first round.
+            round_bytes: Announced number of bytes to fetch per further round.
             rounds: Number of remaining rounds; None if unknown.
         """
         if self.max_total_download_bytes is not None and rounds is not None:
@@ -225,12 +224,12 @@ class Policy(StrictModel):
                 )
 
     def check_base(self, num_bytes: int, join_bytes: int, round_bytes: int, rounds: int | None) -> None:
-        """Raise ``POLICY_REFUSED`` if a base is too large, or the base and all tasks together.
+        """Raise ``POLICY_REFUSED`` if the download of a base, or of the base and all tasks together, is too large.
 
         Args:
-            num_bytes: Bytes of the base, as announced by the hub.
-            join_bytes: Bytes to fetch before the first round, as in ``check_terms``.
-            round_bytes: Bytes to fetch for each further round, likewise.
+            num_bytes: Announced size of the base in bytes.
+            join_bytes: Announced number of bytes to fetch before the first round.
+            round_bytes: Announced number of bytes to fetch per further round.
             rounds: Number of remaining rounds; None if unknown.
         """
         if num_bytes > self.max_base_bytes:
@@ -248,7 +247,7 @@ class Policy(StrictModel):
 
 
 def _within(time: str, begin: str, end: str) -> bool:
-    """Return True if a time of day is within a span, which may cross midnight."""
+    """Return True if a time of day lies within a span, which may cross midnight."""
     return begin <= time < end if begin < end else time >= begin or time < end
 
 

@@ -1,4 +1,4 @@
-"""A regional hub as the source of updates: its rounds start from the root's version and return what they merged.
+"""A regional hub as the source of updates: its rounds start from the root's version and return the merged result.
 
 The hub runs as a separate process next to this agent; they communicate through the exchange in the hub's folder.
 """
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.3
 _SHARE_TO_SEND = 0.2
-"""Share of the time to the root's deadline that is left for encoding and upload; with fewer rounds than planned, the
-region's newest version is sent at that point."""
+"""Fraction of the time until the root's deadline that is reserved for encoding and upload. When only that is left, the
+newest version of the region is sent, even if fewer rounds than planned are done."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class RegionalUpdate:
 
     Attributes:
         model: The base model with the weights of that version.
-        num_examples: Examples of its members.
-        metrics: Figures for the manifest.
+        num_examples: Number of examples of the region's members.
+        metrics: Metrics for the manifest.
     """
 
     model: Any
@@ -56,13 +56,13 @@ class RegionalUpdate:
 
 
 class RegionalHub:
-    """The agent's side of the exchange.
+    """The agent's side of the exchange with a regional hub.
 
     Args:
         folder: The regional hub's folder.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` or ``CONFIG_INVALID`` if it contains no hub, or one that is not a region.
+        GymError: ``FILE_NOT_FOUND`` or ``CONFIG_INVALID`` if the folder contains no hub, or one that is not a region.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,7 +79,7 @@ class RegionalHub:
         self._exchange = RegionExchange(self.folder)
 
     def require_root(self, server: str) -> None:
-        """Raise ``CONFIG_INVALID`` unless the region's members agreed to this root."""
+        """Raise ``CONFIG_INVALID`` unless this is the root that the region's members agreed to."""
         if self._root != server:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -88,27 +88,27 @@ class RegionalHub:
             )
 
     def data(self) -> Data:
-        """Describe the source of updates in place of rows."""
+        """Return a description of the region, used where other contributors have rows."""
         digest = canonical_digest({"region": str(self.folder)})
         return Data([], f"the merged rounds of the regional hub {self.name!r} in {self.folder}", digest)
 
     def keep_receipt(self, receipt: dict[str, Any]) -> None:
-        """Store the receipt of an update for the hub's ledger."""
+        """Pass the receipt of an update to the regional hub, which records it in its ledger."""
         if receipt.get("update"):
             self._exchange.put_receipt(receipt)
 
     def update(self, spec: TaskSpec, home: Home, source: str, time_limit: TimeLimit) -> RegionalUpdate:
-        """Let the region work on a task, and return its newest version.
+        """Let the region work on a task, and return the region's newest version.
 
         Args:
-            spec: The root's task; this machine's sum is already that of its version.
-            home: The home with that sum.
-            source: Where the base is loaded from.
-            time_limit: Limit of the task.
+            spec: The root's task; this machine's integer sum is already that of the task's version.
+            home: The home that contains the sum.
+            source: Source of the base model.
+            time_limit: Time limit of the task.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` for a task that a region cannot do, or after the time limit; ``INTERRUPTED``;
-                errors from the exchange.
+            GymError: ``POLICY_REFUSED`` for a task that a region cannot perform, or after the time limit;
+                ``INTERRUPTED``; errors from the exchange.
         """
         require_region_can(spec.recipe, spec.codec)
         if first_summed(spec.soups):
@@ -123,7 +123,7 @@ class RegionalHub:
         return RegionalUpdate(self._model(version, spec, source), version.num_examples, metrics)
 
     def end(self, client: HubClient) -> None:
-        """Hand over the root's last version, after which the region ends.
+        """Pass on the root's last version, after which the region ends.
 
         Raises:
             GymError: Errors from the ledger and the download.
@@ -157,7 +157,7 @@ class RegionalHub:
             self._exchange.put_root_version(version, path)
 
     def _finished(self, spec: TaskSpec, time_limit: TimeLimit) -> RegionVersion:
-        """Wait for the region's rounds; return its version once they are done, or shortly before the deadline."""
+        """Wait for the region's rounds. Return its version when they are done, or shortly before the deadline."""
         hooks, begun = current_hooks(), current_hooks().now()
         send_at = spec.deadline_seconds - _SHARE_TO_SEND * max(0.0, spec.deadline_seconds - begun)
         while True:
@@ -189,10 +189,10 @@ class RegionalHub:
 
 
 class _SummedVersions:
-    """Ledger visitor that collects the integer sums of its versions.
+    """Ledger visitor that collects the integer sums of the versions.
 
     Attributes:
-        by_digest: ``digest``, ``sum`` and ``sum_bytes``, by the version's digest.
+        by_digest: ``digest``, ``sum`` and ``sum_bytes`` of each version, by the version's digest.
     """
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class _SummedVersions:
 
 
 def require_region_can(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
-    """Raise ``POLICY_REFUSED`` for a recipe of the root that the rounds of a region cannot follow."""
+    """Raise ``POLICY_REFUSED`` for a root recipe that regional rounds do not support."""
     if recipe.sends_factors:
         raise _refused(
             "the root asks for LoRA factors, but a region's rounds add up", "recipe.finetuning: full"
@@ -219,7 +219,7 @@ def require_region_can(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
 
 
 def root_version(spec: TaskSpec, home: Home) -> RootVersion:
-    """Return the version of a task, for the exchange."""
+    """Return a task's version in the form that the exchange passes to the region."""
     key = next(pin.ledger_key for pin in with_account(home) if pin.server == spec.server)
     newest = Heads(home, bytes.fromhex(key)).newest()
     path = sum_of(spec, home)
@@ -236,7 +236,7 @@ def root_version(spec: TaskSpec, home: Home) -> RootVersion:
 
 
 def sum_of(spec: TaskSpec, home: Home) -> Path | None:
-    """Return the file with the sum of a task's version; None for the base."""
+    """Return the file with the integer sum of a task's version; None if the version is the base."""
     return VersionSum(home.versions(spec.server)).path(spec.version_digest) if spec.soups else None
 
 

@@ -1,8 +1,9 @@
-"""State that a contributor carries between rounds: staged when an update is sent, committed when the hub merges it.
+"""State that a contributor keeps between rounds: staged when an update is sent, committed when the hub merges it.
 
-``residuals/<server>/`` contains the encoding error ``residual.safetensors`` and AdamW's ``moments.safetensors``, both
-committed, the rounds of their updates (``round``, ``moments.round``), and a ``<update digest>.staged`` and a
-``<update digest>.moments`` for every update without a verdict, or an empty ``<update digest>.sent`` if it has neither.
+``residuals/<server>/`` contains the committed files: the encoding error ``residual.safetensors``, AdamW's
+``moments.safetensors``, and the rounds of their updates (``round``, ``moments.round``). For every update without a
+verdict, it contains ``<update digest>.staged`` and ``<update digest>.moments``, or an empty ``<update digest>.sent`` if
+the update has neither.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _SUFFIX, _MOMENTS, _SENT = ".staged", ".moments", ".sent"
 _WAITING = (_SUFFIX, _MOMENTS, _SENT)
 _ACCEPTED = ("merged", "duplicate")
-"""Verdicts after which the residual is kept. For a duplicate an equal update was merged in its place."""
+"""Verdicts after which the residual is committed. ``duplicate`` means that an equal update was merged instead."""
 _OPEN = "admitted"
 
 
@@ -36,12 +37,12 @@ class Residuals:
         self.folder = home.residuals(server)
 
     def load(self, lineage: str, rounds: Iterable[int | None] = (None,)) -> ErrorFeedback:
-        """Return the committed residual, initially zero; see ``ErrorFeedback.load``.
+        """Return the committed residual, which is zero at first; see ``ErrorFeedback.load``.
 
         Args:
             lineage: Digest of the federation's base.
-            rounds: Rounds that created the versions up to the task's; includes None if some are unknown. A residual of
-                a different round belongs to a version that was rolled back, and is discarded, as are moments.
+            rounds: Rounds that created the versions up to the task's; contains None if some are unknown. A residual of
+                any other round belongs to a rolled-back version. It is discarded, together with the moments.
         """
         from gym_fed.delta.feedback import ErrorFeedback
 
@@ -49,7 +50,7 @@ class Residuals:
         return ErrorFeedback.load(self._committed[_SUFFIX], lineage)
 
     def moments(self, lineage: str, rounds: Iterable[int | None] = (None,)) -> dict[str, Tensor]:
-        """Return the committed moments of ``KeptMoments``, none at first; arguments as for ``load``."""
+        """Return the committed moments of ``KeptMoments``, empty at first. Arguments as for ``load``."""
         from gym_fed.delta.feedback import ErrorFeedback
 
         self._drop_rolled_back(rounds)
@@ -59,7 +60,7 @@ class Residuals:
     def stage(self, residual: Path, update: str, moments: Path | None = None) -> None:
         """Store the residual and moments of a sent update until its verdict; missing files are skipped.
 
-        An update with neither is recorded too: once it is merged, older moments must not be continued.
+        An update with neither is recorded too: once it is merged, older moments must not be used any more.
         """
         for path, suffix in ((residual, _SUFFIX), (moments, _MOMENTS)):
             if path is not None and path.exists():
@@ -69,9 +70,9 @@ class Residuals:
         fsync_folder(self.folder)
 
     def accept(self, update: str, server_round: int | None = None) -> None:
-        """Commit the staged files of a merged update; its round is None if unknown.
+        """Commit the staged files of a merged update. ``server_round`` is None if unknown.
 
-        Without a staged residual, the committed one stays. Without staged moments, the committed ones are dropped.
+        Without a staged residual, the committed one is kept. Without staged moments, the committed ones are deleted.
         """
         for suffix, committed in self._committed.items():
             if (staged := self.folder / f"{update}{suffix}").exists():
@@ -86,20 +87,20 @@ class Residuals:
         fsync_folder(self.folder)
 
     def delete(self) -> None:
-        """Delete everything that is kept for this hub."""
+        """Delete everything that is stored for this hub."""
         shutil.rmtree(self.folder)
 
     def staged(self) -> list[str]:
-        """Return the digests of updates that wait for a verdict."""
+        """Return the digests of the updates that are waiting for a verdict."""
         return sorted({path.stem for suffix in _WAITING for path in self.folder.glob(f"*{suffix}")})
 
     def settle(self, verdicts: Iterable[dict[str, Any]]) -> dict[str, str]:
         """Commit or discard residuals according to verdicts.
 
-        Only verdicts on updates sent from this home count: other homes may use the same key.
+        Only verdicts on updates sent from this home are used, since other homes may have the same key.
 
         Args:
-            verdicts: The hub's verdicts, newest first; of several merged updates, the newest one's residual is kept.
+            verdicts: The hub's verdicts, newest first. Of several merged updates, the residual of the newest is kept.
 
         Returns:
             Digest and verdict of each settled update.
@@ -119,20 +120,20 @@ class Residuals:
         return settled
 
     def _drop_rolled_back(self, rounds: Iterable[int | None]) -> None:
-        """Discard committed files whose round is not one of ``rounds``."""
+        """Discard the committed files whose round is not in ``rounds``."""
         known = set(rounds)
         for suffix in self._committed:
             if None not in known and self._round(suffix) not in {None, *known}:
                 self._drop(suffix)
 
     def _drop(self, suffix: str) -> None:
-        """Delete a committed file, and its round."""
+        """Delete a committed file and its round."""
         for path in (self._committed[suffix], self._round_path(suffix)):
             path.unlink(missing_ok=True)
         fsync_folder(self.folder)
 
     def _round(self, suffix: str) -> int | None:
-        """Return the round of a committed file; None if unknown."""
+        """Return the round of a committed file; None if it is unknown."""
         path = self._round_path(suffix)
         if not path.exists():
             return None
@@ -143,7 +144,7 @@ class Residuals:
 
     @property
     def _committed(self) -> dict[str, Path]:
-        """Committed file names by the suffix of their staged files."""
+        """The names of the committed files, by the suffix of the staged file."""
         return {
             _SUFFIX: self.folder / "residual.safetensors",
             _MOMENTS: self.folder / "moments.safetensors",

@@ -1,4 +1,4 @@
-"""Convert tasks between the wire and Flower, and transfer their objects within the policy's limits."""
+"""Convert tasks between wire messages and Flower, and transfer their objects within the policy's limits."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _MAX_REASON = 2_000
 
 
 class TaskObjects:
-    """Transfers a task's objects one at a time, skipping those already at their destination.
+    """Transfers a task's objects one at a time, skipping those that are already at the destination.
 
     Args:
-        home: The home with the cache and the task folders.
+        home: The home with the object cache and the task folders.
         client: Client of the hub.
         policy: Limits on downloads and uploads.
         traffic: Counter of transferred bytes.
@@ -50,21 +50,21 @@ class TaskObjects:
     ) -> list[Path]:
         """Download the objects that a task refers to.
 
-        Soups that add up are fetched as one object: the newest soup, the sum since this machine's last version, or the
-        sum of all.
+        Additive soups are fetched as one object: the newest soup, the sum since this machine's last version, or the
+        total sum.
 
         Args:
             task: The task on the wire.
             spec: The task of a round; None for other messages.
-            hooks: Progress and stop.
-            retry: Retries an action while the hub is away.
-            again: True if a soup was deleted during its download.
+            hooks: Callbacks for progress and stop.
+            retry: Retries an action while the hub is unreachable.
+            again: True if the hub deleted a soup during its download.
 
         Returns:
-            Files that are not needed after the task.
+            Files that are no longer needed after the task.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` before the download if it exceeds the policy's limits, ``TOO_LARGE`` if there
+            GymError: ``POLICY_REFUSED`` before the download if it exceeds the policy's limits; ``TOO_LARGE`` if there
                 are more references than a message may have.
         """
         check_counts(task.content)
@@ -84,7 +84,7 @@ class TaskObjects:
         self.policy.check_download(total)
         self.policy.check_total_download(self._fetched + total)
         before = 0
-        for ref in refs:  # cached ones too, which are served to other contributors
+        for ref in refs:  # including cached ones, which are served to other contributors
 
             def progress(done: int, _: int, before: int = before) -> None:
                 hooks.progress("fetch", before + done, total, None)
@@ -115,8 +115,7 @@ class TaskObjects:
         return passing
 
     def _combined(self, spec: TaskSpec, start: str, retry: Retry) -> tuple[str, pb.ArrayRef]:
-        """Return the object that leads to the task's version, and the version it starts from: ``start``, or the
-        first."""
+        """Return the version to start from (``start`` or the first) and the object that leads to the task's version."""
         last, summed = spec.soups[-1], first_summed(spec.soups)
         parents = [spec.base_digest, *(soup.version_digest for soup in spec.soups)]
         if start == parents[-2]:
@@ -138,7 +137,8 @@ class TaskObjects:
     def reader(self) -> Callable[[pb.ArrayRef], bytes]:
         """Return a function that reads the bytes of a task's references.
 
-        An object that a task references several times is read once and shared, so a small task cannot exhaust memory.
+        An object that a task references several times is read once and shared, so that a small task cannot exhaust
+        memory.
         """
         held: dict[str, bytes] = {}
 
@@ -157,7 +157,7 @@ class TaskObjects:
         def progress(done: int, total: int) -> None:
             hooks.progress("upload", done, total, None)
 
-        # A rate limit would be shared by the update and the downloads of others, whose downloaders would give up.
+        # With an upload limit, serving others would compete with the update, and their downloads would time out.
         pauses_seeding = self._client.rates.up.bytes_per_second is not None
         if pauses_seeding:
             self._client.pause_seeding("upload", True)
@@ -191,13 +191,13 @@ class TaskObjects:
             except GymError as error:
                 if error.code is not ErrorCode.LEASE_LOST:
                     raise
-                # The hub still has the stream from before the reconnect, which locks the object for some time.
+                # The hub still holds the stream from before the reconnect, which keeps the object locked for some time.
                 raise GymError(ErrorCode.UNAVAILABLE, error.message) from error
 
         retry(send)
 
     def _keep_commitment(self, statement: str, sha256: str) -> None:
-        """Verify and store the commitment that the hub signs before it receives the first byte."""
+        """Verify and store the commitment that the hub signs before it receives the first byte of the update."""
         if not statement:
             return
         pin = self._client.pin
@@ -215,7 +215,7 @@ class TaskObjects:
         self._home.append_receipt({"server": pin.server, "commitment": json.loads(statement)})
 
     def _path(self, task: pb.Task, ref: pb.ArrayRef) -> Path:
-        """Return the file of an object: the task's own delta or a cached file."""
+        """Return the path of an object: the task's own delta or a file in the cache."""
         own = TaskFolder(self._home.task_folder(task.message_id)).delta_path
         if ref.stype == DELTA_STYPE and own.exists() and not self.cache.has(ref.sha256, ref.size_bytes):
             return own
@@ -223,7 +223,7 @@ class TaskObjects:
 
 
 def to_message(task: pb.Task, get: GetObject) -> Message:
-    """Convert a task to the message that a ``ClientApp`` receives; ``get`` provides array bytes.
+    """Convert a task to the message for a ``ClientApp``; ``get`` provides array bytes.
 
     Raises:
         GymError: ``USAGE`` for a task that is not a Flower message.
@@ -241,7 +241,7 @@ def to_message(task: pb.Task, get: GetObject) -> Message:
             ttl=meta.ttl_seconds,
             message_type=meta.message_type,
         )
-        # Flower's own nodes pass the metadata of incoming messages; the overloads for apps omit it.
+        # Flower's own nodes pass the metadata of incoming messages, too; the typed overloads for apps omit it.
         content = from_wire(task.content, get)
         message: Message = Message(metadata=metadata, content=content)  # type: ignore[call-overload]
         return message
@@ -265,16 +265,16 @@ def to_submit_records(message_id: str, records: RecordDict, put: PutObject) -> p
 
 
 def to_refusal(message_id: str, error: GymError) -> pb.SubmitRequest:
-    """Create the answer to a task that failed or was refused on this machine."""
+    """Create the answer to a task that this machine failed or refused."""
     reason = f"{error.code.value}: {error.message}"[:_MAX_REASON]
     return pb.SubmitRequest(message_id=message_id, error=pb.ReplyError(code=error.exit_code, reason=reason))
 
 
 def new_context(run_id: int, node_id: int, node_config: UserConfig) -> Context:
-    """Create a context for a run; its state exists until the agent exits."""
+    """Create the context of a run; its state is kept until the agent exits."""
     return Context(run_id=run_id, node_id=node_id, node_config=node_config, state=RecordDict(), run_config={})
 
 
 def task_fields(task: pb.Task, server: str) -> dict[str, str]:
-    """Return the fields of the event that a task begins."""
+    """Return the fields of the event for the start of a task."""
     return {"task": task.message_id, "group": task.metadata.group_id, "server": server}

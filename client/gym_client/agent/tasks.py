@@ -1,4 +1,4 @@
-"""Task folders, which preserve content, checkpoints and the finished update if the agent is killed."""
+"""Task folders, which keep content, checkpoints and the finished update if the agent is killed."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ class Trained:
 
 
 class TaskFolder:
-    """The folder ``tasks/<message id>/``: ``task.json``, ``run/``, ``audit/``, ``update.gymdelta``, a
-    residual, moments, ``finished.json``."""
+    """The folder ``tasks/<message id>/`` of one task.
+
+    It contains ``task.json``, ``run/``, ``audit/``, ``update.gymdelta``, a residual, moments and ``finished.json``.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,12 +64,12 @@ class TaskFolder:
     def begin(self, spec: TaskSpec, setup: dict[str, Any]) -> None:
         """Start or resume the task.
 
-        Work for the same task and setup is reused, even under a different message id if the hub reassigned the task.
+        Work for the same task and setup is reused, even under another message id if the hub has reassigned the task.
         Work for earlier rounds of the hub is deleted.
 
         Args:
             spec: The task.
-            setup: Other inputs that determine the result (data, device, model) as plain JSON.
+            setup: Other inputs that determine the result (data, device, model), as JSON-compatible values.
         """
         identity = _identity(spec, setup)
         if self._identity() == identity:
@@ -85,13 +87,13 @@ class TaskFolder:
         write_atomically(self.path / "task.json", identity)
 
     def prepare_run(self) -> Path:
-        """Return the training run's folder, after removing one that was killed before training started."""
+        """Return the folder of the training run, after deleting one that was killed before training started."""
         if self.run.exists() and not (self.run / "run.json").exists():
             shutil.rmtree(self.run)
         return self.run
 
     def finish(self, spec: TaskSpec, trained: Trained, key: SigningKey, now: float) -> FinishedUpdate:
-        """Sign the delta at ``delta_path`` at the hub's time ``now``, and store manifest and signature."""
+        """Sign the delta at ``delta_path`` with the hub's time ``now``, and store the manifest and signature."""
         issued, expires = lifetime(now)
         manifest = UpdateManifest(
             contributor=key.contributor,
@@ -122,10 +124,10 @@ class TaskFolder:
         return finished
 
     def finished(self) -> FinishedUpdate | None:
-        """Return the finished update with its original nonce; None if there is none yet.
+        """Return the finished update with its original nonce; None if it is not finished.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` with the file's name.
+            GymError: ``STATE_CORRUPT`` with the name of the file.
         """
         path = self.path / "finished.json"
         if not path.exists():
@@ -154,8 +156,8 @@ class TaskFolder:
     def renewed(self, spec: TaskSpec, key: SigningKey, now: float) -> FinishedUpdate | None:
         """Return the finished update, signed again if needed.
 
-        A new signature is needed if it answers an earlier message, expires soon after ``now`` (the hub's time), or
-        was signed with a former key.
+        A new signature is needed if the update answers an earlier message, expires soon after ``now`` (the hub's time),
+        or was signed with a former key.
         """
         finished = self.finished()
         if finished is None:
@@ -175,7 +177,7 @@ class TaskFolder:
         return self.finish(spec, trained, key, now)
 
     def drop(self) -> None:
-        """Remove the task."""
+        """Delete the task's folder."""
         if self.path.exists():
             shutil.rmtree(self.path)
 
@@ -185,7 +187,7 @@ class TaskFolder:
 
 
 def drop_old(tasks: Path) -> None:
-    """Remove tasks that were not modified for a week."""
+    """Delete tasks that have not been modified for a week."""
     for folder in tasks.iterdir():
         if folder.is_dir() and folder.stat().st_mtime < time.time() - _KEPT_SECONDS:
             shutil.rmtree(folder)

@@ -1,8 +1,8 @@
-"""The sum of a hub's soups on this machine, for versions whose soups add up as integers.
+"""The sum of a hub's soups on this machine, for versions whose soups are added as integers.
 
-The folder contains ``<version>.gymdelta``, the sum of the additive soups up to this machine's last version, and after a
-download ``<version>-<version>.gymdelta``, the soups between two versions. Versions are named by 32 hex digits of their
-digests.
+The folder contains ``<version>.gymdelta``, the sum of the additive soups up to this machine's last version. After a
+download it also contains ``<version>-<version>.gymdelta``, the sum of the soups between two versions. A version is
+named by the first 32 hex digits of its digest.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _SUFFIX = ".gymdelta"
 
 
 class VersionSum:
-    """The sum kept for one hub.
+    """The stored sum of one hub's soups.
 
     Args:
-        folder: Its folder.
+        folder: The folder of the sum.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def combined(self, start: str, end: str) -> Path:
-        """Return the path of the soups between two versions, by their digests."""
+        """Return the path of the summed soups between two versions, given by digest."""
         return self._folder / f"{_short(start)}-{_short(end)}{_SUFFIX}"
 
     def missing(self, soups: Sequence[SoupReference], base: str) -> tuple[str, str]:
-        """Return the digests of the versions between which soups must be fetched; equal if none are missing.
+        """Return the digests of the versions between which soups must be fetched; they are equal if none are missing.
 
         Args:
-            soups: Soups from the base to a version; the last ones add up.
+            soups: Soups from the base to a version; the additive ones are last.
             base: Digest of the base.
         """
         parents = [base, *(soup.version_digest for soup in soups)]
@@ -51,16 +51,16 @@ class VersionSum:
     def advance(
         self, soups: Sequence[SoupReference], specs: Sequence[BaseSpec], path_of: Callable[[str], Path]
     ) -> IntegerSum:
-        """Add what is missing to the sum; return it.
+        """Add the missing soups to the sum and return it.
 
         Args:
-            soups: Soups from the base to the version; the last ones add up.
+            soups: Soups from the base to the version; the additive ones are last.
             specs: Spec of the base, and of the version after each soup.
-            path_of: Returns the file of a soup by its sha256, for soups that were not fetched as one.
+            path_of: Returns the file of a soup by its sha256; used for soups that were not fetched as one object.
 
         Raises:
-            GymError: ``DELTA_INVALID``; ``BASE_MISMATCH`` if soups do not lead to the version. The sum and the
-                downloaded soups are deleted then.
+            GymError: ``DELTA_INVALID``; ``BASE_MISMATCH`` if the soups do not lead to the version. The sum and the
+                downloaded soups are then deleted.
         """
         from gym_fed.delta.integer_sum import read_sum
 
@@ -90,14 +90,14 @@ class VersionSum:
         return total
 
     def _held(self, soups: Sequence[SoupReference]) -> int | None:
-        """Return how many soups lead to the version of the stored sum; None if no stored sum matches."""
+        """Return the number of soups up to the version of the stored sum; None if no stored sum matches."""
         for at in range(len(soups), first_summed(soups), -1):
             if self.path(soups[at - 1].version_digest).exists():
                 return at
         return None
 
     def path(self, version: str) -> Path:
-        """Return the file of the sum that leads to a version, by its digest."""
+        """Return the file of a version's sum; the version is given by digest."""
         return self._folder / f"{_short(version)}{_SUFFIX}"
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _LOGGED_STEPS = 10
 
 _MAX_ERROR_CHARS = 2000
-"""Limit for the description of an invalid task; a hub chooses the number and length of its keys."""
+"""Maximum characters in the description of an invalid task, since a hub chooses the number and length of its keys."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Setup:
     """The contributor's choices: data, model and device."""
 
     data: str | None = None
-    """A file; None for the built-in example."""
+    """Path of a data file; None for the built-in example."""
     data_format: str = "auto"
     columns: str | None = None
     """The mapping of the file's columns; see ``gym_fed.data.reading``."""
@@ -58,7 +58,7 @@ class Setup:
     """The local path of the base; None for the name in the task."""
     device: str = "auto"
     region: str | None = None
-    """The folder of a regional hub, whose rounds replace data and training; None for an ordinary contributor."""
+    """Folder of a regional hub, whose rounds replace data and training; None for an ordinary contributor."""
 
 
 def parse_task(text: str) -> TaskSpec:
@@ -66,8 +66,8 @@ def parse_task(text: str) -> TaskSpec:
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` if a plug-in of the task is missing or different on this machine;
-            ``POLICY_REFUSED`` naming all unknown keys and invalid values; ``BASE_MISMATCH`` naming the first version
-            that does not follow from its predecessor.
+            ``POLICY_REFUSED`` with all unknown keys and invalid values; ``BASE_MISMATCH`` with the first version that
+            does not follow from its predecessor.
     """
     try:
         spec = TaskSpec.model_validate_json(text)
@@ -91,7 +91,7 @@ _threads_before: int | None = None
 
 
 def use_threads(number: int | None) -> None:
-    """Set torch's number of threads; None restores the number before the first call."""
+    """Set the number of torch threads; None restores the number from before the first call."""
     global _threads_before
     if number is None and _threads_before is None:
         return
@@ -112,22 +112,22 @@ def perform(
     setup: Setup,
     soup_path: Callable[[str], Path],
 ) -> FinishedUpdate:
-    """Complete a task, resuming earlier work.
+    """Perform a task, resuming earlier work.
 
     Args:
         spec: The task.
-        message_id: Id of the message, and name of the task's folder.
+        message_id: Id of the message, which is also the name of the task's folder.
         home: The home with key, task folders and residuals.
         policy: Limits of this machine.
         setup: Data, model and device.
-        soup_path: Returns the already fetched file of a soup by its sha256.
+        soup_path: Returns the file of an already fetched soup by its sha256.
 
     Returns:
-        The signed update; repeated calls return the same one with the same nonce.
+        The signed update. Repeated calls return the same update with the same nonce.
 
     Raises:
-        GymError: ``POLICY_REFUSED``, ``BASE_MISMATCH``, ``INTERRUPTED`` (with a checkpoint), and errors from the data,
-            the model or the training.
+        GymError: ``POLICY_REFUSED``; ``BASE_MISMATCH``; ``INTERRUPTED``, after writing a checkpoint; errors from the
+            data, the model or the training.
     """
     policy.check(spec)
     time_limit = TimeLimit(policy, current_hooks())
@@ -219,7 +219,7 @@ def _trained_update(
 
 @cache
 def _last_encoded() -> LastEncoded:
-    """Return the cache of encoded rows, shared by all rounds of this process."""
+    """Return the cache of encoded rows, which all rounds of this process share."""
     from gym_fed.training.rows.run_rows import LastEncoded
 
     return LastEncoded()
@@ -259,7 +259,7 @@ def _train(
 
 
 def _report_rows(name: str, counts: RowCounts, max_length: int) -> None:
-    """Print how the rows are used, once for all rounds with the same rows."""
+    """Print how the rows are used, once for all rounds that use the same rows."""
     from gym_fed.data.string_rows import forms_in_words
 
     for sentence in (*forms_in_words(counts.forms), counts.warning(max_length)):
@@ -275,7 +275,7 @@ def _print_once(line: str) -> None:
 
 
 def _with_cause(error: GymError, hooks: Hooks, time_limit: TimeLimit) -> GymError:
-    """Rephrase the trainer's interruption for the contributor; return other errors unchanged."""
+    """Return the trainer's interruption with its cause for the contributor; other errors are returned unchanged."""
     if error.code is not ErrorCode.INTERRUPTED:
         return error
     if not hooks.should_stop() and time_limit.is_over():
@@ -284,7 +284,7 @@ def _with_cause(error: GymError, hooks: Hooks, time_limit: TimeLimit) -> GymErro
 
 
 def _rounds_of(spec: TaskSpec) -> list[int]:
-    """Return the rounds that made the versions up to the task's."""
+    """Return the rounds that created the versions up to the task's."""
     return [soup.server_round for soup in spec.soups]
 
 
@@ -342,7 +342,7 @@ def _distiller(
     data: Data,
     time_limit: TimeLimit,
 ) -> Refine:
-    """Return a distiller on this machine's data that reports progress and obeys the time limit."""
+    """Return a distiller on this machine's data that reports progress and respects the time limit."""
     from gym_fed.data.rows import as_kind
     from gym_fed.delta.base import model_tensors
     from gym_fed.quantization.refining import distiller
