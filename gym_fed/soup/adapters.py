@@ -29,7 +29,7 @@ _EXACT = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedbac
 _LIKE_SIZE = 40
 """Exponent bound: components whose peaks in both factors lie between 2^-bound and 2^bound are not rescaled."""
 _MAX_CANCELLED = 64.0
-"""Components that cancel more than this are recomputed, since rounding would lose the remainder."""
+"""Maximum cancellation between the components of a product; beyond it, the product is factorised again."""
 
 
 def write_adapters(
@@ -46,12 +46,12 @@ def write_adapters(
 ) -> tuple[EncodeReport, dict[str, float]] | None:
     """Write ``learning_rate`` times the merged updates as LoRA factors.
 
-    Factors have at most ``policy.lora_rank`` components; the codec ``as-merged`` keeps all. A tensor whose factors
-    would not be smaller is written as values.
+    Factors have at most ``policy.lora_rank`` components; the codec ``as-merged`` keeps all. A tensor that factors would
+    not make smaller is written as values.
 
     Args:
         stacks: The round's tensors.
-        plan: The result of the rules, as combinations of the updates.
+        plan: The combinations of the updates, as computed by the rules.
         rule: The aggregator.
         residual_path: Path of the residual, a separate delta of exact float32 factors; None drops it.
         on_tensor: Called with the name of each merged tensor, but only after the soup is known to consist of factors.
@@ -112,8 +112,8 @@ def largest_rank(shape: tuple[int, int]) -> int:
 def _factors(low_rank: LowRank, scale: float) -> tuple[Tensor, Tensor, float]:
     """Return A, B and the scaling.
 
-    If one factor's components are far larger than the other's, a power of two moves between them, so that both fit the
-    codec's number format.
+    If one factor's components are far larger than the other's, a power of two is moved from one to the other, so that
+    both fit the codec's number format.
     """
     a, b = low_rank.a, low_rank.b * scale
     exponents = [np.frexp(powers_of_two(rows).numpy())[1] for rows in (a, b.T)]

@@ -28,7 +28,7 @@ __all__ = ["Aggregator", "AggregatorConfig", "CoordinateRule", "WeightRule"]
 
 
 class Aggregator(Rule):
-    """An aggregation rule: ``mix`` sees inner products of the updates, ``combine`` their coordinates in blocks.
+    """An aggregation rule. ``mix`` reads inner products of the updates, ``combine`` their coordinates in blocks.
 
     Derive from ``WeightRule`` or ``CoordinateRule``. To add a rule, put a file with a subclass into
     ``gym_fed/soup/aggregators``, named like the rule.
@@ -45,7 +45,8 @@ class Aggregator(Rule):
     """True if the rule is defined for updates of unequal weight."""
 
     majority: ClassVar[bool] = False
-    """True if half of the weight decides; ``check`` then also refuses weights of which the f heaviest hold half."""
+    """True if the rule tolerates malicious clients with less than half of the weight. ``check`` then refuses rounds in
+    which the f heaviest updates hold half of it."""
 
     bounds_one: ClassVar[bool] = False
     """True if one contributor's clipped update changes the result by a known bound: the rule drops a fixed number of
@@ -58,27 +59,27 @@ class Aggregator(Rule):
 
     @classmethod
     def default_malicious(cls, contributors: int) -> int:
-        """Default number of malicious clients to withstand, given the number of contributors."""
+        """Return the default number of malicious clients to tolerate, given the number of contributors."""
         return 0
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """Minimum number of updates to withstand f = ``malicious`` clients, from the rule's paper."""
+        """Return the minimum number of updates to tolerate f = ``malicious`` clients, from the rule's paper."""
         return 2 * malicious + 1
 
     @classmethod
     def weighs_windows(cls) -> bool:
-        """True if the rule can weigh more updates than are added, as continuous rounds require: it gives each whole
+        """True if the rule works in continuous rounds, where it weighs more updates than are added: it gives each whole
         update a coefficient, using only inner products."""
         return False
 
     def mix(self, gram: GramMatrix) -> CombinationWeights:
-        """Linear combinations of the updates that ``combine`` works on; by default the updates themselves."""
+        """Return the linear combinations of the updates that ``combine`` merges; by default the updates themselves."""
         return CombinationWeights.identity(gram.weights)
 
     @abstractmethod
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Aggregate a block of the combined vectors: ``[m, block]`` float32 and ``[m]`` float64 to ``[block]`` float32.
+        """Aggregate a block: ``[m, block]`` float32 vectors and ``[m]`` float64 weights to ``[block]`` float32.
 
         Must not change its input or depend on the number of torch threads.
         """
@@ -95,7 +96,7 @@ class Aggregator(Rule):
         raise NotImplementedError(f"aggregator {self.name!r} uses no verdicts on updates")
 
     def drops(self, weights: Tensor) -> int | None:
-        """Number of values dropped on each side of a coordinate; None if the rule is not a trimmed mean."""
+        """Return the number of values dropped on each side of a coordinate; None if the rule is not a trimmed mean."""
         return None
 
     def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
@@ -122,7 +123,7 @@ class Aggregator(Rule):
             out: ``[rows, cols]`` float32, filled with the result.
 
         Returns:
-            False if the rule has no such form; ``out`` is then unchanged.
+            False if the rule cannot do this; ``out`` is then unchanged.
         """
         return False
 
@@ -218,7 +219,7 @@ class CoordinateRule(Aggregator):
         return self._aggregate(rows, weights)
 
     def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The paper's formula: ``[m, block]`` and ``[m]`` float64 to ``[block]`` float64."""
+        """Compute the paper's formula: ``[m, block]`` values and ``[m]`` weights, float64, to ``[block]`` float64."""
         raise NotImplementedError(f"aggregator {self.name!r} defines neither formula nor _aggregate")
 
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
@@ -264,7 +265,7 @@ def _is_identity(combination: CombinationWeights, count: int) -> bool:
 
 
 def _refuse_half(weights: Tensor, malicious: int) -> None:
-    """Refuse weights of which the ``malicious`` heaviest contributors hold half or more.
+    """Refuse weights if the ``malicious`` heaviest contributors hold half or more of the total.
 
     Raises:
         GymError: ``CONFIG_INVALID``.

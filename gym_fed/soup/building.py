@@ -57,7 +57,7 @@ def build_contribution_method(name: str, options: Mapping[str, object]) -> Contr
     """Build a contribution score from plain values.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for an unknown score, or naming the key.
+        GymError: ``CONFIG_INVALID`` for an unknown score or invalid settings.
     """
     method: type[ContributionMethod] = CONTRIBUTIONS.type_of(name)
     return method(validate(dict(options), method.Config, f"score_options of {name!r}"))
@@ -67,7 +67,7 @@ def build(rule: type[R], values: Mapping[str, object], where: str) -> R:
     """Build a rule from plain values.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming the key.
+        GymError: ``CONFIG_INVALID`` with the invalid key.
     """
     return rule(validate(dict(values), rule.Config, f"{where} of {rule.name!r}"))
 
@@ -76,7 +76,7 @@ def is_method(name: str) -> bool:
     """True if ``name`` is a merge method, False if it is an aggregator.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` for a name that is both, by an installed package.
+        GymError: ``MISSING_DEPENDENCY`` if it is both, because an installed package uses the name too.
     """
     both = name in METHODS and name in AGGREGATORS
     if both:

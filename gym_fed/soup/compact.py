@@ -1,6 +1,6 @@
 """Write a delta in the fewest bytes per tensor that stay within an error bound, and report that error.
 
-No single codec fits every tensor. A majority vote gives sign bits, trimmed updates mostly zeros, LoRA runs factors.
+No single codec fits every tensor. A majority vote gives sign bits, trimming mostly zeros, and LoRA factors.
 Sums of sign bits have few levels, whose entropy the lattice comes close to, and a fine-tune is smallest in 8 bits. So
 each tensor gets the smallest encoding whose relative error, measured on the tensor itself, is within a bound. (This
 project.)
@@ -42,12 +42,12 @@ Menu = tuple[tuple[str, Mapping[str, int | str]], ...]
 _SMALL, _SAMPLE, _USUAL = 256, 1 << 18, (4096, 4096)
 
 VALUES: Menu = (("dense", {"dtype": "bfloat16"}),)
-"""The way to write small and one-dimensional tensors, and soups that keep the form of the merge."""
+"""The codec policy for small and one-dimensional tensors, and for soups that keep the form of the merge."""
 
 
 @functools.cache
 def menu() -> Menu:
-    """The encodings to try for a matrix besides ``EXACT``: ``Codec.compact`` of the built-in codecs, smallest first.
+    """Return the encodings to try for a matrix besides ``EXACT``: ``Codec.compact`` of built-in codecs, smallest first.
 
     Codecs of other packages are never chosen: every reader of the file would need the package.
     """
@@ -150,7 +150,7 @@ def compared(soup: DeltaFile, exact: DeltaFile) -> CompactReport:
 
 @dataclass(frozen=True)
 class _Option:
-    """A codec and its parameters for one tensor; ``factors`` are the exact soup's float32 factors."""
+    """Return a codec and its parameters for one tensor; ``factors`` are the exact soup's float32 factors."""
 
     codec: str
     params: Params
@@ -163,7 +163,7 @@ class _Option:
         return get_codec(self.codec).encode(delta, **self.params)
 
     def error(self, delta: Tensor) -> float:
-        """The relative error; infinite if the tensor does not fit the codec's number format."""
+        """Return the relative error; infinite if the tensor does not fit the codec's number format."""
         try:
             encoded = self.encode(delta)
         except CodecError:
@@ -203,7 +203,7 @@ def _smallest_of_known_size(
     sample = delta.reshape(rows, cols)[:: -(-rows * cols // _SAMPLE)].contiguous()
     for option in _options(exact, name, options):
         if option.factors is None and option.error(sample) > 1.1 * bound:
-            continue  # most options fail by far, which a sample of rows reveals
+            continue  # most options exceed the bound by far, which a sample of rows shows
         if option.error(delta) <= bound:
             payload = functools.partial(_encoded, option, exact, name)
             return DeltaEntry(name, record.shape, option.codec, option.params, payload)
@@ -219,7 +219,7 @@ def _encoded(option: _Option, exact: DeltaFile, name: str) -> Payload:
 
 
 def _options(exact: DeltaFile, name: str, options: Menu) -> list[_Option]:
-    """The encodings smaller than the tensor itself, smallest first."""
+    """Return the encodings that are smaller than the tensor itself, smallest first."""
     record = exact.record(name)
 
     def size(option: _Option) -> int:

@@ -5,15 +5,15 @@ soup, in which every member has the same coefficient as in the round's full soup
 
     v(S) = loss(base) - loss(base + sum_{i in S} c_i u_i),     v({}) = 0,     c_i = server_learning_rate * clip_i * w_i
 
-The weights are not renormalised when an update is absent. With the coalition's own mean (w renormalised over S),
-an update of zeros would dilute the others, and be paid for it if the server's step overshoots. Here zeros add exactly
-nothing to any coalition, all scores sum to the gain of the round, and an update's score does not grow if it is sent in
-two halves. The price: v measures what an update gave to *this* soup, not its value on its own.
+The weights are not renormalised when an update is absent. With the coalition's own mean (w renormalised over S), an
+update of zeros would dilute the others, and would be paid for it if the server's step overshoots. Here zeros add
+exactly nothing to any coalition, all scores sum to the gain of the round, and splitting an update into two halves does
+not increase its score. The drawback is that v measures what an update gave to *this* soup, not its value on its own.
 
-The game is linear, unlike the soup's rule: robust rules need 2f + 1 updates and are undefined on small
-coalitions. So score only updates that the rule kept. An excluded update had no part in the soup: it is neither paid for
-a gain that it would have given nor charged for harm that the rule prevented. For a coordinate-wise rule, the
-game is the nearest linear soup, not the soup itself.
+The game is linear, unlike the soup's rule: robust rules need 2f + 1 updates and are undefined on small coalitions.
+Score only updates that the rule kept. An excluded update is not in the soup: it is neither paid for a gain that it
+would have given nor charged for harm that the rule prevented. For a coordinate-wise rule, the game is the nearest
+linear soup, not the soup itself.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class CountedGame:
 
     Args:
         game: The game.
-        on_evaluation: Called with the count before each evaluation; an error that it raises ends the scoring.
+        on_evaluation: Called with the count before each evaluation; may raise to stop the scoring.
     """
 
     def __init__(self, game: Game, on_evaluation: Callable[[int], None] = lambda _: None) -> None:
@@ -175,7 +175,7 @@ class CountedGame:
         Args:
             method: Name of the scoring method.
             parts: ``[n, k]`` scores by block of held-out rows.
-            stopped: The reason why scoring ended.
+            stopped: The reason why scoring stopped.
             sampled: ``[n]`` standard errors of sampled orders.
         """
         chance = self.chance() if self.smooth else None
@@ -261,7 +261,7 @@ class ContributionMethod(ABC):
     Config: ClassVar[type[StrictModel]] = StrictModel
 
     measures: ClassVar[bool] = True
-    """True if scores come from held-out data; a part of the pool can then be split by them."""
+    """True if scores come from held-out data, so that a part of the pool can be split by them."""
 
     def __init__(self, config: StrictModel) -> None:
         self.config = config

@@ -1,14 +1,14 @@
 """Credits, reputations and confidence bounds: the pay for a round's updates.
 
-The score of one update in one round is noisy: on 200 held-out rows its error is often as large as the score. So scores
-are summed over rounds before they are paid. With B_i the summed scores of contributor i, G the gain of all rounds, and
-L its lower confidence bound, contributor i is due::
+The score of one update in one round is noisy: on 200 held-out rows its error is often as large as the score. Therefore
+scores are summed over rounds before they are paid. With B_i the summed scores of contributor i, G the gain of all
+rounds, and L its lower confidence bound, contributor i is due::
 
     price * min(1, L / sum_j B_j) * B_i - earned_i      if B_i is above chance, else nothing
 
-A smaller budget pays first those who have the fewest credits per nat, so that credits are proportional to summed
-scores as far as possible. All rounds together never pay more than ``price * L``, a harmful round reduces later
-payments, and noise, whose scores cancel, stays within chance. (This project.)
+A smaller budget first pays those with the fewest credits per nat, so that credits are proportional to summed scores as
+far as possible. All rounds together never pay more than ``price * L``, and a harmful round reduces later payments. The
+scores of noise cancel and stay within chance. (This project.)
 
 A gain is a ratio: nats saved over tokens. Its standard error follows from linearisation (Cochran 1977, "Sampling
 Techniques", sec. 2.11): with d_k the contribution of block k to the gain G and w_k its share of the tokens, the
@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 BEYOND_CHANCE = 3.0
-"""Number of standard deviations of random directions that summed scores must exceed. In 50 rounds two senders of noise
-among fourteen contributors got at most 1.1% of the credits at a threshold of 1, 0.9% at 2 and 0.6% at 3
-(benchmarks/pay.py, sixteen seeds other than those reported); honest contributors lost nothing by it."""
+"""Threshold for summed scores, in standard deviations of the scores of random directions. In 50 rounds, two senders of
+noise among fourteen contributors got at most 1.1% of the credits at a threshold of 1, 0.9% at 2 and 0.6% at 3
+(benchmarks/pay.py, sixteen seeds other than those reported); honest contributors lost nothing."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def pay_by_score(
 
 
 def _level(budget: float, brought: Mapping[str, float], earned: Mapping[str, float]) -> float:
-    """The credits per nat up to which a budget raises everybody's credits, those of the least paid first."""
+    """Return the level in credits per nat to which a budget raises contributors, starting with the least paid."""
     level, nats, paid = 0.0, 0.0, 0.0
     for who in sorted(
         (who for who in brought if brought[who] > 0.0), key=lambda who: earned[who] / brought[who]

@@ -137,7 +137,7 @@ class DeltaSoup:
 
         Raises:
             GymError: ``USAGE`` for a second contribution; ``BASE_MISMATCH``, ``DELTA_INVALID`` or ``MODEL_NOT_FOUND``
-                if ``model`` is not a fine-tune of the base. Earlier contributions are unaffected.
+                if ``model`` is not a fine-tune of the base. Earlier contributions are kept.
         """
         if user_id in self._contributions:
             raise GymError(
@@ -182,7 +182,7 @@ class DeltaSoup:
 
         Raises:
             GymError: ``ROUND_ABORTED`` if fewer than ``min_contributors`` contributions pass the norm screen;
-                ``CONFIG_INVALID`` if they are too few for the rules.
+                ``CONFIG_INVALID`` if they are too few for the merge rules.
         """
         if min_contributors < 1:
             raise GymError(ErrorCode.USAGE, f"min_contributors is {min_contributors}, not at least 1")

@@ -1,11 +1,11 @@
 """The Gram matrix of a round's updates, and linear combinations of updates.
 
 Most robust rules use only distances, norms and angles of updates, and return a linear combination of them. Given the
-matrix of inner products, such a rule needs no update in memory. The same few lines serve float deltas, packed sign bits
+matrix of inner products, such a rule needs no update in memory. The same code works for float deltas, packed sign bits
 (whose products are popcounts) and LoRA factors (whose products need no full matrix).
 
-Sums over contributors have the same bits on any number of threads: they use no BLAS, but a fixed order or a single
-rounding.
+Sums over contributors have the same bits on any number of threads: they do not use BLAS, but add in a fixed order or
+round only once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Needs(IntEnum):
 
     NOTHING = 0
     NORMS = 1
-    """The diagonal of ``products``; other elements may be zero."""
+    """Only the diagonal of ``products``; other elements may be zero."""
     PRODUCTS = 2
     EVIDENCE = 3
     """All products; if the coordinator has clean rows, also those with its own update, and verdicts on long updates."""
@@ -116,7 +116,7 @@ class CombinationWeights:
 
     @classmethod
     def identity(cls, weights: Tensor) -> CombinationWeights:
-        """Keep the updates as they are."""
+        """Return the identity, which keeps each update."""
         return cls(torch.eye(len(weights), dtype=torch.float64), weights)
 
     @classmethod
@@ -138,7 +138,7 @@ class CombinationWeights:
         return total
 
     def after(self, earlier: CombinationWeights) -> CombinationWeights:
-        """Compose with an ``earlier`` combination: the result combines the original updates."""
+        """Compose with an ``earlier`` combination; the result applies to the original updates."""
         return CombinationWeights(_combined(self.matrix, earlier.matrix), self.weights)
 
 
@@ -147,7 +147,7 @@ def _combined(left: Tensor, right: Tensor) -> Tensor:
     if left.shape[0] == left.shape[1] and torch.equal(left, torch.diag(left.diagonal())):
         return (
             left.diagonal()[:, None] * right
-        )  # same bits as the general case, but fast for a thousand scaled updates
+        )  # the same bits as the general case, but fast for a thousand scaled updates
     return torch.from_numpy(np.einsum("ij,jk->ik", left.numpy(), right.numpy(), optimize=False))
 
 

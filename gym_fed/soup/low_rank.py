@@ -4,7 +4,7 @@ An update is ``scaling * B @ A`` with ``A`` ``[r, cols]`` and ``B`` ``[rows, r]`
 contributors. Averaging A and B separately is not averaging the updates. Inner products of updates come from Gram
 matrices of the factors, and any linear combination of updates is the product of their stacked factors (Wang et al.
 2024, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations"): every rule that
-weights whole updates is exact for any ranks. No bit depends on the number of threads (``gym_quant.exact``).
+weights whole updates is exact for any ranks. The result does not depend on the number of threads (``gym_quant.exact``).
 
 The rank of a soup of n adapters is up to the sum of theirs. Its singular components come from a QR of both factors and
 the SVD of a small core, never from the product (``gym_quant.factors.components_of_product``). The first r components
@@ -73,7 +73,7 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """The number of components, not necessarily independent."""
+        """The number of components, which may be linearly dependent."""
         return len(self.a)
 
     @property
@@ -131,7 +131,7 @@ class _Grams:
 
 
 def _sums(core: NDArray[np.float64], rows: NDArray[np.int64], cols: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sum the blocks of a matrix that start at given rows and columns; rows are added first."""
+    """Sum the blocks of a matrix that start at given rows and columns, rows first."""
     sums: NDArray[np.float64] = np.add.reduceat(np.add.reduceat(core, rows, axis=0), cols, axis=1)
     return sums
 
@@ -182,7 +182,8 @@ def combine(factors: Sequence[LowRank | None], coefficients: Tensor) -> LowRank:
 
 
 def rows_of(low_rank: LowRank, start: int, stop: int) -> Tensor:
-    """Rows ``start`` to ``stop`` of the product, ``[stop - start, cols]`` float32; the same bits for any block."""
+    """Return rows ``start`` to ``stop`` of the product, ``[stop - start, cols]`` float32; the same bits for any
+    block."""
     return low_rank._right.after(low_rank.b[start:stop]).to(torch.float32)
 
 

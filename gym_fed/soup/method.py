@@ -1,6 +1,6 @@
 """The interface of merge methods, which merge fine-tunes of one base, tensor by tensor, into one delta.
 
-Aggregators expect malicious updates; merge methods trust all of them, and make several tasks share a model.
+Aggregators expect malicious updates; merge methods trust all updates and combine several tasks in one model.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class MergeMethod(Rule):
         return merged
 
     def check(self, weights: Tensor) -> None:
-        """Refuse models that the method cannot merge, judged by their ``[n]`` weights.
+        """Refuse models that the method cannot merge, given their ``[n]`` weights.
 
         Raises:
             GymError: ``USAGE`` for weights that are not positive (or zero, if the method ``negates``),

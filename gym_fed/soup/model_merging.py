@@ -67,7 +67,7 @@ def merge_models(
     Args:
         updates: Open deltas of ``spec``; a tensor that one lacks counts as zero.
         weights: Positive weight of each update.
-        method: The merge method; use a new object for each merge, or its report covers earlier merges too.
+        method: The merge method; use a new object for each merge, since its report covers all of them.
         policy: Codec policy of the result, without error feedback.
         out_path: Path of the result, a ``.gymdelta`` of ``spec``.
         spec: Base of all updates.

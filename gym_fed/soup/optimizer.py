@@ -29,7 +29,7 @@ _RULE = "rule/"
 
 
 class OptimizerState:
-    """Float32 moments by tensor, of the last round and of the current one."""
+    """The float32 moments of each tensor, after the last round and in the current one."""
 
     def __init__(self, held: Mapping[str, Tensor] | None = None, rule: str = "") -> None:
         """Start with the moments in ``held``, if any; ``rule`` is the optimiser that they belong to."""
@@ -70,7 +70,7 @@ class OptimizerState:
         return tuple(sorted({key.split("/", 1)[1] for key in self._held if key != _STEP}))
 
     def update(self, moment: str, name: str, like: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply ``change`` to a tensor's moment, keep the result for the next round, and return it.
+        """Apply ``change`` to a tensor's moment, store the result for the next round, and return it.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` if it overflows float32, since no later round could start from it.

@@ -15,7 +15,7 @@ _PARTS_BLOCK = 1 << 21
 
 
 def parts(updates: Sequence[DeltaFile], soup: DeltaFile) -> list[float]:
-    """Least-squares coefficients ``c`` that bring ``sum_i c_i update_i`` closest to the soup.
+    """Return the least-squares coefficients ``c`` for which ``sum_i c_i update_i`` is closest to the soup.
 
     They equal the rule's own weights if it weights whole updates and the soup is written exactly, and the best linear
     approximation otherwise. Linearly dependent updates share the weight of their common part. For display only: the

@@ -7,19 +7,19 @@ vectors x_i is, coordinate by coordinate, the sum of the middle n - 2t values:
 
 * ``mean``: t = 0, the sum; without contributor i it changes by x_i.
 * ``trimmed_mean``: t values dropped at either end. Moving one of n numbers from x_ij to 0 moves all order statistics in
-  the same direction, in total by |x_ij|; so the sum of any of them changes by at most |x_ij|.
+the same direction, by |x_ij| in total, so the sum of any of them changes by at most |x_ij|.
 * ``median``: the one or two values in the middle, t = (n - 1) // 2; the same argument.
 * ``root_gate``: t = 0. x_i is zero if update i points away from the coordinator's own (root) update; otherwise its
   length is that of the root update, or the clip if that is less. Each x_i depends on update i and the root update only.
-  The root update contains nothing of a contributor except what earlier soups have released, so the noise may also
-  depend on its length.
+  The root update depends on contributors only through earlier soups, which are public, so the noise may depend on its
+  length.
 
 In every case coordinate j changes by at most |x_ij|, so the change of the vector has at most the L2 norm of x_i: the
 clip. The query is divided by n - 2t (public) after the noise. ``discrete_gaussian`` sums votes in {-1, 0, 1} of d
 coordinates, whose norm is at most sqrt(d); scales are ignored.
 
-All tensors that an update may contain get noise, whether or not anybody sent them. All later steps are post-processing:
-the server optimiser, the learning rate, the soup's codec, its error feedback.
+All tensors that an update may contain get noise, whether or not a contributor sent them. All later steps are
+post-processing: the server optimiser, the learning rate, the soup's codec, its error feedback.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ FrozenA = Callable[[str, int], Tensor]
 stored."""
 
 Draw = Callable[[int], Integers]
-"""The next integers of one tensor's noise."""
+"""A function that returns the next N integers of one tensor's noise."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RootGateView:
     """A round's updates, each compared with the coordinator's own (root) update separately.
 
     Attributes:
-        admitted: For each update, whether it points to the root update's side.
+        admitted: For each update, True if its inner product with the root update is positive.
         root: The root update.
     """
 
@@ -230,8 +230,8 @@ class NoisedStack(DecodedStack):
 class NoisedFactors(FactorStack):
     """The B of a LoRA tensor whose A the round's task names (FFA-LoRA, Sun et al. 2024, arXiv:2403.12313).
 
-    Noise on both factors would be multiplied by itself and by the factors. Here A is public, and the product with it is
-    post-processing.
+    With noise on both factors, the product would also contain noise times noise and noise times the factors. Here A is
+    public, and the product with it is post-processing.
     """
 
     query: Query

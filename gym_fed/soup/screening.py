@@ -1,14 +1,14 @@
 """Screen a round's updates for outlying norms, and for copies of one update sent under several keys.
 
-Scaling an entire update does not change its cosines, but scaling every tensor by a different factor does.
-So the cosines of single tensors are compared too, averaged by tensor size, and for sign deltas the share of equal
-signs, which does not depend on scales. If updates of a round use different codecs, values are compared with signs: a
-dense update that is encoded again as signs keeps every sign, while the cosine falls to 0.8.
+Scaling an entire update does not change its cosines, but scaling every tensor by a different factor does. Therefore the
+cosines of single tensors are compared too, averaged by tensor size, and for sign deltas the share of equal signs, which
+does not depend on scales. If updates of a round use different codecs, values are compared with signs: a dense update
+that is encoded again as signs keeps every sign, while the cosine falls to 0.8.
 
-The similarity of honest updates depends on the model, the data and the steps. So each round has its own baseline: the
-median of all pairs is its background b, and a pair exceeds it by (cosine - b) / (1 - b). Two halves of one update,
-split by coordinates, have a cosine of zero; they are detected by their complementary zeros. (This
-project; the inner products are those that robust rules need anyway.)
+The similarity of honest updates depends on the model, the data and the steps. Each round therefore has its own
+baseline: the median of all pairs is its background b, and a pair exceeds it by (cosine - b) / (1 - b). Two halves of
+one update, split by coordinates, have a cosine of zero; they are detected by their complementary zeros. (This project;
+the inner products are those that robust rules need anyway.)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NormVerdict:
 
 
 def screen_norms(norms: Sequence[float], ratio: float) -> list[NormVerdict]:
-    """Judge each norm in order: those above ``ratio`` times the median are refused.
+    """Refuse the norms above ``ratio`` times the median, and return a verdict on each, in order.
 
     While fewer than half of a round's updates are malicious, the median lies between honest norms.
 
@@ -303,7 +303,7 @@ def same_source(cosines: Matrix) -> NDArray[np.bool_]:
     own = np.clip(cosines.diagonal(), 1e-9, None)
     both = np.clip(cosines, 0.0, None)
     corrected = np.sqrt(both * both.T / np.outer(own, own))
-    if np.count_nonzero(~np.isnan(corrected)) < 9:  # two contributors are their own background
+    if np.count_nonzero(~np.isnan(corrected)) < 9:  # a single pair is its own background
         return np.zeros(cosines.shape, dtype=bool)
     background = _background(corrected)
     excess = corrected - background
@@ -329,10 +329,10 @@ def _median_low(values: Matrix) -> float:
 
 
 def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
-    """Group contributors that are paid as one, by average linkage (Sokal and Michener 1958).
+    """Group contributors to be paid as one, by average linkage (Sokal and Michener 1958).
 
-    The closest groups are joined first, while the mean of their pairs' links reaches the threshold. So one pair that
-    chance has separated does not divide a group, and a contributor linked to one member alone does not join it.
+    The closest groups are joined first, while the mean of their pairs' links reaches the threshold. Therefore one pair
+    with a low value by chance does not split a group, and a contributor linked to only one member does not join it.
 
     Args:
         links: ``[n, n]`` strengths of the links between two contributors.
@@ -356,8 +356,8 @@ def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
 def torn_apart(updates: Sequence[DeltaFile], spec: BaseSpec) -> NDArray[np.bool_]:
     """``[n, n]`` mask of sparse pairs that have almost no nonzero weight in common.
 
-    The mask has pairs with less than a tenth of the overlap expected by chance at their densities: independent sparse
-    updates overlap more.
+    The mask contains pairs with less than a tenth of the overlap expected by chance at their densities: independent
+    sparse updates overlap more.
 
     Args:
         updates: Open deltas of models shaped like ``spec``.

@@ -1,11 +1,11 @@
 """Merge deltas with different added tokens, by the text of the tokens.
 
-The merged vocabulary is the base's, then the added tokens in order of first appearance, with new ids. Every update
-is restated against a base that has all of them: the base's row of an added token is the coordinate-wise median of the
-updates' rows for it, and an update without the token gets that row too. So a token of one update keeps its row, and
+The merged vocabulary is the base's, then the added tokens in order of first appearance, with new ids. Every update is
+rewritten against a base that has all of them: the base's row of an added token is the coordinate-wise median of the
+updates' rows for it, and an update without the token gets that row too. A token of only one update keeps its row, and
 rows of shared tokens are merged by the rule, like any other weight. For one or two updates with a token this is
 mergekit's ``tokenizer_source: union``; for more, mergekit takes the mean, which one hostile update can move anywhere.
-Rows from the first unused id on that have no added token are left out.
+Rows without an added token, from the first unused id on, are left out.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class VocabularyUnion:
         write_delta(path, entries, self.wider, update.manifest.extra)
 
     def split(self, merged: DeltaFile, path: Path) -> VocabularyChange:
-        """Write a soup of restated updates against the original base, without the rows of added tokens.
+        """Write a soup of rewritten updates against the original base, without the rows of added tokens.
 
         Returns:
             The added tokens and their rows, for ``attach_vocabulary``.
@@ -168,7 +168,7 @@ class VocabularyUnion:
 
 
 def _union(updates: Sequence[DeltaFile], first: int) -> AddedTokens:
-    """Number the added tokens in order of first appearance; of different roles and properties the first are kept."""
+    """Number the added tokens in order of first appearance; if roles or properties differ, the first ones are kept."""
     by_text: dict[str, AddedToken] = {}
     changed: dict[int, AddedToken] = {}
     roles: dict[str, str] = {}

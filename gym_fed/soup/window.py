@@ -1,8 +1,8 @@
 """The window of a continuous round: the rules weigh everybody's latest update, and only the new ones are added.
 
 A continuous round is merged as soon as a few updates have arrived, and malicious clients can be the fastest. A rule
-that sees only those few has no honest majority. So it weighs the latest update of every contributor, and the
-coefficients that it finds for the new updates are used. This needs only inner products.
+that sees only those few has no honest majority. Therefore it weighs the latest update of every contributor, but only
+the new updates are added, with their coefficients. This needs only inner products.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOST_SHARES = 2.0
 """Maximum number of equal shares that one update counts as. A rule that also drops honest updates gives the others more
-than one; the bound keeps a few updates from making up a whole round."""
+than one share; the bound keeps a few updates from making up a whole round."""
 
 
 def staleness_weight(staleness: int) -> float:
@@ -72,9 +72,9 @@ class RoundWindow:
 def _shares(relative: Tensor, lengths: Tensor) -> Tensor:
     """Return how many equal shares each update counts as: ``[n]`` float64, at most ``MOST_SHARES``.
 
-    The coefficient ``r`` of a rule that equalises lengths depends on the length, and ``r * length / median`` does not;
-    for a mean it is the other way round. In either case one of the two is 1 for an update with an equal share, so the
-    value between 1 and both of them counts. An update of zeros adds nothing and counts as zero.
+    If a rule equalises lengths, its coefficient ``r`` depends on the length and ``r * length / median`` does not; for a
+    mean, it is the other way round. Either way, one of the two is 1 for an update with an equal share, so the median of
+    1 and both values is used. An update of zeros adds nothing and counts as zero.
     """
     median = lengths.sort().values[(len(lengths) - 1) // 2]
     added = relative * lengths / median if median > 0.0 else relative

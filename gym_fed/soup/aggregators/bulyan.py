@@ -2,12 +2,12 @@
 
 El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium", section 4 (Bulyan of Krum).
 First, n - 2f updates are selected one at a time, each by Krum among the remaining ones. Then every coordinate is the
-mean of the n - 4f selected values nearest to their median (``mean_around_median``). It withstands f malicious clients
-of n >= 4f + 3, including those that hide a large change of few coordinates in an update close to the others.
+mean of the n - 4f selected values nearest to their median (``mean_around_median``). It tolerates f malicious clients
+out of n >= 4f + 3, including those that hide a large change of a few coordinates in an update close to the others.
 
-The last selections see fewer than f + 3 updates, for which Krum is not defined: they count one neighbour. Two updates
-that are each other's nearest then score the same, and the one nearer to all the others is selected first. Flower 1.41
-uses one round of Multi-Krum instead of n - 2f rounds of Krum, which selects a different set.
+The last selections see fewer than f + 3 updates, for which Krum is not defined; one neighbour is counted there. Two
+updates that are each other's nearest then score the same, and the one nearer to all the others is selected first.
+Flower 1.41 uses one round of Multi-Krum instead of n - 2f rounds of Krum, which selects a different set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Bulyan(Aggregator):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """4f + 3; any round is large enough for f = 0."""
+        """Return 4f + 3, or 1 if f = 0."""
         return 4 * malicious + 3 if malicious else 1
 
     def mix(self, gram: GramMatrix) -> CombinationWeights:
@@ -48,7 +48,7 @@ class Bulyan(Aggregator):
 
 
 def _repeated_krum(squared_distances: np.ndarray, theta: int, malicious: int) -> list[int]:
-    """Select ``theta`` indices, ascending. Distances are sorted once; a selected update is removed from every row."""
+    """Return the ``theta`` selected indices, ascending. Distances are sorted only once."""
     left = np.arange(len(squared_distances))
     if theta == len(left):
         return left.tolist()

@@ -1,21 +1,21 @@
 r"""Filter directions, and let clean rows decide the lengths of long updates and of the soup.
 
-``byzantine_robust`` scales every update to the median norm. A contributor who alone holds some of the knowledge sends
-long updates, most of which are cut off; ``fltrust_caf`` cuts them as well. Here directions are filtered as in
-``fltrust_caf``, and lengths are treated separately (this project; docs/robustness.md has the figures). With g_0 the
-coordinator's own update, m the median norm and l_i = min(|g_i| / m, 4)::
+``byzantine_robust`` scales every update to the median norm. Contributors with data that no one else has send long
+updates and lose most of their length, also with ``fltrust_caf``. Here directions are filtered as in ``fltrust_caf``,
+and lengths are treated separately (this project; docs/robustness.md has the figures). With g_0 the coordinator's own
+update, m the median norm and l_i = min(|g_i| / m, 4)::
 
     s_i = m / |g_i| g_i                                  every update at the median norm
     c_i = 1 if <g_i, g_0> > 0 else 0                     FLTrust's ReLU as a gate (Cao et al. 2021, equation 2)
     soup_0 = CAF of the s_i with counts c_i              (Allouah et al. 2025, algorithm 2) = sum_i a_i g_i
     v_i = 1 if loss(soup_0 + (l_i - 1) a_i g_i) < loss(soup_0)         for l_i > 1.2, on the clean rows
     v   = 0 if loss(soup_0 + sum_i v_i (l_i - 1) a_i g_i) >= loss(soup_0)
-    soup = t sum_i a_i (l_i if v_i else 1) g_i           with the t of ``LENGTHS`` of the lowest loss on the clean rows
+    soup = t sum_i a_i (l_i if v_i else 1) g_i           with the t in ``LENGTHS`` of the lowest loss on the clean rows
 
-Together, contributors whose data differ overshoot, and a shorter soup keeps less of an attack. The rule itself sees
+The sum of updates from different data overshoots, and a shorter soup contains less of an attack. The rule itself sees
 only inner products, v_i and t, so a replay needs the records but no model. Without clean rows all c_i and t are 1, and
 all excess lengths together are scaled down to a budget of two medians. A cap without evidence or budget is not
-safe: on digits, attackers who used it took the accuracy from 97% to 64%.
+safe: on digits, attackers who exploited it reduced the accuracy from 97% to 64%.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ MAX_LENGTH = 4.0
 """Maximum length of an update in the soup, in median norms."""
 
 LONG = 1.2
-"""Length in median norms above which an update needs a verdict; shorter ones are scaled to the median."""
+"""Length above which an update needs a verdict, in median norms; shorter ones are scaled to the median."""
 
 LENGTHS = (1.0, 0.7, 0.5, 0.35, 0.25)
 """Lengths of the soup that are tried on the clean rows, as shares of its full length."""
 
 BUDGET = 2.0
-"""Without clean rows: the sum of all excess lengths, in median norms."""
+"""Maximum sum of all excess lengths without clean rows, in median norms."""
 
 
 class ByzantineEvidence(WeightRule):
@@ -76,7 +76,7 @@ class ByzantineEvidence(WeightRule):
         return base * (1.0 + excess * min(1.0, BUDGET / total)) if total > 0.0 else base
 
     def _split(self, gram: GramMatrix) -> tuple[Tensor, Tensor]:
-        """Return the coefficients at the median norm, and by how many medians each update is longer, at most 3."""
+        """Return the coefficients at the median norm, and each excess length in median norms, at most 3."""
         norms = gram.norms()
         median = norms.sort().values[(gram.count - 1) // 2]
         lengths = norms / median if median > 0.0 else torch.zeros_like(norms)
@@ -89,6 +89,6 @@ class ByzantineEvidence(WeightRule):
         return torch.from_numpy(shares) @ scaled.matrix, lengths.clamp(1.0, MAX_LENGTH) - 1.0
 
     def _shares(self, products: Array, counts: Array, squared_norm: float) -> Array:
-        """Return the shares by CAF of updates of one norm, ``[n]``."""
+        """Return CAF's shares for updates of equal norm, ``[n]``."""
         honest_share = 1.0 - 2.0 * self.num_malicious_nodes / len(counts)
         return filtered(products, counts, honest_share, MAX_STRETCH * squared_norm)

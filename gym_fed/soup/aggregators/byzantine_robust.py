@@ -2,10 +2,10 @@
 
 ``equal_norm`` makes the size of an update, small or large, useless to malicious clients. ``caf`` then lowers the weight
 of the updates that stretch the round most in one direction, until no direction is stretched by more than a single
-contributor with unusual data would. Among the combinations of this package that were tried against the attacks of
-``benchmarks/attacks.py`` this one had the best worst case, except against an attack designed for it (table in
-docs/robustness.md). Both rules see inner products only: the soup of sign deltas is a single integer vote, and that of
-LoRA factors is exact.
+contributor with unusual data would stretch it. Among the combinations of this package that were tried against the
+attacks of ``benchmarks/attacks.py``, this one had the best worst case, except against an attack designed for it (table
+in docs/robustness.md). Both rules see inner products only: the soup of sign deltas is a single integer vote, and that
+of LoRA factors is exact.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ByzantineRobust(WeightRule):
 
     @classmethod
     def default_malicious(cls, contributors: int) -> int:
-        """A fifth of the contributors; 1 for three or four contributors."""
+        """Return a fifth of the contributors; 1 for three or four of them."""
         return max(contributors // 5, int(contributors >= 3))
 
     def weigh(self, gram: GramMatrix) -> Tensor:

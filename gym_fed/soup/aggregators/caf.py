@@ -7,13 +7,14 @@ Allouah et al. 2025, "Towards Trustworthy Federated Learning with Untrusted Part
     tau_i = <v, x_i - mean>^2
     c_i <- c_i (1 - tau_i / tau_max)         while sum_i c_i > n - 2f
 
-The result is the mean whose covariance had the smallest largest eigenvalue. It withstands f malicious clients of
+The result is the mean whose covariance had the smallest largest eigenvalue. It tolerates f malicious clients out of
 n >= 2f + 1: their effect is bounded by the spectral norm of the honest covariance, which need not be known.
 
-The covariance is never formed: with S the roots of the shares and G the inner products of the centred updates, S G S
-has the same largest eigenvalue. ``tau_max`` is taken over updates of positive weight. ByzFL 0.0.11 takes it over all of
-them, so one distant update of weight zero stops the filter, and it estimates the direction by a single power step from
-a random start. Here the eigenvalue search converges and uses no BLAS or LAPACK, so a replay has the same bits.
+The covariance is never formed: with S the square roots of the shares and G the inner products of the centred updates, S
+G S has the same largest eigenvalue. ``tau_max`` is taken over updates of positive weight. ByzFL 0.0.11 takes it over
+all of them, so one distant update of weight zero stops the filter, and it estimates the direction by a single power
+step from a random start. Here the eigenvalue search converges and uses no BLAS or LAPACK, so a replay has the same
+bits.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def top_eigenvector(matrix: Array) -> tuple[float, Array]:
 
 
 def _top_of_tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> tuple[float, list[float]]:
-    """The largest eigenvalue of a tridiagonal matrix and its unit eigenvector.
+    """Return the largest eigenvalue of a tridiagonal matrix and its unit eigenvector.
 
     Bisection finds an approximation. Newton steps on the characteristic polynomial then approach from above, where they
     cannot overshoot. Inverse iteration gives the eigenvector, whose Rayleigh quotient is the eigenvalue.
@@ -195,7 +196,7 @@ def _top_of_tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> tup
 
 
 def _pivots(diagonal: list[float], off_diagonal: list[float], shift: float) -> list[float] | None:
-    """Pivots of ``shift - matrix``; None if one is not positive, so that an eigenvalue is at least ``shift``."""
+    """Return the pivots of ``shift - matrix``; None if an eigenvalue is at least ``shift``."""
     pivots: list[float] = []
     for k, m in enumerate(diagonal):
         pivot = shift - m - (off_diagonal[k - 1] ** 2 / pivots[-1] if k else 0.0)
@@ -206,7 +207,7 @@ def _pivots(diagonal: list[float], off_diagonal: list[float], shift: float) -> l
 
 
 def _slope(off_diagonal: list[float], pivots: list[float]) -> float:
-    """Logarithmic derivative of the characteristic polynomial, the product of the pivots."""
+    """Return the logarithmic derivative of the characteristic polynomial, which is the product of the pivots."""
     total, change = 0.0, 0.0
     for k, pivot in enumerate(pivots):
         change = 1.0 + (off_diagonal[k - 1] ** 2 * change / pivots[k - 1] ** 2 if k else 0.0)

@@ -5,14 +5,14 @@ Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimizatio
 
     v <- v + (1/n) sum_i (x_i - v) min(1, radius / |x_i - v|)
 
-The paper starts from the last round's result. Updates are deltas here, so the start is zero change, and a round can be
+The paper starts from the last round's result. Updates are deltas here, so it starts from zero, and a round can be
 reproduced on its own. Without ``radius``, every step uses the median distance to v (the lower of the middle two for an
 even number). Fewer than half of the contributors cannot move it beyond honest distances. The paper leaves the radius
 open; ByzFL uses 100.
 
-With f malicious clients of n >= 2f + 1 the result stays bounded by honest norms. It is near the honest mean m for
-f < n / 4: ``|v - m| <= R n / (n - 4f)`` in the limit, for R the largest honest distance to m. (Each step brings v
-nearer by a share of at least (n / 2 - 2f) / n, since half of the updates count in full.)
+With f malicious clients out of n >= 2f + 1, the result is bounded by honest norms. It is near the honest mean m for
+f < n / 4: ``|v - m| <= R n / (n - 4f)`` in the limit, for R the largest honest distance to m. (Each step reduces the
+distance by at least a share (n / 2 - 2f) / n of it, since half of the updates count in full.)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CentredClipping(WeightRule):
     def weigh(self, gram: GramMatrix) -> Tensor:
         products, count = gram.products.numpy(), gram.count
         squares = products.diagonal()
-        centre = np.zeros(count)  # coefficients of v
+        centre = np.zeros(count)  # the coefficients of v
         for _ in range(self.config.iterations):
             along = symmetric_times(products, centre)
             distances = np.sqrt((squares - 2.0 * along + dot(centre, along)).clip(min=0.0))

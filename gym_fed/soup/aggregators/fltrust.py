@@ -2,11 +2,11 @@
 
 Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", algorithm 2. The weight of an
 update is its cosine to the root update, or zero if that is negative. Each is scaled to the root update's norm. The rule
-withstands any number of malicious clients below n if the root update, trained on the coordinator's clean data, is
+tolerates any number of malicious clients below n if the root update, trained on the coordinator's clean data, is
 correct: the result is never longer than the root update.
 
-If no update has a positive cosine the paper divides by zero. Here the round is refused: a soup of zeros would look like
-progress. A zero update has no direction and gets weight zero.
+If no update has a positive cosine, the paper divides by zero. Here the round is refused: a soup of zeros would look
+like progress. A zero update has no direction and gets weight zero.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FLTrust(WeightRule):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """f + 1: one honest update."""
+        """Return f + 1, so that one update is honest."""
         return malicious + 1
 
     def weigh(self, gram: GramMatrix) -> Tensor:
@@ -43,7 +43,7 @@ def trusted(gram: GramMatrix, rule: str) -> tuple[Tensor, Tensor]:
     """Compute trust scores (equation 2), and factors that scale updates to the root update's norm (equation 3).
 
     Args:
-        gram: A round with a root update.
+        gram: The Gram matrix of a round with a root update.
         rule: Name of the rule for error messages.
 
     Returns:

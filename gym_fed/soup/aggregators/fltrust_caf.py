@@ -1,16 +1,16 @@
 r"""FLTrust with CAF: select updates by FLTrust and weight them by CAF; needs clean data of the coordinator.
 
-``byzantine_robust`` has no trusted direction, so small changes in one direction pass its filter. FLTrust weighs by the
-cosine to the root update, so a client that knows that update gets the largest weight. Each closes the other's gap (this
-project; docs/robustness.md has the figures)::
+``byzantine_robust`` has no trusted direction, so small changes in one direction pass its filter. FLTrust weights by the
+cosine to the root update, so a client that knows that update gets the largest weight. Each rule closes the other's gap
+(this project; docs/robustness.md has the figures)::
 
     s_i = |g_0| / |g_i| g_i                      every update at the root update's norm (Cao et al. 2021, equation 3)
     c_i = 1 if <g_i, g_0> > 0 else 0             the sign of FLTrust's ReLU of the cosine (equation 2)
     soup = CAF of the s_i with counts c_i        (Allouah et al. 2025, algorithm 2)
 
-CAF stops as in ``byzantine_robust``: as soon as no direction is stretched by more than a single contributor may. The
-soup is a mean of vectors of the root update's norm, so it is never longer. If no update has a positive cosine, the
-round is refused, as by ``fltrust``.
+CAF stops as in ``byzantine_robust``: as soon as no direction is stretched by more than the limit for a single
+contributor. The soup is a mean of vectors of the root update's norm, so it is never longer. If no update has a positive
+cosine, the round is refused, as by ``fltrust``.
 """
 
 from __future__ import annotations

@@ -5,22 +5,21 @@ Pillutla et al. 2022, "Robust Aggregation for Federated Learning" (RFA), equatio
     v = argmin_v sum_i w_i |x_i - v|
     v <- sum_i (w_i / |x_i - v|) x_i / sum_i (w_i / |x_i - v|)
 
-It withstands malicious clients of less than half of the weight. For L of W the result is no farther from the honest
-mean than ``2 (W - L) / (W - 2L)`` times the honest updates' mean distance to it (by the triangle inequality).
+It tolerates malicious clients with less than half of the weight. If they have L of W, the result is no farther from the
+honest mean than ``2 (W - L) / (W - 2L)`` times the honest updates' mean distance to it (by the triangle inequality).
 
 RFA stops after a few such steps on smoothed distances, ByzFL after three; how far that is from the median depends on
-the data. Here the search takes Newton steps if they descend, and ends when the gradient of the mean distance is below
+the data. Here the search takes Newton steps if they descend, and stops when the gradient of the mean distance is below
 ``tolerance``: the mean distance then exceeds the minimum by at most ``tolerance`` times the distance to the median. The
-    median may be one of the updates, where no gradient exists: this case is decided first and exactly (Vardi and Zhang
-    2000, "The
-multivariate L1-median and associated data depth", equation 2.7). Distances are smoothed only by the rounding error of a
-distance, 1e-7 of an update's norm or less. If many points are medians (an even number of updates on one line), the
-result is the mean of the updates among them.
+median may be one of the updates, where no gradient exists: this case is decided first and exactly (Vardi and Zhang
+2000, "The multivariate L1-median and associated data depth", equation 2.7). Distances are smoothed only by the rounding
+error of a distance, 1e-7 of an update's norm or less. If many points are medians (an even number of updates on one
+line), the result is the mean of the updates among them.
 
 The search uses only inner products. A point is a linear combination of the updates, measured from the medoid (the
-update with the smallest sum of distances), so that a malicious client at 1e30, whose coefficient is about 1e-30, costs
-the others no digits. The Newton systems are solved by conjugate gradients in the same coefficients; if a step does not
-descend, Weiszfeld's step is taken.
+update with the smallest sum of distances), so that a malicious client at 1e30, whose coefficient is about 1e-30, does
+not cost the others precision. The Newton systems are solved by conjugate gradients in the same coefficients; if a step
+does not descend, Weiszfeld's step is taken.
 """
 
 from __future__ import annotations

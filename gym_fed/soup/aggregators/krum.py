@@ -4,10 +4,10 @@ Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gr
 
     score(i) = sum of |x_i - x_j|^2 over the n - f - 2 updates j nearest to x_i;   the lowest score wins
 
-Ties go to the first in the order of contributors. Krum withstands f malicious clients of n >= 2f + 3. The result is one
-contributor's update; the others have no effect.
+Ties go to the first in the order of contributors. Krum tolerates f malicious clients out of n >= 2f + 3. The result is
+one contributor's update; the others have no effect.
 
-Flower counts n - f - 2 others too; ByzFL 0.0.11 counts n - f - 1.
+Flower also counts n - f - 2 others; ByzFL 0.0.11 counts n - f - 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Krum(WeightRule):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """2f + 3; any round is large enough for f = 0."""
+        """Return 2f + 3, or 1 if f = 0."""
         return 2 * malicious + 3 if malicious else 1
 
     def weigh(self, gram: GramMatrix) -> Tensor:
@@ -49,7 +49,7 @@ def krum_scores(squared_distances: Tensor, malicious: int) -> list[float]:
         malicious: Number of malicious clients, f. In rounds of fewer than f + 3, one neighbour is counted.
 
     Returns:
-        n scores, each a sum that is rounded once.
+        The n scores, each a sum that is rounded once.
     """
     count = len(squared_distances)
     neighbours = min(max(1, count - malicious - 2), count - 1)

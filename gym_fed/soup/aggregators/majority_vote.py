@@ -5,11 +5,11 @@ weighted votes, times the weighted median of the coordinate's magnitudes::
 
     sign(sum_i w_i sign(x_i)) * median_i |x_i|
 
-A vote alone has no scale (the paper's is its learning rate); no minority can move this one beyond the honest ones. Sign
-deltas of one scale give a sign delta of that scale.
+A vote alone has no scale (the paper uses its learning rate); no minority can move the median magnitude beyond the
+honest ones. Sign deltas of one scale give a sign delta of that scale.
 
 An exact tie counts as plus, as in the sign codec, whose bits have no zero; a zero votes for neither sign. In a sum of
-votes without noise a tie gives zero (``of_votes``). The rule withstands malicious clients with less than half of the
+votes without noise a tie gives zero (``of_votes``). The rule tolerates malicious clients with less than half of the
 weight: they can flip the sign of a coordinate on which honest updates disagree, but never raise its size above the
 largest honest one.
 """
@@ -38,13 +38,13 @@ class MajorityVote(CoordinateRule):
     counts_votes = True
 
     def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
-        """The sign of the sum. A tie is zero, but counts as plus under noise, where a tie carries no information."""
+        """Return the sign of the sum. A tie gives zero, but under noise it counts as plus."""
         if noised:
             return np.where(totals < 0, -vote, vote)
         return np.sign(totals).astype(np.float64) * vote
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
-        """Count weighted votes if every combined vector is a single update; all results have the median magnitude."""
+        """Count weighted votes if every combined vector is a single update; every result has the median magnitude."""
         count = len(weights)
         if strengths.shape != (count, count) or torch.count_nonzero(strengths - strengths.diag().diag()):
             return False

@@ -1,9 +1,9 @@
 """Mean around the median, coordinate-wise.
 
 Xie et al. 2018, "Generalized Byzantine-tolerant SGD", definition 5 (also "meamed"). Each coordinate is the mean of the
-n - f values nearest to its median; of two values at the same distance the smaller one is nearer. It withstands f
-malicious clients of n >= 2f + 1. A malicious value within the honest spread is averaged in, so a coordinate may leave
-the honest values by up to their spread.
+n - f values nearest to its median; of two values at the same distance, the smaller one counts as nearer. It tolerates f
+malicious clients out of n >= 2f + 1. A malicious value within the honest spread is averaged in, so a coordinate may
+leave the honest values by up to their spread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Minimum diameter averaging (MDA): the mean of the n - f updates with the smallest diameter.
 
 El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium" (Brute), after Rousseeuw 1985,
-"Multivariate estimation with high breakdown point". It withstands f malicious clients of n >= 2f + 1: the result is
+"Multivariate estimation with high breakdown point". It tolerates f malicious clients out of n >= 2f + 1: the result is
 within 2f / (n - f) of the honest updates' diameter from their mean (Farhadkhani et al. 2022, "Byzantine Machine
 Learning Made Easy by Resilient Averaging of Momentums", table 1).
 
@@ -65,10 +65,10 @@ def _closest_together(squared_distances: Tensor, malicious: int) -> list[int]:
 
 
 class Conflicts:
-    """A growing conflict graph from which at most ``limit`` vertices may be omitted (vertex cover by bounded search).
+    """A growing conflict graph of which at most ``limit`` vertices may be omitted (vertex cover by bounded search).
 
     Args:
-        limit: Maximum number of omissions; the work grows at most like 1.47^limit.
+        limit: Maximum number of omissions; the time grows at most like 1.47^limit.
     """
 
     def __init__(self, limit: int) -> None:
@@ -88,9 +88,7 @@ class Conflicts:
         cover: int | None = self._cover
         if not pair & self._cover:
             cover = _cover(edges, self._stays, self._limit)
-        if (
-            cover is None
-        ):  # no cover of the others contains either of the two, so the current one remains valid
+        if cover is None:  # no cover of the others contains either vertex, so the current one stays valid
             self._stays |= pair
             return False
         self._edges, self._cover = edges, cover
@@ -132,7 +130,7 @@ def _cover(edges: dict[int, int], stays: int, limit: int) -> int | None:
 
 
 def _certain(edges: dict[int, int], stays: int, room: int) -> int | None:
-    """Vertices that belong to a smallest cover if a cover of size ``room`` exists; None if that is undecided."""
+    """Return vertices that belong to a smallest cover if a cover of size ``room`` exists; None if that is undecided."""
     for vertex, neighbours in edges.items():
         if stays >> vertex & 1:
             return neighbours

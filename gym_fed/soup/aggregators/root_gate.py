@@ -1,6 +1,6 @@
 r"""The mean of the updates with a positive cosine to the root update: robust, with bounded sensitivity.
 
-Every update is compared with the coordinator's own (root) update only, never with the others::
+Every update is compared only with the coordinator's own (root) update, never with the others::
 
     c_i = 1 if <g_i, g_0> > 0 else 0             FLTrust's ReLU of the cosine as a gate (Cao et al. 2021, equation 2)
     soup = 1/n sum_i c_i |g_0| / |g_i| g_i       every update at the root update's norm (equation 3)
@@ -34,12 +34,12 @@ class RootGate(WeightRule):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """f + 1: one honest update."""
+        """Return f + 1, so that one update is honest."""
         return malicious + 1
 
     @classmethod
     def default_malicious(cls, contributors: int) -> int:
-        """A fifth of the contributors, as measured; 1 for three or four contributors."""
+        """Return a fifth of the contributors, chosen by measurement; 1 for three or four of them."""
         return ByzantineRobust.default_malicious(contributors)
 
     def drops(self, weights: Tensor) -> int | None:

@@ -1,8 +1,8 @@
 """Weighted mean (federated averaging).
 
 McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", alg. 1:
-``sum_k (n_k / n) * w_k``, here on deltas. A single malicious client can move it anywhere, and farther the more examples
-it claims.
+``sum_k (n_k / n) * w_k``, here on deltas. A single malicious client can move it anywhere, and has more weight the more
+examples it claims.
 """
 
 from __future__ import annotations

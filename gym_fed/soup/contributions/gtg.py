@@ -32,8 +32,8 @@ class GtgConfig(StrictModel):
 
 
 class Gtg(ContributionMethod):
-    """Liu et al. 2022, "GTG-Shapley: Efficient and Accurate Participant Contribution Evaluation in Federated Learning",
-    alg. 1; arXiv:2109.02053.
+    """Guided truncation gradient Shapley, Liu et al. 2022, "GTG-Shapley: Efficient and Accurate Participant
+    Contribution Evaluation in Federated Learning", alg. 1; arXiv:2109.02053.
 
     Orders are drawn in turns of n, each led by a different player. Convergence is checked after complete turns, so that
     every player has led equally often.
@@ -66,7 +66,7 @@ class Gtg(ContributionMethod):
             earlier = values
 
     def _walk(self, counted: CountedGame, leader: int, generator: np.random.Generator) -> Vector:
-        """Marginal values ``[n, k]`` in a random order that starts with ``leader``."""
+        """Return marginal values ``[n, k]`` in a random order that starts with ``leader``."""
         others = [i for i in range(counted.n) if i != leader]
         order = [leader, *generator.permutation(others).tolist()]
         return marginals(counted, order, self.config.truncation)

@@ -10,7 +10,7 @@ from gym_fed.soup.contribution import ContributionMethod, CountedGame, Game, Sco
 
 
 class Improvement(ContributionMethod):
-    """``v({i})``: n evaluations. Two redundant updates each get the full value."""
+    """``v({i})``, at the cost of n evaluations. Two redundant updates each get the full value."""
 
     name: ClassVar[str] = "improvement"
 

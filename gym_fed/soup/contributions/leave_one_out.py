@@ -10,9 +10,9 @@ from gym_fed.soup.contribution import ContributionMethod, CountedGame, Game, Sco
 
 
 class LeaveOneOut(ContributionMethod):
-    """``v(N) - v(N \\ i)``: n + 1 evaluations.
+    """``v(N) - v(N \\ i)``, at the cost of n + 1 evaluations.
 
-    Two redundant updates get little each, since either one suffices; if the step overshoots, all scores are low.
+    Two redundant updates each get little, since either one suffices; if the step overshoots, all scores are low.
     """
 
     name: ClassVar[str] = "leave_one_out"

@@ -29,11 +29,12 @@ class MonteCarloConfig(StrictModel):
 
 
 class MonteCarlo(ContributionMethod):
-    """Ghorbani and Zou 2019, "Data Shapley: Equitable Valuation of Data for Machine Learning", alg. 1.
+    """Monte Carlo Shapley values, Ghorbani and Zou 2019, "Data Shapley: Equitable Valuation of Data for Machine
+    Learning", alg. 1.
 
     Orders are drawn in pairs, each followed by its reverse (Mitchell et al. 2022, "Sampling Permutations for Shapley
-    Value Estimation", sec. 4.1): of any two updates each comes first once, so one pair gives a quadratic game's scores
-    exactly. Standard errors are those of the pairs' means; for a single pair they are infinite.
+    Value Estimation", sec. 4.1): each of any two updates comes first once, so one pair gives the exact scores of a
+    quadratic game. Standard errors are those of the pairs' means; for a single pair they are infinite.
     """
 
     name: ClassVar[str] = "monte_carlo"
@@ -60,7 +61,7 @@ class MonteCarlo(ContributionMethod):
 
 
 def marginals(counted: CountedGame, order: list[int], truncation: float) -> Vector:
-    """Marginal values ``[n, k]`` in this order, truncated within ``truncation`` of the total value."""
+    """Return marginal values ``[n, k]`` in this order, truncated within ``truncation`` of the total value."""
     whole = counted.value(counted.everyone)
     added = np.zeros((counted.n, len(counted.block_weights)))
     coalition: frozenset[int] = frozenset()

@@ -10,7 +10,7 @@ from gym_fed.soup.contribution import ContributionMethod, Game, Scores
 
 
 class Participation(ContributionMethod):
-    """Zero for everyone at no cost: the pool is split among the participants."""
+    """Scores of zero without any evaluation, so that the pool is split among the participants."""
 
     name: ClassVar[str] = "participation"
     measures: ClassVar[bool] = False

@@ -1,8 +1,8 @@
 """Building blocks of merge methods: sums of deltas, sign consensus, inner products, and sparsification.
 
-All sums run over the models in order, element by element in float64 and on one thread, so that no bit depends on the
-number of threads; only a block of ``BLOCK`` elements is in float64 at a time. Random drops are determined by a seed and
-are the same on every machine.
+All sums run over the models in order, element by element in float64 and on one thread, so that the result does not
+depend on the number of threads; only ``BLOCK`` elements are in float64 at a time. Random drops are determined by a seed
+and are the same on every machine.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def blocks(
 
 
 def whole_share(share: float, size: int) -> int:
-    """Number of elements in a share of ``size``; values within rounding error of an integer count as that integer."""
+    """Return the number of elements in a share of ``size``; values within rounding error of an integer count as that
+    integer."""
     return math.floor(round(share * size, 6))
 
 

@@ -1,6 +1,6 @@
 """Fisher merging: average parameters weighted by their Fisher information in each model.
 
-Matena & Raffel 2022, "Merging Models with Fisher-Weighted Averaging". Needs a pass over data for every model:
+Matena & Raffel 2022, "Merging Models with Fisher-Weighted Averaging". It needs a pass over data for every model:
 `gym soup statistics --kind fisher`.
 """
 

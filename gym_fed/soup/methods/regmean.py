@@ -30,7 +30,8 @@ class RegmeanConfig(MethodConfig):
 
 
 class Regmean(MergeMethod):
-    """The merged layer minimises ``sum_i w_i |X_i W - X_i W_i|**2`` over the models' inputs ``X_i`` (eq. 1 and 2).
+    """Choose the merged layer that minimises ``sum_i w_i |X_i W - X_i W_i|**2`` over the models' inputs ``X_i`` (eq. 1
+    and 2).
 
     With weights as ``[out, in]`` and ``G_i = X_i^T X_i`` that is ``W = (sum_i w_i W_i G_i) (sum_i w_i G_i)^-1``. Every
     ``W_i`` is the same base plus ``delta_i``, so the base cancels out and the formula holds for deltas: no weights of
@@ -39,7 +40,7 @@ class Regmean(MergeMethod):
     Tensors without moments (embeddings, norms, biases) get the weighted mean, as in the paper, and are named in the
     report.
 
-    Solved on one thread, since the last bits of a factorisation depend on the number of threads.
+    The system is solved on one thread, since the last bits of a factorisation depend on the number of threads.
     """
 
     name = "regmean"

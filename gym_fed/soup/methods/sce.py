@@ -63,7 +63,7 @@ class Sce(MergeMethod):
 
 
 def _variance(deltas: Tensor) -> Tensor:
-    """``[rows, cols]`` float64 variance over the models; exactly zero where all are equal."""
+    """Return the ``[rows, cols]`` float64 variance over the models; exactly zero where all are equal."""
     result = torch.empty(deltas.shape[1:], dtype=torch.float64)
     for into, values in blocks(result, deltas):
         mean = sum(values) / len(values)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TaskArithmetic(MergeMethod):
-    """``scale * sum_i w_i delta_i``. Weights are not normalised: 1 adds the full task vector.
+    """``scale * sum_i w_i delta_i``. Weights are not normalised: a weight of 1 adds the full task vector.
 
     The paper's weights are all 1; mergekit also multiplies by weights, unless set to normalise them. A negative weight
     subtracts a task from the base (sec. 3, forgetting by negation).

@@ -22,7 +22,7 @@ class TiesConfig(MethodConfig):
 
 
 class Ties(MergeMethod):
-    """Drop small changes as noise; if signs conflict, keep those with the larger total weight.
+    """Drop small changes as noise; if signs conflict, keep the changes whose sign has the larger total weight.
 
     The paper keeps the top 20% of the entire task vector; here, as in mergekit and PEFT, the share is per tensor, so
     that only one tensor is in memory. Weights, all 1 in the paper, multiply the votes for a sign and the terms of the

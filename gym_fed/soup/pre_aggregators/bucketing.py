@@ -5,8 +5,8 @@ published form: a permutation cut into buckets of s, without resampling). Averag
 is that a malicious client affects an entire bucket: f of them need ceil(n / s) >= 2f + 1. A bucket is the weighted mean
 of its updates, with the sum of their weights; the last bucket may be smaller.
 
-The permutation is a function of only ``seed`` and n: contributors in the order of sha256("seed:n:index"). So a round
-can be replayed from its recipe in any language. Each round needs its own seed (``SoupRecipe.for_round`` adds the
+The permutation is a function of only ``seed`` and n: contributors in the order of sha256("seed:n:index"). A round can
+therefore be replayed from its recipe in any language. Each round needs its own seed (``SoupRecipe.for_round`` adds the
 round's number), since otherwise the same positions would share a bucket every time. A hub orders updates by their
 digests: a contributor can choose its own digest, but knows no others before the round is closed.
 """

@@ -4,8 +4,8 @@ A cap stops malicious clients that send large updates, but not those that send s
 the round's covariance less, so a filter by spread (``caf``) overlooks them while their common direction adds up. With
 equal norms only directions differ. Cutkosky & Mehta 2020, "Momentum Improves Normalized SGD", normalise the step for a
 similar reason; the combination is this project's. The median is always one of the norms, the lower of the middle two
-for an even number: with f malicious clients of n >= 2f + 1 it never exceeds an honest norm. For a sign delta only the
-scale changes, exactly and at no cost.
+for an even number: with f malicious clients out of n >= 2f + 1, it never exceeds an honest norm. For a sign delta only
+the scale changes, exactly and at no cost.
 """
 
 from __future__ import annotations

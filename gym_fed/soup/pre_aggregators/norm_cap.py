@@ -1,10 +1,10 @@
 """Norm cap: scale down an update whose norm exceeds the cap.
 
-Clipping to a quantile of the round's own norms (Sun et al. 2019, "Can You Really Backdoor Federated Learning?", for a
-fixed bound; the median as in Karimireddy et al. 2022). It makes sheer size useless to malicious clients, but an
+It clips to a quantile of the round's own norms (Sun et al. 2019, "Can You Really Backdoor Federated Learning?", for a
+fixed bound; the median as in Karimireddy et al. 2022). Size alone is then useless to malicious clients, but an
 aggregator must still outvote them. The quantile is always one of the norms, the lower one if it lies between two: with
-f malicious clients of n >= 2f + 1 the median never exceeds an honest norm. For a sign delta only the scale changes,
-exactly.
+f malicious clients out of n >= 2f + 1, the median never exceeds an honest norm. For a sign delta only the scale
+changes, exactly.
 """
 
 from __future__ import annotations
