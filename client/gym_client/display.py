@@ -47,7 +47,7 @@ def _amount(phase: str, done: int, total: int) -> str:
 class Display:
     """The interface of displays; the base class displays nothing."""
 
-    def report(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, /, **fields: Any) -> None:
         """Report an event: a name and fields for programs, a text for people."""
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
@@ -79,7 +79,7 @@ class EventReporter(Display):
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def report(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, /, **fields: Any) -> None:
         with self._lock:
             self._inner.report(event, text, **fields)
             self._restart(self._what)
@@ -148,7 +148,7 @@ class PlainDisplay(Display):
         self._console = console
         self._lines = PhaseLines()
 
-    def report(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, /, **fields: Any) -> None:
         self._console.print(plain(text, MAX_NEWS))
 
     def still(self, activity: str, seconds: float) -> None:
@@ -167,8 +167,8 @@ class JsonDisplay(Display):
     def __init__(self) -> None:
         self._lines = PhaseLines()
 
-    def report(self, event: str, text: str, **fields: Any) -> None:
-        self._write({"event": event, "message": text, **fields})
+    def report(self, event: str, text: str, /, **fields: Any) -> None:
+        self._write({**fields, "event": event, "message": text})
 
     def still(self, activity: str, seconds: float) -> None:
         self._write({"event": "busy", "message": activity, "seconds": round(seconds, 1)})
@@ -199,7 +199,7 @@ class TerminalDisplay(Display):
         self._shown = ("", 0)
         self._spinner: Status | None = None
 
-    def report(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, /, **fields: Any) -> None:
         self._stop_spinner()
         self._console.print(plain(text, MAX_NEWS))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_client.hub.heads import Heads
-from gym_client.hub.replies import parse_object
+from gym_client.hub.replies import parse_variant_receipt
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
@@ -25,6 +25,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the phase (``upload``, ``fetch`` or ``ledger``), done and total."""
 
 _TRIES = 3
+_MAX_PAGES = 1000
 
 
 @dataclass(frozen=True)
@@ -242,12 +243,17 @@ def list_public(client: HubClient) -> Iterator[tuple[pb.VariantInfo, SignedVaria
 
 def _pages(client: HubClient) -> Iterator[pb.VariantInfo]:
     page = ""
-    while True:
+    for _ in range(_MAX_PAGES):
         reply = client.call("ListVariants", pb.ListVariantsRequest(page=page))
         yield from reply.variants
         if not reply.next_page:
             return
         page = reply.next_page
+    raise GymError(
+        ErrorCode.TOO_LARGE,
+        f"{client.address} lists variants on more than {_MAX_PAGES:,} pages",
+        "its software is broken or hostile: report it to the coordinator",
+    )
 
 
 def remove_variant(client: HubClient, name: str) -> dict[str, Any]:
@@ -290,7 +296,7 @@ def _require_slot(client: HubClient, proof: EntryProof, name: str) -> None:
 
 
 def _keep(client: HubClient, text: str, name: str, signed: SignedVariant | None) -> dict[str, Any]:
-    receipt = parse_object(text, "a receipt", proof=dict)
+    receipt = parse_variant_receipt(text)
     proof = check_receipt({"proof": receipt.get("proof")}, bytes.fromhex(client.pin.ledger_key))
     assert proof is not None
     document = receipt.get("document") if signed is None else signed.digest

@@ -69,7 +69,7 @@ class StopOnFailure(Display):
 
     stop: Callable[[], None]
 
-    def report(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, /, **fields: Any) -> None:
         if event in ("failed", "lost"):
             print(text)
             self.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from gym_client.agent.tasks import TaskFolder
 from gym_client.audits.evidence import keep_evidence
 from gym_client.display import Display
 from gym_client.hub.backoff import Retry, may_pass
-from gym_client.hub.replies import parse_object, parse_verdicts
+from gym_client.hub.replies import parse_account, parse_receipt, parse_verdicts
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
@@ -94,7 +93,7 @@ class Account:
         Raises:
             GymError: ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign.
         """
-        receipt = parse_object(text, "a receipt")
+        receipt = parse_receipt(text)
         self._receipts.check(receipt)
         server = self._client.pin.server
         if self._region is not None:
@@ -119,7 +118,7 @@ class Account:
             The hub's verdicts on this contributor's updates, newest first.
         """
         verdicts: list[dict[str, Any]] = parse_verdicts(account.verdicts_json)
-        worth = parse_object(account.rewards_json or "{}", "an account")
+        worth = parse_account(account.rewards_json)
         scored = _scored(worth)
         settled = Residuals(self._home, self._client.pin.server).settle(verdicts)
         forget(self._home, self._client.pin.server, verdicts)
@@ -159,14 +158,5 @@ class Account:
 
 def _scored(worth: dict[str, Any]) -> dict[str, tuple[float, float | None]]:
     """Return the score and standard error of every measured update, by update id."""
-    rows = worth.get("rounds")
-    found = {}
-    for row in rows if isinstance(rows, list) else []:
-        score = _number(row.get("score")) if isinstance(row, dict) else None
-        if score is not None:
-            found[str(row.get("update"))] = (score, _number(row.get("error")))
-    return found
-
-
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, float) and math.isfinite(value) else None
+    rows = worth.get("rounds", ())
+    return {row["update"]: (row["score"], row.get("error")) for row in rows if row.get("score") is not None}

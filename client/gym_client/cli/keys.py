@@ -14,6 +14,9 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
 from gym_fed.core.text import counted
 
+_LATEST = 2**40
+"""The latest time that is shown, in Unix seconds: a hub may send any number."""
+
 key_app = App(
     help="Show, encrypt, rotate, revoke, export and import the key of this home.", no_args_is_help=True
 )
@@ -257,12 +260,18 @@ def transfer(
         )
         request = pb.TransferRequest(statement_json=order.to_json(), signature=client.sign(order.signed()))
         accepted = parse_object(
-            client.call("Transfer", request).receipt_json, "a receipt", amount=int, to=str, status=str
+            client.call("Transfer", request).receipt_json,
+            "a receipt",
+            optional={"transfer": str, "from": str, "asked_at": int, "settles_at": int},
+            amount=int,
+            to=str,
+            status=str,
         )
     if as_json:
         print_json(accepted)
         return
-    when = datetime.fromtimestamp(accepted["settles_at"]).astimezone() if "settles_at" in accepted else "now"
+    at = accepted.get("settles_at")
+    when = "now" if at is None else datetime.fromtimestamp(max(0, min(at, _LATEST))).astimezone()
     out.print(
         f"{counted(accepted['amount'], 'credit')} for {accepted['to']}: {accepted['status']}, settles {when}"
     )

@@ -61,7 +61,7 @@ def rewards(
 def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json: bool) -> dict[str, Any]:
     from gym_client.display import Display, make_display
     from gym_client.hub.known import enrolled_client
-    from gym_client.hub.replies import parse_object, parse_verdicts
+    from gym_client.hub.replies import parse_account, parse_verdicts
     from gym_client.ledger.receipts import Receipts
     from gym_client.ledger.rewards import proved_rounds, verify_online
     from gym_fed.trust.wire.v1 import hub_pb2 as pb
@@ -80,7 +80,7 @@ def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json
             Receipts(folder, client).fetch(verdicts)
         finally:
             display.close()
-        worth = parse_object(account.rewards_json or "{}", "an account")
+        worth = parse_account(account.rewards_json)
         proved = proved_rounds(folder, client.pin.server)
     rounds = [
         {**line, "receipts": proved.get(line["server_round"], [])} for line in worth.pop("rounds", verdicts)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -18,9 +20,54 @@ NOT_ITS_OWN = "the hub sent something that it did not sign"
 MAX_DOCUMENT = 1 << 20
 """Maximum characters; a wire message cannot hold more."""
 
+Kind = type | tuple[type, ...]
+_MAX_WHOLE = 2**63
+_MEASURED = (int, float, NoneType)
+_RECEIPT: Mapping[str, Kind] = {
+    "update": str,
+    "code": str,
+    "reason": str,
+    "ledger_sequence": int,
+    "ledger_hash": str,
+    "proof": dict,
+    "manifest": str,
+}
+_VARIANT_RECEIPT: Mapping[str, Kind] = {
+    "variant": str,
+    "owner": str,
+    "revision": int,
+    "document": (str, NoneType),
+    "held": bool,
+}
+_VERDICT: Mapping[str, Kind] = {"entries": list, "manifest": str, "code": str}
+_ACCOUNT: Mapping[str, Kind] = {
+    "balance": int,
+    "available": int,
+    "held": int,
+    "reserved": int,
+    "transfers": list,
+    "reputation": _MEASURED,
+    "owed": int,
+    "is_new": bool,
+    "rounds": list,
+    "privacy": dict,
+}
+_SCORED: Mapping[str, Kind] = {
+    "reason": str,
+    "method": (str, NoneType),
+    "score": _MEASURED,
+    "error": _MEASURED,
+    "similarity": _MEASURED,
+    "reputation": _MEASURED,
+}
+
 
 def parse_object(
-    text: str, what: str, refusal: ErrorCode = ErrorCode.INTERNAL, **kinds: type | tuple[type, ...]
+    text: str,
+    what: str,
+    refusal: ErrorCode = ErrorCode.INTERNAL,
+    optional: Mapping[str, Kind] | None = None,
+    **kinds: Kind,
 ) -> dict[str, Any]:
     """Parse a JSON object with required keys.
 
@@ -28,6 +75,7 @@ def parse_object(
         text: Text from the hub.
         what: Noun phrase for error messages, such as "a verdict".
         refusal: Code of the error.
+        optional: Types of the other keys to keep; all others are left out. None keeps and checks no others.
         kinds: Types of the required keys; a bool does not count as a number.
 
     Raises:
@@ -41,10 +89,63 @@ def parse_object(
         raise _refused(what, "is not JSON", refusal) from error
     if not isinstance(value, dict):
         raise _refused(what, "is not a JSON object", refusal)
-    for key, kind in kinds.items():
-        if not isinstance(value.get(key), kind) or (isinstance(value[key], bool) and kind is not bool):
+    return _checked(value, what, refusal, optional, kinds)
+
+
+def _checked(
+    value: Mapping[str, Any],
+    what: str,
+    refusal: ErrorCode,
+    optional: Mapping[str, Kind] | None,
+    kinds: Mapping[str, Kind],
+) -> dict[str, Any]:
+    known = {**kinds, **(optional or {})}
+    for key, kind in known.items():
+        if (key in kinds or key in value) and not _is(value.get(key), kind):
             raise _refused(what, f"has no {key!r} of the right type", refusal)
-    return value
+    return {key: one for key, one in value.items() if optional is None or key in known}
+
+
+def _is(value: object, kind: Kind) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, int) and abs(value) >= _MAX_WHOLE:  # formatting it as a float would overflow
+        return False
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    return isinstance(value, kind)
+
+
+def parse_receipt(text: str) -> dict[str, Any]:
+    """Parse the receipt of a submitted reply, without verifying it.
+
+    Only the fields of receipts are kept: a home stores it next to fields of its own, such as an accepted restore.
+
+    Raises:
+        GymError: ``INTERNAL``; see ``parse_object``.
+    """
+    return parse_object(text, "a receipt", optional=_RECEIPT, verdict=str)
+
+
+def parse_variant_receipt(text: str) -> dict[str, Any]:
+    """Parse the receipt of a stored or removed variant, without verifying it; see ``parse_receipt``."""
+    return parse_object(text, "a receipt", optional=_VARIANT_RECEIPT, proof=dict)
+
+
+def parse_account(text: str) -> dict[str, Any]:
+    """Parse ``AccountReply.rewards_json``: balance, reputation, and the scored updates under ``rounds``.
+
+    Raises:
+        GymError: ``INTERNAL``; see ``parse_object``.
+    """
+    account = parse_object(text or "{}", "an account", optional=_ACCOUNT)
+    if "rounds" in account:
+        kinds: Mapping[str, Kind] = {"server_round": int, "update": str, "verdict": str, "credit": int}
+        rows = [row if isinstance(row, dict) else {} for row in account["rounds"]]
+        account["rounds"] = [
+            _checked(row, "an account's round", ErrorCode.INTERNAL, _SCORED, kinds) for row in rows
+        ]
+    return account
 
 
 def parse_verdicts(texts: Any) -> list[dict[str, Any]]:
@@ -55,7 +156,15 @@ def parse_verdicts(texts: Any) -> list[dict[str, Any]]:
     """
     verdicts = [
         parse_object(
-            text, "a verdict", update=str, server_round=int, verdict=str, reason=str, bytes=int, credit=int
+            text,
+            "a verdict",
+            optional=_VERDICT,
+            update=str,
+            server_round=int,
+            verdict=str,
+            reason=str,
+            bytes=int,
+            credit=int,
         )
         for text in texts
     ]

@@ -20,6 +20,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_fed.trust.ledger.entries import SEALED, seal
+from gym_fed.trust.ledger.fields import check_fields
 from gym_fed.trust.ledger.heads import EntryProof
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -43,7 +44,7 @@ class Receipts:
         Raises:
             GymError: ``SIGNATURE_INVALID`` if the hub did not sign it, ``LEDGER_FORKED``.
         """
-        if "update" in receipt:
+        if "update" in receipt or "proof" in receipt:
             self._see(check_receipt(receipt, self._key()))
 
     def fetch(self, verdicts: Sequence[dict[str, Any]]) -> int:
@@ -74,6 +75,7 @@ class Receipts:
         key, server = self._key(), self._client.pin.server
         with refused_as_unsigned(NOT_ITS_OWN):
             proof.verify(key)
+            check_fields(proof.entry, proof.entry.body)
         if proof.entry.sequence != sequence:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID, f"{server} proves entry {proof.entry.sequence}, not {sequence}"
@@ -127,6 +129,7 @@ def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof:
         raise GymError(ErrorCode.SIGNATURE_INVALID, f"a receipt: {error.message}") from error
     with refused_as_unsigned(NOT_ITS_OWN):
         proof.verify(key)
+        check_fields(proof.entry, proof.entry.body)
     body = proof.entry.body
     if "update" in receipt and not _SHA256.fullmatch(str(receipt["update"])):  # it becomes part of file names
         raise GymError(

@@ -96,7 +96,7 @@ class MeteredDisplay(Display):
         self._is_failing = False
         self._note()
 
-    def report(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, /, **fields: Any) -> None:
         self._inner.report(event, text, **fields)
         with self._lock:
             if event in _TASK_EVENTS:

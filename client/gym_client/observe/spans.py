@@ -29,7 +29,7 @@ class TracedDisplay(Display):
         self._phase = ""
         self._span: Span | None = None
 
-    def report(self, event: str, text: str, **fields: Any) -> None:
+    def report(self, event: str, text: str, /, **fields: Any) -> None:
         if event == "task":
             self._begin_task(str(fields["server"]), str(fields["group"]))
         self._inner.report(event, text, **fields)

@@ -322,7 +322,8 @@ def test_a_stop_while_the_hub_is_away_ends_the_waiting(scene: Scene) -> None:
 
 
 def receipt_of(scene: Scene, **changes: str) -> dict[str, Any]:
-    proof = scene.hub.record("verdict", {"update": "a" * 64, "verdict": "admitted"}).to_dict()
+    body = {"contributor": "me", "update": "a" * 64, "verdict": "admitted"}
+    proof = scene.hub.record("verdict", body).to_dict()
     proof["head"] |= changes
     return {"verdict": "admitted", "update": "a" * 64, "proof": proof}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from gym_client.hub.replies import parse_object, parse_verdicts
+from gym_client.hub.replies import parse_account, parse_object, parse_receipt, parse_verdicts
 from gym_client.privacy.terms import Promises, SecureTerms
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -46,6 +46,61 @@ def test_entries_of_a_verdict_that_are_no_numbers_are_refused(entries: object) -
 
 def test_a_verdict_is_read_as_it_was_sent() -> None:
     assert parse_verdicts([json.dumps(VERDICT)]) == [VERDICT]
+
+
+def test_a_receipt_keeps_none_of_the_fields_that_the_home_adds_itself() -> None:
+    receipt = {"verdict": "received", "reason": "r"}
+    added = {
+        "restored": {},
+        "commitment": {},
+        "server": "x",
+        "held": True,
+        "entry": 1,
+        "event": "x",
+        "text": "y",
+    }
+    assert parse_receipt(json.dumps({**receipt, **added})) == receipt
+
+
+@pytest.mark.parametrize("odd", [{"proof": 5}, {"update": 7}, {"reason": []}, {"verdict": None}])
+def test_a_receipt_with_a_field_of_another_type_is_refused(odd: dict[str, object]) -> None:
+    with pytest.raises(GymError, match=repr(next(iter(odd)))):
+        parse_receipt(json.dumps({"verdict": "received", **odd}))
+
+
+ROUND = {
+    "server_round": 1,
+    "update": "ab" * 32,
+    "verdict": "merged",
+    "credit": 5,
+    "score": None,
+    "error": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"rounds": 5},
+        {"rounds": [5]},
+        {"rounds": [{**ROUND, "score": "high"}]},
+        {"rounds": [{**ROUND, "score": float("nan")}]},
+        {"rounds": [{**ROUND, "credit": 10**400}]},
+        {"reputation": "good"},
+        {"owed": 10**400},
+        {"privacy": [1]},
+    ],
+    ids=range(8),
+)
+def test_an_account_with_a_field_of_another_type_is_refused(odd: dict[str, object]) -> None:
+    with pytest.raises(GymError, match="an account"):
+        parse_account(json.dumps(odd))
+
+
+def test_an_account_is_read_as_it_was_sent() -> None:
+    account = {"balance": 7, "reputation": 0.5, "is_new": False, "rounds": [ROUND]}
+    assert parse_account(json.dumps({**account, "server": "x", "num_receipts": "y"})) == account
+    assert parse_account("") == {}
 
 
 @pytest.mark.parametrize("parse", [Promises.parse, SecureTerms.parse])
