@@ -1,4 +1,4 @@
-"""The stored state of a hub, for functions that use most of it. Others take only the parts that they use."""
+"""The stored state of a hub, passed to functions that use most of it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class HubTraffic:
-    """Counts since the start. Thread-safe. Only known methods and codes are counted, so memory is bounded."""
+    """Counters since the start. Thread-safe. Only known methods and codes are counted, so memory is bounded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -18,9 +18,9 @@ class HubTraffic:
         self._seeding: Counter[str] = Counter()
         self._downloaded = 0
         self.connections: Callable[[], int | None] = lambda: None
-        """Returns the number of open connections; None if unknown."""
+        """Function that returns the number of open connections; None if unknown."""
         self.seeders: Callable[[], int] = lambda: 0
-        """Returns the number of contributors who serve objects to others."""
+        """Function that returns the number of contributors who serve objects to others."""
 
     def called(self, method: str) -> None:
         """Count a call of a method."""
@@ -43,7 +43,7 @@ class HubTraffic:
             self._seeding["tickets"] += 1
 
     def note_failed_seeder(self) -> None:
-        """Count a report of a contributor who did not deliver an object."""
+        """Count a report that a contributor did not deliver an object."""
         with self._lock:
             self._seeding["failures"] += 1
 

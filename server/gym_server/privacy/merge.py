@@ -59,7 +59,7 @@ def begin_merge(
 
 
 def private_round(recorded: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: bytes) -> PrivateMerge:
-    """Restore a private merge from the fields of a version's entry (``entry_fields``), the round's task and its seed."""
+    """Restore a private merge from a version's ledger fields (``entry_fields``), the round's task and its seed."""
     adaptive = recorded["adaptive_clipping"]
     return PrivateMerge(
         ReleasePrivacy.model_validate(

@@ -277,7 +277,7 @@ def _beyond_luck(measured: MeasuredRound) -> set[str]:
 
 
 def certainty(found: Split, block_weights: Vector) -> dict[str, float]:
-    """Return the ledger's record of the total gain of all rounds: ``gained``, its ``error`` and the ``certain`` part."""
+    """Return the ledger's record of the run's total gain: ``gained``, its ``error`` and the ``certain`` part."""
     if found.run is None:
         return {}
     error = found.run.error(block_weights)

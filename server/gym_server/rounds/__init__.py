@@ -1,1 +1,1 @@
-"""Training rounds, from the first task to a committed version: admission, message queue, merge and replay."""
+"""Training rounds: message queue, admission, merge, commit and replay."""

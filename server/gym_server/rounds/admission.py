@@ -1,7 +1,7 @@
-"""Admission of submitted updates: each gets a verdict, and a refused one gets a reason.
+"""Admission of submitted updates: each gets a verdict, with a reason if it is refused.
 
-Checks run from cheap to expensive: form, signer, nonce, freshness, round and base, copies, bytes, norm. A verdict is
-written to the ledger before the contributor receives it. Resending a manifest returns the same answer.
+Cheap checks run first: form, signer, nonce, freshness, round and base, copies, bytes, norm. A verdict is written to the
+ledger before the contributor receives it. Resending a manifest returns the same answer.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Admission:
         config: Admission limits.
         server: Id of the hub.
         base: The base model that updates must match.
-        private: Record nothing derived from an update's values. Even the digest of its file would let others confirm a
-            guess.
-        secure: Files are masked votes, which have no norm.
+        private: If True, record nothing derived from an update's values, not even the digest of its file, which could
+            confirm a guess.
+        secure: If True, files contain masked votes, which have no norm.
         clock: The hub's clock, Unix seconds.
         max_staleness: Maximum age of an update in versions, in continuous rounds; None for synchronous rounds.
     """
@@ -111,13 +111,13 @@ class Admission:
 
     @rerun
     def judge(self, submission: UpdateSubmission, also: Callable[[Connection, Receipt], None]) -> Receipt:
-        """Judge a submission; the verdict, its ledger entry and the writes of ``also`` are one transaction.
+        """Judge a submission, and write the verdict, its ledger entry and the rows of ``also`` in one transaction.
 
-        Files are read before the write lock is taken. An update that was judged before gets its first receipt again.
+        Files are read before the write lock is taken. A resubmitted update gets its first receipt again.
 
         Raises:
-            GymError: If the submission is not authentic (form, signer, nonce). The task then counts as unanswered, but
-                the refusal is in the ledger.
+            GymError: If the submission is not authentic (form, signer, nonce). The ledger records this, and the task
+                stays unanswered.
         """
         norm, flaw = self._examine(submission)
         unauthentic: GymError | None = None
@@ -134,7 +134,7 @@ class Admission:
                 known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).first()
                 if known is None:
                     if flaw is None and not self._store.has(manifest.delta_sha256):
-                        # gc ran in between: inside its transaction it deletes objects without references
+                        # gc ran in between and deleted the object, to which nothing referred yet
                         raise GymError(
                             ErrorCode.NOT_FOUND, f"object {manifest.delta_sha256} is gone", "upload it again"
                         )
@@ -254,7 +254,7 @@ class Admission:
 
     @contextmanager
     def _codecs_of_the_round(self, manifest: UpdateManifest) -> Iterator[None]:
-        """Allow only codec plug-ins that the round's task names, so that an update cannot trigger other imports."""
+        """Allow only the codec plug-ins that the round's task names, so that an update cannot import others."""
         query = select(rounds.c.spec).where(rounds.c.server_round == manifest.server_round)
         with self._database.reading() as tx:
             recorded = recorded_in(tx.scalar(query) or "{}")
@@ -277,7 +277,7 @@ class Admission:
             )
         if manifest.task != submission.message_id:
             raise GymError(ErrorCode.STALE, f"the manifest answers task {manifest.task}, not this one")
-        # The time of issue is not checked: the round and the task bind the manifest more closely than any clock.
+        # The time of issue is not checked: the round and the task limit the manifest's validity more strictly.
         expired_for = self._clock() - manifest.expires_at_seconds
         if expired_for > 0:
             raise GymError(
@@ -322,7 +322,7 @@ class Admission:
                 ErrorCode.UPDATE_REFUSED,
                 f"{manifest.contributor} already has update {own[:12]} in round {server_round}",
             )
-        # Two people with the same rows may send the same bytes, but nobody declares them after the first were merged.
+        # Two people with the same rows may send the same bytes, but not after the first ones are merged.
         sha256 = manifest.delta_sha256
         declared_at = committed_at(tx, manifest.contributor, sha256) or self._clock()
         copied = tx.scalar(
@@ -367,7 +367,7 @@ class Admission:
         tx.execute(updates.insert().values(**row, ledger_sequence=entry.sequence))
 
     def _count_refused(self, tx: Connection, submission: UpdateSubmission, error: GymError) -> None:
-        """Record a contributor's first refusal of a round in the ledger; count later ones for the end of the round."""
+        """Record a contributor's first refusal in a round in the ledger; count later ones for the summary."""
         if count_refusal(tx, submission.contributor, submission.server_round, error.code) == 1:
             self._append_entry(tx, submission, None, error)
 
@@ -392,7 +392,7 @@ class Admission:
             "reason": "" if refusal is None else f"{code}: {reason}",
         }
         if self._ledger.private and refusal is not None:
-            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # one code for every reason, to reveal nothing
+            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # one code for all reasons reveals nothing
         if manifest is not None:
             body["update"] = manifest.digest
             body["delta"] = manifest.delta_sha256

@@ -1,4 +1,4 @@
-"""Commitments to uploads: the digests that accounts declared, with times, stored and signed by the hub."""
+"""Signed commitments to uploads: the digests that accounts declared, and when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_server.store.database import insert_if_absent
 from gym_server.store.tables import commitments
 
 MAX_KEPT = 1000
-"""Maximum number of commitments per account; the oldest are deleted first. A round needs one."""
+"""Maximum number of commitments per account, of which a round needs one; the oldest are deleted first."""
 
 
 class Commitments:
@@ -21,14 +21,15 @@ class Commitments:
     Args:
         key: The ledger's key, which signs commitments.
         server: Id of the hub.
-        clock: The hub's clock, Unix seconds. It also orders updates.
+        clock: The hub's clock, Unix seconds, which also determines the order of updates.
     """
 
     def __init__(self, key: SigningKey, server: str, clock: Callable[[], float]) -> None:
         self._key, self._server, self._clock = key, server, clock
 
     def commit(self, tx: Connection, contributor: str, sha256: str) -> str:
-        """Record that an account declares a digest now, unless it has declared it before, in the caller's transaction.
+        """Record that an account declares a digest, in the caller's transaction; a repeated declaration changes
+        nothing.
 
         Returns:
             The signed statement, with the time of the first declaration.
@@ -45,7 +46,7 @@ class Commitments:
 
 
 def committed_at(tx: Connection, contributor: str, sha256: str) -> float | None:
-    """Return when the account declared the digest, in Unix seconds; None if it did not."""
+    """Return the time at which the account declared the digest, in Unix seconds; None if it did not."""
     where = (commitments.c.contributor == contributor) & (commitments.c.sha256 == sha256)
     found = tx.scalar(select(commitments.c.committed_at).where(where))
     return None if found is None else float(found)

@@ -1,7 +1,7 @@
 """Continuous rounds (``rounds.mode: continuous``): tasks outlive a merge, and updates may be a few versions old.
 
-A round is still the unit of a version, of the ledger and of replay. It takes every update that arrives before its
-merge, whichever version the update started from; an update that arrives during a merge counts for the next round.
+A round still produces one version and is the unit of the ledger and of replay. It accepts every update that arrives
+before its merge, from any recent version; an update that arrives during a merge belongs to the next round.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AT_WORK = ("queued", "leased")
 
 @dataclass(frozen=True)
 class WindowUpdates:
-    """The window of a round, by manifests.
+    """The window of a continuous round, as manifests.
 
     Attributes:
         merge_every: Admitted weight at which a round is merged.
@@ -66,7 +66,7 @@ class WindowUpdates:
         return RoundWindow(self.merge_every, self.staleness, files, weights)
 
     def entry_fields(self, manifests: Sequence[UpdateManifest]) -> dict[str, Any]:
-        """Return the window as the version's ledger entry records it; ``manifests`` are the round's own updates."""
+        """Return the window's fields for the version's ledger entry; ``manifests`` are the round's own updates."""
         added = [
             {"update": one.digest, "version": one.base_digest, "staleness": age}
             for one, age in zip(manifests, self.staleness, strict=True)
@@ -101,7 +101,7 @@ def ages(tx: Connection, base_digest: str, max_staleness: int) -> dict[str, int]
 
 
 def _ages_in_round(tx: Connection, base_digest: str, config: RoundsConfig) -> dict[str, int]:
-    """Like ``ages``, for admitted updates: one version is created while an update waits for the next round."""
+    """Like ``ages``, for admitted updates, which may be one version older because they waited during a merge."""
     return ages(tx, base_digest, config.max_staleness + 1 if config.mode == "continuous" else 0)
 
 
@@ -112,7 +112,7 @@ def known_versions(state: HubState, config: RoundsConfig) -> Collection[str]:
 
 
 def round_to_join(tx: Connection) -> int:
-    """Return the number of the round that takes an update now: the current one, or the next during a merge."""
+    """Return the round that an update joins now: the current one, or the next one during a merge."""
     current = latest_round(tx)
     if current is None:
         return 1
@@ -122,7 +122,7 @@ def round_to_join(tx: Connection) -> int:
 def require_fresh(
     tx: Connection, manifest: UpdateManifest, task_round: int, base_digest: str, max_staleness: int
 ) -> None:
-    """Check that an update is of the version that its task named, and that this version is not too old.
+    """Check that an update starts from the version that its task named, and that this version is not too old.
 
     Args:
         tx: The caller's transaction.
@@ -164,8 +164,8 @@ def window_of(
     Args:
         tx: A transaction, possibly read-only.
         base_digest: Digest of the base model.
-        config: The mode, and the number of latest merges whose updates are in the window.
-        manifests: The round's own updates, of versions in ``known_versions``.
+        config: Round settings: the mode, and the number of latest merges whose updates are in the window.
+        manifests: The round's own updates, which start from versions in ``known_versions``.
     """
     if config.mode != "continuous":
         return None
@@ -206,11 +206,11 @@ def _latest(
 def carry_tasks(
     tx: Connection, server_round: int, base_digest: str, max_staleness: int, pay: PayTerms
 ) -> None:
-    """Carry the previous round's open tasks over to the round that opens.
+    """Carry the previous round's open tasks over to the new round.
 
-    Tasks of versions that are too old are withdrawn, as are those with other terms of pay than the round's: their
-    contributors have not agreed to those. A task whose answer arrived during the merge is carried too: its update is in
-    the round that opens.
+    Tasks from versions that are too old are withdrawn, as are tasks with different pay terms, since their contributors
+    have not agreed to the new ones. Tasks that were answered during the merge are carried too, since their updates
+    belong to the new round.
     """
     fresh = ages(tx, base_digest, max_staleness)
     query = (

@@ -1,6 +1,6 @@
-"""Download sizes for contributors, to join and per round, and the form in which soups are sent.
+"""The download sizes for joining and for each round, and the form in which soups are sent.
 
-The hub announces them before anybody joins, and prints them at startup; contributors compare them with their policy.
+The hub prints them at startup and announces them before anybody joins. Contributors compare them with their policy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SoupForm:
     Attributes:
         form: ``factors`` for LoRA factors, ``values`` for LoRA updates whose soup is not in factors, ``full`` for full
             fine-tuning.
-        why: The reason, as text; for ``values``, what prevents a soup in factors, and what to change.
+        why: The reason, as text; for ``values``, what prevents a soup in factors and how to change it.
         one_a: True if all contributors of a round share one A, so that a soup has the rank of one update.
     """
 
@@ -82,19 +82,19 @@ class Downloads:
         self._soups: tuple[int, int, int] = (0, 0, 0)
         self._estimates: dict[
             int, int
-        ] = {}  # by number of contributors: the status is read often, and shapes never change
+        ] = {}  # by number of contributors: cached, since status is read often and shapes never change
 
     @property
     def form(self) -> SoupForm:
         """Return the form in which this hub sends soups."""
         config = self._live_config.current
-        if self._form is None or self._form[0] is not config:  # the coordinator may change the recipe
+        if self._form is None or self._form[0] is not config:  # the coordinator may have changed the recipe
             self._form = (config, SoupForm.of(config))
             self._estimates.clear()
         return self._form[1]
 
     def announced(self, height: int, num_connected: int) -> tuple[int, int]:
-        """Return the bytes to join at a version, and about the bytes of one more round.
+        """Return the bytes to download for joining at a version, and approximately those of one more round.
 
         Args:
             height: Height of the newest version.
@@ -115,7 +115,7 @@ class Downloads:
         return 0, self._estimates[contributors]
 
     def line(self) -> str:
-        """Return the line that the coordinator sees when the hub starts."""
+        """Return the line about downloads that is printed when the hub starts."""
         form, quorum = self.form, self._live_config.current.rounds.quorum(0)
         size = soup_bytes(self._live_config.current, self._base, quorum, form)
         grows = form.form == "factors" and not form.one_a
@@ -127,7 +127,7 @@ class Downloads:
 
 
 def soup_bytes(config: ServerConfig, base: BaseSpec, contributors: int, form: SoupForm | None = None) -> int:
-    """Estimate the maximum size of a soup of this many updates, except for what depends on the values."""
+    """Estimate the maximum size of a soup of this many updates in bytes, without the parts that depend on values."""
     from gym_fed.delta.budget import estimated_bytes, file_bytes
 
     form, codec = form or SoupForm.of(config), config.soup.codec

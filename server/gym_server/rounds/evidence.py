@@ -1,6 +1,6 @@
-"""Evidence on lengths: which long updates, and what length of the soup, lower the loss on the coordinator's clean rows.
+"""Length evidence: which long updates, and which soup length, lower the loss on the coordinator's clean rows.
 
-It is measured once, when a round is merged, and recorded in the version's ledger entry. A replay reads it there.
+It is measured once, during a round's merge, and recorded in the version's ledger entry, from which a replay reads it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from gym_server.state import HubState
 
 @dataclass(frozen=True)
 class LengthEvidence:
-    """The evidence of one round.
+    """The length evidence of one round.
 
     Attributes:
         rows: Digest of the clean rows.
-        verdicts: For each update, whether it keeps its length; False for updates that are not long.
-        length: Length of the soup, as a share of its full length.
+        verdicts: For each update, True if it keeps its full length; False for updates that are not long.
+        length: Length of the soup, as a fraction of its full length.
     """
 
     rows: str
@@ -46,12 +46,12 @@ class LengthEvidence:
     length: float
 
     def of(self, updates: Sequence[str]) -> RowEvidence:
-        """Return what a merge of these updates, by id, needs."""
+        """Return the evidence in the form that the merge of these updates (ids) uses."""
         return RowEvidence([self.verdicts[update] for update in updates], self.length)
 
     @classmethod
     def recorded(cls, fields: Mapping[str, Any], updates: Sequence[str]) -> LengthEvidence:
-        """Read the evidence of a version's ledger entry about these updates, by id.
+        """Read the evidence on these updates (ids) from a version's ledger entry.
 
         Raises:
             GymError: ``STATE_CORRUPT``.
@@ -77,7 +77,7 @@ class LengthEvidence:
 
 
 def uses_evidence(config: ServerConfig) -> bool:
-    """Return True if the config's rule needs evidence and the coordinator has rows for it."""
+    """Return True if the config's rule uses evidence and the coordinator has rows for it."""
     return config.root is not None and AGGREGATORS.type_of(config.soup.aggregator).needs is Needs.EVIDENCE
 
 
@@ -91,15 +91,15 @@ def find_evidence(
     root_update: str | None,
     progress: MergeProgress,
 ) -> LengthEvidence | None:
-    """Measure how lengths affect the loss: one pass over the rows per long update, plus up to seven.
+    """Measure how lengths affect the loss, with one pass over the rows per long update plus up to seven.
 
-    If the lengths that are useful alone do not lower the loss together, none is kept. The soup gets the length of
-    ``LENGTHS`` at which its loss is lowest, the longer one on a tie; its full length with a server optimizer.
+    If the lengths that lower the loss individually do not lower it together, none is kept. The soup gets the length
+    from ``LENGTHS`` with the lowest loss (on a tie, the longer one), or its full length with a server optimizer.
 
     Args:
         state: The hub's state.
         config: The hub's config.
-        model: The model at the version that the updates start from; it is unchanged afterwards.
+        model: The model at the version that the updates start from; not changed.
         recipe: The rules of the round.
         kept: The updates that are merged.
         weights: Their weights.
@@ -107,7 +107,7 @@ def find_evidence(
         progress: Progress of the merge.
 
     Returns:
-        The evidence; None if the rule needs none or there are no rows.
+        The evidence; None if the rule uses none or there are no rows.
 
     Raises:
         GymError: Errors from the data and ``gym_fed.soup.merging``.
@@ -144,12 +144,12 @@ def find_evidence(
             if lowers([excess]):
                 useful.append(excess)
             progress.step()
-        # Excesses that are useful alone may overshoot together, like those of a coalition with one direction.
+        # Long updates that help individually may overshoot together, as those of a coalition with one direction do.
         if len(useful) > 1 and not lowers(useful):
             useful = []
     verdicts.update((update.row.update_id, True) for update, _ in useful)
     soup = [*parts, *((update.path, excess) for update, excess in useful)]
-    # A server optimizer steps in a different direction from the soup, so the soup's length on the rows does not apply.
+    # A server optimizer's step has a different direction from the soup, so the soup's best length does not apply.
     length = _best_length(model, soup, rows) if recipe.server_optimizer == "none" else 1.0
     progress.step()
     return LengthEvidence(canonical_digest({"gym-root-1": [model.max_length, rows]})[:32], verdicts, length)
@@ -158,9 +158,9 @@ def find_evidence(
 def _best_length(
     model: HubModel, soup: Sequence[tuple[Path, float]], rows: Sequence[dict[str, Any]]
 ) -> float:
-    """Return the length of ``LENGTHS`` with which a sum of deltas, with their factors, has the lowest loss on rows.
+    """Return the length from ``LENGTHS`` at which a weighted sum of deltas has the lowest loss on the rows.
 
-    If no loss is finite it is the shortest; the gate then decides.
+    If no loss is finite, return the shortest and leave the decision to the gate.
     """
     best, lowest, last = LENGTHS[-1], math.inf, 1.0
     with model.applied_sum(soup) as before:

@@ -1,4 +1,4 @@
-"""Check that an update consists of the LoRA factors that its task takes."""
+"""Checks that an update consists of the LoRA factors that its task asks for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gym_fed.delta.file import DeltaFile
 
 
 def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:
-    """Return why a delta is not a LoRA update of the round's rank, or None.
+    """Return why a delta is not a LoRA update of the round's rank; None if it is one.
 
     The soup stacks the contributors' factors and is sent to all of them. One update with a different codec or a larger
     rank would make everybody's download larger.
@@ -29,9 +29,9 @@ def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:
 def foreign_a(delta: DeltaFile, spec: TaskSpec) -> str | None:
     """Return the first tensor whose A differs from the one that the round's seed generates; None if there is none.
 
-    A must have the recipe's rank and the format of the task's codec: a part of it, or the same numbers in another
-    format, count as different. With one A for all, coordinate-wise rules work on B and are exact. A different A would
-    force decoded merging of the whole tensor, and its sender is not doing the round's task.
+    A must have the recipe's rank and the format of the task's codec; a part of A, or the same numbers in another
+    format, counts as different. With the same A in all updates, coordinate-wise rules work on B and are exact. A
+    different A would force the whole tensor to be decoded for the merge.
     """
     from gym_fed.training.tuning.lora import frozen_factor
 

@@ -1,4 +1,4 @@
-"""The hub's global model: the base with the committed soups applied, its held-out loss, and its export to a folder."""
+"""The hub's global model, which is the base with the committed soups: loading, held-out losses, and export."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class HubModel:
-    """A model that follows the chain of versions; it stays in memory from its first use until ``release``.
+    """The global model at a chosen version; it stays in memory from its first use until ``release``.
 
     Args:
-        base: Base model of the federation; the loaded model must have its digest.
+        base: Base model of the federation, whose digest the loaded model must have.
         source: Model id or folder to load the base from.
         store: Object store with the soups.
         gate: Config of the held-out set.
-        folder: Folder that relative paths in the config are resolved against.
+        folder: Folder against which relative paths in the config are resolved.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class HubModel:
         self._applied: list[SoupReference] = []
         self.digest = base.digest
         self._rows = (
-            # For preference pairs, the loss on the chosen answer.
+            # preference pairs are measured by the loss on the chosen answer
             as_kind(
                 coordinator_rows(gate.heldout, gate.format, gate.max_examples, folder, "heldout"),
                 "supervised",
@@ -88,7 +88,7 @@ class HubModel:
 
     @classmethod
     def of(cls, state: HubState, config: ServerConfig) -> HubModel:
-        """Load a hub's base; the model is at version 0 until ``follow``."""
+        """Create the model of a hub, at version 0."""
         return cls(state.base, config.base_model, state.store, config.gate, state.folder)
 
     @property
@@ -97,7 +97,7 @@ class HubModel:
 
     @property
     def max_length(self) -> int:
-        """Maximum tokens of a row on which a loss is measured."""
+        """Maximum length of a row for measuring a loss, in tokens."""
         return self._gate.max_length
 
     @property
@@ -106,7 +106,7 @@ class HubModel:
 
     @property
     def spec(self) -> BaseSpec:
-        """Return the spec that updates and soups on the current version are checked against."""
+        """Return the spec against which updates and soups for the current version are checked."""
         return BaseSpec(self._base.model_name, self.digest, self._base.shapes)
 
     @property
@@ -125,9 +125,9 @@ class HubModel:
         return settings_digest(self._loaded.model, self._loaded.tokenizer)
 
     def follow(self, soups: Sequence[SoupReference]) -> None:
-        """Advance to the version that ``soups`` lead to; start from the base if other soups were applied before.
+        """Move to the version that results from ``soups``, from the current version if possible, else from the base.
 
-        After an error the model is at the same version as before, and is rebuilt at its next use.
+        After an error, the version is unchanged and the model is rebuilt at its next use.
         """
         known = [soup.version_digest for soup in self._applied]
         wanted, at = [soup.version_digest for soup in soups], len(known)
@@ -144,16 +144,16 @@ class HubModel:
         self._applied, self.digest = list(soups), wanted[-1] if wanted else self._base.digest
 
     def release(self) -> None:
-        """Free the model's memory. Its next use restores it; measured losses are kept."""
+        """Free the model's memory until its next use; measured losses are kept."""
         if self._memory is not None:
-            if self._applied:  # otherwise it is the base, which is on disk
+            if self._applied:  # otherwise it is the base, which is on disk anyway
                 self._parked = ParkedTensors.park(model_tensors(self._memory.model), self._folder / "staging")
             self._memory = None
         give_back_memory()
 
     @contextmanager
     def freed_afterwards(self) -> Iterator[HubModel]:
-        """Release the model at the end of the block, because contributors train for much longer than a merge takes."""
+        """Release the model at the end of the block, since the time between merges is much longer than a merge."""
         try:
             yield self
         finally:
@@ -179,7 +179,7 @@ class HubModel:
         return loaded
 
     def _apply(self, model: Any, soups: Sequence[SoupReference], at: int = 0) -> None:
-        """Take a model from the version at an index to the one that all soups lead to."""
+        """Apply the soups from index ``at`` on to a model that has the earlier ones."""
         specs, total = specs_of(self._base, soups), None
         if soups and (name := soups[-1].sum_sha256) is not None and self._store.has(name):
             files = [(self._store.local_path(name), specs[first_summed(soups)])]
@@ -187,7 +187,7 @@ class HubModel:
         apply_soups(model, soups[at:], specs[at], self._store.local_path, total)
 
     def save(self, output: Path, dtype: str | None = None) -> tuple[str, float | None]:
-        """Write the current version with its tokenizer to a folder; the model in memory is cast to that dtype too.
+        """Write the current version and its tokenizer to a folder; the model in memory is cast to the same dtype.
 
         Args:
             output: The folder.
@@ -220,18 +220,18 @@ class HubModel:
         return self._known_losses[1]
 
     def half_losses(self) -> tuple[RowLosses, RowLosses]:
-        """Return the loss on every held-out row, of even and of odd tokens (``gym_fed.evaluation.loss``)."""
+        """Return the losses of every held-out row on its even and on its odd tokens (``gym_fed.evaluation.loss``)."""
         return half_losses(
             self._loaded.model, self._loaded.tokenizer, self._rows, max_length=self._gate.max_length
         )
 
     @cached_property
     def heldout(self) -> str:
-        """Return the digest of the held-out rows as truncated; compare losses only under the same digest."""
+        """Return the digest of the truncated held-out rows; only losses with the same digest are comparable."""
         return canonical_digest({"gym-heldout-1": [self._gate.max_length, self._rows]})[:32]
 
     def row_losses(self, on_done: OnDone = ignore_progress) -> list[float]:
-        """Return the loss of each held-out row at the current version, in nats per token; NaN without targets."""
+        """Return the loss of each held-out row at the current version (nats per token); NaN if it has no targets."""
         return row_losses(
             self._loaded.model,
             self._loaded.tokenizer,
@@ -241,27 +241,26 @@ class HubModel:
         )
 
     def loss_with(self, delta: Path, scale: float = 1.0) -> float:
-        """Return the held-out loss with ``delta`` applied; the model is unchanged afterwards."""
+        """Return the held-out loss with ``delta`` applied temporarily, in nats per token."""
         with self.applied(delta, scale):
             return self._measure(self._rows).mean
 
     def loss_on(self, rows: Sequence[dict[str, Any]]) -> float:
-        """Return the loss of the model in its current state on rows other than the held-out ones, in nats per token."""
+        """Return the loss of the model in its current state on the given rows, in nats per token."""
         return self._measure(rows).mean
 
     def losses_with(self, delta: Path) -> RowLosses:
-        """Return the loss on every held-out row with ``delta`` applied; the model is unchanged afterwards."""
+        """Return the loss on every held-out row with ``delta`` applied temporarily."""
         with self.applied(delta):
             return self._measure(self._rows)
 
     def applied(self, delta: Path, scale: float = 1.0) -> AbstractContextManager[dict[str, Any]]:
-        """Apply ``delta`` to the model for the block; restore the model afterwards."""
+        """Apply ``delta`` to the model for the block, and restore the model afterwards."""
         return self.applied_sum([(delta, scale)])
 
     @contextmanager
     def applied_sum(self, deltas: Sequence[tuple[Path, float]]) -> Iterator[dict[str, Any]]:
-        """Apply deltas, each times its factor, for the block; yield the original values of the changed tensors, and
-        restore them."""
+        """Apply deltas, each scaled by its factor, for the block; yield the original values of the changed tensors."""
         # admission has checked the version, and a continuous round takes updates of earlier ones
         with ExitStack() as stack:
             opened = [
@@ -274,8 +273,7 @@ class HubModel:
             yield before
 
     def game(self, updates: Sequence[DeltaFile], coefficients: Sequence[float]) -> SoupGame:
-        """Return the cooperative game with the updates as players: it gives the held-out loss of every coalition's
-        soup."""
+        """Return the cooperative game of the updates; a coalition's value is its soup's held-out loss."""
         return SoupGame(
             self._loaded.model,
             self._loaded.tokenizer,
@@ -287,9 +285,9 @@ class HubModel:
 
     @contextmanager
     def borrowed(self) -> Iterator[dict[str, Any]]:
-        """Yield the current tensors, copied, while the caller trains the model in place.
+        """Yield a copy of the current tensors, and restore them after the caller has trained the model in place.
 
-        Whatever the training did or raised, the model has these tensors again afterwards and no LoRA layers.
+        LoRA layers are removed too, even if the training raised an exception.
         """
         model = self._loaded.model
         with self._restored(list(model_tensors(model))) as before:
@@ -312,13 +310,13 @@ class HubModel:
         try:
             yield kept
         finally:
-            now = model_tensors(self._loaded.model)  # moving a model gives its parameters other storage
+            now = model_tensors(self._loaded.model)  # moving a model replaces the storage of its parameters
             for name, tensor in kept.items():
                 now[name].copy_(tensor)
 
 
 def _take_off_lora(model: Any) -> None:
-    """Unwrap the layers that PEFT replaced, even if training failed before anyone held the wrapper."""
+    """Unwrap the layers that PEFT replaced, even if training failed before it returned the PEFT model."""
     if "peft" not in sys.modules:
         return
     from peft.tuners.lora import LoraLayer
@@ -332,9 +330,9 @@ def _take_off_lora(model: Any) -> None:
 def coordinator_rows(
     source: str, layout: str, max_examples: int, folder: Path, split: Literal["train", "heldout"]
 ) -> list[dict[str, Any]]:
-    """Load the coordinator's rows: ``task:`` names are generated, anything else is a file (relative to ``folder``).
+    """Load the coordinator's rows from a generated ``task:`` or from a file (relative to ``folder``).
 
-    From a longer file, ``max_examples`` representative rows are used.
+    From a longer file, ``max_examples`` representative rows are selected.
 
     Raises:
         GymError: ``DATA_INVALID`` or ``FILE_NOT_FOUND``, naming the source.
@@ -351,7 +349,7 @@ def write_version(
 ) -> dict[str, Any]:
     """Write version ``height`` (the current one by default) with its tokenizer to a new folder.
 
-    The digest of its tensors is recorded, so that the hub recognises variants that are trained on the folder.
+    The digest of its tensors is recorded, so that the hub recognises variants trained from the folder.
 
     Args:
         state: The hub's state.
@@ -369,13 +367,13 @@ def write_version(
             ErrorCode.USAGE, f"dtype {plain(dtype, 40)!r} is unknown", f"one of {', '.join(DTYPES)}"
         )
     wanted = state.round_store.head().height if height is None else height
-    state.round_store.version(wanted)  # raises if there is none
+    state.round_store.version(wanted)  # raises if there is no such version
     if output.exists() and any(output.iterdir()):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "choose a new folder")
     model = HubModel.of(state, config)
     model.follow(state.round_store.soups(wanted))
     written, share = model.save(output, dtype)
-    tensors = tensors_digest(model.model.float())  # the digest after loading the folder, which is in float32
+    tensors = tensors_digest(model.model.float())  # the folder is loaded in float32, so the digest is too
     with state.database.transaction() as tx:
         if tx.scalar(select(published.c.height).where(published.c.digest == tensors)) is None:
             tx.execute(published.insert().values(digest=tensors, height=wanted))
@@ -391,7 +389,7 @@ def write_version(
 
 
 def dtype_of(base_model: str) -> str:
-    """Return the dtype that a model folder's config names; ``float32`` if it is missing or not supported here."""
+    """Return the dtype in a model folder's config; ``float32`` if it is missing or not supported."""
     try:
         config = read_object(Path(resolve(base_model)) / "config.json")
     except OSError:

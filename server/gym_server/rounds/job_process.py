@@ -1,4 +1,4 @@
-"""Run a job that needs the model in a separate process with a low priority, so that it does not slow rounds."""
+"""Run a job that needs the model in a separate low-priority process, so that it does not slow rounds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gym_server.federation import PASSPHRASE_VARIABLE
 
 
 class JobFailed(Exception):
-    """The process ended without a result.
+    """Raised if the process ends without a result.
 
     Attributes:
-        output: The last lines that it printed on standard error.
+        output: The last lines of its standard error.
     """
 
     def __init__(self, output: list[str]) -> None:
@@ -27,7 +27,7 @@ class JobFailed(Exception):
 
 
 class JobProcess:
-    """A process that takes one line of JSON on its standard input and ends with its parent.
+    """A child process that reads one line of JSON on standard input and exits when its parent exits.
 
     Args:
         module: The module to run, as for `python -m`.
@@ -39,7 +39,7 @@ class JobProcess:
         self._is_ended = False
 
     def run(self, job: BaseModel) -> tuple[str, list[str]]:
-        """Run the job and wait for its end.
+        """Run the job and wait until it ends.
 
         Returns:
             Its standard output, and the last lines of its standard error.
@@ -79,7 +79,7 @@ class JobProcess:
             return output.read(), list(errors)
 
     def stop(self) -> None:
-        """Kill the process; if it has not started yet, it is killed as soon as it starts."""
+        """Kill the process, or, if it has not started yet, as soon as it starts."""
         self._is_ended = True
         if (process := self._process) is not None:
             process.kill()

@@ -1,4 +1,4 @@
-"""Progress of a merge, stored in the database for screens in other processes."""
+"""Progress of a merge, stored in the database for display by other processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("gym_server")
 
 _SETTING = "merge_progress"
 _WRITE_SECONDS = 0.5
-"""Minimum time between two writes within a phase; a new phase is written at once."""
+"""Minimum time between two writes within a phase, in seconds; a new phase is written at once."""
 _EVALUATIONS = ("checking the held-out loss", "evaluating")
 """Phases whose span is named ``evaluate``."""
 
@@ -78,7 +78,7 @@ class MergeProgress:
         self._set(json.dumps(state))
 
     def _set(self, text: str) -> None:
-        """Write the state; the merge itself reports a database that is away or full."""
+        """Write the state, ignoring an unreachable or full database, which the merge itself reports."""
         try:
             self._database.set(_SETTING, text)
         except StoreAway as error:
@@ -86,20 +86,20 @@ class MergeProgress:
 
 
 def merge_state(tx: Connection) -> MergeState | None:
-    """Return the progress of the running merge, or None. After a kill the last state stays until the hub continues."""
+    """Return the progress of the running merge, or None. A killed hub's last state remains until it resumes."""
     text = tx.scalar(select(settings.c.value).where(settings.c.key == _SETTING))
     return json.loads(text) if text else None
 
 
 def merge_text(state: MergeState) -> str:
-    """Return the progress as text: "checking updates, 2 of 5"."""
+    """Return the progress as text, such as "checking updates, 2 of 5"."""
     if not state["total"]:
         return str(state["phase"])
     return f"{state['phase']}, {state['done']} of {state['total']}"
 
 
 def num_tensors(updates: Iterable[Path]) -> int:
-    """Return the number of tensors in the union of unmasked updates."""
+    """Return the number of distinct tensors in unmasked updates."""
     from gym_fed.delta.file import DeltaFile
 
     names: set[str] = set()

@@ -1,6 +1,6 @@
-"""Merge a round: from its frozen list of updates to a committed version, or to an abort with its reason.
+"""Merge a round's frozen list of updates into a committed version, or abort the round with a reason.
 
-Everything before the commit can be repeated: the same updates and recipe give the same soup, byte for byte.
+Everything before the commit can be repeated: the same updates and recipe give the same soup, bit for bit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def merge_round(
 ) -> None:
     """Screen, merge, gate and score a round in state merging, then commit or abort it.
 
-    Its pay and its screens for free-riders are those that its task announced, even if the config has changed.
+    Pay and free-rider screens follow the terms that the round's task announced, even if the config has changed.
 
     Raises:
         ScoringStopped: If ``should_stop`` returned True while updates were scored; nothing is committed then.
@@ -134,7 +134,7 @@ def _merge_round(
 
 
 def _nothing_to_write(tx: Connection) -> None:
-    """Write nothing: the default if a round has no privacy spending or evaluation to record."""
+    """Do nothing; the default if a round has no privacy costs or evaluation to record."""
 
 
 def _write_all(writes: Sequence[Callable[[Connection], None]], tx: Connection) -> None:
@@ -143,7 +143,7 @@ def _write_all(writes: Sequence[Callable[[Connection], None]], tx: Connection) -
 
 
 class _RoundAborted(Exception):
-    """Ends a round without a version; ``record`` makes further writes in the transaction that stores ``reason``."""
+    """Raised to end a round without a version; ``record`` writes in the transaction that stores ``reason``."""
 
     def __init__(self, reason: str, record: Callable[[Connection], None] = _nothing_to_write) -> None:
         super().__init__(reason)
@@ -153,7 +153,7 @@ class _RoundAborted(Exception):
 
 @dataclass(frozen=True)
 class _MergedRound:
-    """A soup that is not committed yet, with its ingredients, the digests of the server's new state, and its sum."""
+    """A soup that is not committed yet, with its inputs, its integer sum and the digests of the server's new state."""
 
     ingredients: Ingredients
     soup: Soup
@@ -162,14 +162,14 @@ class _MergedRound:
 
     @property
     def version(self) -> str:
-        """Digest of the version that the soup makes."""
+        """Digest of the version that the soup creates."""
         parent, integers = self.ingredients.parent.digest, (self.integers or {}).get("digest")
         return next_digest(parent, self.soup.report.sha256, self.ingredients.server_round, integers)
 
 
 @dataclass(frozen=True)
 class _HeldOutLosses:
-    """Held-out losses of the versions before and after the round; None without held-out data."""
+    """Held-out losses of the versions before and after the round; None if there is no held-out data."""
 
     rows: tuple[RowLosses, RowLosses] | None = None
 
@@ -183,7 +183,7 @@ class _HeldOutLosses:
 
 
 def _enough_for_the_rule(state: HubState, config: ServerConfig, screened: ScreenedRound) -> ScreenedRound:
-    """Return the round with enough votes for the rule: duplicates get one each if they are needed."""
+    """Return the round, with duplicates merged too if the rule would otherwise have too few updates."""
     if not screened.kept:
         raise _RoundAborted("no update passed the checks, each for its own reason")
 
@@ -212,10 +212,10 @@ def _merge(
     kept: Sequence[ScreenedUpdate],
     progress: MergeProgress,
 ) -> _MergedRound:
-    """Make the soup and stage the server's state.
+    """Create the soup and stage the server's new state.
 
     Raises:
-        OSError: If the disk is full. That is not the round's fault; it continues here once there is space.
+        OSError: If the disk is full. The round is not aborted, and continues from here once there is space.
     """
     try:
         if config.root is not None:
@@ -318,7 +318,7 @@ def _pass_evaluations(
 
 @contextmanager
 def _finite() -> Iterator[None]:
-    """Roll back a soup for which the model returns non-finite probabilities; nothing is recorded then."""
+    """Roll back a soup for which the model returns non-finite probabilities, without recording an evaluation."""
     try:
         yield
     except GymError as error:
@@ -334,10 +334,10 @@ def _added_to_evaluations(
     evaluation: RoundEvaluation | None,
     should_stop: Callable[[], bool],
 ) -> dict[str, float] | None:
-    """Return the loss in the soup's evaluation score without each update, by update; None without evaluations.
+    """Return, for each update, how much the soup's evaluation score drops without it; None without evaluations.
 
-    Empty if the rules cannot merge one update fewer, or if the model returns non-finite probabilities without one of
-    them: nothing is then split by evaluations.
+    The result is empty if the rules cannot merge one update fewer, or if the probabilities without an update are not
+    finite. No credits are then split by evaluations.
 
     Raises:
         ScoringStopped: If ``should_stop`` returned True.
@@ -357,7 +357,7 @@ def _added_to_evaluations(
             try:
                 soup = make_soup(state, ingredients.without(number), Path(folder) / "soup.gymdelta")
                 value = evaluation.value_with(soup)
-            except GymError as error:  # no reason to abort the round, let alone to stop the hub
+            except GymError as error:  # not a reason to abort the round or to stop the hub
                 if error.code not in (ErrorCode.MODEL_INVALID, ErrorCode.CONFIG_INVALID):
                     raise
                 log.warning(

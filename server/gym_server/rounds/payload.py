@@ -1,4 +1,4 @@
-"""Delta files inside Flower messages: by reference on the hub, inline on a stock SuperLink."""
+"""Delta files in Flower messages: references on the hub, inline bytes on a stock SuperLink."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Payloads(Protocol):
     """Converts stored objects to arrays of a message, and arrays of a reply to stored objects."""
 
     by_reference: bool
-    """True if contributors connect to the hub itself, where they enrol and upload."""
+    """True if contributors connect to the hub itself, where they enrol and upload files."""
 
     def outgoing(self, sha256: str, size_bytes: int) -> Array: ...
 
@@ -26,7 +26,7 @@ class Payloads(Protocol):
 
 
 class ByReference:
-    """Payloads on the hub: bytes move through uploads, and messages hold only references."""
+    """Payloads on the hub: bytes are uploaded separately, and messages contain only references."""
 
     by_reference = True
 
@@ -38,7 +38,7 @@ class ByReference:
 
 
 class Inline:
-    """Payloads on a stock Flower deployment: the bytes are the array's data."""
+    """Payloads on a stock Flower deployment: the array contains the bytes."""
 
     by_reference = False
 
@@ -54,7 +54,7 @@ class Inline:
         """Store the reply's bytes.
 
         Raises:
-            GymError: ``TOO_LARGE`` above the limit, ``HASH_MISMATCH`` if the name is not the bytes' sha256.
+            GymError: ``TOO_LARGE`` above the size limit; ``HASH_MISMATCH`` if the name is not the sha256 of the bytes.
         """
         if len(array.data) > self._max_bytes:
             raise GymError(

@@ -1,11 +1,11 @@
 """The message queue between the grid and the nodes: messages are pushed, leased, answered or lost.
 
-A message without a connected node, or a lease without renewals, becomes ``lost``, so that no round waits for a
-contributor that left. A node that returns in time gets its message again. When a round continues without an open
-message, the message becomes ``late``. A stored reply that cannot be read is ``set-aside``, and is never read again.
+A message becomes ``lost`` if its node disconnects or its lease is not renewed, so that no round waits for a contributor
+that left. A node that returns in time gets its message again. A message that is still open when its round continues
+becomes ``late``. A stored reply that cannot be read becomes ``set-aside`` and is not read again.
 
-An account is one participant, however many installations it runs (up to a limit). The grid sees it as one node: the one
-that holds a task.
+An account is one participant, even with several installations (up to a limit). The grid sees it as the node that holds
+a task.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OVER = (LOST, LATE)
 
 @dataclass(frozen=True)
 class NewMessage:
-    """A message to queue, with the names of the columns; ``content`` is serialised protobuf."""
+    """A message to queue, with fields named after the columns; ``content`` is serialised protobuf."""
 
     node_id: int
     group_id: str
@@ -52,10 +52,10 @@ class QueuedMessage(NewMessage):
 
 
 _MOST_GIVEN_BACK = 3
-"""Maximum lost tasks of an account in a round; a node that then declines another is not asked again in the round."""
+"""Maximum number of lost tasks per account and round; an account that declines another is not asked again."""
 _MAX_NAME = 40
 _MAX_OWN_NODE = 2**63
-"""Limit of the hub's own node ids. A stock SuperLink's use all 64 bits, which SQLite's integers cannot hold."""
+"""Upper limit of the hub's own node ids, which must fit into SQLite's signed integers."""
 
 _OPEN = messages.c.state.in_(("queued", "leased"))
 _COLUMNS = [messages.c[field.name] for field in fields(QueuedMessage)]
@@ -99,7 +99,7 @@ class MessageQueue:
         return sorted(node_id for _, node_id in found.values())
 
     def accounts_of(self, node_ids: Iterable[int]) -> dict[int, str]:
-        """Return the account of each known node. On a stock Flower grid no node has one."""
+        """Return the account of each known node. On a stock Flower grid, nodes have no account."""
         mine = [node_id for node_id in node_ids if node_id < _MAX_OWN_NODE]
         with self._database.reading() as tx:
             rows = tx.execute(
@@ -126,7 +126,7 @@ class MessageQueue:
     def push_all(self, new: Sequence[NewMessage]) -> list[str]:
         """Queue messages in one transaction and return their ids.
 
-        A message with the same content, node and group is returned instead, unless it is lost or late.
+        A message that exists with the same content, node and group, and is neither lost nor late, is reused.
         """
         with self._database.transaction() as tx:
             return [self._push(tx, message) for message in new]
@@ -157,8 +157,8 @@ class MessageQueue:
 
     @rerun
     def lease(self, node_id: int) -> QueuedMessage | None:
-        """Lease the node its next message; None if it already has a lease or if there is no message."""
-        self.expire(node_id)  # not all messages: a thousand nodes ask at once when a round opens
+        """Lease the next message to a node; None if the node already has a lease or there is no message."""
+        self.expire(node_id)  # only this node's: a thousand nodes ask at once when a round opens
         with self._database.reading() as tx:  # the common case, without the write lock
             if _message(tx, _of(node_id, "queued")) is None:
                 return None
@@ -177,7 +177,7 @@ class MessageQueue:
 
     @rerun
     def renew(self, message_id: str, node_id: int, progress: str) -> None:
-        """Renew a lease. If it ended because the node itself answered, do nothing.
+        """Renew a lease; do nothing if it ended because the node answered.
 
         Raises:
             GymError: ``LEASE_LOST`` if the node does not hold the message.
@@ -195,7 +195,7 @@ class MessageQueue:
 
     @rerun
     def expire(self, node_id: int | None = None) -> None:
-        """Mark messages, of one node or all, that nobody works on as ``lost``; those of connected nodes stay queued."""
+        """Mark unattended messages, of one node or all, as ``lost``; messages of connected nodes stay queued."""
         now = self.now()
         mine = _OPEN if node_id is None else _OPEN & (messages.c.node_id == node_id)
         ends = or_(messages.c.lease_until < now, messages.c.created_at + messages.c.ttl_seconds < now)
@@ -210,7 +210,7 @@ class MessageQueue:
             tx.execute(update(messages).where(waiting, ~(picked_up_later & alive)).values(state="lost"))
 
     def close_group(self, group_id: str) -> int:
-        """Withdraw the open tasks of a round, carried ones included; return their number."""
+        """Withdraw the open tasks of a round, including carried ones; return their number."""
         return self._close(_of_group(group_id))
 
     @staticmethod
@@ -219,7 +219,7 @@ class MessageQueue:
         tx.execute(update(messages).where(_of_group(group_id), _OPEN).values(state=LATE))
 
     def close(self, message_ids: Iterable[str]) -> int:
-        """Withdraw those of the messages that are still open; return their number."""
+        """Withdraw the given messages that are still open; return their number."""
         return self._close(messages.c.message_id.in_(list(message_ids)))
 
     def name_of(self, node_id: int) -> str:
@@ -250,7 +250,7 @@ class MessageQueue:
         return True
 
     def set_aside(self, tx: Connection, message_id: str, reason: str) -> None:
-        """Never read a reply again, but keep its bytes. The sender gets the verdict as its receipt if it resends."""
+        """Exclude a reply from further reading, but keep its bytes; if it is resent, the receipt is the verdict."""
         receipt = json.dumps({"verdict": SET_ASIDE, "reason": reason})
         this = update(messages).where(messages.c.message_id == message_id)
         tx.execute(this.values(state=SET_ASIDE, receipt=receipt))
@@ -265,7 +265,7 @@ class MessageQueue:
             return _message(tx, select(*_COLUMNS).where(messages.c.message_id == message_id))
 
     def ended(self, message_ids: Iterable[str]) -> list[str]:
-        """Return those of the messages that are neither queued nor leased, after expiring what nobody works on."""
+        """Return the given messages that are neither queued nor leased, after marking unattended ones as lost."""
         self.expire()
         query, found = select(messages.c.message_id).where(~_OPEN), list[str]()
         with self._database.reading() as tx:
@@ -338,12 +338,12 @@ def disconnect(tx: Connection, contributor: str) -> None:
 
 
 def node_of(tx: Connection, contributor: str, instance: str, most: int, now: float) -> int:
-    """Return the node id of an account's installation; a new one replaces the one that has been idle for longest.
+    """Return the node id of an account's installation; beyond the limit, a new node replaces the longest idle one.
 
     Args:
         tx: The caller's transaction.
         contributor: Name of the account.
-        instance: Id that the installation gives itself.
+        instance: Id that the installation has chosen.
         most: Maximum number of nodes per account.
         now: The hub's time, Unix seconds.
 
@@ -362,7 +362,7 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int, now: flo
             f"{contributor} has {counted(most, 'installation')} at work, as many as this hub allows one account",
             "stop one of them, or ask the coordinator for a higher limits.nodes_per_account",
         )
-    # Insert the new row before deleting old ones, so that SQLite does not reuse one of their ids.
+    # Insert the new row before deleting old ones, so that SQLite does not reuse their ids.
     result = tx.execute(nodes.insert().values(contributor=contributor, instance=instance))
     new = int(result.inserted_primary_key[0])  # type: ignore[index]
     for node_id in forgotten:
@@ -373,9 +373,9 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int, now: flo
 
 
 def _hand_over_tasks(tx: Connection, node_id: int, new: int) -> None:
-    """Move a deleted node's lost tasks, and all of ended rounds, to a new node: the account keeps its history.
+    """Move a deleted node's lost tasks, and all its tasks of ended rounds, to a new node of the account.
 
-    Otherwise an account could erase its unanswered tasks by enrolling new installations.
+    Otherwise an account could erase its record of unanswered tasks by enrolling new installations.
     """
     lost = (messages.c.node_id == node_id) & (messages.c.state == LOST)
     tx.execute(update(messages).where(lost).values(node_id=new))
@@ -386,7 +386,7 @@ def _hand_over_tasks(tx: Connection, node_id: int, new: int) -> None:
 
 
 def _idle(tx: Connection, contributor: str, most: int, now: float) -> list[int]:
-    """Return up to ``most`` nodes without connection or open message, those idle for longest first."""
+    """Return up to ``most`` nodes without connection or open message, longest idle first."""
     at_work = select(messages.c.node_id).where(_OPEN)
     away = (nodes.c.contributor == contributor) & (nodes.c.connected_until <= now)
     rows = tx.scalars(

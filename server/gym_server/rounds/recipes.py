@@ -1,4 +1,4 @@
-"""The recipe in force: `gym-server.yaml`, with the changes that the coordinator made while rounds were running.
+"""The current recipe: `gym-server.yaml`, with the changes that the coordinator made between rounds.
 
 The changes are in the newest ledger entry of kind ``recipe-changed``, and nowhere else. They override the file and
 ``--set``, since contributors have agreed to them.
@@ -31,12 +31,12 @@ log = logging.getLogger("gym_server")
 
 RECIPE_CHANGED = "recipe-changed"
 _PLENTY = 10_000
-"""Number of updates with which only rules that can never work are refused."""
+"""Number of updates so large that only rules that never work are refused."""
 
 
 @dataclass(frozen=True)
 class ConfigText:
-    """The text of a hub's config file, and the command line's overrides.
+    """The text of a hub's config file, with the command line's overrides.
 
     Attributes:
         path: Path of the file, for messages.
@@ -69,7 +69,7 @@ class ConfigText:
 
 
 class LiveConfig:
-    """The config in force. The coordinator may change its recipe between two rounds.
+    """The current config, whose recipe the coordinator may change between two rounds.
 
     Args:
         database: Database with the ledger that records the changes.
@@ -92,7 +92,7 @@ class LiveConfig:
         self._settings = settings
         try:
             self.current = self.source.config(settings)
-        except GymError:  # the command checked it against a file that has changed since this hub started
+        except GymError:  # the command validated it against a config file that changed after this hub started
             log.exception("the recipe that was set cannot be applied; rounds continue with the previous one")
             return
         log.info("the coordinator has changed the recipe: %s", ", ".join(settings) or "as in gym-server.yaml")
@@ -168,7 +168,9 @@ def check_soup(config: ServerConfig) -> None:
     from gym_fed.soup.pipeline import Pipeline
 
     pipeline = Pipeline.of(config.soup)
-    is_continuous = config.rounds.mode == "continuous"  # such a round waits until its window has enough
+    is_continuous = (
+        config.rounds.mode == "continuous"
+    )  # such a round waits until its window has enough updates
     pipeline.check(torch.ones(_PLENTY if is_continuous else config.rounds.min_contributors))
     if config.root is not None and pipeline.needs is Needs.EVIDENCE:
         pipeline.check_evidence()
@@ -190,7 +192,7 @@ def settings_in(database: Database) -> dict[str, str]:
 
 
 def with_settings(settings: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
-    """Apply new settings over others; setting an entire section removes the settings inside it."""
+    """Merge new settings into others; setting an entire section removes the settings inside it."""
     kept = {
         key: value
         for key, value in settings.items()

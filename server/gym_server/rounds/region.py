@@ -1,11 +1,12 @@
-"""A regional hub: its rounds start from versions of the root, and what they merge is sent back as one update.
+"""A regional hub: its rounds start from the root's versions, and their result is sent to the root as one update.
 
-The root's version is taken over as a version of this hub: one soup, which is the root's integer sum, on the base. So
-members fetch it like any soup and have exactly the root's weights, and both ledgers name the same digest of the sum.
-Later rounds of the region follow from it, until the root has a newer version. Then they are abandoned, as after a
-rollback: the root's version contains what the root merged of them.
+The root's version becomes a version of this hub, as one soup on the base that contains the root's integer sum. Members
+fetch it like any soup and get exactly the root's weights, and both ledgers name the same digest of the sum. Later
+rounds of the region build on it until the root has a newer version. They are then abandoned, as after a rollback, since
+the root's version contains what the root merged of them.
 
-Versions are taken over on the strategy's thread, between rounds. ``look`` runs on another one and only ends a round.
+Versions are taken over between rounds, on the strategy's thread. ``look`` runs on a different thread and only ends a
+round.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from gym_server.store.tables import ledger, updates, versions
 log = logging.getLogger("gym_server")
 
 NEW_ROOT = "the root has a new version"
-"""Reason for which the running round ends."""
+"""Reason for ending the current round."""
 _POLL_SECONDS = 0.2
 _MAX_RECEIPT_CHARS = 64 << 10
 
@@ -56,8 +57,8 @@ class Region:
 
     Args:
         state: The hub's state.
-        live_config: The config in force, with ``region``.
-        steering: Ends the running round.
+        live_config: The current config, with ``region``.
+        steering: Used to end the current round.
     """
 
     def __init__(self, state: HubState, live_config: LiveConfig, steering: Steering) -> None:
@@ -68,11 +69,11 @@ class Region:
 
     @classmethod
     def of(cls, state: HubState, live_config: LiveConfig, steering: Steering) -> Region | None:
-        """Return the region's side; None for a hub that is not a region."""
+        """Return the exchange with the root; None for a hub that is not a region."""
         return None if live_config.current.region is None else cls(state, live_config, steering)
 
     def look(self) -> None:
-        """Record receipts, and end the running round if the root has a new version."""
+        """Record receipts, and end the current round if the root has a new version."""
         try:
             self._record_receipts()
             if self._is_new(self._wanted()) and self._steering.skip(NEW_ROOT) is not None:
@@ -81,9 +82,9 @@ class Region:
             self._warn(error)
 
     def may_begin(self, should_stop: Callable[[], bool]) -> bool:
-        """Wait until a round may run; return False if the hub stops, or the root has no more rounds.
+        """Wait until a round may run; return False if the hub stops or the root has no more rounds.
 
-        A round that is already running, after a restart, may continue.
+        A round that was interrupted by a restart may continue.
         """
         waiting, current = False, self._state.round_store.current()
         if current is not None and not current.is_over:
@@ -114,11 +115,11 @@ class Region:
         return region.root
 
     def _wanted(self) -> RootVersion | None:
-        """Return the root's version that the rounds must start from; None before the first.
+        """Return the root's version from which rounds must start; None before the first.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` for a root other than the one in the config, to which members agreed;
-                ``BASE_MISMATCH`` for a different base.
+            GymError: ``CONFIG_INVALID`` for a root other than the config's, to which members agreed; ``BASE_MISMATCH``
+                for a different base.
         """
         found = self._exchange.root_version()
         if found is None:
@@ -185,7 +186,7 @@ class Region:
             self._state.ledger.sign_head(tx)
 
     def _report(self, wanted: RootVersion) -> int:
-        """Write the region's newest version for the agent; return how many rounds are left before it must wait."""
+        """Write the region's newest version for the agent; return the number of rounds before the region must wait."""
         store, most = self._state.round_store, self._live_config.current.rounds.num_rounds
         with self._state.database.reading() as tx:
             held = _taken_over(tx)
@@ -216,7 +217,7 @@ class Region:
     def _record_receipts(self) -> None:
         """Write the root's receipts into the ledger, each once, and delete their files.
 
-        A receipt that is not the root's is set aside, so that a former root cannot block the others.
+        A receipt that the root did not sign is set aside, so that those of a former root do not block the others.
         """
         paths = self._exchange.receipts()
         wanted = self._wanted() if paths else None
@@ -251,7 +252,7 @@ class Region:
             self._state.ledger.sign_head(tx)
 
     def _warn(self, error: GymError) -> None:
-        """Log a problem, once until it changes."""
+        """Log an error unless it is the same as the last one."""
         if str(error) != self._problem:
             self._problem = str(error)
             log.error("region: %s", error)
@@ -266,7 +267,7 @@ def _taken_over(tx: Connection) -> _TakenOver | None:
 
 
 def _merged_in(tx: Connection, heights: set[int]) -> tuple[int, int]:
-    """Return how many updates these versions have merged, and the total examples of their contributors."""
+    """Return the number of updates merged in these versions, and their contributors' total examples."""
     made = select(versions.c.server_round).where(versions.c.height.in_(heights))
     rows = tx.execute(
         select(updates.c.contributor, updates.c.manifest).where(

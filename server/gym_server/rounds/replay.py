@@ -1,8 +1,8 @@
-"""Replay a round: recompute its soup or its scores from stored objects and the ledger, and compare them.
+"""Replay a round: recompute its soup or scores from stored objects, and compare them with the ledger.
 
-Which updates were merged, and by which recipe, is read from the signed ledger and not from the hub's tables. Every
-object must hash to its name, every manifest to its id in the ledger, and the server's own state to the digest that the
-ledger has for the previous version.
+The merged updates and the recipe are read from the signed ledger, not from the hub's tables. Every object must hash to
+its name, every manifest to its id in the ledger, and the server's own state to its digest in the entry of the previous
+version.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from gym_server.store.tables import rounds, updates
 
 
 def replay(state: HubState, server_round: int) -> dict[str, Any]:
-    """Recompute the soup of a committed round, and the integer sum of its version if it has one.
+    """Recompute the soup of a committed round, and the version's integer sum if it has one.
 
     Returns:
-        ``server_round``, ``version``, ``aggregator``, ``updates`` (their number), ``soup`` (the committed digest)
-        and ``replayed`` (the recomputed digest). The last two may differ if the version has an integer sum, because
-        the bytes of equal integers depend on the machine's zlib. Then both soups lead to the ledger's sum.
-        ``same_integers`` is True for a version with a sum.
+        ``server_round``, ``version``, ``aggregator``, ``updates`` (their number), ``soup`` (the committed digest) and
+        ``replayed`` (the recomputed digest). The last two may differ if the version has an integer sum, because the
+        compressed bytes of equal integers depend on the machine's zlib. Both soups then give the ledger's sum, and
+        ``same_integers`` is True.
 
     Raises:
         GymError: ``NOT_FOUND`` for a round without a version; ``STATE_CORRUPT`` if the ledger, an object or a manifest
-            was changed, or if the digests differ; ``MISSING_DEPENDENCY`` naming a plug-in of the round that is
-            missing or differs here.
+            was changed, or if the digests differ; ``MISSING_DEPENDENCY`` naming a plug-in of the round that is missing
+            or has a different version.
     """
     ingredients = ingredients_of(state, server_round)
     recorded = _version_entry(state.ledger, "server_round", server_round)
@@ -101,12 +101,12 @@ def rescore(state: HubState, config: ServerConfig, server_round: int) -> dict[st
     """Score the updates of a round again by the recorded method, on the held-out set of the current config.
 
     Returns:
-        ``server_round``, ``method``, ``evaluations``, ``same``, and ``scores``: for each update, the
-        recorded score and the new one.
+        ``server_round``, ``method``, ``evaluations``, ``same``, and ``scores``, which has the recorded and the new
+        score of each update.
 
     Raises:
-        GymError: ``NOT_FOUND`` if the ledger has no scores of the round; ``CONFIG_INVALID`` without held-out data;
-            ``STATE_CORRUPT`` as in ``replay``.
+        GymError: ``NOT_FOUND`` if the ledger has no scores of the round; ``CONFIG_INVALID`` if there is no held-out
+            data; ``STATE_CORRUPT`` as in ``replay``.
     """
     recorded = next(
         (
@@ -155,8 +155,8 @@ def rescore(state: HubState, config: ServerConfig, server_round: int) -> dict[st
 def require_round_plugins(folder: Path, server_round: int) -> None:
     """Check that the plug-ins of a round are installed, before the hub's config is read.
 
-    The config would only report their names as unknown. All other problems are left to ``replay``, which reads the
-    verified ledger.
+    Reading the config would only report their names as unknown. All other errors are left to ``replay``, which reads
+    the verified ledger.
 
     Args:
         folder: The hub's folder.
@@ -232,8 +232,8 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
         )
     require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")
     root = recorded["root"]
-    weights = recorded.get("weights")  # from the reputations at that time
-    evidence = recorded.get("evidence")  # measured at that time: no model is needed
+    weights = recorded.get("weights")  # weights from reputations at that time
+    evidence = recorded.get("evidence")  # recorded, so that no model is needed
     ingredients = Ingredients(
         server_round=server_round,
         parent=state.round_store.version(state.round_store.version(recorded["height"]).parent),
@@ -266,7 +266,7 @@ def _version_entry(ledger: Ledger, key: str, number: int) -> dict[str, Any]:
 
 
 def _require_state(folder: Path, ledger: Ledger, ingredients: Ingredients) -> None:
-    """Check that the server's state after the parent version matches the ledger."""
+    """Check the server's state files after the parent version against the ledger."""
     parent = ingredients.parent
     recorded = _version_entry(ledger, "height", parent.height)["state"] if parent.height else {}
     for kind, path in state_files(folder, ingredients.recipe, parent).items():

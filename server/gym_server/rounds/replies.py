@@ -1,6 +1,6 @@
-"""Limits on a reply: its references are compared with its task before any of their bytes is read.
+"""Limits on replies: references are compared with the task before any of their bytes are read.
 
-A reference of a hundred bytes can name an object of any size, so fifty kilobytes of references could fill a machine's
+A reference of a hundred bytes can name an object of any size, so fifty kilobytes of references could exhaust the
 memory. An update is one delta, which is not read into memory here. Any other reply may expand to a small multiple of
 the arrays that its task sent, since Flower's clients return the arrays that they received.
 """
@@ -27,8 +27,9 @@ MAX_REASON = 2_000
 """Maximum length of the reason that a contributor gives for an error, in characters."""
 
 EXPANSION = 4
-"""A plain reply may have this many times the arrays, and the bytes, of its task: gradients, control variates and
-moments besides the weights."""
+"""Maximum number of arrays, and of bytes, of a plain reply as a multiple of its task's: replies may contain gradients,
+control variates and moments in addition to the weights.
+"""
 
 _MIN_REFERENCES = 16
 _NUMPY = "numpy.ndarray"
@@ -46,12 +47,12 @@ def check_reply(
         task: Content of the task that the contributor received.
         reply: Its answer.
         max_bytes: Limit on the expanded size of a plain reply (``Federation.max_update_bytes``).
-        size_of: Returns the size in bytes of a stored object by its sha256; raises ``NOT_FOUND``. Called for plain
-            replies only.
+        size_of: Returns the size in bytes of a stored object by its sha256; raises ``NOT_FOUND``. Called only for plain
+            replies.
 
     Raises:
         GymError: ``TOO_LARGE`` for more bytes, references or entries than the task allows; ``UPDATE_REFUSED`` for
-            references that repeat or do not match their objects, and for content that is not Flower's.
+            references that repeat or do not match their objects, and for content that is not valid Flower content.
     """
     if reply.ByteSize() > MAX_RECORDS_BYTES:
         raise GymError(
@@ -79,7 +80,7 @@ def check_reply(
 
 
 def _check_form(content: pb.Records) -> None:
-    """Check that the records are valid Flower content, without the arrays' bytes."""
+    """Check that the records are valid Flower content, without reading the arrays' bytes."""
     try:
         from_wire(content, lambda ref: b"")
     except GymError:
@@ -104,7 +105,7 @@ def _check_plain(sent: Sequence[pb.ArrayRef], found: Sequence[pb.ArrayRef], max_
         raise GymError(
             ErrorCode.TOO_LARGE, f"a reply of {len(found)} references; its task allows {most}", "send fewer"
         )
-    # A model may contain equal arrays, mostly frozen ones: a reply may repeat an object as often as the task does.
+    # A model may contain equal arrays, mostly frozen ones, so a reply may repeat an object as often as the task does.
     repeats = max(Counter(ref.sha256 for ref in sent).values(), default=1)
     for sha256, times in Counter(ref.sha256 for ref in found).items():
         if times > repeats:

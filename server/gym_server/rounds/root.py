@@ -1,7 +1,7 @@
-"""The coordinator's own (root) update, trained on the hub with trusted data, for rules that compare updates with it.
+"""The coordinator's own (root) update, trained on the hub on trusted data, with which some rules compare updates.
 
 Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping": training on a small clean root
-dataset, as every contributor trains, gives the direction and the norm that updates are judged by.
+dataset, in the same way as contributors, gives the direction and norm against which updates are judged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 
 
 def root_update(state: HubState, config: ServerConfig, model: HubModel, current: Round) -> str | None:
-    """Train the round's recipe on the root data; the model itself is restored afterwards.
+    """Train with the round's recipe on the root data, and restore the model afterwards.
 
     Returns:
         sha256 of the stored update, or None if the config names no root data.
@@ -59,7 +59,7 @@ def root_update(state: HubState, config: ServerConfig, model: HubModel, current:
     except GymError:
         raise
     except Exception as error:
-        # torch, TRL and PEFT raise errors of any type; each must end the round, or every restart would repeat it
+        # torch, TRL and PEFT raise errors of any type; if one did not end the round, every restart would repeat it
         log.exception("round %d: training on the root data failed", server_round)
         raise GymError(
             ErrorCode.ROUND_ABORTED,

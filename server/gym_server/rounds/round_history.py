@@ -1,4 +1,4 @@
-"""Summary figures of every round, for tables and pages."""
+"""A summary of every round, for tables and pages."""
 
 from __future__ import annotations
 

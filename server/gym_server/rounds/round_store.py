@@ -1,8 +1,8 @@
 """The stored rounds: a state machine that survives crashes.
 
 ``open > collecting > merging > committed``, or ``aborted`` from any of the first three. A transition checks the current
-state inside its transaction. A commit writes version, verdicts, ledger and credits together, so a round that is killed
-at any line either continues from its last state or has ended.
+state inside its transaction. A commit writes version, verdicts, ledger and credits in one transaction. A round that is
+killed at any point therefore either resumes from its last state or has ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import credits, messages, readers, round_tasks, rounds, updates, versions
 
 PAID_VERDICTS = ("merged", "duplicate")
-"""Verdicts of updates that can earn credits; of a ``duplicate``, an equal update was merged."""
+"""Verdicts of updates that can earn credits; ``duplicate`` means that an equal update was merged."""
 
 OPEN, COLLECTING, MERGING, COMMITTED, ABORTED = "open", "collecting", "merging", "committed", "aborted"
 
@@ -60,7 +60,7 @@ class Round:
 
     @functools.cached_property
     def spec(self) -> TaskSpec | None:
-        """The ``task``, parsed on first use, since an ended round's plug-ins may be missing by now."""
+        """The ``task``, parsed on first use, since the plug-ins of an ended round may no longer be installed."""
         return TaskSpec.model_validate_json(self.task) if isinstance(self.task, str) else self.task
 
 
@@ -88,7 +88,7 @@ class RoundStore:
         self.depths, self.sums = VersionDepths(), VersionSums()
         self.at_open: list[Callable[[Connection, int], object]] = []
         self.at_commit: list[Callable[[Connection], object]] = []
-        """Called at the end of a commit; ``at_open`` is called with the number of the round that opens."""
+        """Functions called at the end of a commit; those in ``at_open`` are called with the number of the new round."""
 
     # ---- reading ----
 
@@ -139,7 +139,7 @@ class RoundStore:
             return newest_height(tx)
 
     def num_committed(self) -> int:
-        """Return the number of rounds that lead to the current version, without those of abandoned versions."""
+        """Return the number of committed rounds in the current version, without those of abandoned versions."""
         with self._database.reading() as tx:
             return self.depths.of(tx, head_of(tx, self.base_digest).height)
 
@@ -150,12 +150,12 @@ class RoundStore:
         return {int(r.node_id): (r.message_id, r.outcome) for r in rows}
 
     def judged(self, update_id: str) -> Any | None:
-        """Return the row of an update that has a verdict."""
+        """Return the row of a judged update, or None."""
         with self._database.reading() as tx:
             return tx.execute(select(updates).where(updates.c.update_id == update_id)).first()
 
     def received_at(self, server_round: int) -> list[float]:
-        """Return when the admitted updates of a round arrived, in order; Unix seconds."""
+        """Return the arrival times of a round's admitted updates, in order, in Unix seconds."""
         where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
         with self._database.reading() as tx:
             return list(
@@ -171,7 +171,7 @@ class RoundStore:
 
     @rerun
     def open_next(self) -> Round:
-        """Open the next round. The latest one must be over."""
+        """Open the next round; the latest one must have ended."""
         with self._database.transaction() as tx:
             last = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
             if last is not None and last.state not in (COMMITTED, ABORTED):
@@ -191,7 +191,7 @@ class RoundStore:
 
     @rerun
     def start_collecting(self, server_round: int, spec: TaskSpec) -> Round:
-        """Set the task of the round, which contributors can work on from now on."""
+        """Set the task of the round and start collecting updates."""
         with self._database.transaction() as tx:
             values = {"spec": spec.model_dump_json(), "deadline": spec.deadline_seconds}
             _advance(tx, server_round, OPEN, COLLECTING, values)
@@ -199,7 +199,7 @@ class RoundStore:
 
     @rerun
     def record_tasks(self, server_round: int, message_ids: Mapping[int, str]) -> None:
-        """Record which message gave each node the round's task (again, if its lease was lost)."""
+        """Record the message with which each node got the round's task, possibly again after a lost lease."""
         with self._database.transaction() as tx:
             for node_id, message_id in message_ids.items():
                 key = (round_tasks.c.server_round == server_round) & (round_tasks.c.node_id == node_id)
@@ -217,7 +217,7 @@ class RoundStore:
 
     @rerun
     def start_merging(self, server_round: int) -> Round:
-        """Freeze the list of admitted updates; later ones are stale."""
+        """Freeze the list of admitted updates; later updates are stale."""
         with self._database.transaction() as tx:
             ids = [row.update_id for row in _admitted(tx, server_round)]
             _advance(tx, server_round, COLLECTING, MERGING, {"merging": json.dumps(ids)})
@@ -282,9 +282,9 @@ class RoundStore:
         return Version(height, digest, soup.residual, merged.server_round, parent.height)
 
     def take_over(self, tx: Connection, soup: SoupRecord) -> Version:
-        """Make another hub's version the current one, as a round without tasks or updates.
+        """Make another hub's version the current one, recorded as a round without tasks or updates.
 
-        The latest round must be over. The caller's transaction continues, so that nothing runs from a part of it.
+        The latest round must have ended. Everything is written in the caller's transaction, which must not be partial.
         """
         last, height = latest_round(tx), head_of(tx, self.base_digest).height
         taken = Round((last.server_round if last else 0) + 1, MERGING, None, height, [], "")
@@ -300,7 +300,7 @@ class RoundStore:
         judgements: Sequence[Judgement] = (),
         also: Callable[[Connection], object] = lambda _: None,
     ) -> None:
-        """End a round without a version; its updates earn nothing, and the reason is in the ledger."""
+        """End a round without a version; its updates earn nothing, and the reason is recorded in the ledger."""
         with self._database.transaction() as tx:
             self.abort_in(tx, server_round, reason, judgements)
             also(tx)
@@ -380,14 +380,14 @@ def _advance(tx: Connection, server_round: int, before: str, after: str, values:
     if after in (
         COMMITTED,
         ABORTED,
-    ):  # nothing reads an answered task again, and it names all soups since the base
+    ):  # answered tasks are not read again, and each names all soups since the base
         judged = (round_tasks.c.server_round == server_round) & (round_tasks.c.outcome != "")
         answered = messages.c.message_id.in_(select(round_tasks.c.message_id).where(judged))
         tx.execute(update(messages).where(answered, messages.c.state == "replied").values(content=b""))
 
 
 def _digest_of(tx: Connection, server_round: int) -> str:
-    """Return the digest of an ended round's row, for its entry."""
+    """Return the digest of an ended round's row, for its ledger entry."""
     row = tx.execute(select(rounds).where(rounds.c.server_round == server_round)).mappings().one()
     return round_of(row)
 

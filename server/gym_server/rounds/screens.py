@@ -1,4 +1,4 @@
-"""The screens of a round: each rejects updates for one reason, and they run in the order of ``screens_of``."""
+"""The screens of a round, each of which rejects updates for one reason; ``screens_of`` defines their order."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class RevokedKeys(Screen):
 
 
 class Stale(Screen):
-    """Reject updates whose version was rolled back while they waited, or is too old after a change of the mode."""
+    """Reject updates whose version has been rolled back since, or is too old after a change of the mode."""
 
     def __init__(self, state: HubState, config: ServerConfig) -> None:
         self._known = known_versions(state, config.rounds)
@@ -200,11 +200,11 @@ class Stale(Screen):
 
 
 class FileScreen(Screen):
-    """Reject updates by the content of their files. A flaw replaces the reason of an earlier screen."""
+    """Reject updates by the content of their files; the reason replaces that of an earlier screen."""
 
     base: BaseSpec | None = None
     cheating = False
-    """True if only cheating explains such a file."""
+    """True if such a file can only result from cheating."""
 
     @abstractmethod
     def flaw(self, delta: DeltaFile, update: ScreenedUpdate) -> str | None:
@@ -220,9 +220,9 @@ class FileScreen(Screen):
 
 
 class FactorRank(FileScreen):
-    """Reject updates that are not LoRA factors of at most the rank of their own task.
+    """Reject updates that are not LoRA factors, or whose rank exceeds that of their own task.
 
-    The task of an update in a continuous round may be older than the recipe of the round that merges it.
+    In a continuous round, an update's task may be older than the recipe of the round that merges it.
     """
 
     def __init__(self, spec: TaskSpec, database: Database) -> None:
@@ -282,9 +282,9 @@ class FreeRiders(Screen):
 
 
 class Duplicates(Screen):
-    """Set aside all but the first of the updates that are the same work. It must be the last screen.
+    """Set aside duplicates, all but the first update of each group; it must be the last screen.
 
-    An update that an earlier screen rejects has no duplicates, so that a bad copy cannot displace the original.
+    Updates that earlier screens reject are not compared, so that a bad copy cannot displace the original.
     """
 
     def __init__(self, state: HubState, config: ServerConfig, server_round: int) -> None:
@@ -301,7 +301,7 @@ class Duplicates(Screen):
 
 
 class LargeNorms(Screen):
-    """Reject norms far above the median of the round, or of its window, if there are enough updates for a median."""
+    """Reject norms far above the median of the round or its window, if there are enough updates for a median."""
 
     def __init__(self, ratio: float, state: HubState, config: ServerConfig) -> None:
         self._ratio, self._state, self._config = ratio, state, config
@@ -332,14 +332,14 @@ class LargeNorms(Screen):
 class HeldOutLoss(Screen):
     """Apply each update alone, at the weight it would have in the soup, and reject it if the held-out loss rises.
 
-    At full weight, an honest update trained on unusual data looks harmful too, since it forgets what the others know.
-    At its share of the soup, only a step in a wrong direction does.
+    At full weight, an honest update trained on unusual data would also raise the loss, since it forgets other data. At
+    its share of the soup, only a step in a wrong direction does.
     """
 
     def __init__(self, state: HubState, config: ServerConfig, model: HubModel) -> None:
         self._state, self._config = state, config
         self.on_update: Callable[[], object] = lambda: None
-        """Called after each checked update."""
+        """Function called after each checked update."""
         self._model = model
         self._learning_rate = config.soup.server_learning_rate
         self._allowed = config.gate.max_update_loss_increase
@@ -350,7 +350,7 @@ class HeldOutLoss(Screen):
         return screened.each(lambda update: self._judged(update, before, share) if update.kept else update)
 
     def _num_weighed(self, kept: Sequence[ScreenedUpdate]) -> int:
-        """Return the divisor of the soup; that of a continuous round is as in ``RoundWindow.added``."""
+        """Return the divisor of the soup; in a continuous round it is the same as in ``RoundWindow.added``."""
         window = round_window(self._state, self._config.rounds, [update.manifest for update in kept])
         least = 1 if window is None else min(window.merge_every, len(kept) + len(window.others))
         return max(1, len(kept), least)
@@ -370,5 +370,5 @@ class HeldOutLoss(Screen):
 
 
 def is_no_worse(before: float, after: float, allowed: float) -> bool:
-    """Return True if a loss rose by at most ``allowed``. NaN and infinity fail: large finite weights lead to both."""
+    """Return True if a loss rose by at most ``allowed``; False for NaN and infinity, which large weights can cause."""
     return math.isfinite(before) and math.isfinite(after) and after - before <= allowed

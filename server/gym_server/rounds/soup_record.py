@@ -1,4 +1,4 @@
-"""The verdicts and the soup of a round, as they are committed."""
+"""The verdicts and the soup of a round, in the form in which they are committed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Judgement:
     credit: int = 0
     heldout_change: float | None = None
     cheating: bool = False
-    """True if the update was rejected for something that only cheating explains."""
+    """True if the reason for rejection can only result from cheating."""
     score: float | None = None
     """The measured contribution in nats of held-out loss; None if it was not measured."""
     error: float | None = None
@@ -29,7 +29,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class SoupRecord:
-    """The result of a round, as it is committed."""
+    """The result of a round, in the form in which it is committed."""
 
     sha256: str
     size_bytes: int
@@ -44,7 +44,7 @@ class SoupRecord:
     weights: Mapping[str, float] | None = None
     """Weight of each merged update from reputations; None if the recipe sets the weights."""
     also: Sequence[Callable[[Connection, int], object]] = ()
-    """Called in the commit's transaction, before credits, with the version's height."""
+    """Functions called with the version's height in the commit's transaction, before credits are written."""
     privacy: Mapping[str, Any] | None = None
     """Parameters of the private merge, for the version's entry."""
     secure: Mapping[str, Any] | None = None
@@ -56,10 +56,10 @@ class SoupRecord:
     plugins: Sequence[Mapping[str, Any]] = ()
     """Plug-ins that the merge used, for the version's entry."""
     integers: Mapping[str, Any] | None = None
-    """``digest``, ``sum`` and ``sum_bytes`` of the version's integer sum; None if its soup does not add up."""
+    """``digest``, ``sum`` and ``sum_bytes`` of the version's integer sum; None if its soup is not additive."""
 
     def entry_fields(self) -> dict[str, Any]:
-        """Return the fields of the version's ledger entry; those of absent parts are left out."""
+        """Return the fields of the version's ledger entry, without those of absent parts."""
         made: dict[str, Any] = {
             "soup": self.sha256,
             "soup_bytes": self.size_bytes,

@@ -1,4 +1,4 @@
-"""The ingredients of a round's soup, and the function that makes it, for both the merge and its replay.
+"""The inputs of a round's soup, and the function that creates it, used by the merge and by its replay.
 
 The soup's bytes depend only on the objects, the recipe, the parent version and the server's own state.
 """
@@ -32,7 +32,7 @@ from gym_server.state import HubState
 
 NOTHING_YET = "none.safetensors"
 RESIDUAL, OPTIMIZER = "residual", "optimizer"
-"""Kinds of state that the server passes from round to round, as named in the ledger."""
+"""Kinds of state that the server passes from round to round, with their names in the ledger."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Ingredients:
 
     Attributes:
         server_round: Number of the round.
-        parent: The version that the updates start from.
+        parent: Version that the updates start from.
         recipe: The merge rules.
         manifests: Signed manifests of the merged updates, ordered by id.
         root: sha256 of the coordinator's own update, for rules that need one.
@@ -97,7 +97,7 @@ class Soup:
         path: File of the soup.
         feedback: The server's new residual, not yet staged; None without error feedback.
         optimizer: The optimiser's new state, not yet staged; None without a server optimiser.
-        plugins: Plug-ins needed to make the soup again: rules, and codecs of updates.
+        plugins: Plug-ins needed to recreate the soup: rules, and codecs of updates.
     """
 
     report: SoupReport
@@ -107,7 +107,7 @@ class Soup:
     plugins: Sequence[PluginRecord] = ()
 
     def stage(self, state: HubState, server_round: int) -> dict[str, str]:
-        """Write the server's state under the round's name, for the version that the round may commit.
+        """Write the server's new state to files named after the round.
 
         Returns:
             sha256 of every written file, by ``RESIDUAL`` and ``OPTIMIZER``, for the ledger.
@@ -128,17 +128,17 @@ def make_soup(
     out_path: Path,
     on_tensor: Callable[[str], None] = lambda _: None,
 ) -> Soup:
-    """Merge the updates into a soup; no file but ``out_path`` is written.
+    """Merge the updates into a soup; only ``out_path`` is written.
 
     Args:
         state: The hub's state.
-        ingredients: Updates and settings of the merge.
+        ingredients: Inputs of the merge.
         out_path: File of the soup.
-        on_tensor: Called with the name of each merged tensor, except for masked votes, which are merged at once.
+        on_tensor: Called with the name of each merged tensor, except for masked votes, which are merged in one step.
 
     Raises:
-        GymError: Errors from ``gym_fed.soup.merging``, ``NOT_FOUND`` for an object that the store lacks, and
-            ``STATE_CORRUPT`` if the residual of the parent version is gone.
+        GymError: Errors from ``gym_fed.soup.merging``, ``NOT_FOUND`` for a missing object, and ``STATE_CORRUPT`` if the
+            residual of the parent version is missing.
     """
     recipe, parent = ingredients.recipe, ingredients.parent
     spec = BaseSpec(state.base.model_name, parent.digest, state.base.shapes)
@@ -215,7 +215,7 @@ def residuals_folder(hub_folder: Path) -> Path:
 
 
 def state_files(folder: Path, recipe: SoupRecipe, parent: Version) -> dict[str, Path]:
-    """Return the paths of the server's state after ``parent``, from which a soup by ``recipe`` starts, by kind."""
+    """Return the paths, by kind, of the server's state after ``parent``, which a soup by ``recipe`` starts from."""
     residuals, files = residuals_folder(folder), {}
     if recipe.codec.error_feedback:
         files[RESIDUAL] = residuals / (parent.residual or NOTHING_YET)
@@ -230,7 +230,7 @@ def soup_path(folder: Path, server_round: int) -> Path:
 
 
 def discard(folder: Path, server_round: int) -> None:
-    """Delete the files of a round that makes no version: its soup and its state."""
+    """Delete the soup and state files of a round that creates no version."""
     residuals = residuals_folder(folder)
     for path in (
         soup_path(folder, server_round),

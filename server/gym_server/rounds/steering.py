@@ -1,7 +1,7 @@
-"""A coordinator's decisions about rounds: pausing, ending the current round, going back to a version.
+"""The coordinator's decisions about rounds: pause, end the current round, roll back to a version.
 
-A decision is a ledger entry and nothing else, so no crash can separate the record from its effect. A running hub reads
-the newest one before it begins a round, whichever process wrote it.
+A decision is stored only as a ledger entry, so no crash can separate the record from its effect. A running hub reads
+the newest decision, written by any process, before it begins a round.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WENT_BACK = "the coordinator went back to version "
 
 @dataclass(frozen=True)
 class Pause:
-    """A pause: no new round begins.
+    """A pause, during which no new round begins.
 
     Attributes:
         since: Time of the pause, Unix seconds.
@@ -54,11 +54,11 @@ class Pause:
 
 @dataclass(frozen=True)
 class Rollback:
-    """A rollback: an earlier version became the current one.
+    """A rollback, which made an earlier version the current one.
 
     Attributes:
-        before: The current version until then.
-        to: The current version from then on.
+        before: The current version before the rollback.
+        to: The current version after the rollback.
         aborted_round: Number of the round that was running; None if there was none.
     """
 
@@ -73,7 +73,7 @@ class Steering:
     Args:
         database: Database with the ledger and the rounds.
         ledger: Ledger that records the decisions.
-        round_store: Store that ends the current round.
+        round_store: Store of rounds, used to end the current round.
         queue: Queue from which the round's tasks are withdrawn.
     """
 
@@ -84,7 +84,7 @@ class Steering:
         self._round_store, self._queue = round_store, queue
 
     def paused(self) -> Pause | None:
-        """Return the pause in force."""
+        """Return the current pause, or None."""
         with self._database.reading() as tx:
             return pause_of(tx)
 
@@ -143,7 +143,7 @@ class Steering:
         return done
 
     def rollback_in(self, tx: Connection, height: int, why: str) -> Rollback:
-        """Like ``rollback``, inside the caller's transaction; nothing is written for the current version."""
+        """Like ``rollback``, inside the caller's transaction; rolling back to the current version writes nothing."""
         base = self._round_store.base_digest
         before, to = head_of(tx, base), version_at(tx, height, base)
         if before.height == to.height:
@@ -172,7 +172,7 @@ class Steering:
 
 
 def pause_of(tx: Connection) -> Pause | None:
-    """Return the pause in force."""
+    """Return the current pause, or None."""
     row = newest_entry(tx, PAUSED, RESUMED)
     if row is None or row.kind != PAUSED:
         return None
@@ -181,7 +181,7 @@ def pause_of(tx: Connection) -> Pause | None:
 
 
 def is_coordinators(reason: str) -> bool:
-    """Return True if a round was ended by the coordinator, not by an event in the round."""
+    """Return True if this is the reason of a round that the coordinator ended."""
     return reason.startswith((_SKIPPED, _STOPPED, _WENT_BACK))
 
 
@@ -191,7 +191,7 @@ def said_with(what: str, why: str) -> str:
 
 
 def shown_words(why: str) -> str:
-    """Check that a coordinator's reason can be shown, and strip it.
+    """Return a coordinator's reason without surrounding whitespace, after checking that it can be displayed.
 
     Raises:
         GymError: ``USAGE`` if it is too long or not printable.

@@ -1,4 +1,4 @@
-"""The integer sums of soups that add up: of a new version, and combined soups for contributors who were offline."""
+"""Integer sums of additive soups: those of new versions, and combined soups for contributors who were offline."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from gym_server.store.usage import needed
 log = logging.getLogger("gym_server")
 
 _RECENT = 64
-"""Combined soups start at one of the last N versions before the current one. At most N of their objects are kept."""
+"""Number of versions before the current one at which combined soups may start, and maximum number of kept objects."""
 
 _KEPT_SECONDS = 3600.0
-"""Time for which a combined soup is kept after its last request, for slow downloads."""
+"""How long a combined soup is kept after its last request, for slow downloads, in seconds."""
 
 _MOST_WAITING = 8
-"""Number of combined soups that may wait to be made; further contributors take the sum of the version instead."""
+"""Maximum number of queued combined soups; further contributors download the version's sum instead."""
 
 
 def sum_after(state: HubState, ingredients: Ingredients, soup: Path) -> IntegerSum | None:
-    """Return the integer sum that leads to the version of a soup; None if its codec does not add up.
+    """Return the integer sum of the version that a soup creates; None if its codec is not additive.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` or ``BASE_MISMATCH`` if the parent's sum is not that of the ledger.
+        GymError: ``STATE_CORRUPT`` or ``BASE_MISMATCH`` if the parent's sum does not match the ledger.
     """
     if not ingredients.recipe.codec.adds_up:
         return None
@@ -55,7 +55,7 @@ def sum_after(state: HubState, ingredients: Ingredients, soup: Path) -> IntegerS
 
 
 def stored_sum(state: HubState, ingredients: Ingredients, soup: Path) -> dict[str, Any] | None:
-    """Store the sum after a soup; return its digest, and the sha256 and size of its object, for the ledger."""
+    """Store the sum after a soup; return its digest and the object's sha256 and size, for the ledger."""
     total = sum_after(state, ingredients, soup)
     if total is None:
         return None
@@ -67,7 +67,7 @@ def stored_sum(state: HubState, ingredients: Ingredients, soup: Path) -> dict[st
 
 
 def sum_to(state: HubState, soups: Sequence[SoupReference]) -> IntegerSum:
-    """Return the sum of the last soups, which add up, from its object."""
+    """Return the sum of the last soups, which are additive, from its stored object."""
     last = soups[-1]
     if last.sum_sha256 is None or last.integers is None:
         raise GymError(ErrorCode.INTERNAL, f"the soups of version {last.version_digest} do not add up")
@@ -79,13 +79,13 @@ def sum_to(state: HubState, soups: Sequence[SoupReference]) -> IntegerSum:
 
 @dataclass
 class _Combined:
-    """The making of one combined soup.
+    """The job of creating one combined soup.
 
     Attributes:
-        contributor: Account that requested it first.
-        future: Gives sha256 and size of the object.
-        used: The hub's time of the last request.
-        kept: The hub's time from which the object's age counts.
+        contributor: Account that first requested it.
+        future: Future of the object's sha256 and size.
+        used: Time of the last request by the hub's clock.
+        kept: Time from which the object's age counts, by the hub's clock.
     """
 
     contributor: str
@@ -95,17 +95,17 @@ class _Combined:
 
     @property
     def sha256(self) -> str:
-        """Name of the object; empty if it is not made yet, or could not be made."""
+        """Name of the object; empty if it does not exist yet or could not be created."""
         done = self.future.done() and self.future.exception() is None
         return self.future.result()[0] if done else ""
 
 
 class CombinedSoups:
-    """Makes combined soups on demand, one at a time on its own thread; use one object per hub."""
+    """Creates combined soups on demand, one at a time, on its own thread; use one instance per hub."""
 
     def __init__(self, state: HubState, config: ServerConfig) -> None:
         self._state, self._config = state, config
-        self._jobs: OrderedDict[tuple[str, str], _Combined] = OrderedDict()  # last used last
+        self._jobs: OrderedDict[tuple[str, str], _Combined] = OrderedDict()  # most recently used last
         self._lock = Lock()
         self._worker = ThreadPoolExecutor(1, "combined-soups")  # each soup takes the memory of two sums
 
@@ -118,9 +118,9 @@ class CombinedSoups:
             end: Digest of the later version.
 
         Raises:
-            GymError: ``NOT_FOUND`` if they are not such versions, the soups between them do not add up, or the hub has
-                too little disk space or too many requests; ``BUSY`` during another request of the account. The future
-                also raises ``NOT_FOUND``.
+            GymError: ``NOT_FOUND`` if they are not recent versions, if the soups between them are not additive, or if
+                the hub has too little disk space or too many requests; ``BUSY`` during another request of the account.
+                The future also raises ``NOT_FOUND``.
         """
         with self._lock:
             job = self._ready(start, end)
@@ -135,7 +135,7 @@ class CombinedSoups:
         return job.future
 
     def close(self) -> None:
-        """Drop jobs that have not begun, so that the hub's process need not wait for them."""
+        """Cancel jobs that have not begun, so that the hub's process need not wait for them."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _ready(self, start: str, end: str) -> _Combined | None:
@@ -147,7 +147,7 @@ class CombinedSoups:
         return job
 
     def _checked(self, start: str, end: str) -> tuple[list[SoupReference], list[SoupReference]]:
-        """Return the soups that lead to two recent versions, after checking that those between add up."""
+        """Return the soups of two recent versions, after checking that the soups between them are additive."""
         base = self._state.base.digest
         with self._state.database.reading() as tx:
             heights = newest_to(tx, head_of(tx, base).height, _RECENT + 1)
@@ -178,7 +178,7 @@ class CombinedSoups:
         if full:
             oldest, job = next(iter(self._jobs.items()))
             full = not job.future.done() or job.used > now - _KEPT_SECONDS
-            if not full:  # nobody is downloading it any more
+            if not full:  # no download uses it any more
                 del self._jobs[oldest]
                 dropped = job.sha256
         if full or len(waiting) >= _MOST_WAITING or shortage(self._state, self._config) is not None:
@@ -210,7 +210,7 @@ class CombinedSoups:
         return made
 
     def _keep(self, sha256: str, size: int) -> None:
-        """Let every contributor read the object, and restart its age."""
+        """Allow every contributor to read the object, and reset its age."""
         now = self._state.clock.now()
         with self._state.database.transaction() as tx:
             insert_if_absent(tx, objects, sha256=sha256, size_bytes=size, created_at=now)
@@ -218,7 +218,7 @@ class CombinedSoups:
             insert_if_absent(tx, readers, sha256=sha256, contributor="*")
 
     def _drop(self, sha256: str) -> None:
-        """Delete an object, unless it also belongs to a version or is made from the same soups as another one."""
+        """Delete an object, unless a version or another combined soup uses it too."""
         with self._lock:
             if any(job.sha256 == sha256 for job in self._jobs.values()):
                 return
@@ -230,12 +230,12 @@ class CombinedSoups:
 
 
 def being_made() -> GymError:
-    """Create the error for a combined soup that is not ready yet; contributors request it again."""
+    """Create the error for a combined soup that is not ready yet, after which contributors retry."""
     return GymError(ErrorCode.BUSY, "a combined soup is being made for you", "request it again in a moment")
 
 
 def _stored(state: HubState, total: IntegerSum, base: str) -> tuple[str, int]:
-    """Write a sum since a version into the store; return its sha256 and size."""
+    """Store a sum since a version; return its sha256 and size."""
     with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="replay-") as folder:
         path = Path(folder) / "sum.gymdelta"
         info = total.write(path, _spec(state, base))

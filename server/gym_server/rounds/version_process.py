@@ -1,7 +1,7 @@
-"""Write a version of the model to a folder in a separate process: `python -m gym_server.rounds.version_process`.
+"""Write a version of the model to a folder, in a separate process (`python -m gym_server.rounds.version_process`).
 
-The job is one line of JSON on standard input. The process opens neither the hub's database nor its keys, and ends with
-its parent process.
+The job is one line of JSON on standard input. The process does not open the hub's database or keys, and exits when its
+parent exits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VersionJob(StrictModel):
     base: dict[str, Any]
     """The base, from ``BaseSpec.to_dict``."""
     soups: list[SoupReference]
-    """Soups that lead to the version."""
+    """Soups from the base to the version."""
     objects: str
     """URL or folder of the hub's object store."""
     staging: Path
@@ -72,7 +72,7 @@ def write(job: VersionJob) -> None:
 
 
 def main() -> None:
-    """Run the job from standard input."""
+    """Run the job that is read from standard input."""
     job = VersionJob.model_validate_json(sys.stdin.buffer.readline())
     leave_at_eof()
     try:

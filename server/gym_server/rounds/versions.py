@@ -1,7 +1,8 @@
-"""Global versions: base plus soups. Version 0 is the base; the next round starts from the current version.
+"""Global versions, each of which is the base plus soups. The next round starts from the current version.
 
-The parent of a version is the version before it, unless the coordinator went back to an earlier one. Then the versions
-in between are abandoned, but stay readable. Only the ledger records which version is current.
+Version 0 is the base. The parent of a version is the version before it, unless the coordinator rolled back to an
+earlier one. The versions in between are then abandoned, but remain readable. Only the ledger records which version is
+current.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Version:
     digest: str
     residual: str | None = None
     server_round: int = 0
-    """Number of the round that created it; 0 for the base."""
+    """Number of the round that created the version; 0 for the base."""
     parent: int = 0
     """Height of the parent version."""
 
@@ -56,7 +57,7 @@ def version_at(tx: Connection, height: int, base_digest: str) -> Version:
     """
     if height == 0:
         return Version(0, base_digest)
-    newest = newest_height(tx)  # compared first: SQLite rejects numbers beyond 64 bits
+    newest = newest_height(tx)  # checked before the query, since SQLite rejects numbers beyond 64 bits
     fits = 0 < height <= newest
     row = tx.execute(select(versions).where(versions.c.height == height)).first() if fits else None
     if row is None:
@@ -69,7 +70,7 @@ def _version(row: Any) -> Version:
 
 
 def heights_to(tx: Connection, height: int) -> set[int]:
-    """Return the heights of the versions that lead from the base to one, including it; empty for the base."""
+    """Return the heights of a version and its ancestors, without the base."""
     columns = select(versions.c.height, versions.c.parent).where(versions.c.height <= height)
     parents = {int(row.height): int(row.parent) for row in tx.execute(columns)}
     found = set()
@@ -80,11 +81,11 @@ def heights_to(tx: Connection, height: int) -> set[int]:
 
 
 def newest_to(tx: Connection, height: int, most: int) -> list[int]:
-    """Return the last ``most`` heights that lead from the base to one, highest first."""
+    """Return the newest ``most`` heights among a version and its ancestors, highest first."""
     found: list[int] = []
     parents: dict[int, int] = {}
     while height and len(found) < most:
-        if height not in parents:  # a block at a time: heights are consecutive except after a rollback
+        if height not in parents:  # in blocks, since heights are consecutive except after a rollback
             block = (versions.c.height <= height) & (versions.c.height > height - most)
             parents.update(
                 tx.execute(select(versions.c.height, versions.c.parent).where(block)).tuples().all()
@@ -95,7 +96,7 @@ def newest_to(tx: Connection, height: int, most: int) -> list[int]:
 
 
 def versions_to(tx: Connection, height: int, most: int) -> list[Version]:
-    """Return the last ``most`` versions that lead from the base to one, newest first, without the base."""
+    """Return the newest ``most`` of a version and its ancestors, newest first, without the base."""
     heights = newest_to(tx, height, most)
     rows = tx.execute(
         select(versions).where(versions.c.height.in_(heights)).order_by(versions.c.height.desc())
@@ -119,7 +120,7 @@ class VersionDepths:
         self._known = {0: 0}
 
     def of(self, tx: Connection, height: int) -> int:
-        """Return how many versions lead from the base to one, including it; 0 for the base."""
+        """Return the number of versions from the base to this one, including it; 0 for the base."""
         if height not in self._known:
             newer = versions.c.height > max(self._known)
             rows = tx.execute(
@@ -142,7 +143,7 @@ class VersionSums:
         self._sequence = 0
 
     def read(self, tx: Connection) -> Sums:
-        """Return the sums of all versions, after reading the entries since the last call."""
+        """Return the sums of all versions, reading the entries that were added since the last call."""
         newer = (ledger.c.kind == VERSION) & (ledger.c.sequence > self._sequence)
         columns = select(ledger.c.sequence, ledger.c.body).where(newer).order_by(ledger.c.sequence)
         for row in tx.execute(columns).all():
@@ -154,7 +155,7 @@ class VersionSums:
 
 
 def soups_to(tx: Connection, height: int, sums: Sums) -> list[SoupReference]:
-    """Return the soups that lead from the base to a version, in order."""
+    """Return the soups from the base to a version, in order."""
     wanted = heights_to(tx, height)
     rows = tx.execute(select(versions).where(versions.c.height <= height).order_by(versions.c.height))
     return [

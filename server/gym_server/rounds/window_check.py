@@ -1,7 +1,7 @@
-"""Check the window that a version's ledger entry records, using only the ledger and the signed manifests.
+"""Check the recorded window of a version, using only the ledger and the signed manifests.
 
-Which updates are weighed, and how old they are, decides what a continuous round adds. A hub that leaves out accounts or
-invents ages would otherwise pass a replay.
+The result of a continuous round depends on which updates are weighed and how old they are. Without this check, a hub
+that leaves out accounts or invents ages would pass a replay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_fed.trust.ledger.entries import Entry
 
 _STATUS = {"enrolled": True, "rebound": True, "left": False, "revoked": False}
-"""Ledger entries that change an account, and whether it is active afterwards."""
+"""Kinds of ledger entries that change an account's status; True if the account is active afterwards."""
 
 
 def require_window(
@@ -22,7 +22,7 @@ def require_window(
 ) -> None:
     """Check the recorded window of a continuous round; other rounds have none.
 
-    An account may be left out if it was inactive, or if it left, was revoked or returned after its last merged update.
+    An account may be left out if it was inactive, or if it left, was revoked or rejoined after its last merged update.
 
     Args:
         entries: The verified ledger.

@@ -1,1 +1,1 @@
-"""The hub's gRPC service: authentication, limits, streams, transfers."""
+"""The hub's gRPC service: authentication, limits, streams and transfers."""

@@ -1,8 +1,8 @@
 """Authentication, rate limits and error handling of every gRPC call.
 
-A call is checked before its body is read. A caller with a session is limited by account, every other one by the address
-of its connection, so that a flood slows down only its sender. Refusals beyond a limit are delayed: a caller that
-retries in a loop must wait, which saves work on the hub. gRPC's own message limit applies before anything is buffered.
+A call is checked before its body is read. Callers with a session are limited by account, others by the address of their
+connection, so that a flood slows down only its sender. Refusals beyond a limit are delayed, so that a caller that
+retries in a loop costs the hub little. gRPC's own message limit applies before anything is buffered.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ OPEN_METHODS = {
     "Check",
 }
 LEFT_METHODS = {"Account", "Ledger", "Transfer"}
-"""Calls that an account may still make after it has left, because it keeps its credits."""
+"""Calls that an account may make after it has left, since it keeps its credits."""
 LONG_METHODS = {"Work"}
-"""Calls that last for hours. ``WorkStreams`` limits them; they use no call slot."""
+"""Calls that last for hours. They use no call slot and are limited by ``WorkStreams``."""
 
 BURST_SECONDS = 4.0
-"""Burst size of the rate limits, in seconds' worth of calls."""
+"""Burst size of the rate limits, as the number of seconds of calls at the full rate."""
 REQUEST_SECONDS = 20.0
 """Timeout for the single request message of a call, in seconds."""
 WRITE_SECONDS = 60.0
-"""Timeout for a caller to accept a stream's next message, in seconds."""
+"""Timeout for sending a stream's next message to the caller, in seconds."""
 _REFUSAL_SECONDS = 5.0
-"""Delay of a refusal beyond a limit, in seconds. A thousand callers in a loop then make 200 calls a second."""
+"""Delay of a refusal beyond a limit, in seconds. It limits a thousand callers in a loop to 200 calls per second."""
 _MAX_REFUSALS_WAITING = 4_000
 _STREAMS_PER_SECOND = 0.5
-"""Work streams per second that an account may open in the long run: opening one writes to the database."""
+"""Sustained rate at which an account may open work streams, in streams per second; opening one writes to the database.
+"""
 _MAX_TOKENS = 4_096
 MINUTE_SECONDS = 60.0
 MAX_LINES = 100
-"""Kinds of refusal that are counted separately within one minute; all others share one count."""
+"""Maximum number of kinds of refusal that are counted separately per minute; all others share one count."""
 _REST = ("others", "", "")
 
 _session: ContextVar[Session | None] = ContextVar("session", default=None)
@@ -78,18 +79,18 @@ def current_session() -> Session:
 
 
 def current_address() -> str:
-    """Return the address that limits the call being served: an IPv4 address or an IPv6 network."""
+    """Return the address that the served call's limits apply to: an IPv4 address or an IPv6 network."""
     return _address.get()
 
 
 class Sessions(Protocol):
-    """The interceptor's interface to accounts: ``Accounts`` of a hub, or those of a mirror."""
+    """The interceptor's interface to accounts, implemented by those of a hub and of a mirror."""
 
     def session(self, token: str) -> Session:
-        """Return the session of a token, or raise ``UNAUTHENTICATED`` or ``RevokedKey``."""
+        """Return the session of a token; raises ``UNAUTHENTICATED`` or ``RevokedKey``."""
 
     def note_revoked(self, contributor: str, method: str) -> None:
-        """Record a call that was refused because its key was revoked."""
+        """Record that a call was refused because its key is revoked."""
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -162,13 +163,13 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     try:
                         await _in_time(context.write(item), WRITE_SECONDS, "did not read the response")
                     except grpc.aio.InternalError:
-                        return  # the caller has gone
+                        return  # the caller has disconnected
 
         return call
 
     @asynccontextmanager
     async def _authorised(self, method: str, token: str, context: Any) -> AsyncIterator[None]:
-        """Admit a call, or end it with a status; every failure inside becomes a status too."""
+        """Admit a call or end it with a status; exceptions inside the block are converted to a status."""
         peer = context.peer()
         address = address_of(peer)
         self._on_call(peer)
@@ -185,7 +186,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     @contextmanager
     def _share(self, method: str, token: str, address: str) -> Any:
-        """Apply the rate limit and call slots of a call's caller for the block.
+        """Apply the caller's rate limit, and hold one of its call slots for the block.
 
         Raises:
             GymError: ``BUSY`` if the caller is over its limit.
@@ -235,7 +236,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._refusals.note(session.contributor if session else address, method, error)
         elif (failed := system_error(error, with_place=False)) is not None:
             self._refusals.note("the hub", method, system_error(error) or failed, logging.ERROR)
-            # Contributors wait for a hub whose disk is full or failing; other codes would end their join.
+            # With these codes, contributors wait for a hub whose disk is full or failing; others would end `gym-client
+            # join`.
             code = failed.code if failed.code is ErrorCode.DISK_FULL else ErrorCode.UNAVAILABLE
             error = GymError(
                 code, f"the hub cannot do this now: {failed.message}", "report this to the coordinator"
@@ -263,7 +265,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class Busy(GymError):
-    """Error for a call beyond its caller's limits."""
+    """Error for a call that exceeds its caller's limits."""
 
     def __init__(self, who: str, what: str, hint: str) -> None:
         super().__init__(ErrorCode.BUSY, f"{who} {what}", hint)
@@ -296,10 +298,10 @@ async def _in_time(work: Awaitable[Any], seconds: float, what: str) -> Any:
 
 
 class Refusals:
-    """Logs refused and failed calls: the first of each kind at once, the rest as a count per minute.
+    """Logs refused and failed calls: the first of each kind immediately, the others as a count per minute.
 
-    Refusals cannot fill the disk: at most ``MAX_LINES`` lines per minute are logged, whatever is received. Counts are
-    by caller, method and code. Not thread-safe: use it on the event loop's thread.
+    At most ``MAX_LINES`` lines per minute are logged, so refusals cannot fill the disk. Refusals are counted by caller,
+    method and code. Not thread-safe: use it on the event loop's thread.
     """
 
     def __init__(self, minute_seconds: float = MINUTE_SECONDS) -> None:
@@ -320,7 +322,7 @@ class Refusals:
             log.log(level, "%s refused to %s: %s: %s", method, who, error.code.value, error.message)
 
     def failed(self, method: str, error: Exception) -> None:
-        """Log a call that failed because of a bug in the hub; the first of each kind has its traceback."""
+        """Log a call that failed because of a bug in the hub; the first of each kind is logged with its traceback."""
         if self._is_first(("", method, type(error).__name__)):
             log.error("%s failed", method, exc_info=error)
 

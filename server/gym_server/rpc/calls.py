@@ -1,4 +1,4 @@
-"""The calls of `hub.proto` outside rounds: hub status, enrolment and login, the ledger, variants."""
+"""The calls of `hub.proto` that do not belong to rounds: status, enrolment, login, the ledger and variants."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class CallsBesideRounds:
             version_digest=head.digest,
             server_round=current.server_round if current else 0,
             round_state=current.state if current else "",
-            num_rounds=rounds.num_rounds if region is None else 0,  # a region's rounds depend on its root
+            num_rounds=rounds.num_rounds if region is None else 0,  # unknown in a region
             num_connected=connected,
             finished=self.finished.is_set(),
             recipe_json=json.dumps(recipe),
@@ -212,7 +212,7 @@ class CallsBesideRounds:
 
 
 def variant_message(found: HeldVariant, caller: str, with_names: bool) -> pb.VariantInfo:
-    """Convert a variant for a caller; only its owner sees who else may read it."""
+    """Convert a variant to a message; only its owner sees who else may read it."""
     is_owner = found.signed.manifest.owner == caller
     named = [name for name in found.readers if name != EVERYONE]
     return pb.VariantInfo(
@@ -228,12 +228,12 @@ def variant_message(found: HeldVariant, caller: str, with_names: bool) -> pb.Var
 
 
 def _position(number: int) -> int:
-    """Clamp a number from the wire to what databases can look up; no ledger is that long."""
+    """Clamp a received number to the integer range of databases, which exceeds any ledger's length."""
     return min(number, _LAST)
 
 
 def entry_message(entry: Entry) -> pb.LedgerEntry:
-    """Convert a ledger entry to a message; its body is the text that was hashed."""
+    """Convert a ledger entry to a message, with the body text that was hashed."""
     return pb.LedgerEntry(
         sequence=entry.sequence,
         kind=entry.kind,
@@ -244,7 +244,7 @@ def entry_message(entry: Entry) -> pb.LedgerEntry:
 
 
 def verdict_line(row: Any, earned: dict[int, int]) -> dict[str, Any]:
-    """Return a row of ``updates`` as its contributor sees it, with the credit that the round earned them."""
+    """Return a row of ``updates`` as shown to its contributor, with the credits earned in the round."""
     return {
         "update": row.update_id,
         "server_round": row.server_round,

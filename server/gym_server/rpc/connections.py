@@ -1,8 +1,8 @@
-"""The hub's TCP port: a check that it is free, and a limit on connections per address.
+"""The hub's TCP port: check that it is free, and limit the connections per address.
 
-gRPC accepts connections by itself and limits only their total, so one address could use all of them. The limiter looks
-at the process's own sockets and closes those beyond an address's limit: first connections that never made a call, the
-oldest first. It reads ``/proc/self/fd``, so it needs Linux; on other systems use a firewall.
+gRPC accepts connections by itself and limits only their total number, so one address could use all of them. The limiter
+inspects the process's own sockets and closes connections beyond an address's limit, starting with the oldest that never
+made a call. It reads ``/proc/self/fd`` and so requires Linux; on other systems use a firewall.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MAX_CALLERS = 20_000
 
 
 def require_free(address: str) -> None:
-    """Check that no process listens on an address or on one that includes it.
+    """Check that no process listens on an address, or on a wildcard address that includes it.
 
     Args:
         address: Address as ``host:port``.
 
     Raises:
-        GymError: ``ADDRESS_IN_USE``, or ``CONFIG_INVALID`` if this machine does not have the address.
+        GymError: ``ADDRESS_IN_USE``; ``CONFIG_INVALID`` if this machine does not have the address.
     """
     host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as stack:
@@ -56,9 +56,9 @@ def require_free(address: str) -> None:
                 probe.setsockopt(
                     socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, where[0] != "::"
                 )  # "::" accepts IPv4 connections too
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old ones may be in TIME_WAIT
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections may be in TIME_WAIT
             try:
-                probe.bind(where)  # fails if somebody listens
+                probe.bind(where)  # fails if another process listens
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     raise GymError(
@@ -69,7 +69,7 @@ def require_free(address: str) -> None:
 
 
 class ConnectionLimiter:
-    """Closes connections beyond an address's limit, in its own thread.
+    """Closes connections beyond an address's limit, on its own thread.
 
     Args:
         per_address: Maximum number of connections per address (per /64 network for IPv6).
@@ -86,7 +86,7 @@ class ConnectionLimiter:
         """Number of connections closed since the start."""
 
     def start(self, port: int) -> None:
-        """Watch the hub's port; log a warning if the process cannot see its own sockets."""
+        """Start watching the hub's port; log a warning if the process cannot see its own sockets."""
         self._port = port
         if _FILES.is_dir():
             self._thread.start()
@@ -104,7 +104,7 @@ class ConnectionLimiter:
             self._thread.join()
 
     def called(self, peer: str) -> None:
-        """Record that a call came over a connection.
+        """Record that a connection was used for a call.
 
         Args:
             peer: Remote address of the connection, in gRPC's notation.
@@ -119,7 +119,7 @@ class ConnectionLimiter:
                     self._callers.popitem(last=False)
 
     def look(self) -> int:
-        """Count connections by address and close those beyond the limit; return how many were closed."""
+        """Close the connections beyond each address's limit; return the number of closed ones."""
         now, by_address = time.monotonic(), dict[str, list[tuple[bool, float, tuple[str, int], int]]]()
         since: dict[tuple[str, int], float] = {}
         with self._lock:
@@ -146,12 +146,12 @@ class ConnectionLimiter:
             began = time.monotonic()
             try:
                 self.look()
-            except OSError as error:  # for example no free file descriptors: the next check may succeed
+            except OSError as error:  # for example, no free file descriptors; the next check may succeed
                 log.warning("checking the connections failed: %s", error)
             pause = max(_PAUSE_SECONDS, (time.monotonic() - began) / _LARGEST_SHARE)
 
     def _connections(self) -> list[tuple[int, tuple[str, int]]]:
-        """Return the file descriptor and remote address of every connection to the hub's port."""
+        """Return the file descriptors and remote addresses of all connections to the hub's port."""
         found = []
         for name in os.listdir(_FILES):
             with contextlib.suppress(OSError):
@@ -170,12 +170,12 @@ class ConnectionLimiter:
 def _borrowed(number: int) -> Iterator[socket.socket]:
     """Yield a socket of this process by its file descriptor, which is neither duplicated nor closed here.
 
-    Closing any descriptor of a file drops all POSIX locks that this process has on it. If one of SQLite's files were
-    duplicated and closed, the hub would lose its locks: the next command to read the database would assume that it is
-    the only user, and delete the write-ahead log with transactions that the hub has acknowledged.
+    Closing any descriptor of a file drops all POSIX locks that this process has on it. If a descriptor of a SQLite file
+    were duplicated and closed, the hub would lose its locks. The next command that reads the database would then assume
+    that it is the only user, and delete the write-ahead log with acknowledged transactions.
 
     Raises:
-        OSError: If the descriptor is not a socket, or is closed by now.
+        OSError: If the descriptor is not a socket or is already closed.
     """
     connection = socket.socket(fileno=number)
     try:
@@ -185,7 +185,7 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
 
 
 def _hang_up(number: int, end: tuple[str, int]) -> bool:
-    """Shut a connection down if the descriptor still belongs to it; gRPC notices and closes the descriptor."""
+    """Shut a connection down if the descriptor still belongs to it; gRPC then closes the descriptor."""
     try:
         with _borrowed(number) as connection:
             host, port = connection.getpeername()[:2]
@@ -198,5 +198,5 @@ def _hang_up(number: int, end: tuple[str, int]) -> bool:
 
 
 def _plain(host: str) -> str:
-    """Normalise an address for comparison: IPv4-mapped addresses as IPv4, without brackets and scope."""
+    """Normalise an address for comparison: map IPv4-mapped addresses to IPv4, and remove brackets and scope."""
     return host.strip("[]").partition("%")[0].removeprefix("::ffff:")

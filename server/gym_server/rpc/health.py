@@ -1,4 +1,4 @@
-"""gRPC's health protocol (``grpc.health.v1``), for load balancers, orchestrators and `gym-server health`."""
+"""The gRPC health service (``grpc.health.v1``), for load balancers, orchestrators and `gym-server health`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger("gym_server")
 
 
 class Health:
-    """The service ``grpc.health.v1.Health``; ``Watch`` is not implemented, since an open stream costs memory.
+    """The service ``grpc.health.v1.Health``, without ``Watch``, since open streams cost memory.
 
-    The service name ``""`` stands for the process: it serves if it answers. ``gym.fed.v1.Hub`` stands for its calls: it
-    serves if the database can be read.
+    The service name ``""`` refers to the process, which serves if it answers. ``gym.fed.v1.Hub`` refers to the hub's
+    calls, which are served if the database can be read.
 
     Args:
         database: The hub's database.
@@ -34,7 +34,7 @@ class Health:
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> health_pb2.HealthCheckResponse:
-        """Return whether a service can answer calls.
+        """Return the status of a service: serving if it can answer calls.
 
         Raises:
             GymError: ``NOT_FOUND`` for an unknown service.

@@ -1,6 +1,6 @@
 """The hub's gRPC service: one short method per call of `hub.proto`, which delegates to the parts of the federation.
 
-Database and file work runs on threads, so the event loop only moves bytes. Data is on disk before it is acknowledged.
+Database and file work runs on threads, off the event loop. Data is on disk before it is acknowledged.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from gym_server.store.tables import accounts, credits, messages, updates
 log = logging.getLogger("gym_server")
 
 _SOUP_SECONDS = 5.0
-"""Maximum time that a call waits for a combined soup."""
+"""Maximum time for which a call waits for a combined soup, in seconds."""
 
 
 class Hub(CallsBesideRounds):
-    """The gRPC service. Refusals are raised as ``GymError``; the interceptor converts them to status and trailer."""
+    """The hub's gRPC service; a ``GymError`` is converted to a status and trailer by the interceptor."""
 
     def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
         self._state, self._live_config = federation.state, federation.live_config
@@ -93,10 +93,10 @@ class Hub(CallsBesideRounds):
     # ---- work ----
 
     async def Work(self, request: pb.WorkRequest, context: Any) -> AsyncIterator[pb.WorkEvent]:
-        """Stream tasks to a node; after a reconnect the first one is the task that the node still holds.
+        """Stream tasks to a node; after a reconnect, the first one is the task that the node still holds.
 
-        The task is looked up again at every wake-up: an older stream of the node, whose caller has gone, may have
-        leased it and sent it to nobody.
+        The task is looked up at every wake-up, since an older, disconnected stream of the node may have leased a task
+        that nobody received.
         """
         session = current_session()
         async with self._streams.opened(session) as stream:
@@ -127,7 +127,7 @@ class Hub(CallsBesideRounds):
                     return
 
     def _next_of(self, session: Session) -> tuple[str, QueuedMessage | None]:
-        """Return the pause as text, and the task that a node holds; if it holds none, lease the next one to it."""
+        """Return the pause as text and the node's task, leasing the next one if the node has none."""
         self._accounts.check(session)
         pause = self._steering.paused()
         message = self._queue.held(session.node_id)
@@ -203,7 +203,7 @@ class Hub(CallsBesideRounds):
         pair = request.from_version, request.to_version
         future = await asyncio.to_thread(self.combined_soups.request, contributor, *pair)
         try:
-            made = asyncio.shield(asyncio.wrap_future(future))  # it is made even if this call ends
+            made = asyncio.shield(asyncio.wrap_future(future))  # the soup is created even if this call ends
             sha256, size = await asyncio.wait_for(made, _SOUP_SECONDS)
         except TimeoutError:
             raise being_made() from None
@@ -258,7 +258,7 @@ class Hub(CallsBesideRounds):
         return receipt.to_json()
 
     def _check_reply(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> None:
-        """Refuse a reply that cannot be read, before it is stored; the node keeps the task and may answer again."""
+        """Refuse an unreadable reply before it is stored; the node keeps the task and may answer again."""
 
         def size_of(sha256: str) -> int:
             self._transfers.check_sent(contributor, sha256)
@@ -298,7 +298,7 @@ class Hub(CallsBesideRounds):
         return receipt
 
     def _again(self, message: QueuedMessage, request: pb.SubmitRequest) -> str:
-        """Return the first receipt if the same reply is sent again; any other reply is too late."""
+        """Return the first receipt if the same reply is sent again; refuse any other reply as too late."""
         with self._state.database.reading() as tx:
             row = tx.execute(
                 select(messages.c.receipt, messages.c.reply).where(

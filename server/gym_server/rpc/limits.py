@@ -1,6 +1,6 @@
-"""Rate limits by account or address: calls per second, concurrent calls, and enrolments.
+"""Rate limits per account or address: calls per second, concurrent calls, and enrolments.
 
-Memory is bounded: the key that has been idle longest is forgotten first, and starts with a full bucket when it returns.
+Memory is bounded: the longest idle key is dropped first, and gets a full bucket when it returns.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gym_fed.core.errors import ErrorCode, GymError
 MAX_KEYS = 10_000
 """Maximum number of keys; each takes about 200 bytes."""
 BURST_MINUTES = 4
-"""Burst of enrolment attempts per address, in minutes' worth: enough for a classroom or a small office."""
+"""Burst of enrolment attempts per address, as minutes at the full rate; enough for a classroom or a small office."""
 ADDRESSES = 20
-"""An open hub accepts at most as many new accounts as this many busy addresses can create."""
+"""Limit on new accounts of an open hub, as the number of addresses that create accounts at their full rate."""
 
 
 class TokenBuckets:
@@ -47,7 +47,7 @@ class TokenBuckets:
         self._lock = threading.Lock()
 
     def take(self, key: str, tokens: float = 1.0) -> float:
-        """Take tokens from a key's bucket, if it has enough.
+        """Take tokens from a key's bucket if it has enough.
 
         Returns:
             0 if they were taken, else the seconds until the bucket has enough.
@@ -67,7 +67,7 @@ class TokenBuckets:
 
 
 class CallSlots:
-    """Limits concurrent calls per key to ``most``. Not thread-safe: use it on the event loop's thread."""
+    """Limits concurrent calls per key to ``most``. Not thread-safe; use it only on the event loop's thread."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -75,7 +75,7 @@ class CallSlots:
 
     @contextmanager
     def taken(self, key: str) -> Iterator[bool]:
-        """Hold a slot during the block; yield False, without a slot, if all are taken."""
+        """Hold a slot during the block; yield False without holding one if all are taken."""
         if self._taken[key] >= self._most:
             yield False
             return
@@ -92,7 +92,7 @@ class CallSlots:
 
 
 def address_of(peer: str) -> str:
-    """Return the address that a connection counts towards: its IPv4 address, or its /64 network for IPv6.
+    """Return the key under which a connection is limited: its IPv4 address, or its /64 network for IPv6.
 
     A household usually has an entire /64 network.
 
@@ -116,11 +116,11 @@ def host_of(peer: str) -> str:
 class EnrolmentLimits:
     """Limits enrolment attempts per address: guesses of invites, and new accounts at an open hub.
 
-    Only keys that the hub does not know count, so that account owners are never locked out. A valid invite, or a place
-    on the allow-list, costs nothing. A refused attempt costs a token, and an address without tokens is refused before
-    its guess is looked up. At an open hub all addresses also share one limit, against an attacker with many addresses.
-    Only a signed request with its proof of work counts towards it, so that using it up is expensive. It does not apply
-    to contributors with an invite.
+    Only keys that the hub does not know count, so that account owners are never locked out. An attempt with a valid
+    invite or an allow-listed key costs nothing. A refused attempt costs a token, and an address without tokens is
+    refused before its invite is looked up. At an open hub, all addresses also share one limit, against an attacker with
+    many addresses. Only signed requests with proof of work count towards it, so that exhausting it is expensive. It
+    does not apply to contributors with an invite.
 
     Args:
         per_minute: Attempts per minute and address, ``limits.enrolments_per_minute``.
@@ -136,9 +136,10 @@ class EnrolmentLimits:
 
     @contextmanager
     def attempt(self, address: str) -> Iterator[Callable[[], None]]:
-        """Count an enrolment attempt, which runs in the block.
+        """Count the enrolment attempt that runs in the block.
 
-        Yields a function that takes a token of the shared limit. Call it as the last check; it raises ``BUSY`` too.
+        Yields a function that takes a token of the shared limit, to be called as the last check; it may also raise
+        ``BUSY``.
 
         Raises:
             GymError: ``BUSY`` with the seconds to wait, before the block is entered.
@@ -148,7 +149,7 @@ class EnrolmentLimits:
         )
         yield self._admit
         if not self._is_open:
-            self._addresses.take(address, -1.0)  # enrolled by invite or allow-list: return the token
+            self._addresses.take(address, -1.0)  # return the token after an enrolment by invite or allow-list
 
     def _admit(self) -> None:
         if self._is_open:

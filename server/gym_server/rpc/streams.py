@@ -1,8 +1,8 @@
-"""Work streams: many contributors wait on open calls, which one task of the event loop serves.
+"""Work streams: the open calls on which contributors wait for tasks, all served by one asyncio task.
 
-A waiting stream costs no thread and no query. A sweep, after every push and every few seconds, marks all streams as
-connected and wakes those with something to do: a task in the queue, a replaced key, the end of all rounds. An account
-may have a few streams. A newer one ends the oldest, so that a contributor can always reconnect.
+A waiting stream costs no thread and no query. A sweep after every push, and every few seconds, marks the nodes of all
+streams as connected. It wakes streams that have something to do: a task in the queue, a replaced key, or the end of all
+rounds. An account may have a few streams; a newer one ends the oldest, so that a contributor can always reconnect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEAST_PAUSE_SECONDS = 0.05
 
 
 class Wakeups:
-    """Lets other threads wake coroutines of the event loop when there is a task or a notice."""
+    """Wakes coroutines of the event loop from other threads when there is a task or a notice."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -58,7 +58,7 @@ class Wakeups:
             self._loop.call_soon_threadsafe(self._set_all)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until every work stream has ended, for twice ``seconds`` at most, and then for another ``seconds``."""
+        """Wait for at most twice ``seconds`` until all work streams have ended, and then for another ``seconds``."""
         for _ in range(int(2 * seconds / _DRAIN_POLL_SECONDS)):
             if not self._events:
                 break
@@ -77,7 +77,7 @@ class OpenStream:
     Attributes:
         session: Session of the stream's caller.
         woken: Set when there is something to do.
-        ended: Error that the stream must end with; None while it may continue.
+        ended: Error with which the stream must end; None while it may continue.
     """
 
     session: Session
@@ -95,9 +95,9 @@ class WorkStreams:
     Args:
         database: Database with nodes, accounts and messages.
         queue: The message queue, whose leases are expired here.
-        wakeups: Signals that there is something to do.
+        wakeups: Signal that streams may have something to do.
         per_account: Maximum number of streams per account.
-        is_finished: Returns True once all rounds are done, so that every stream is woken.
+        is_finished: Function that returns True once all rounds are done; every stream is then woken.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class WorkStreams:
         """Open a stream for the session's node, which counts as connected during the block.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` if the node was deleted after the session began.
+            GymError: ``UNAUTHENTICATED`` if the node has been deleted since the session began.
         """
         stream = OpenStream(session)
         self._make_room(session)
@@ -134,7 +134,7 @@ class WorkStreams:
         finally:
             self._streams.remove(stream)
             newer = [other for other in self._streams if other.session.node_id == session.node_id]
-            for other in newer:  # the ended one may have leased a task that its caller never received
+            for other in newer:  # the ended stream may have leased a task that its caller never received
                 other.woken.set()
             if not newer:
                 await asyncio.shield(asyncio.to_thread(self._touch, [session.node_id], self._queue.now()))
@@ -156,7 +156,7 @@ class WorkStreams:
             stream.woken.set()
 
     async def _sweep(self) -> None:
-        """Serve all streams until there are none left."""
+        """Serve all streams until none are left."""
         news = self._wakeups.subscribe()
         touched = 0.0
         try:
@@ -185,7 +185,9 @@ class WorkStreams:
         """Await database work; return None on failure, so that a short outage ends no stream."""
         try:
             return await work
-        except Exception:  # whatever the database raises; every stream is woken and checks for itself
+        except (
+            Exception
+        ):  # drivers raise no fixed set of exceptions; every stream is woken and checks for itself
             log.exception("serving %d work streams failed; trying again", len(self._streams))
             return None
 
@@ -201,7 +203,7 @@ class WorkStreams:
             queued = set(
                 tx.scalars(select(messages.c.node_id).where(messages.c.state == "queued").distinct())
             )
-            # An earlier stream of the node may have leased a task after it ended, and sent it to nobody.
+            # An earlier stream of the node may have leased a task when its caller had already disconnected.
             leased = select(messages.c.node_id, messages.c.message_id).where(messages.c.state == "leased")
             held = {row.node_id: row.message_id for row in tx.execute(leased)}
             for some in chunks({stream.session.contributor for stream in streams}):
@@ -226,7 +228,7 @@ class WorkStreams:
             )
 
     def _touch(self, node_ids: list[int], until: float) -> int:
-        """Record until when nodes count as connected; return how many of them exist."""
+        """Record the time until which nodes count as connected; return the number of nodes that exist."""
         with self._database.transaction() as tx:
             return sum(
                 tx.execute(
@@ -237,7 +239,7 @@ class WorkStreams:
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, at most ``seconds``; return whether it is set."""
+    """Wait at most ``seconds`` for an event; return True if it is set."""
     try:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:

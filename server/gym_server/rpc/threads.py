@@ -1,4 +1,4 @@
-"""A thread pool for long work: reading and writing objects, judging updates. Short calls never wait for it."""
+"""A thread pool for long work, such as reading objects and judging updates, so that short calls need not wait."""
 
 from __future__ import annotations
 

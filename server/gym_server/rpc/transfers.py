@@ -1,4 +1,4 @@
-"""Uploads and downloads: declared first, resumable by offset, acknowledged when on disk.
+"""Uploads and downloads: uploads are declared first, resumable by offset, and acknowledged once on disk.
 
 Memory holds one chunk per upload and two per download. An upload never exceeds its declared size, and a declared size
 never exceeds the limits.
@@ -33,18 +33,18 @@ from gym_server.store.tables import objects, readers, uploads
 SYNC_BYTES = 16 << 20
 MAX_OPEN_UPLOADS = 4
 _SLOWEST_BYTES_PER_SECOND = 4 << 10
-"""Minimum average rate of an upload; slower ones are aborted."""
+"""Minimum average rate of an upload, in bytes per second; slower uploads are aborted."""
 
 
 class Transfers:
     """Moves objects between contributors and the store.
 
     Args:
-        database: Stores declarations, and who sent which object.
-        store: Receives the objects.
+        database: Database that records declarations and the senders of objects.
+        store: Object store that receives the objects.
         max_bytes: Size limit of one object.
-        private: Reveal only to senders and readers whether the hub has an object. Otherwise others could test a guess
-            about an update.
+        private: If True, reveal only to senders and readers whether the hub has an object; others could otherwise test
+            a guess about an update.
         limits: Quota and rate of one account.
         storage: Free space to leave on the disk, and how long unreferenced objects are kept.
         clock: The hub's clock, Unix seconds.
@@ -75,14 +75,14 @@ class Transfers:
         size_bytes: int,
         also: Callable[[Connection], object] = lambda _: None,
     ) -> pb.UploadState:
-        """Declare an upload; return how many of its bytes the hub already has.
+        """Declare an upload; return the number of bytes that the hub already has.
 
         The declaration and the writes of ``also`` are one transaction.
 
         Raises:
             GymError: ``TOO_LARGE`` above the size limit, or for too many open uploads; ``DISK_FULL``; ``USAGE`` for an
-                invalid name, or a size other than the declared one; ``HASH_MISMATCH`` if an upload that a crash
-                interrupted after its last byte has wrong bytes.
+                invalid name, or a size other than the declared one; ``HASH_MISMATCH`` if a complete upload that a crash
+                interrupted has wrong bytes.
         """
         if self._may_know(contributor, sha256):  # grants nothing: knowing a hash gives no right to read
             with self._database.transaction() as tx:
@@ -136,7 +136,7 @@ class Transfers:
         return pb.UploadState(offset=offset, complete=False)
 
     def _check_quota(self, tx: Connection, contributor: str, size_bytes: int) -> None:
-        """Refuse an upload beyond the account's quota, so that nobody fills the disk with data that is never merged."""
+        """Refuse an upload beyond the account's quota, so that nobody can fill the disk with unmerged data."""
         most, held = self._limits.unreferenced_bytes_per_account, usage_of(tx, contributor)
         if held.total + size_bytes > most:
             raise GymError(
@@ -154,11 +154,11 @@ class Transfers:
     ) -> pb.UploadState:
         """Append the chunks of one call; return once they are on disk.
 
-        ``check`` is called before every chunk but the first, and raises if the caller may not continue.
+        ``check`` is called before every chunk except the first, and raises if the caller may not continue.
 
         Raises:
             GymError: ``NOT_FOUND`` for an undeclared object, ``TOO_LARGE`` for more bytes than declared, ``USAGE`` for
-                a gap, ``LEASE_LOST`` if another stream sends the same object, ``HASH_MISMATCH``, ``DEADLINE_EXCEEDED``
+                a gap, ``LEASE_LOST`` if another call uploads the same object, ``HASH_MISMATCH``, ``DEADLINE_EXCEEDED``
                 if chunks stop or the upload is too slow.
         """
         waiting = self._limits.idle_upload_seconds
@@ -216,7 +216,7 @@ class Transfers:
             return may_read(tx, contributor, sha256)
 
     def check_sent(self, contributor: str, sha256: str) -> None:
-        """Raise ``NOT_FOUND`` if the object is missing, or if the contributor may not learn that it exists."""
+        """Raise ``NOT_FOUND`` if the object is missing or the contributor may not learn that it exists."""
         if not self._may_know(contributor, sha256):
             raise GymError(ErrorCode.NOT_FOUND, f"object {sha256} was not uploaded", "upload it first")
 
@@ -273,13 +273,13 @@ class Transfers:
         with self._database.transaction() as tx:
             now = self._clock()
             insert_if_absent(tx, objects, sha256=sha256, size_bytes=size, created_at=now)
-            # Bytes uploaded again count as new, so that gc keeps them until an update names them.
+            # A repeated upload resets the object's age, so that gc keeps it until an update refers to it.
             tx.execute(update(objects).where(objects.c.sha256 == sha256).values(created_at=now))
             insert_if_absent(tx, readers, sha256=sha256, contributor=contributor)
             tx.execute(uploads.delete().where(_declaration(contributor, sha256)))
 
     def _declared(self, contributor: str, sha256: str) -> tuple[int, bool]:
-        """Return the declared size of an upload, and whether the hub has the object already."""
+        """Return the declared size of an upload, and True if the contributor may learn that the hub has the object."""
         with self._database.reading() as tx:
             declared = tx.scalar(select(uploads.c.size_bytes).where(_declaration(contributor, sha256)))
         if declared is None:
@@ -310,7 +310,7 @@ def _declaration(contributor: str, sha256: str) -> ColumnElement[bool]:
 
 
 async def read_ahead(path: Path, offset: int) -> AsyncIterator[bytes]:
-    """Yield a file's chunks from ``offset``, reading one ahead; a slow reader keeps no file open."""
+    """Yield a file's chunks from ``offset``, reading one ahead and keeping no file open for slow readers."""
     following = _reading(path, offset)
     try:
         while data := await following:
@@ -338,7 +338,8 @@ def _sync(file: BinaryIO) -> None:
 
 async def _next(chunks: AsyncIterator[pb.UploadChunk], seconds: float) -> pb.UploadChunk | None:
     try:
-        # Python 3.11's wait_for drops a cancellation (by the whole upload's timeout) that arrives with the chunk.
+        # Python 3.11's wait_for loses a cancellation, here by the upload's timeout, that arrives together with the
+        # chunk.
         async with asyncio.timeout(seconds):
             return await anext(chunks, None)
     except TimeoutError:

@@ -1,1 +1,1 @@
-"""The tracker of contributors who serve public objects to each other."""
+"""The tracker of seeders: contributors who serve public objects to each other."""

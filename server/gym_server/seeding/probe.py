@@ -1,4 +1,4 @@
-"""Connect to a contributor who wants to seed, to check that others can reach it and that it has its key."""
+"""Connect to a prospective seeder to check that it is reachable and holds its key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gym_fed.core.errors import GymError
 from gym_fed.trust.identity.tls import certificate_host, fingerprint
 
 Probe = Callable[[str, int, str], Awaitable[bool]]
-"""Takes host, port and certificate; returns True if a server with the certificate's key listens there."""
+"""Function of host, port and certificate; returns True if a server with the certificate's key listens there."""
 
 _SECONDS = 5.0
 
@@ -18,7 +18,7 @@ _SECONDS = 5.0
 async def probe_seeder(host: str, port: int, certificate_pem: str) -> bool:
     """Return True if a TLS server with the certificate's key listens at an address.
 
-    Only the key's owner can make others connect to an address, so nobody can announce a third party's.
+    Only the owner of the key can pass this check, so nobody can announce a third party's address.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -31,7 +31,7 @@ async def probe_seeder(host: str, port: int, certificate_pem: str) -> bool:
     except (OSError, TimeoutError, ValueError, GymError):  # ssl.SSLError is an OSError
         return False
     try:
-        # Trusting a CA also trusts the certificates that it issued, whose keys others may own.
+        # If the announced certificate is a CA, certificates that it issued are trusted too, so compare the key itself.
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return fingerprint(ssl.DER_cert_to_PEM_cert(shown).encode()) == announced
     finally:

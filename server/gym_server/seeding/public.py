@@ -1,4 +1,4 @@
-"""The objects that contributors may serve to each other: the served base, soups and their sums. Never an update."""
+"""The objects that contributors may serve to each other: the served base, soups and their sums, but no updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gym_server.store.tables import readers, versions
 
 _ROWS_AT_ONCE = 500
 _KNOWN_SECONDS = 10.0
-"""Lifetime of a cached description: contributors who wait for an object request it twice a second."""
+"""Lifetime of a cached description, in seconds; contributors who wait for an object request it twice a second."""
 _MAX_KNOWN = 1_000
 
 
@@ -45,14 +45,14 @@ class _PublicObjects:
         self._known: OrderedDict[str, tuple[float, PublicObject]] = OrderedDict()
 
     def among(self, names: Collection[str]) -> set[str]:
-        """Return those of the given sha256 values that name public objects."""
+        """Return the given sha256 values that identify public objects."""
         found = {name for name in names if self._base.path_of(name) is not None}
         left, others = sorted(set(names) - found), readers.alias()
         with self._database.reading() as tx:
             for start in range(0, len(left), _ROWS_AT_ONCE):
                 some = left[start : start + _ROWS_AT_ONCE]
-                # Whoever uploads an object is one of its readers: no update or variant is public here, even if everyone
-                # may read it. A soup stays public if somebody uploads its bytes.
+                # Uploaders are among an object's readers, so updates and variants are excluded here even if everyone
+                # may read them. A soup remains public if somebody uploads its bytes.
                 uploaded = exists().where(others.c.sha256 == readers.c.sha256, others.c.contributor != "*")
                 of_all = select(readers.c.sha256).where(
                     readers.c.contributor == "*",
@@ -63,7 +63,7 @@ class _PublicObjects:
         return found
 
     def describe(self, sha256: str) -> PublicObject | None:
-        """Describe a public object; None for any other."""
+        """Return the description of a public object; None for any other object."""
         until, known = self._known.get(sha256, (0.0, None))
         if time.monotonic() < until:
             return known
@@ -82,4 +82,4 @@ class _PublicObjects:
         try:
             return PublicObject(self._store.size(sha256), False)
         except GymError:
-            return None  # it was just deleted
+            return None  # it has just been deleted

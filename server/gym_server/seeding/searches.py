@@ -1,4 +1,4 @@
-"""Searches for objects, and how long contributors wait for a seeder instead of the hub."""
+"""Searches for objects, and the time that contributors spend waiting for a seeder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class SeedSearch:
         until: Monotonic time at which a download counts as ended.
         seeder: Name of the seeder that the node was sent to; empty for none.
         is_own: True if that seeder belongs to the same account.
-        waits_since: Monotonic time of the last reply to wait; None if the last reply was a different one.
+        waits_since: Monotonic time since which the node has been asked to wait; None if the last reply was a different
+            one.
     """
 
     contributor: str
@@ -35,10 +36,10 @@ class SeedSearch:
 
 
 class SeedSearches:
-    """Searches by node, which downloads one object at a time.
+    """The searches of nodes, each of which downloads one object at a time.
 
-    ``downloads`` counts running downloads by seeder, ``own_downloads`` those by its own account, and ``wanted``
-    searches by object.
+    ``downloads`` counts running downloads by seeder, ``own_downloads`` those of the seeder's own account, and
+    ``wanted`` the searches by object.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class SeedSearches:
         return self._nodes.get(node)
 
     def renew(self, node: int, contributor: str, sha256: str, now: float, until: float) -> SeedSearch:
-        """Return a node's search for an object, without a seeder; a search for another object ends."""
+        """Begin or renew a node's search for an object, without a seeder; its search for another object ends."""
         before = self._nodes.get(node)
         self.drop(node)
         search = SeedSearch(contributor, sha256, now)
@@ -66,7 +67,7 @@ class SeedSearches:
         return search
 
     def send(self, search: SeedSearch, seeder: Seeder) -> None:
-        """Record that a node was sent to a seeder."""
+        """Record that a node was directed to a seeder."""
         search.seeder, search.is_own = seeder.name, seeder.contributor == search.contributor
         self.downloads[seeder.name] += 1
         if search.is_own:
@@ -89,10 +90,10 @@ class SeedSearches:
 
 
 class HubCopies:
-    """Copies that the hub sent to contributors who will serve them, and that others wait for.
+    """Copies that the hub sends to future seeders while others wait for them.
 
-    A copy is listed until its account announces the object, or until its deadline, which further requests do not move.
-    ``slow`` contains the accounts that missed a deadline.
+    A copy is listed until its account announces the object, or until its deadline, which further requests do not
+    extend. ``slow`` contains the accounts that missed a deadline.
     """
 
     def __init__(self) -> None:
@@ -116,7 +117,7 @@ class HubCopies:
                 self._drop(sha256, contributor)
 
     def expire(self, now: float) -> None:
-        """Remove the copies that nobody waits for any longer, and mark their accounts."""
+        """Remove the copies whose deadline has passed, and mark their accounts as slow."""
         for sha256, copies in list(self._objects.items()):
             for contributor, (_, deadline) in list(copies.items()):
                 if deadline <= now:
@@ -137,7 +138,7 @@ class _ObjectSpread:
 
 
 class SpreadTimes:
-    """The time when a contributor last got an object that others wait for. An account counts once per object."""
+    """The time at which a contributor last got each object; an account counts once per object."""
 
     def __init__(self) -> None:
         self._objects: dict[str, _ObjectSpread] = {}
@@ -150,24 +151,26 @@ class SpreadTimes:
             spread.at = now
 
     def last(self, sha256: str) -> float:
-        """Return the monotonic time; 0 if nobody got it."""
+        """Return the monotonic time of the last copy; 0 if nobody has got the object."""
         spread = self._objects.get(sha256)
         return spread.at if spread is not None else 0.0
 
     def keep(self, wanted: Collection[str]) -> None:
-        """Forget the objects that nobody requests."""
+        """Remove the objects that nobody requests."""
         for sha256 in self._objects.keys() - wanted:
             del self._objects[sha256]
 
 
 class BaseWaits:
-    """Total seconds that nodes have waited for the files of the base; forgotten after an hour without a wait."""
+    """The total time that each node has waited for files of the base; dropped after an hour without a wait."""
 
     def __init__(self) -> None:
-        self._nodes: OrderedDict[int, tuple[float, float]] = OrderedDict()  # seconds and last time
+        self._nodes: OrderedDict[int, tuple[float, float]] = (
+            OrderedDict()
+        )  # seconds waited, and time of the last wait
 
     def seconds(self, node: int) -> float:
-        """Return the seconds that a node has waited."""
+        """Return the total time that a node has waited, in seconds."""
         return self._nodes.get(node, (0.0, 0.0))[0]
 
     def add(self, node: int, seconds: float, now: float) -> None:
@@ -178,7 +181,7 @@ class BaseWaits:
             self._nodes.popitem(last=False)
 
     def expire(self, now: float) -> None:
-        """Forget old waits."""
+        """Remove nodes without a recent wait."""
         while self._nodes and next(iter(self._nodes.values()))[1] + MARK_SECONDS <= now:
             self._nodes.popitem(last=False)
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 MARK_SECONDS = 3600.0
-"""Duration for which a report counts and an account stays marked."""
+"""How long a report counts and an account stays marked, in seconds."""
 _MAX_ACCOUNTS = 20_000
 _BAD_REPORTS = 2
-"""Number of reporting contributors that removes a seeder from the list."""
+"""Number of contributors whose reports remove a seeder from the list."""
 _MAX_REPORTS = 3
-"""Maximum reports of one contributor that count within ``MARK_SECONDS``."""
+"""Maximum number of counted reports per contributor within ``MARK_SECONDS``."""
 _MANY_REPORTS = 3
 """Number of reports after which a contributor who reports most of its seeders is ignored."""
 
@@ -34,7 +34,7 @@ class Seeder:
 
 
 class SeederList:
-    """Seeders by node, by object and by name; a node has one entry."""
+    """An index of seeders by node, object and name, with one entry per node."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, Seeder] = {}
@@ -56,11 +56,11 @@ class SeederList:
         return self._nodes.values()
 
     def node_of(self, name: str) -> int | None:
-        """Return the node that announced a key."""
+        """Return the node that announced the key with this fingerprint."""
         return self._names.get(name)
 
     def named(self, name: str) -> Seeder | None:
-        """Return the seeder with a key."""
+        """Return the seeder whose key has this fingerprint."""
         return self._nodes.get(self._names.get(name, -1))
 
     def having(self, sha256: str) -> Iterable[tuple[int, Seeder]]:
@@ -68,7 +68,7 @@ class SeederList:
         return self._objects.get(sha256, {}).items()
 
     def put(self, node: int, seeder: Seeder) -> None:
-        """Add a seeder, or replace the one of its node."""
+        """Add a seeder, replacing the node's previous one."""
         self.drop(node)
         self._nodes[node], self._names[seeder.name] = seeder, node
         for sha256 in seeder.objects:
@@ -92,7 +92,7 @@ class SeederList:
 
 
 class AccountMarks:
-    """Accounts that are marked for ``MARK_SECONDS``; the oldest marks beyond a maximum are dropped."""
+    """A set of accounts that are marked for ``MARK_SECONDS``; beyond a maximum, the oldest marks are dropped."""
 
     def __init__(self) -> None:
         self._until: OrderedDict[str, float] = OrderedDict()
@@ -108,22 +108,24 @@ class AccountMarks:
 
 
 class SeederReports:
-    """Reports of accounts whose seeders failed; ``banned`` are those that several contributors reported."""
+    """Reports about accounts whose seeders failed; ``banned`` contains accounts that several contributors reported."""
 
     def __init__(self) -> None:
         self.banned = AccountMarks()
         self._reports: OrderedDict[str, dict[str, float]] = (
             OrderedDict()
         )  # times by account, then by reporter
-        self._given: OrderedDict[str, tuple[int, int]] = OrderedDict()  # tickets and reports of a reporter
-        self._counted: OrderedDict[str, list[float]] = OrderedDict()  # times of a reporter's counted reports
+        self._given: OrderedDict[str, tuple[int, int]] = (
+            OrderedDict()
+        )  # number of tickets and of reports, by reporter
+        self._counted: OrderedDict[str, list[float]] = OrderedDict()  # times of counted reports, by reporter
 
     def note_ticket(self, reporter: str) -> None:
-        """Count a seeder that a contributor was sent to."""
+        """Count a ticket that a contributor received."""
         self._count(reporter, 1, 0)
 
     def add(self, reporter: str, account: str, now: float) -> None:
-        """Record a failure.
+        """Record that an account's seeder failed.
 
         Reports by contributors who report most of their seeders, or who have already sent ``_MAX_REPORTS``, are
         ignored.

@@ -1,7 +1,7 @@
-"""The tracker of seeding: which contributors serve which public objects, and where contributors fetch them from.
+"""The seeding tracker, which records seeders of public objects and directs contributors to them.
 
-Everything is in memory and expires; after a restart of the hub, seeders announce themselves again. A contributor gets
-one seeder at a time. While contributors who will seed an object are fetching it, others wait for a bounded time, so
+All state is in memory and expires; after a restart of the hub, seeders announce themselves again. A contributor gets
+one seeder at a time. While future seeders of an object are fetching it, other contributors wait for a bounded time, so
 that the hub sends few copies.
 """
 
@@ -32,13 +32,13 @@ from gym_server.seeding.seeders import Seeder, SeederList, SeederReports
 from gym_server.traffic import HubTraffic
 
 LEASE_SECONDS = 60.0
-"""Lifetime of an announcement; seeders repeat it three times as often."""
+"""Lifetime of an announcement, in seconds; seeders renew it after a third of that."""
 TICKET_SECONDS = 60
-"""Time within which a download with a ticket must begin."""
+"""Validity of a ticket, within which its download must begin, in seconds."""
 MAX_OBJECTS = 1_000
-"""Maximum objects per announcement."""
+"""Maximum number of objects per announcement."""
 TICKETS_PER_MINUTE = 60
-"""Rate of tickets per account, each of which reveals a seeder's address; up to ``_MAX_TICKETS`` accumulate."""
+"""Rate limit on tickets per account, since each reveals a seeder's address; at most ``_MAX_TICKETS`` accumulate."""
 _MAX_TICKETS = 200
 _MAX_PROBES = 16
 _MAX_PROBES_PER_NETWORK = 8
@@ -48,13 +48,13 @@ _MAX_SLOTS = 64
 _LEAST_PORT = 1_024
 _WAIT_SECONDS = 0.5
 _WAITING_PER_SECOND = 100
-"""Calls per second of all contributors that wait for an object."""
+"""Total rate of calls from all contributors that wait for an object, in calls per second."""
 _SLOWEST_BYTES_PER_SECOND = 64 << 10
-"""Minimum rate that is assumed for a download, which bounds how long it occupies a seeder's slot."""
+"""Assumed minimum rate of a download, in bytes per second, which bounds how long it occupies a seeder's slot."""
 _MAX_DOWNLOAD_SECONDS = 1800.0
-"""Time after which a download of any size counts as ended, as its client may have been killed."""
+"""Time after which any download counts as ended, in seconds, since its client may have been killed."""
 _SHARE_OF_ROUND = 0.25
-"""Maximum share of a round's deadline that a contributor waits for a soup."""
+"""Maximum time that a contributor waits for a soup, as a fraction of the round's deadline."""
 _EXPIRE_SECONDS = 1.0
 _MAX_FAILED = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -62,7 +62,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True)
 class PublicObject:
-    """Size of an object that every contributor may read, and whether it is a file of the base."""
+    """A public object: its size, and True if it is a file of the base."""
 
     size_bytes: int
     is_base: bool
@@ -77,11 +77,11 @@ class SeedTracker:
         key: The hub's ledger key, which signs tickets.
         now: The hub's clock, Unix seconds.
         on_loopback: True if the hub listens on loopback, which also allows seeders on loopback.
-        public: Returns the given objects that every contributor may read; runs on a thread.
-        describe: Describes a public object; None for any other; runs on a thread.
+        public: Function that returns the public ones among given objects; runs on a thread.
+        describe: Function that describes a public object, or returns None for any other; runs on a thread.
         round_seconds: Deadline of a round, which limits how long contributors wait for a soup.
         traffic: Counters of the hub.
-        probe: Connects to a seeder, which must present its certificate.
+        probe: Function that connects to a seeder and checks its certificate.
         clock: Monotonic clock in seconds; tests pass their own.
     """
 
@@ -117,12 +117,12 @@ class SeedTracker:
 
         Args:
             caller: The caller.
-            host: IP address from which the hub sees the call; the seeder must listen there.
+            host: The caller's IP address as seen by the hub; the seeder must listen on it.
             request: The announcement.
 
         Raises:
             GymError: ``POLICY_REFUSED`` if the hub does not allow seeding; ``USAGE`` or ``TOO_LARGE`` for a malformed
-                announcement; ``BUSY`` while the account's or too many of its network's seeders are probed.
+                announcement; ``BUSY`` while a seeder of the account, or too many of its network, are being probed.
         """
         self._settings()
         self._expire()
@@ -142,7 +142,7 @@ class SeedTracker:
                 text = f"the hub cannot reach this seeder at {where}; open the port, or forward it"
                 return self._not_listed(node, text)
         objects = frozenset(await asyncio.to_thread(self._public, set(request.sha256)))
-        if why := self._why_not(caller, host, name):  # others were listed in the meantime
+        if why := self._why_not(caller, host, name):  # other seeders were listed in the meantime
             return self._not_listed(node, why)
         now, known = self._clock(), self._seeders.get(node)
         for sha256 in objects - (known.objects if known else frozenset()):
@@ -174,7 +174,7 @@ class SeedTracker:
         Args:
             caller: The caller.
             host: IP address from which the hub sees the call.
-            request: The object, empty to end the last search, and the seeders that failed to deliver it to the caller.
+            request: The object (empty to end the last search), and the seeders that failed to deliver it to the caller.
 
         Raises:
             GymError: ``POLICY_REFUSED`` if the hub does not allow seeding; ``USAGE`` for a name that is not a sha256.
@@ -188,7 +188,7 @@ class SeedTracker:
         failed = set(request.failed[:_MAX_FAILED])
         before = self._searches.get(node)
         if before is not None and before.seeder in failed:
-            # A caller can only report the seeder that the hub sent it to.
+            # A caller can only report the seeder to which the hub directed it.
             self._report(caller.contributor, before.seeder)
         if found is None or found.size_bytes < config.min_bytes:
             self._searches.drop(node)
@@ -214,7 +214,7 @@ class SeedTracker:
         must_wait = (
             self._is_worth_a_wait(caller, having)
             or others >= (config.hub_copies if will_seed else 1)
-            or (sibling is not None and sibling[0] != node)  # another machine of the account fetches it
+            or (sibling is not None and sibling[0] != node)  # another node of the account is fetching it
         )
         if must_wait and self._may_wait(search, node, found, now):
             search.waits_since = now
@@ -267,10 +267,10 @@ class SeedTracker:
 
     @asynccontextmanager
     async def _probing(self, contributor: str, host: str) -> AsyncIterator[None]:
-        """Wait for a free probe.
+        """Hold a probe slot for the block.
 
         Raises:
-            GymError: ``BUSY``, so that one account or network cannot take all of them.
+            GymError: ``BUSY`` if the account or its network already has too many probes.
         """
         network = network_of(host)
         if self._probed[contributor] or self._probed[network] >= _MAX_PROBES_PER_NETWORK:
@@ -288,7 +288,7 @@ class SeedTracker:
             self._probed += Counter()  # drops zeros
 
     def _why_not(self, caller: Session, host: str, name: str) -> str:
-        """Return why a caller is not listed; empty if it may be probed."""
+        """Return the reason not to list a caller; empty if it may be probed."""
         if not may_connect(host, "127.0.0.1" if self._on_loopback else "10.0.0.0"):
             return "the hub sees this contributor at an address that others cannot connect to"
         if self._reports.banned.has(caller.contributor, self._clock()):
@@ -320,14 +320,15 @@ class SeedTracker:
     # ---- one object ----
 
     def _usable(self, caller: Session, host: str, sha256: str, tried: Collection[str]) -> list[Seeder]:
-        """Return the seeders of an object that a caller at an address may connect to."""
+        """Return the seeders of an object to which a caller at an address may connect."""
         now = self._clock()
         return [
             seeder
             for node, seeder in self._seeders.having(sha256)
             if node != caller.node_id
             and seeder.name not in tried
-            and (":" in seeder.host) == (":" in host)  # the caller may have no route to the other family
+            and (":" in seeder.host)
+            == (":" in host)  # the caller may have no route to the other address family
             and may_connect(seeder.host, host)
             and not self._reports.banned.has(seeder.contributor, now)
         ]
@@ -335,16 +336,16 @@ class SeedTracker:
     def _least_busy(self, seeders: Collection[Seeder]) -> Seeder | None:
         """Return a seeder with the fewest downloads; None if all are busy.
 
-        Slots are the seeders' own claims, so more of them do not attract more downloads.
+        Seeders declare their own number of slots, so a larger number does not attract more downloads.
         """
         downloads = self._searches.downloads
         free = [seeder for seeder in seeders if downloads[seeder.name] < seeder.slots]
         return min(free, key=lambda seeder: (downloads[seeder.name], secrets.randbits(16)), default=None)
 
     def _is_worth_a_wait(self, caller: Session, seeders: Collection[Seeder]) -> bool:
-        """Return True if accounts other than its own keep one of the busy seeders busy.
+        """Return True if another account than its own occupies one of the busy seeders.
 
-        Otherwise an account could claim each new object, and delay everybody by downloading from itself.
+        Otherwise an account could announce every new object and delay others by downloading from itself.
         """
         own = self._searches.own_downloads
         return any(
@@ -352,7 +353,7 @@ class SeedTracker:
         )
 
     def _may_wait(self, search: SeedSearch, node: int, found: PublicObject, now: float) -> bool:
-        """Return True if a node may keep waiting: the waits for one object and for the whole base are bounded."""
+        """Return True if a node may keep waiting; the waits for one object and for the entire base are bounded."""
         config, size = self._settings(), found.size_bytes
         most = config.wait_seconds(size)
         if not found.is_base:

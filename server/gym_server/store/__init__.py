@@ -1,1 +1,1 @@
-"""The hub's state on disk: one SQL database and one content-addressed object store."""
+"""The hub's stored state: an SQL database and a content-addressed object store."""

@@ -6,10 +6,10 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 
 class StoreAway(Exception):
-    """Raised if a store is unreachable: no part of the call is known to be stored, and retrying is safe.
+    """Raised if a store is unreachable. Nothing is known to be stored, and the call can be retried safely.
 
-    Not a ``GymError``, so that code that turns a contributor's ``GymError`` into a verdict cannot refuse work because
-    of an unreachable store. The strategy waits, and resumes from the stored round.
+    It is not a ``GymError``, so that code that converts a ``GymError`` into a verdict cannot refuse work because of an
+    unreachable store. The strategy waits, and resumes from the stored round.
 
     Args:
         refusal: Error for the coordinator: ``UNAVAILABLE``, ``BUSY``, ``DISK_FULL`` or ``NOT_WRITABLE``, with the
@@ -30,7 +30,7 @@ class StoreAway(Exception):
 
 
 class WriteConflict(StoreAway):
-    """Raised if the database rolled a transaction back because of a concurrent one. ``BUSY`` if all retries fail."""
+    """Raised if the database rolled a transaction back because of a concurrent one; ``BUSY`` after the last retry."""
 
     def __init__(self, shown: str) -> None:
         super().__init__(

@@ -3,8 +3,8 @@
 Write transactions are serialised on both. SQLite's ``BEGIN IMMEDIATE`` takes its lock before it reads. On PostgreSQL an
 advisory lock is taken before the transaction begins, so that its snapshot includes the writes of the previous one. The
 transactions are also SERIALIZABLE: if a program that ignores the lock writes to the database, the transaction is rolled
-back, and ``rerun`` runs it again. Threads of one process take turns before that, since a thread that waits for SQLite's
-lock sleeps up to 100 ms at a time and is overtaken by those that come later.
+back, and ``rerun`` runs it again. Threads of one process first queue for an in-process lock, since a thread that waits
+for SQLite's lock sleeps up to 100 ms at a time and is overtaken by later ones.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gym_server.store.schema import check_version, create_tables
 from gym_server.store.tables import settings
 
 LOCK_SECONDS = 30
-"""Timeout of a write transaction that waits for the previous one, in seconds."""
+"""How long a write transaction waits for the previous one, in seconds."""
 WRITERS, HUBS = 0x67796D01, 0x67796D02
-"""Ids of the advisory locks: of write transactions, and of the hub that runs on the database."""
+"""Ids of the PostgreSQL advisory locks of write transactions and of the running hub."""
 _ATTEMPTS = 6
 _FIRST_PAUSE_SECONDS = 0.05
 _VALUES_AT_ONCE = 500
@@ -44,10 +44,9 @@ V = TypeVar("V")
 
 
 def rerun(method: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a method that is one write transaction: retry it a few times if the database rolled it back.
+    """Decorate a method that is one write transaction, to retry it a few times if the database rolls it back.
 
-    Nothing has been acknowledged to anybody by then. If the last attempt fails, its ``WriteConflict`` (``BUSY``) is
-    raised.
+    Nothing has been acknowledged before a retry. If the last attempt fails, its ``WriteConflict`` (``BUSY``) is raised.
     """
 
     @functools.wraps(method)
@@ -66,7 +65,7 @@ class Database:
 
     Args:
         url: SQLAlchemy URL.
-        read_only: Allow no write transactions; settings keep their defaults.
+        read_only: Refuse write transactions; settings that are not stored have their defaults.
     """
 
     def __init__(self, url: str, read_only: bool = False) -> None:
@@ -76,11 +75,11 @@ class Database:
         self._turn = threading.Lock()
         self.engine = _sqlite(self._url, read_only) if self._is_sqlite else _postgresql(self._url)
         self.at_begin: list[Callable[[Connection], object]] = []
-        """Called at the start of every write transaction, inside it; an exception aborts the transaction."""
+        """Functions called inside every write transaction, at its start; an exception aborts the transaction."""
         self.before_commit: list[Callable[[Connection], object]] = []
-        """Called at the end of every write transaction, inside it."""
+        """Functions called inside every write transaction, at its end."""
         self.after_commit: list[Callable[[Connection], object]] = []
-        """Called once a write transaction is durable."""
+        """Functions called once a write transaction is durable."""
 
     @classmethod
     def open(cls, url: str, folder: Path, read_only: bool = False) -> Database:
@@ -121,7 +120,7 @@ class Database:
 
     @property
     def url(self) -> str:
-        """Return the URL with the password, to connect; never put it into a message."""
+        """Return the URL with the password, for connecting; never put it into a message."""
         return self._url.render_as_string(hide_password=False)
 
     @property
@@ -135,7 +134,7 @@ class Database:
 
         Raises:
             GymError: ``PERMISSION_DENIED`` if the database was opened read-only.
-            StoreAway: If the database is unreachable; whether a running commit was stored is then unknown.
+            StoreAway: If the database is unreachable; it is then unknown whether a running commit was stored.
         """
         if self.read_only:
             raise GymError(
@@ -159,7 +158,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Run reads that all see one state of the database, without the write lock."""
+        """Run queries on one consistent snapshot of the database, without the write lock."""
         options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}  # see _begin
         if not self._is_sqlite:
             options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -172,7 +171,8 @@ class Database:
 
     @contextmanager
     def change_counter(self) -> Iterator[Callable[[], int | None]]:
-        """Yield a function for use by one thread, whose value changes after each commit; None if that is unknown.
+        """Yield a function, for one thread, whose value changes after each commit; it returns None if changes are
+        unknown.
 
         SQLite reports changes by others per connection (``PRAGMA data_version``), so one connection stays open.
         """
@@ -203,7 +203,7 @@ class Database:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Hold this process's turn to write."""
+        """Hold this process's write lock for the block."""
         if not self._turn.acquire(timeout=LOCK_SECONDS):
             raise lock_timeout(self._url)
         try:
@@ -215,8 +215,8 @@ class Database:
     def _alone(self, connection: Connection) -> Iterator[None]:
         """Hold the write lock around a PostgreSQL transaction.
 
-        The lock belongs to the session and is taken before the transaction begins. A lock that the transaction itself
-        takes by a query comes after its snapshot, which then lacks the previous writer's changes.
+        The lock belongs to the session and is taken before the transaction begins. If the transaction took it with a
+        query, its snapshot would be older than the lock and lack the previous writer's changes.
         """
         if self._is_sqlite:
             yield
@@ -240,7 +240,7 @@ def insert_if_absent(tx: Connection, table: Table, **values: Any) -> None:
 
 
 def chunks(values: Iterable[V]) -> list[list[V]]:
-    """Split the values of an SQL ``IN``; SQLite accepts 32,766 parameters, older versions 999."""
+    """Split the values of an SQL ``IN`` into lists; SQLite accepts 32,766 parameters, and older versions 999."""
     rest = list(values)
     return [rest[start : start + _VALUES_AT_ONCE] for start in range(0, len(rest), _VALUES_AT_ONCE)]
 
@@ -269,7 +269,7 @@ def _postgresql(url: URL) -> Engine:
     engine = create_engine(
         url,
         isolation_level="SERIALIZABLE",
-        pool_pre_ping=True,  # a server restart in the meantime is not an error
+        pool_pre_ping=True,  # tolerates a restart of the server in the meantime
         pool_size=8,
         max_overflow=32,
         hide_parameters=True,
@@ -279,13 +279,13 @@ def _postgresql(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _session(connection: Any, _: Any) -> None:
         with connection.cursor() as cursor:
-            # An acknowledged commit must be on disk, whatever the server's default is.
+            # An acknowledged commit must be on disk, regardless of the server's default.
             cursor.execute(
                 "SELECT set_config('synchronous_commit', 'on', false) "
                 "WHERE current_setting('synchronous_commit') = 'off'"
             )
             cursor.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
-            # Locks of a machine that vanished are released within half a minute.
+            # Locks of an unreachable machine are released within half a minute.
             for name, seconds in (("idle", 10), ("interval", 5), ("count", 3)):
                 cursor.execute(f"SET tcp_keepalives_{name} = {seconds}")
         connection.commit()
@@ -307,7 +307,7 @@ def _sqlite(url: URL, read_only: bool) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        # A read-only transaction sees one state from its first select, and takes no lock that a writer waits for.
+        # A deferred transaction reads one snapshot from its first select on, and does not block writers.
         only_reads = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
         connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
 

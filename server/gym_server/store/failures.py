@@ -1,4 +1,4 @@
-"""Database errors, mapped to error codes with hints. No message contains the database's password."""
+"""Mapping of database errors to error codes with hints. No message contains the database's password."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CODES = {
 
 
 def parse_url(text: str) -> URL:
-    """Parse a database URL; an invalid one is not quoted, since it may contain a password.
+    """Parse a database URL; the error does not quote an invalid URL, which may contain a password.
 
     Raises:
         GymError: ``CONFIG_INVALID``.
@@ -52,14 +52,14 @@ def parse_url(text: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """Return the URL without its password, wherever it appears."""
+    """Return the URL without its password, including one in the query parameters."""
     secret = {name: "***" for name in url.query if name not in ("host", "port", "user", "sslmode")}
     return url.update_query_dict(secret).render_as_string(hide_password=True)
 
 
 @contextmanager
 def mapped_errors(url: URL) -> Iterator[None]:
-    """Convert database errors inside the block to the project's errors.
+    """Convert database errors inside the block to ``StoreAway`` or ``GymError``.
 
     Raises:
         StoreAway: If the database is unreachable, too busy, full or read-only, or rolled the transaction back
@@ -108,7 +108,7 @@ def _away(name: str, what: str, code: ErrorCode = ErrorCode.BUSY, hint: str = "t
 
 
 def _never_connected(error: DBAPIError, state: str) -> bool:
-    """Return True if no connection was established: PostgreSQL's drivers then raise an error without a state."""
+    """Return True if no connection was established; PostgreSQL drivers then raise an error without an SQLSTATE."""
     return not state and type(error).__name__ == "OperationalError" and hasattr(error.orig, "sqlstate")
 
 

@@ -1,8 +1,8 @@
-"""One hub per database: a lock that `gym-server run` holds, across folders and machines.
+"""The lock that `gym-server run` holds on its database, so that only one hub runs on it across folders and machines.
 
-On PostgreSQL it is an advisory lock of a separate session. A hub may lose that session, by a restart of the server or a
-network failure, and another hub may take over. So each hub writes a token into the database at its start, and each of
-its write transactions checks that the token is still there. Two hubs can never both write.
+On PostgreSQL it is an advisory lock of a separate session. A hub may lose that session because of a server restart or a
+network failure, and another hub may take over. Each hub therefore writes a token into the database when it starts, and
+checks it in every write transaction. Two hubs can never both write.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GHOST_SECONDS = 2.0
 
 
 class HubLock:
-    """The exclusive right to run the rounds of a database, from construction until ``release``.
+    """The exclusive lock for running a database's rounds, held from construction until ``release``.
 
     Raises:
         GymError: ``STATE_LOCKED`` if another hub runs on it.
@@ -43,7 +43,7 @@ class HubLock:
             self._file = None if path is None else locked_file(Path(f"{path}.lock"), _locked(database))
             return
         end = time.monotonic() + _GHOST_SECONDS
-        while (session := self._take()) is None:  # the lock of a killed hub is released in a moment
+        while (session := self._take()) is None:  # the lock of a killed hub is released shortly
             if time.monotonic() > end:
                 raise _locked(database)
             time.sleep(0.1)
@@ -56,7 +56,8 @@ class HubLock:
         """Check and renew the lock; call it every few seconds.
 
         Raises:
-            GymError: ``STATE_LOCKED`` if another hub took over the database; ``StoreAway`` while it is unreachable.
+            GymError: ``STATE_LOCKED`` if another hub has taken over the database.
+            StoreAway: If the database is unreachable.
         """
         if self._file is not None:
             return
@@ -110,10 +111,10 @@ class HubLock:
 
 
 def locked_file(path: Path, refusal: GymError) -> IO[str]:
-    """Open a file that no other process can lock while it is open; the kernel unlocks it if the process ends.
+    """Open and lock a file until it is closed; the kernel also releases the lock when the process ends.
 
     Raises:
-        GymError: ``refusal``, if another process has locked it.
+        GymError: The given ``refusal``, if another process has locked the file.
     """
     file = open(path, "a")  # noqa: SIM115 (held by the caller)
     try:

@@ -1,7 +1,7 @@
-"""Content-addressed objects: bytes named by their sha256, staged on local disk, stored with fsspec.
+"""Content-addressed objects: files named by their sha256, staged on local disk and stored with fsspec.
 
-An upload grows as ``uploads/<owner>-<sha256>.part``; acknowledged bytes have been fsynced. A finished object is
-verified and renamed before the database records it, so a crash leaves a resumable part or a complete object.
+An upload is written to ``uploads/<owner>-<sha256>.part``; acknowledged bytes have been fsynced. A finished object is
+verified and renamed before the database records it. A crash therefore leaves a resumable part or a complete object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ObjectStore:
         url: Location of the objects; a plain path is a local folder.
         staging: Local folder for parts, and for copies of remote objects that are being mapped.
         max_copy_bytes: Limit on the total size of these copies, in bytes.
-        read_only: Create no folders.
+        read_only: Do not create folders.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ObjectStore:
         return Path(path).exists() if self._remote is None else self._remote.has(path)
 
     def local_path(self, sha256: str) -> Path:
-        """Return the path of a local file to memory-map; a remote object is copied once.
+        """Return the path of a local file for memory-mapping; a remote object is copied once.
 
         Raises:
             GymError: ``NOT_FOUND`` if the store does not have it.
@@ -106,11 +106,11 @@ class ObjectStore:
 
     @property
     def folders(self) -> list[Path]:
-        """Return the folders in which an upload needs free space; they may be on two disks."""
+        """Return the folders in which an upload needs free space, which may be on two disks."""
         return [self.staging, Path(self._root)] if self._remote is None else [self.staging]
 
     def partial_copies(self) -> list[Path]:
-        """Return incomplete copies, left behind when the hub was killed while moving an object from another disk."""
+        """Return incomplete copies, which remain if the hub is killed while moving an object from another disk."""
         return [] if self._remote is not None else sorted(Path(self._root).glob("*/.*.partial"))
 
     def delete(self, sha256: str) -> None:
@@ -129,15 +129,15 @@ class ObjectStore:
         return int(self._fs.size(self._path(sha256)))
 
     def part_path(self, owner: str, sha256: str) -> Path:
-        """Return the path of an unfinished upload of ``owner``. Parts are never shared between owners."""
+        """Return the path of an unfinished upload of ``owner``; owners never share parts."""
         return self.staging / f"{owner}-{sha256}.part"
 
     def adopt(self, part: Path, sha256: str) -> int:
         """Verify a finished file and move it into the store; return its size in bytes.
 
         Raises:
-            GymError: ``HASH_MISMATCH``; the file is deleted, since resuming the upload cannot fix it.
-            StoreAway: If a remote store does not accept it; the file is still there.
+            GymError: ``HASH_MISMATCH``; the file is then deleted, since resuming the upload cannot fix it.
+            StoreAway: If a remote store does not accept it; the file is kept.
         """
         found = file_sha256(part)
         if found != sha256:
@@ -193,11 +193,11 @@ class ObjectStore:
         return size
 
     def _own_part(self, what: str) -> Path:
-        """Return a new path for an object that the hub writes itself: two threads may store the same one at once."""
+        """Return a unique path for an object that the hub writes itself; two threads may store the same object."""
         return self.part_path(f"hub-{secrets.token_hex(8)}", what)
 
     def _modified(self, path: str, details: dict[str, Any]) -> float:
-        """Return a file's modification time, whose key varies by fsspec filesystem; the current time if unknown."""
+        """Return a file's modification time, whose key depends on the fsspec filesystem; else the current time."""
         for key in ("mtime", "LastModified", "last_modified", "created"):
             value = details.get(key)
             if isinstance(value, datetime):
@@ -205,7 +205,7 @@ class ObjectStore:
             if isinstance(value, (int, float)):
                 return float(value)
         try:
-            return float(self._fs.modified(path).timestamp())  # obstore's listings lack it
+            return float(self._fs.modified(path).timestamp())  # obstore's listings do not contain it
         except (NotImplementedError, FileNotFoundError):
             return time.time()
 

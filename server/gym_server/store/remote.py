@@ -1,4 +1,4 @@
-"""Remote object stores: S3 with obstore, or others with fsspec, with a bounded cache of local copies.
+"""Remote object stores (S3 with obstore, others with fsspec) with a bounded cache of local copies.
 
 Downloaded bytes are hashed before they are used. Temporary names are unique, so that two downloads of one object do not
 write to the same file. Credentials come from the environment, and never appear in messages.
@@ -29,11 +29,11 @@ log = logging.getLogger("gym_server")
 
 _RETRIES, _RETRY_SECONDS, _CALL_SECONDS = 5, 20, 300
 DELETE_SECONDS = 10.0
-"""Time limit for one deletion: it runs inside a write transaction, for which all other writers wait."""
+"""Time limit of one deletion, in seconds; it runs inside a write transaction, which blocks all other writers."""
 _LOOKS, _FIRST_LOOK_SECONDS = 4, 0.1
-"""Number of attempts to find an object that must be there: some stores are only eventually consistent."""
+"""Attempts to find an object that must exist, and the first delay; some stores are only eventually consistent."""
 GRACE_SECONDS = 300.0
-"""A copy requested within this many seconds is not removed, since it is about to be opened."""
+"""A copy requested within this many seconds is not removed, since it may not be open yet."""
 _LEFT_SECONDS = 3600.0
 _OBJECTS = "storage.objects"
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN")
@@ -56,7 +56,7 @@ class RemoteObjects:
         self._copies = copies
         self._max_copy_bytes = max_copy_bytes
         now = time.time()
-        for left in copies.glob("*.fetch"):  # from a killed process
+        for left in copies.glob("*.fetch"):  # left by a killed process
             with suppress(FileNotFoundError):
                 if left.stat().st_mtime < now - _LEFT_SECONDS:
                     left.unlink()
@@ -71,7 +71,7 @@ class RemoteObjects:
         return True
 
     def copy(self, path: str, sha256: str) -> Path:
-        """Return a local file with the bytes of an object that must exist; looking for it is retried.
+        """Return a local copy of an object that must exist, retrying if it is not found.
 
         Raises:
             FileNotFoundError: If the store does not have it.
@@ -94,10 +94,10 @@ class RemoteObjects:
         return copy
 
     def put(self, part: Path, path: str, sha256: str) -> None:
-        """Store a file whose sha256 was verified; it becomes the local copy.
+        """Store a file whose sha256 was verified; the file becomes the local copy.
 
         Raises:
-            StoreAway: If the store does not accept it, or does not list it afterwards; the file is still there.
+            StoreAway: If the store does not accept the file or does not list it afterwards; the file is kept.
         """
         size = part.stat().st_size
         try:
@@ -119,7 +119,7 @@ class RemoteObjects:
             self._deleting.rm_file(path)
 
     def evict(self) -> None:
-        """Remove the least recently used copies until the others are within the limit."""
+        """Remove the least recently used copies until the remaining ones are within the limit."""
         found = []
         for copy in self._copies.glob("*.copy"):
             with suppress(FileNotFoundError):
@@ -138,7 +138,7 @@ class RemoteObjects:
 
     @contextmanager
     def mapped_errors(self) -> Iterator[None]:
-        """Convert failures of the store inside the block to ``StoreAway``, except for missing files."""
+        """Convert errors of the store inside the block to ``StoreAway``, except for missing files."""
         try:
             yield
         except (FileNotFoundError, GymError, StoreAway):
@@ -150,7 +150,7 @@ class RemoteObjects:
 
     def _fetch(self, path: str, part: Path) -> str:
         with self.mapped_errors():
-            self.fs.info(path)  # raises first, since obstore prints to stderr if a file is missing
+            self.fs.info(path)  # raises before obstore does, which prints to stderr if a file is missing
         with self.mapped_errors(), self.fs.open(path, "rb") as source, open(part, "wb") as file:
             sha256, _ = copy_hashed(source, file)
             file.flush()
@@ -174,10 +174,10 @@ def _looked_for(look: Any) -> Any:
 def file_system(
     url: str, option: str, call_seconds: float = _CALL_SECONDS, retries: int = _RETRIES
 ) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it; the limits apply to S3 only.
+    """Return the file system of a URL and the path in it; the limits apply only to S3.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY``, which name the ``option`` that has the URL.
+        GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY``, naming the ``option`` that contains the URL.
     """
     if not url.startswith("s3://"):
         try:
@@ -225,7 +225,7 @@ def _without_password(url: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the error's first line without the response (which may contain a key's name) and without secrets."""
+    """Return the error's first line, without secrets and without the response, which may contain a key's name."""
     lines = str(error).splitlines() or [type(error).__name__]
     text = re.sub(r"<.*", "", lines[0])[:300].rstrip(" :")
     for name in _SECRETS:
@@ -235,8 +235,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _mapped_files() -> set[str]:
-    """Return the files that this process has mapped or open; empty except on Linux. Elsewhere an open file stays
-    readable after it is deleted."""
+    """Return the files that this process has mapped or open; empty on systems other than Linux."""
     found: set[str] = set()
     with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         found |= {parts[5].rstrip("\n") for line in maps if len(parts := line.split(maxsplit=5)) == 6}

@@ -1,8 +1,8 @@
-"""Rights to read objects, and the bytes that count against an account's quota.
+"""Read access to objects, and the bytes that count against an account's quota.
 
-An object's readers are its uploaders, the accounts for which a task or version names it, and a variant's readers. A row
-in ``readers`` also records who uploaded an object. The prefix ``FORMERLY`` marks an uploader who gave up the right to
-read it, as for the file of a replaced variant; the object counts against its quota until it is deleted.
+An object may be read by its uploaders, by the accounts whose task or version refers to it, and by a variant's readers.
+A row in ``readers`` also records who uploaded an object. The prefix ``FORMERLY`` marks an uploader who gave up read
+access, as for the file of a replaced variant; the object counts against the uploader's quota until it is deleted.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from gym_server.store.tables import (
 )
 
 FORMERLY = "~"
-"""Prefix of a contributor's id in ``readers``: it uploaded the object, and may no longer read it."""
+"""Prefix of a contributor's id in ``readers`` if it uploaded the object and may no longer read it."""
 
 _EVERYONE = "*"
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes that count against the quota: of finished objects, and of declared but unfinished uploads."""
+    """The bytes of finished and of declared uploads that count against the quota."""
 
     finished: int
     declared: int
@@ -49,7 +49,7 @@ class Usage:
 def usage_of(tx: Connection, contributor: str) -> Usage:
     """Return the bytes that count against an account's quota: its uploads, except those that a needed object refers to.
 
-    An update counts until it is merged; otherwise refused updates could fill the disk.
+    An update counts until it is merged, so that refused updates cannot fill the disk.
     """
     mine = select(readers.c.sha256).where(readers.c.contributor.in_((contributor, FORMERLY + contributor)))
     rows = tx.execute(
@@ -63,7 +63,7 @@ def usage_of(tx: Connection, contributor: str) -> Usage:
 
 
 def give_up(tx: Connection, contributor: str, sha256: str) -> None:
-    """Revoke a contributor's right to read an object that it uploaded; the upload still counts as its own."""
+    """Revoke a contributor's access to an object that it uploaded; the upload still counts against its quota."""
     of = readers.c.sha256 == sha256
     if tx.execute(delete(readers).where(of, readers.c.contributor == contributor)).rowcount:
         tx.execute(delete(readers).where(of, readers.c.contributor == FORMERLY + contributor))
@@ -76,13 +76,13 @@ _KEPT = (
     .union(
         select(versions.c.soup_sha256),
         select(variants.c.delta_sha256).where(variants.c.document.is_not(None)),
-        select(readers.c.sha256).where(readers.c.contributor == _EVERYONE),  # named by a task
+        select(readers.c.sha256).where(readers.c.contributor == _EVERYONE),  # objects that a task refers to
     )
 )
 
 
 def _in_plain_replies(tx: Connection, contributor: str) -> set[str]:
-    """Return the objects that an account's replies name, except updates: replies to other strategies' tasks."""
+    """Return the objects in an account's replies to other strategies' tasks, which are not updates."""
     replies = select(messages.c.reply).where(
         messages.c.node_id.in_(select(nodes.c.node_id).where(nodes.c.contributor == contributor)),
         messages.c.reply.is_not(None),
@@ -98,8 +98,8 @@ def _in_plain_replies(tx: Connection, contributor: str) -> set[str]:
 def require_stored(tx: Connection, names: Collection[str]) -> None:
     """Raise ``NOT_FOUND`` if gc has deleted one of the objects since it was uploaded or sent with a task.
 
-    Call it in the transaction that stores a reference to the objects. Gc deletes unreferenced objects and their rows
-    in a transaction, so either it sees the reference, or this function sees that the rows are gone.
+    Call it in the transaction that stores a reference to the objects. Gc deletes unreferenced objects and their rows in
+    a transaction, so either gc sees the reference or this function finds the rows missing.
     """
     known = set(tx.scalars(select(readers.c.sha256).where(readers.c.sha256.in_(names))))
     for sha256 in names:

@@ -1,4 +1,4 @@
-"""Check the free space on the hub's disks: below the reserve no upload begins and no round opens."""
+"""Check the free space on the hub's disks; below the reserve, no upload begins and no round opens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_SECONDS = 1.0
 
 
 def free_bytes(state: HubState, config: ServerConfig) -> dict[Path, int]:
-    """Return the free space on the disk of every folder that the hub writes to; remote stores have no folder."""
+    """Return the free space, in bytes, on the disk of every local folder that the hub writes to."""
     database = state.database.sqlite_path
     folders = [
         state.store.staging,
@@ -46,13 +46,13 @@ def shortage(state: HubState, config: ServerConfig) -> GymError | None:
 
 
 def raise_if_full(error: Exception) -> None:
-    """Re-raise any library's error about a full disk as ``OSError`` with ``ENOSPC``, after which rounds continue."""
+    """Re-raise a library's error about a full disk as ``OSError`` with ``ENOSPC``, which does not end the round."""
     if is_disk_full(error) or (isinstance(error, GymError) and error.code is ErrorCode.DISK_FULL):
         raise OSError(errno.ENOSPC, str(error)) from error
 
 
 def wait_for_room(state: HubState, config: ServerConfig, should_stop: Callable[[], bool]) -> None:
-    """Wait until every disk has the reserve free, or ``should_stop`` returns True."""
+    """Wait until every disk has more free space than the reserve, or ``should_stop`` returns True."""
     short = shortage(state, config)
     if short is None:
         return

@@ -1,6 +1,6 @@
-"""Create the tables of a new database, and refuse a database of a different version.
+"""Create the tables of a new database, and refuse a database with a different schema version.
 
-Increase ``SCHEMA_VERSION`` with every change of ``tables.py``.
+Increase ``SCHEMA_VERSION`` with every change to ``tables.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def create_tables(tx: Connection, shown: str) -> None:
         shown: The database's name in messages.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` for a database of a different version or program.
+        GymError: ``STATE_CORRUPT`` if the database has a different schema version or belongs to another program.
     """
     names = set(inspect(tx).get_table_names())
     if settings.name in names:
@@ -40,7 +40,7 @@ def create_tables(tx: Connection, shown: str) -> None:
 
 
 def check_version(tx: Connection, shown: str) -> None:
-    """Raise ``STATE_CORRUPT`` unless the database has the schema of this version."""
+    """Raise ``STATE_CORRUPT`` unless the database has schema version ``SCHEMA_VERSION``."""
     version = None
     if settings.name in inspect(tx).get_table_names():
         version = tx.scalar(select(settings.c.value).where(settings.c.key == _KEY))

@@ -1,4 +1,4 @@
-"""The hub's tables. Times are Unix seconds, digests lower-case hex unless prefixed ``sha256:``."""
+"""The tables of the hub's database. Times are Unix seconds; digests are lower-case hex unless prefixed ``sha256:``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from sqlalchemy.schema import SchemaItem
 metadata = MetaData()
 
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
-"""Integer column for 64-bit row ids: SQLite numbers rows by itself only if the column type is INTEGER."""
+"""Column type of 64-bit row ids; SQLite assigns row ids by itself only if the column type is INTEGER."""
 
 
 class UInt64(TypeDecorator[int]):
-    """An unsigned 64-bit integer in a signed column (two's complement): node ids of a stock SuperLink use all bits."""
+    """An unsigned 64-bit integer in a signed column (two's complement), since stock SuperLink node ids use all bits."""
 
     impl = BigInteger
     cache_ok = True
@@ -92,7 +92,7 @@ uploads = _table(
     Column("created_at", Float, nullable=False),
 )
 
-# When an account first declared an object, before its first byte arrived.
+# The time at which an account first declared an object, before its first byte arrived.
 commitments = _table(
     "commitments",
     Column("contributor", String, primary_key=True),
@@ -100,7 +100,7 @@ commitments = _table(
     Column("committed_at", Float, nullable=False),
 )
 
-# Accounts that may read an object: its uploader, and everyone once a task or a version names it.
+# Accounts that may read an object: its uploader, and everyone once a task or a version refers to it.
 readers = _table(
     "readers",
     Column("sha256", String, primary_key=True),
@@ -164,7 +164,7 @@ updates = _table(
     Column("heldout_change", Float),
     Column("ledger_sequence", Integer, nullable=False),  # entry of the verdict at admission
     Column("received_at", Float, nullable=False),
-    Column("committed_at", Float),  # when its digest was declared; null if it was not declared
+    Column("committed_at", Float),  # time at which its digest was declared; null if it was not
     UniqueConstraint("contributor", "nonce"),
     Index("ix_updates_contributor", "contributor", "server_round"),
 )
@@ -214,10 +214,10 @@ running_scores = _table(
     Column("height", Integer, primary_key=True, autoincrement=False),
     Column("parts", Text, nullable=False),  # JSON list: nats by block of held-out rows
     Column("chance", Float, nullable=False),  # variance of the score of random directions
-    Column("earned", BigInteger, nullable=False),  # credits that were paid for it
+    Column("earned", BigInteger, nullable=False),  # credits paid for it
 )
 
-# What a contributor was paid before it could be compared with others, and what it owes of that.
+# Provisional pay of a contributor from before it could be compared with others, and its debt from that pay.
 settlements = _table(
     "settlements",
     Column("contributor", String, primary_key=True),
@@ -228,7 +228,7 @@ settlements = _table(
 reputations = _table(
     "reputations",
     Column("contributor", String, primary_key=True),
-    Column("value", Float, nullable=False),  # when version `height` was made
+    Column("value", Float, nullable=False),  # at the creation of version `height`
     Column("height", Integer, nullable=False),
 )
 
@@ -270,7 +270,7 @@ ledger_heads = _table(
     Column("frontier", Text, nullable=False),
 )
 
-# Accounts named in each entry: an index over the ledger, built from it and checked against it.
+# Accounts named in each entry: an index that is built from the ledger and checked against it.
 ledger_subjects = _table(
     "ledger_subjects",
     Column("sequence", Integer, primary_key=True),
@@ -293,10 +293,10 @@ account_keys = _table(
     Column("contributor", String, nullable=False, index=True),
     Column("status", String, nullable=False),  # active | rotated | revoked
     Column("valid_from", Float, nullable=False),
-    Column("valid_until", Float),  # when it was replaced or revoked
+    Column("valid_until", Float),  # time at which it was replaced or revoked
 )
 
-# One row for each refusal of a revoked key that the ledger records, so that refusals cannot flood it.
+# One row for each recorded refusal of a revoked key, so that repeated refusals do not flood the ledger.
 key_refusals = _table(
     "key_refusals",
     Column("contributor", String, primary_key=True),
@@ -317,7 +317,7 @@ transfers = _table(
     UniqueConstraint("sender", "nonce"),
 )
 
-# Seeds of the noise, visible only to the operator: one per list of updates that a merge began with.
+# Noise seeds, visible only to the operator, one per list of updates for which a merge began.
 privacy_seeds = _table(
     "privacy_seeds",
     Column("server_round", Integer, primary_key=True),
@@ -333,7 +333,7 @@ evaluation_seeds = _table(
     Column("seed", LargeBinary, nullable=False),
 )
 
-# Privacy budget that each round whose noised sum was revealed cost each of its contributors.
+# Privacy costs by round and contributor, for rounds whose noised sum was revealed.
 privacy_spending = _table(
     "privacy_spending",
     Column("server_round", Integer, primary_key=True),
@@ -343,8 +343,8 @@ privacy_spending = _table(
     Index("ix_privacy_spending_contributor", "contributor", "mechanism", "noise_multiplier"),
 )
 
-# Variants that the hub keeps for their owners. The row of a removed one stays, without its document, so that documents
-# signed earlier cannot be replayed.
+# Variants that the hub stores for their owners. The row of a removed variant is kept without its document, so that
+# documents signed earlier cannot be replayed.
 variants = _table(
     "variants",
     Column("owner", String, primary_key=True),
@@ -370,7 +370,7 @@ variant_readers = _table(
     Column("reader", String, primary_key=True, index=True),  # "*" is everyone enrolled
 )
 
-# Variants that the coordinator took down: the owner cannot upload this name or these bytes until that is lifted.
+# Variants that the coordinator took down; the owner cannot upload this name or these bytes until the row is deleted.
 variant_takedowns = _table(
     "variant_takedowns",
     Column("owner", String, primary_key=True),

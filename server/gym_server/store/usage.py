@@ -1,8 +1,8 @@
-"""Find the objects that a hub still needs. The running hub and `gym-server gc` delete all others.
+"""Find the objects that a hub still needs; the running hub and `gym-server gc` delete all others.
 
-A hub needs the objects that a version, the ledger, a variant or an unfinished upload names, and those that a message of
-an open round refers to. It needs the delta of each update that was merged, waits for its round, or is compared with
-updates of later rounds. Refused and rejected updates, replaced variants and unused uploads are not needed.
+A hub needs the objects that a version, the ledger, a variant, an unfinished upload or a message of an open round refers
+to. It also needs the delta of each update that was merged, waits for its round, or is compared with later updates.
+Refused and rejected updates, replaced variants and unused uploads are not needed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.store.tables import ledger, messages, rounds, updates, uploads, variants, versions
 
 STALE_ROUNDS = 10
-"""Number of rounds for which updates are kept unless refused, since later ones may be compared with them."""
+"""Number of rounds for which updates are kept unless refused, since later updates are compared with them."""
 _LIVING = ("queued", "leased", "replied")
 
 
 def needed(tx: Connection, now: float, stale_rounds: int = STALE_ROUNDS) -> dict[str, str]:
-    """Return the sha256 of every object that is still needed, with a description of what needs it.
+    """Return the sha256 of every object that is still needed, with a description of its use.
 
     Args:
         tx: A transaction, possibly read-only.
-        now: The hub's time.
+        now: The hub's time, Unix seconds.
         stale_rounds: See ``STALE_ROUNDS``.
     """
     found = dict[str, str]()
@@ -58,7 +58,7 @@ def _essential(tx: Connection) -> Iterator[tuple[str, str]]:
 
 
 def _in_use(tx: Connection, now: float, stale_rounds: int) -> Iterator[tuple[str, str]]:
-    # Counted in rounds, not updates: accounts whose quota is full of rejected updates could not send a newer one.
+    # The limit is in rounds, not in updates, or rejected updates could permanently fill an account's quota.
     newest = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
     open_or_young = (updates.c.verdict == "admitted") | (
         (updates.c.server_round > newest - stale_rounds) & (updates.c.verdict != "refused")

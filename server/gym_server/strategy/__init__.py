@@ -1,5 +1,7 @@
-"""DeltaSoup as Flower strategies: ``DeltaSoup`` runs the hub's durable rounds of signed deltas, ``DeltaSoupStrategy``
-replaces FedAvg in any Flower app whose clients send plain arrays.
+"""DeltaSoup as Flower strategies.
+
+``DeltaSoup`` runs the hub's durable rounds of signed deltas. ``DeltaSoupStrategy`` replaces FedAvg in any Flower app
+whose clients send plain arrays.
 """
 
 from __future__ import annotations

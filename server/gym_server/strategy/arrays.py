@@ -1,11 +1,11 @@
-"""DeltaSoup for a stock Flower app: clients send arrays as for FedAvg, the server merges them robustly.
+"""DeltaSoup for stock Flower apps: clients send arrays as for FedAvg, and the server merges them robustly.
 
     from gym_server.strategy import DeltaSoupStrategy
 
     strategy = DeltaSoupStrategy(aggregator="byzantine_robust", num_malicious_nodes=2, min_train_nodes=8)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3)
 
-Everything else is Flower's FedAvg: sampling, messages, evaluation, and the mean of the metrics that all replies have.
+Everything else is Flower's FedAvg: sampling, messages, evaluation, and the mean of metrics that all replies contain.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COMFORTABLE = 1e15
 
 @dataclass(frozen=True)
 class _Reply:
-    """A usable reply: its change of each array, by key, except for bool arrays, which cannot change."""
+    """A usable reply: the change of each array by key, without bool arrays, which cannot change."""
 
     node_id: int
     content: Any
@@ -52,31 +52,31 @@ class _Reply:
 
 
 class DeltaSoupStrategy(FedAvg):
-    """FedAvg with DeltaSoup's rules instead of the weighted mean.
+    """FedAvg with DeltaSoup's aggregation rules instead of the weighted mean.
 
     An unusable reply (an error, other keys or shapes, bytes that are not an array, non-finite values, no
     ``num-examples``, a norm far above the median) is skipped and logged. A round that is too small for the rules, or
     whose result does not fit the arrays' dtypes, changes nothing and is logged. Neither ends the run.
 
     Float and integer arrays are merged. Bool arrays, and elements where the model itself is not finite (a mask of
-    ``-inf``), stay as they are: a reply with other values there is unusable.
+    ``-inf``), are kept unchanged; a reply with other values there is unusable.
 
     Args:
-        aggregator: Name of a file in ``gym_fed/soup/aggregators``.
+        aggregator: Name of an aggregation rule in ``gym_fed/soup/aggregators``.
         aggregator_options: Further keys of its ``Config``.
-        pre_aggregators: Names of files in ``gym_fed/soup/pre_aggregators``, in the order in which they run.
+        pre_aggregators: Names of rules in ``gym_fed/soup/pre_aggregators``, in the order in which they run.
         pre_aggregator_options: Further keys of their ``Config``, by name.
         num_malicious_nodes: Number f of malicious (Byzantine) clients to withstand.
         max_norm: L2 norm to which larger updates are scaled down; None disables it.
         norm_ratio: Updates with a norm above this multiple of the median norm are skipped; None keeps all.
-        num_examples_cap: Cap on the number of examples that an update claims, which is its weight; None: equal weights.
+        num_examples_cap: Cap on the claimed number of examples, which is an update's weight; None for equal weights.
         server_optimizer: ``none``, ``momentum``, ``nesterov``, ``adam`` or ``yogi``.
         server_optimizer_options: Further keys of its ``Config``.
         server_learning_rate: Factor by which the step is multiplied.
         fedavg: Keyword arguments of Flower's ``FedAvg``: ``min_train_nodes``, ``fraction_train``, ...
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for rules that do not exist or that ``min_train_nodes`` replies cannot satisfy.
+        GymError: ``CONFIG_INVALID`` for rules that do not exist or need more than ``min_train_nodes`` replies.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class DeltaSoupStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Like FedAvg, but store the arrays, since updates are computed relative to them."""
+        """Configure training as FedAvg does, and store the arrays, since updates are computed relative to them."""
         self._current = {key: array.numpy() for key, array in arrays.items()}
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -141,7 +141,7 @@ class DeltaSoupStrategy(FedAvg):
         """Merge the usable replies.
 
         Returns:
-            The new arrays and the metrics that all replies have; (None, None) if the round changes nothing.
+            The new arrays and the metrics that all replies contain; (None, None) if the round changes nothing.
         """
         usable = self._screened(list(_usable(replies, self._read)))
         weights = torch.tensor(
@@ -159,7 +159,7 @@ class DeltaSoupStrategy(FedAvg):
         return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Merge the metrics that all usable replies have.
+        """Merge the metrics that all usable replies contain.
 
         Returns:
             The metrics; None if no reply is usable.
@@ -200,7 +200,7 @@ class DeltaSoupStrategy(FedAvg):
         return _Reply(reply.metadata.src_node_id, reply.content, deltas, norm, claimed)
 
     def _num_examples(self, reply: Message) -> int:
-        """Return the claimed number of examples if it counts, else 1; the metrics' mean always requires a claim."""
+        """Return the claimed number of examples if it is the weight, else 1; the metrics' mean always requires it."""
         claimed = read_metrics(reply.content, self.weighted_by_key)
         if self.recipe.num_examples_cap is None:
             return 1
@@ -257,7 +257,7 @@ class DeltaSoupStrategy(FedAvg):
             if sent.dtype.kind != "f":
                 fresh = np.rint(fresh)
             made = np.asarray(fresh.astype(sent.dtype))
-            # An integer that does not fit wraps, and a round trip reveals it; a float becomes infinite.
+            # An integer that does not fit wraps around, which a round trip reveals; a float becomes infinite.
             held = np.isfinite(made) if sent.dtype.kind == "f" else made.astype(np.float64) == fresh
         if not (held | kept).all():
             raise GymError(ErrorCode.UPDATE_REFUSED, f"array {key!r} would leave the range of {sent.dtype}")
@@ -266,7 +266,7 @@ class DeltaSoupStrategy(FedAvg):
 
 
 def _usable(replies: Iterable[Message], read: Callable[[Message], T]) -> Iterator[T]:
-    """Yield the result of ``read`` for each reply; skip and log errors and replies that it refuses."""
+    """Yield the result of ``read`` for each reply; error replies and refused ones are logged and skipped."""
     for reply in replies:
         node_id = reply.metadata.src_node_id
         if reply.has_error():
@@ -281,7 +281,7 @@ def _usable(replies: Iterable[Message], read: Callable[[Message], T]) -> Iterato
 
 
 def _kept(sent: np.ndarray) -> np.ndarray:
-    """Return a bool mask in the shape of ``sent`` of the elements that no round changes: bool or non-finite ones."""
+    """Return a bool mask, in the shape of ``sent``, of the elements that never change: bool or non-finite ones."""
     return np.ones(sent.shape, np.bool_) if sent.dtype.kind == "b" else np.asarray(~np.isfinite(sent))
 
 

@@ -1,8 +1,8 @@
-"""Backoff after rounds without a version: the hub waits, longer each time, and keeps serving.
+"""Backoff after failed rounds: the hub waits, longer each time, and keeps serving.
 
-A hub does not exit because rounds are aborted: a night below quorum, or one contributor that answers every task with an
-error, must not stop it. A newly connected contributor ends the wait. One that was present in the failed round does not,
-so that nobody can keep the hub busy by reconnecting.
+Aborted rounds do not stop a hub, for example during a night below quorum, or if one contributor answers every task with
+an error. A newly connected contributor ends the wait. A contributor that took part in the failed round does not, so
+that nobody can keep the hub busy by reconnecting.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RoundBackoff:
         self._state.database.set(_SETTING, "")
 
     def hold(self, reason: str) -> None:
-        """Wait after a failure of this machine, such as an unreachable database; a new contributor does not end it."""
+        """Wait after a failure of this machine, such as an unreachable database; newcomers do not end the wait."""
         self._failures += 1
         seconds = self._seconds()
         log.error("the next attempt is in %.0f s: %s", seconds, reason[:_MAX_REASON])
@@ -99,7 +99,7 @@ class RoundBackoff:
 
     def _wait(self, end: float, there: set[str]) -> None:
         while time.monotonic() < end and not self._should_stop():
-            if paused(self._state.database) is None:  # the coordinator ended the wait: ``end_wait``
+            if paused(self._state.database) is None:  # the coordinator ended the wait with ``end_wait``
                 return
             now = self._there()
             if now - self._seen or (now - there) - self._spoilt:
@@ -111,7 +111,7 @@ class RoundBackoff:
         return set(self._names(self._grid.get_node_ids()).values())
 
     def _names(self, nodes: Any) -> dict[int, str]:
-        """Return the accounts of nodes; a node of a stock Flower grid has none and is named by its id."""
+        """Return the accounts of nodes, by node id; on a stock Flower grid, the ids themselves."""
         found = [int(node) for node in nodes]
         known = self._queue.accounts_of(found)
         return {node: known.get(node, str(node)) for node in found}
@@ -122,7 +122,7 @@ class RoundBackoff:
 
 
 def end_wait(database: Database) -> bool:
-    """End a hub's wait now, in this process or another; return False if it is not waiting."""
+    """End the wait of a hub, in this process or another one; return False if it is not waiting."""
     if paused(database) is None:
         return False
     database.set(_SETTING, "")

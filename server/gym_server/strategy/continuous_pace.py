@@ -1,8 +1,8 @@
-"""Decide when a continuous round is merged: as soon as the admitted weight reaches ``rounds.merge_every``.
+"""Decide when a continuous round is merged: once its admitted weight reaches ``rounds.merge_every``.
 
 An update counts with its staleness weight times its share under the rule, so malicious updates that the rule rejects do
-not fill a round. Tasks outlive their round, so no round waits for slow contributors. A community that is too small to
-reach the weight is merged when everybody who is expected to answer has done so.
+not fill a round. Tasks outlive their round, so no round waits for slow contributors. If a community is too small to
+reach the weight, a round is merged once everybody who is expected to answer has done so.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ log = logging.getLogger("gym_server")
 
 
 def pace_of(state: HubState, live_config: LiveConfig, lease_histories: LeaseHistoryCache) -> Pace:
-    """Return the pace of a hub's mode; a change of the mode takes effect when the hub starts again."""
+    """Return the pace for a hub's mode; a change of the mode takes effect after a restart."""
     mode = ContinuousPace if live_config.current.rounds.mode == "continuous" else Pace
     return mode(state, live_config, lease_histories)
 
 
 class ContinuousPace(Pace):
-    """The pace of a hub with continuous rounds. The rule is applied when an update arrives that may fill the round."""
+    """The pace of continuous rounds. The rule is applied only when an arriving update may fill the round."""
 
     keeps_tasks = True
 
@@ -48,9 +48,9 @@ class ContinuousPace(Pace):
         self._weighed: tuple[int, list[str], float | None] = (0, [], None)
         """Cache: a round, the ids of its updates, and their admitted weight."""
         self._too_few = ""
-        """Why the cached updates are too few for the rule; empty if they are not."""
+        """Reason why the cached updates are too few for the rule; empty if they are not."""
         self._stuck: tuple[int, float] = (0, 0.0)
-        """Cache: the round without a quorum in which nobody is at work, and since when (Unix seconds)."""
+        """Cache: the round without a quorum in which nobody is working, and the time since then (Unix seconds)."""
 
     def summary(self) -> str:
         return self._live_config.current.rounds.in_words()
@@ -60,16 +60,17 @@ class ContinuousPace(Pace):
         return rounds.deadline_seconds * (1 + rounds.max_staleness)
 
     def is_complete(self, current: Round) -> bool:
-        """Return True if the round can be merged, or cannot become complete with the tasks that it has."""
+        """Return True if the round can be merged, or if its remaining tasks cannot complete it."""
         if self.has_quorum(current):
             return True
         outcomes = [task.outcome for task in self._tasks(current.server_round)]
         return self._is_abandoned(current.server_round, outcomes) or self._is_stuck(current, outcomes)
 
     def has_quorum(self, current: Round) -> bool:
-        """Return True if the admitted weight is reached, or if enough have answered and nobody else is expected to.
+        """Return True if the admitted weight is reached, or if enough have answered and no further answers are
+        expected.
 
-        Never before the window has as many updates as the rule needs to withstand ``soup.num_malicious_nodes``.
+        False until the window has enough updates for the rule to withstand ``soup.num_malicious_nodes``.
         """
         rows = self._state.round_store.admitted(current.server_round)
         weight = self._admitted_weight(current, rows) if rows else None
@@ -95,8 +96,8 @@ class ContinuousPace(Pace):
     def _awaits_more(self, current: Round, rows: Sequence[Any]) -> bool:
         """Return True if a round below its weight should wait for tasks that are still open.
 
-        It waits at most ``deadline_seconds`` from its first update, and from when a task was handed out, and only for
-        contributors that answered their last tasks. So an account that only sends heartbeats delays few rounds.
+        It waits at most ``deadline_seconds`` from its first update and from the start of each task, and only for
+        contributors that answered their last tasks. An account that only sends heartbeats therefore delays few rounds.
         """
         now, limit = self._state.clock.now(), self._live_config.current.rounds.deadline_seconds
         first = min(float(row.received_at) for row in rows)
@@ -109,9 +110,9 @@ class ContinuousPace(Pace):
         return any(is_awaited(task) for task in self._tasks(current.server_round))
 
     def _is_stuck(self, current: Round, outcomes: Sequence[str]) -> bool:
-        """Return True if all tasks have ended without a quorum, and time for newcomers has passed.
+        """Return True if all tasks have ended without a quorum and the time for newcomers has passed.
 
-        An account whose task failed gets another one only in the next round, so the wait is short then.
+        An account whose task failed gets another one only in the next round, so the wait after failures is short.
         """
         server_round, now = current.server_round, self._state.clock.now()
         if not outcomes or "" in outcomes:
@@ -132,7 +133,7 @@ class ContinuousPace(Pace):
     def _admitted_weight(self, current: Round, rows: Sequence[Any]) -> float | None:
         """Return the admitted weight of the round's updates, or an upper bound that is below ``merge_every``.
 
-        None while the window is too small for the rule.
+        Returns None while the window is too small for the rule.
         """
         ids = [row.update_id for row in rows]
         if self._weighed[:2] != (current.server_round, ids):

@@ -1,8 +1,8 @@
 """DeltaSoup, the Flower strategy: durable rounds over any Flower grid.
 
 ``configure_train`` and ``aggregate_train`` follow Flower's contract and work on a stock SuperLink too. ``start`` adds
-what Flower's own loop lacks: rounds resume after a crash, replies are processed one at a time, contributors may join
-late, and one bad reply never ends a round.
+to Flower's own loop: rounds resume after a crash, replies are processed one at a time, contributors may join late, and
+a bad reply never ends a round.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _HUBS_OWN = STATE_ERRORS | frozenset(
         ErrorCode.KEY_LOCKED,
     }
 )
-"""Errors of the coordinator's own machine or files: no later round would succeed, so the hub stops."""
+"""Errors of the coordinator's machine or files, after which no later round would succeed, so the hub stops."""
 
 
 class DurableDeltaSoup(Strategy):
@@ -69,7 +69,7 @@ class DurableDeltaSoup(Strategy):
         federation: The opened hub.
         payloads: How deltas are sent on the grid in use.
         should_stop: Called between polls; True ends ``start`` at the next safe point.
-        on_round: Called after each round ends, to display it.
+        on_round: Called at the end of each round, to display it.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class DurableDeltaSoup(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the round's task for every account that has none yet; ``arrays`` and ``config`` are not used."""
+        """Return the round's task for every account that does not have it; ``arrays`` and ``config`` are unused."""
         current = self._collecting(server_round)
         tasks = self._rounds.tasks(server_round)
         there = list(grid.get_node_ids())
@@ -124,7 +124,8 @@ class DurableDeltaSoup(Strategy):
         """Process the replies, then merge, gate and commit (or abort) the round.
 
         Returns:
-            None for the arrays, since versions are objects; metrics of the new version, or None after an abort.
+            None for the arrays, since versions are stored as objects, and the metrics of the new version (None after an
+            abort).
         """
         self._take(server_round, replies)
         ended = self._finish(self._rounds.require(server_round))
@@ -136,11 +137,11 @@ class DurableDeltaSoup(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return no messages: the coordinator's gate evaluates."""
+        """Return no messages, since the coordinator's gate evaluates versions."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return None: no evaluation was requested."""
+        """Return None, since no evaluation was requested."""
         return None
 
     def summary(self) -> None:
@@ -159,10 +160,11 @@ class DurableDeltaSoup(Strategy):
     ) -> Result:
         """Run rounds until ``num_rounds`` (by default the config's) have been committed, across restarts.
 
-        After an aborted round, or one ended by an internal error, it waits and starts another (``RoundBackoff``).
+        After a round that was aborted or ended by an internal error, it waits and starts another one
+        (``RoundBackoff``).
 
         Raises:
-            GymError: If this machine has a fault that no later round would fix, such as a corrupt state.
+            GymError: If a later round could not succeed either, for example because of corrupt state.
             StoreAway: If the database or the object store is unreachable; `gym-server run` waits and starts again.
         """
         self.summary()
@@ -173,7 +175,7 @@ class DurableDeltaSoup(Strategy):
                 if not self._advance(grid, wanted, backoff):
                     break
             except (OSError, OperationalError) as error:
-                # The disk is full or the database is unreachable: the round resumes from its state afterwards.
+                # The disk is full or the database is unreachable; the round resumes from its stored state afterwards.
                 log.exception("no round can continue now")
                 known = system_error(error)
                 what = f"{type(error).__name__}: {error}" if known is None else f"{known.code.value}: {known}"
@@ -191,7 +193,7 @@ class DurableDeltaSoup(Strategy):
             if current is not None and (current.is_over or not is_done):
                 self._queue.close_group(
                     str(current.server_round)
-                )  # no round follows to carry open tasks into
+                )  # no further round could take over open tasks
             return False
         if current is None or current.is_over:
             if self._steering.paused() is not None:
@@ -219,7 +221,7 @@ class DurableDeltaSoup(Strategy):
         return True
 
     def _abort_for(self, server_round: int, error: Exception) -> Round:
-        """End a round that an internal error broke; raise the error again if no later round could succeed."""
+        """End a round after an internal error; re-raise the error if no later round could succeed."""
         raise_if_full(error)
         if isinstance(error, GymError) and error.code in _HUBS_OWN:
             raise error
@@ -285,7 +287,7 @@ class DurableDeltaSoup(Strategy):
             return None
 
     def _should_end(self, server_round: int) -> bool:
-        """Return True if the hub stops, or if the coordinator has ended the round in the meantime."""
+        """Return True if the hub is stopping or the coordinator has ended the round."""
         return self._should_stop() or self._rounds.require(server_round).state == ABORTED
 
     @rerun
@@ -306,12 +308,12 @@ class DurableDeltaSoup(Strategy):
         if isinstance(grid, HubGrid):
             self._take(server_round, grid.replies(waiting))
             return
-        # One at a time: the deltas are in the replies, and a SuperLink sends each once.
+        # Replies are pulled one at a time, since they contain the deltas and a SuperLink sends each only once.
         for message_id in waiting:
             self._take(server_round, grid.pull_messages([message_id]))
 
     def _take(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Judge replies and record their outcomes, including those of replies before a failure of this machine."""
+        """Judge replies and record their outcomes, even if a failure of this machine interrupts the loop."""
         outcomes: dict[str, str] = {}
         try:
             for reply in replies:
@@ -342,7 +344,7 @@ class DurableDeltaSoup(Strategy):
         return ended
 
     def _merge(self, current: Round, should_end: Callable[[], bool]) -> None:
-        """Merge a round; the result is discarded if the coordinator ended the round meanwhile."""
+        """Merge a round, and discard the result if the coordinator has ended the round in the meantime."""
         try:
             with (
                 round_span("merge", self._state.server, current.server_round),

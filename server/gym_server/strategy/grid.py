@@ -1,7 +1,7 @@
-"""Flower's ``Grid`` over the hub: pushed messages become rows of the queue, and replies are read from them.
+"""Flower's ``Grid`` interface to the hub: messages are pushed to the queue's table, and replies are read from it.
 
-Flower's own strategies run on it unchanged: their arrays are written to the object store on the way out and read from
-it on the way in. Deltas (``gym.delta.v1``) stay references, and only the merge maps their files.
+Flower's own strategies run on it unchanged: arrays of outgoing messages are written to the object store, and those of
+replies are read from it. Deltas (``gym.delta.v1``) remain references, and only the merge maps their files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gym_server.store.tables import nodes, readers, updates
 log = logging.getLogger("gym_server")
 
 LOST = 1001
-"""Flower error code for a reply that will not come: the lease ended, or the contributor left."""
+"""Flower error code for a missing reply, after the lease ended or the contributor left."""
 
 MALFORMED = 1002
 """Flower error code for a reply that is not valid Flower content."""
@@ -71,19 +71,19 @@ class HubGrid(Grid):
         self._queue, self._max_update_bytes = queue, max_update_bytes
         self._notify = notify
         self._opened: set[str] = set()
-        """Objects of the last message, which every contributor may read."""
+        """Objects of the last message that every contributor may already read."""
         self._run = Run.create_empty(RUN_ID)
         # Flower's runtime normally sets the task identity of the process, with which Flower stamps messages.
         TaskIdentity.task_id = TaskIdentity.run_id = RUN_ID
         TaskIdentity.node_id = _HUB_NODE_ID
 
     def set_run(self, run: Run) -> None:
-        """Use Flower's description of the run instead of the empty one."""
+        """Replace the empty run description by Flower's."""
         self._run = run
 
     @property
     def run(self) -> Run:
-        """Return the run: one federation is one run."""
+        """Return the run; a federation has exactly one."""
         return self._run
 
     def create_message(
@@ -123,7 +123,7 @@ class HubGrid(Grid):
         return list(self.replies(message_ids))
 
     def replies(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Yield what ``pull_messages`` returns, one reply in memory at a time."""
+        """Yield the replies of ``pull_messages``, with only one in memory at a time."""
         for message_id in self._queue.ended(message_ids):
             message = self._queue.get(message_id)
             reply = None if message is None else self._reply(message)
@@ -133,7 +133,7 @@ class HubGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push, then wait for all replies or ``timeout`` seconds."""
+        """Push messages, and wait for all replies or at most ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         waiting, replies = list(self.push_messages(messages)), []
         while waiting:
@@ -148,7 +148,7 @@ class HubGrid(Grid):
         return replies
 
     def _stored(self, message: Message) -> NewMessage:
-        """Return a message as it is queued; its objects are stored, and every contributor may read them."""
+        """Convert a message for the queue, storing its objects and allowing every contributor to read them."""
         metadata = message.metadata
         records = to_wire(message.content, lambda data: _ignore(self._state.store.put_bytes(data)))
         self._open_to_contributors({ref.sha256 for ref in references(records)})
@@ -173,7 +173,7 @@ class HubGrid(Grid):
     def _reply(self, message: QueuedMessage) -> Message | None:
         try:
             return self._message(message, **self._outcome(message))
-        except StoreAway:  # not the reply's fault either; the caller waits for the store
+        except StoreAway:  # not a fault of the reply; the caller waits for the store
             raise
         except OSError as error:  # a failure of this machine, not of the reply: it is requested again
             log.error("the reply to task %s cannot be read now: %s", message.message_id, error)
@@ -215,7 +215,7 @@ class HubGrid(Grid):
         return {"content": from_wire(reply.content, self._read)}
 
     def _set_aside(self, message: QueuedMessage, reason: str) -> None:
-        """Set a reply aside permanently, with its verdict in the ledger; it earns nothing."""
+        """Set a reply aside permanently, and record its verdict in the ledger; it earns nothing."""
         server_round = int(message.group_id) if message.group_id.isdecimal() else 0
         with self._state.database.transaction() as tx:
             self._queue.set_aside(tx, message.message_id, reason)
@@ -242,7 +242,7 @@ class HubGrid(Grid):
 
 
 def _line(text: str) -> str:
-    """Return untrusted text as one printable line."""
+    """Convert untrusted text to one printable line."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_REASON])
 
 
@@ -252,4 +252,4 @@ def _printable(error: Exception) -> str:
 
 
 def _ignore(_: object) -> None:
-    """Ignore the name of bytes: the store names them by their sha256, as the wire does."""
+    """Ignore the name of stored bytes, since the store and the messages both name them by their sha256."""

@@ -1,14 +1,14 @@
-"""Read contributors' earlier tasks: how long they took, and which were left unanswered.
+"""Read the history of contributors' tasks: their durations, and which were left unanswered.
 
 The duration of an answered task is known, even if the answer was late. For a task that was cut off by the end of its
 round, it is estimated from the last heartbeat: the seconds so far and the share of training steps done.
 
 A round needs answers from more than half of the active contributors, so accounts that never answer could block every
 round. An account blocks a round if it still holds the task when the round ends at the deadline without a quorum. Each
-blocked round doubles the number of answers that an account needs, so that answering in between does not pay for the
-next one; accounts with fewer answers share one count of blocked rounds, otherwise new accounts could block rounds
-forever. Being late in a merged round does not count as blocking; otherwise fast accounts could remove slow ones from
-the quorum.
+blocked round doubles the number of answers that an account needs, so that it cannot compensate for blocking by
+answering in between. Accounts with fewer answers share one count of blocked rounds; otherwise new accounts could block
+rounds forever. Being late in a merged round does not count as blocking; otherwise fast accounts could remove slow ones
+from the quorum.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from gym_server.rounds.round_store import ABORTED, COMMITTED
 from gym_server.store.tables import messages, nodes, round_tasks, rounds, updates
 
 LEARNED_ROUNDS = 10
-"""Number of latest rounds from which durations and unanswered tasks are learned."""
+"""Number of latest rounds from which durations and unanswered tasks are read."""
 REMEMBERED_ROUNDS = 100
 """Number of latest rounds in which answers and blocked rounds count."""
 MAX_UNANSWERED = 3
-"""Tasks in a row that a contributor may leave unanswered before rounds stop waiting for it."""
+"""Number of consecutive unanswered tasks after which rounds no longer wait for a contributor."""
 MAX_BLOCKED_ROUNDS = 3
-"""Number of remembered rounds that accounts without established status may block together."""
+"""Number of remembered rounds that accounts that are not established may block together."""
 MIN_ANSWERS = 3
-"""An account is established with this many answers, twice as many for each round that it blocked."""
+"""Number of answers that an account needs to be established, doubled for each round that it blocked."""
 
 _TRAINING = "train"
 
@@ -45,7 +45,7 @@ class OpenTask:
     """A task of the current round.
 
     Attributes:
-        contributor: The account that holds it; the node id if no account is known, as on a stock Flower grid.
+        contributor: Account that holds the task; the node id if there is no account, as on a stock Flower grid.
         outcome: Empty while the task is open.
         given_at: Time at which it was handed out, Unix seconds by the hub's clock; None if unknown.
         projected_seconds: Total duration estimated from its heartbeats; None before the first step.
@@ -64,9 +64,9 @@ class TaskRecord:
 
     Attributes:
         seconds: Durations of tasks that were answered or measured by heartbeats.
-        unanswered: Number of latest tasks in a row that were unanswered when their round ended.
-        num_answers: Rounds answered in time, with an update that was neither refused nor rejected. Answers in aborted
-            rounds count, since the accounts that answer must not suffer from those that block.
+        unanswered: Number of consecutive latest tasks that were unanswered when their round ended.
+        num_answers: Number of rounds answered in time, with an update that was neither refused nor rejected. Answers in
+            aborted rounds count, so that blocked rounds do not penalise the accounts that answer.
         blocked: Rounds that ended at the deadline without a quorum while the contributor held a task.
     """
 
@@ -77,12 +77,12 @@ class TaskRecord:
 
     @property
     def is_awaited(self) -> bool:
-        """True if rounds wait for the contributor beyond the minimum grace period."""
+        """Return True if rounds wait for the contributor beyond the minimum grace period."""
         return self.unanswered < MAX_UNANSWERED
 
     @property
     def is_established(self) -> bool:
-        """True if the contributor counts in the quorum by its own record."""
+        """Return True if the contributor counts in the quorum because of its own record."""
         return self.num_answers >= MIN_ANSWERS << len(self.blocked)
 
 
@@ -98,7 +98,7 @@ class LeaseHistory:
 
     @cached_property
     def blocked_by_others(self) -> set[int]:
-        """Rounds blocked by contributors that are not established."""
+        """Return the rounds blocked by contributors that are not established."""
         return set[int]().union(*(r.blocked for r in self.by_contributor.values() if not r.is_established))
 
     def of(self, task: OpenTask) -> TaskRecord:
@@ -106,7 +106,7 @@ class LeaseHistory:
         return self.by_contributor.get(task.contributor, TaskRecord())
 
     def counts(self, task: OpenTask) -> bool:
-        """True if a task's holder counts in the quorum: it has answered, or is at work and expected to answer."""
+        """Return True if a task's holder counts in the quorum: it has answered, or is expected to answer."""
         if task.outcome:
             return task.outcome == "replied"
         return self.of(task).is_established or len(self.blocked_by_others) < MAX_BLOCKED_ROUNDS
@@ -117,7 +117,7 @@ class LeaseHistory:
 
 
 class LeaseHistoryCache:
-    """Reads the history before a round once, because ended rounds do not change."""
+    """A cache of the history before a round, which does not change."""
 
     def __init__(self, lease_seconds: float) -> None:
         self.lease_seconds = lease_seconds
@@ -152,11 +152,11 @@ def open_tasks(tx: Connection, server_round: int, lease_seconds: float) -> list[
 
 
 def resting_contributors(tx: Connection, server_round: int, lease_seconds: float, now: float) -> set[str]:
-    """Return the contributors that do not get the task of a round again yet, because they lost it several times.
+    """Return the contributors that must wait before they get a round's task again, since they lost it several times.
 
-    After the second loss an account waits for one lease, and then about twice as long each time, whichever of its
-    nodes lost the task. So a hub that answers heartbeats too late does not add to its load by handing out the same
-    tasks again and again. On a stock Flower grid each node counts alone, under its id.
+    After the second loss, an account waits for the duration of one lease, and then about twice as long after each
+    further loss by any of its nodes. A hub that is too slow to answer heartbeats therefore does not add to its load by
+    handing out the same tasks repeatedly. On a stock Flower grid, each node counts separately, under its id.
 
     Args:
         tx: A transaction.
@@ -181,7 +181,7 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
     blocked = {row.server_round: _ended_without_quorum(row) for row in tx.execute(last)}
     learned = set(list(blocked)[:LEARNED_ROUNDS])
     history = LeaseHistory()
-    # Includes late updates, which are refused as stale; updates refused for their content are ignored.
+    # Includes late updates, which are refused as stale, but not updates refused for their content.
     of_task = and_(
         updates.c.message_id == round_tasks.c.message_id,
         or_(updates.c.verdict != "refused", updates.c.code == ErrorCode.STALE.value),
@@ -192,7 +192,7 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
         .where(round_tasks.c.server_round.in_(list(blocked)))
         .order_by(round_tasks.c.server_round)
     )
-    last_rows: dict[str, Any] = {}  # a task that continuous rounds carry has a row in each of them
+    last_rows: dict[str, Any] = {}  # a carried task has a row in each of its continuous rounds
     for row in tx.execute(query):
         last_rows.pop(row.message_id, None)
         last_rows[row.message_id] = row
@@ -215,7 +215,7 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
 
 
 def _ended_without_quorum(row: Any) -> bool:
-    """True if a round collected until its deadline and was not merged."""
+    """Return True if a round collected until its deadline and was not merged."""
     is_unmerged = row.state == ABORTED and row.merging is None
     return is_unmerged and row.deadline is not None and float(row.closed_at or 0.0) >= float(row.deadline)
 
@@ -246,7 +246,7 @@ def _tasks(*more: Column[Any]) -> Select[Any]:
 
 
 def _projected(row: Any, lease_seconds: float) -> float | None:
-    """Estimate the seconds that a task takes from its last heartbeat (``train 30/300``); None before the first step."""
+    """Estimate a task's duration in seconds from its last heartbeat (``train 30/300``); None before the first step."""
     phase, _, steps = str(row.progress or "").partition(" ")
     done, total = (whole_number(text, 12) or 0 for text in (*steps.partition("/")[::2],))
     if phase != _TRAINING or not 0 < done <= total:

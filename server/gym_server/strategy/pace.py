@@ -1,9 +1,9 @@
 """Decide when a round stops collecting updates.
 
-A round that waits for everybody is as slow as a contributor that only sends heartbeats. A round that needs a fixed
-number of updates takes only those of the fastest. So the quorum is a share of the tasks that were handed out, and
-contributors still at work get a grace period based on their earlier tasks. Accounts that blocked earlier rounds by not
-answering do not count (``gym_server.strategy.lease_history``).
+If rounds waited for everybody, a contributor that only sends heartbeats could block them. If they waited for a fixed
+number of updates, only the fastest contributors would take part. The quorum is therefore a share of the tasks that were
+handed out, and contributors still at work get a grace period based on their earlier tasks. Accounts that blocked
+earlier rounds by not answering do not count (``gym_server.strategy.lease_history``).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ log = logging.getLogger("gym_server")
 
 QUANTILE = 0.9
 FIRST_SHARE = 0.25
-"""Expected duration of a task without history, as a share of the deadline."""
+"""Expected duration of a task without history, as a fraction of the deadline."""
 _MIN_KNOWN = 3
 
 
 def grace_ends(
     config: RoundsConfig, known: Sequence[float], started_at: float, quorum_at: float, deadline_seconds: float
 ) -> float:
-    """Return when a stage of a secure round continues without those who have not answered, in Unix seconds.
+    """Return the time at which a stage of a secure round ends without the missing answers, in Unix seconds.
 
     Args:
         config: Factor and bounds of the grace period.
-        known: Seconds from start to answer in earlier rounds.
+        known: Durations from start to answer in earlier rounds, in seconds.
         started_at: Start of the stage, Unix seconds.
         quorum_at: Unix time at which there were enough answers.
         deadline_seconds: Maximum duration of the stage.
@@ -74,9 +74,9 @@ class Pace:
         self._state, self._live_config = state, live_config
         self._lease_histories = lease_histories
         self._stage: tuple[int, str, list[float]] = (0, "", [])
-        """Cache: round, stage of secure aggregation, and seconds that answers to the stage took in earlier rounds."""
+        """Cache: round, stage of secure aggregation, and durations of its answers in earlier rounds (seconds)."""
         self._abandoned: tuple[int, float] = (0, 0.0)
-        """Cache: the round whose tasks are all lost or failed, and since when (Unix seconds)."""
+        """Cache: the round whose tasks are all lost or failed, and the time since then (Unix seconds)."""
         self._logged_quorum = 0
 
     def summary(self) -> str:
@@ -86,17 +86,17 @@ class Pace:
         return f"quorum {rounds.min_contributors}, and {share}"
 
     def task_seconds(self, current: Round) -> float:
-        """Return how long a task that is handed out now may be worked on."""
+        """Return the time limit of a task that is handed out now, in seconds."""
         return max(60.0, task_of(current).deadline_seconds - self._state.clock.now())
 
     def resting(self, server_round: int) -> set[str]:
-        """Return the contributors that lost the round's task several times, and wait before they get it again."""
+        """Return the contributors that lost the round's task several times and must wait before they get it again."""
         lease_seconds = self._live_config.current.rounds.lease_seconds
         with self._state.database.reading() as tx:
             return resting_contributors(tx, server_round, lease_seconds, self._state.clock.now())
 
     def is_complete(self, current: Round) -> bool:
-        """Return True if a collecting round need not wait any longer.
+        """Return True if a round need not collect any longer.
 
         This is the case if all have answered, the grace period or the deadline has passed, or nobody is left.
         """
@@ -118,7 +118,7 @@ class Pace:
         return self._quorum_at(current, self._tasks(current.server_round)) is not None
 
     def shortfall(self, current: Round) -> str:
-        """Return why a round below its quorum has ended."""
+        """Return the reason why a round below its quorum has ended."""
         assert current.spec is not None
         tasks = self._tasks(current.server_round)
         admitted = len(self._state.round_store.admitted(current.server_round))
@@ -143,8 +143,8 @@ class Pace:
     def round_ends(self, current: Round, quorum: int | None = None) -> float | None:
         """Return the latest time at which a collecting round is merged, in Unix seconds; None before the quorum.
 
-        Each contributor still at work gets ``grace_factor`` times its own usual duration, counted from when it was
-        given the task. Those who left their last tasks unanswered get ``grace_min_seconds``.
+        Each contributor still at work gets ``grace_factor`` times its usual duration, counted from the start of its
+        task. Those who left their last tasks unanswered get ``grace_min_seconds``.
 
         Args:
             current: The round.
@@ -173,7 +173,9 @@ class Pace:
         return min(quorum_at + grace, deadline)
 
     def stage_ends(self, server_round: int, stage: str, started_at: float, quorum: int) -> float | None:
-        """Return when a stage of secure aggregation ends, at most ``stage_seconds``; None before ``quorum`` answers."""
+        """Return the end of a secure aggregation stage, after at most ``stage_seconds``; None before ``quorum``
+        answers.
+        """
         secure = self._live_config.current.secure_aggregation
         assert secure is not None
         where = (secure_messages.c.server_round == server_round) & (secure_messages.c.stage == stage)
@@ -203,9 +205,9 @@ class Pace:
     def _quorum_at(
         self, current: Round, tasks: Sequence[OpenTask], quorum: int | None = None
     ) -> float | None:
-        """Return when the round reached its quorum of updates, in Unix seconds; None before that.
+        """Return the time at which the round reached its quorum of updates, in Unix seconds; None before that.
 
-        Tasks handed out later do not change it.
+        Tasks handed out later do not change that time.
         """
         history, config = self._history(current.server_round), self._live_config.current.rounds
         given = sorted(task.given_at or 0.0 for task in tasks if history.counts(task))
@@ -217,7 +219,7 @@ class Pace:
         return None
 
     def _log_quorum(self, server_round: int, tasks: Sequence[OpenTask], seconds: float) -> None:
-        """Log once per round who is still at work; an admitted reply that is not processed yet does not count."""
+        """Log once per round how many contributors are at work, excluding those whose reply is admitted."""
         if self._logged_quorum == server_round:
             return
         admitted = {row.message_id for row in self._state.round_store.admitted(server_round)}
@@ -239,7 +241,7 @@ class Pace:
         log.info(text, server_round, len(admitted), handed_out, len(working), max(0.0, seconds), note)
 
     def _is_abandoned(self, server_round: int, outcomes: Sequence[str]) -> bool:
-        """Return True if all tasks failed, or were lost and their nodes did not return within a lease."""
+        """Return True if all tasks failed, or were lost with nodes that did not return within a lease's duration."""
         if not outcomes or not set(outcomes) <= {"failed", "lost"}:
             self._abandoned = (0, 0.0)
             return False
@@ -266,7 +268,7 @@ class Pace:
 
 
 def _last(server_round: int) -> Select[tuple[int]]:
-    """Select the last committed rounds before one."""
+    """Select the last committed rounds before ``server_round``."""
     return (
         select(rounds.c.server_round)
         .where(rounds.c.state == COMMITTED, rounds.c.server_round < server_round)

@@ -1,4 +1,4 @@
-"""Judge the replies of a round, which are untrusted."""
+"""Judge the untrusted replies of a round."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gym_server.strategy.tasks import update_in
 log = logging.getLogger("gym_server")
 
 STATE_ERRORS = frozenset({ErrorCode.STATE_CORRUPT, ErrorCode.STATE_LOCKED, ErrorCode.LEDGER_FORKED})
-"""Errors of the hub's own state, which no reply causes."""
+"""Errors of the hub's own state, which replies cannot cause."""
 
 
 class ReplyJudge:
-    """Judges replies of one hub.
+    """Judges the replies to one hub's tasks.
 
     Args:
         federation: The opened hub.
@@ -37,9 +37,9 @@ class ReplyJudge:
         self._payloads = payloads
 
     def outcome(self, server_round: int, reply: Message) -> str:
-        """Return the outcome of a task: ``replied``, ``failed`` or ``lost``. The reply's content raises no error.
+        """Return the outcome of a task: ``replied``, ``failed`` or ``lost``. The content of a reply never raises.
 
-        Only failures of this machine raise: of its disk, its database or its ledger.
+        Only failures of this machine's disk, database or ledger raise.
         """
         outcome, problem = "replied", ""
         if reply.has_error():
@@ -62,7 +62,7 @@ class ReplyJudge:
         manifest, signature, key = update_in(content, self._payloads)
         accounts = self._accounts
         if self._payloads.by_reference:
-            # It was judged at submission, by the key that the account had at that time.
+            # It was judged at submission, with the key that the account had at that time.
             known = self._rounds.judged(UpdateManifest.parse(manifest).digest)
             if known is not None and known.verdict != "refused" and known.message_id == message_id:
                 return

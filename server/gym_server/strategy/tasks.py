@@ -1,4 +1,4 @@
-"""The task of a round: the version that its contributors start from, and the training recipe."""
+"""The task of a round, with the version that contributors start from and the training recipe."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def new_task(state: HubState, config: ServerConfig, max_update_bytes: int, serve
 
 
 def refuse_stock_flower(config: ServerConfig) -> None:
-    """Refuse settings that only the hub's own grid can serve.
+    """Refuse settings that only the hub's own grid supports.
 
     Raises:
         GymError: ``CONFIG_INVALID``.
@@ -123,7 +123,7 @@ def plugins_of_round(config: ServerConfig, ledger: Ledger, recipe: TrainingRecip
 def _soup_codecs(ledger: Ledger) -> Iterator[str]:
     """Yield the plug-in codecs of committed soups; codecs of updates are not included."""
     if CODECS.names() == CODECS.own():
-        return  # the ledger need not be read
+        return  # without plug-ins, the ledger need not be read
     for entry in ledger.entries():
         if entry.kind == "version" and "plugins" in entry.body:
             words = {

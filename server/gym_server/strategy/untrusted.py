@@ -1,4 +1,4 @@
-"""Parse untrusted replies of a Flower app's clients: no content can end the run or exhaust the server's memory."""
+"""Parse untrusted replies of a Flower app's clients; no content can end the run or exhaust the server's memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _HEADER_LIMIT = 1024
 def read_array(key: str, array: Array, sent: np.ndarray) -> np.ndarray:
     """Return the values of a received array, as a view of its bytes.
 
-    ``numpy.load`` is not used: it also reads arrays from zip archives, and allocates the size that a header claims
-    before it has read that many bytes.
+    ``numpy.load`` is not used, since it also reads zip archives, and allocates the size claimed in a header before
+    reading that many bytes.
 
     Args:
         key: Name of the array, for messages.
         array: The array from Flower.
-        sent: The array that the client received.
+        sent: The array that was sent to the client.
 
     Returns:
         An array in the shape of ``sent``; bool if ``sent`` is bool, else any float or integer dtype.
@@ -43,7 +43,7 @@ def read_array(key: str, array: Array, sent: np.ndarray) -> np.ndarray:
             raise _refusal(f"array {key!r} is serialised as {array.stype[:80]!r}, not {_STYPE!r}")
         header = io.BytesIO(array.data)
         version = np.lib.format.read_magic(header)
-        if version != (1, 0):  # the version that numpy.save uses for arrays of plain numbers
+        if version != (1, 0):  # the format version that numpy.save uses for arrays of plain numbers
             raise _refusal(f"array {key!r} is a file of version {version}, not (1, 0)")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(header, max_header_size=_HEADER_LIMIT)
         if shape != sent.shape or tuple(array.shape) != sent.shape or not _fits(dtype, sent.dtype):
@@ -76,7 +76,7 @@ def read_metrics(content: RecordDict, weighted_by: str) -> float:
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, bool) or not isinstance(number, int | float):
                     raise _refusal(f"metric {key!r} contains something that is not a number")
-                float(number)  # OverflowError for an integer too large for a mean
+                float(number)  # raises OverflowError for an integer too large for a mean
         claimed = records[0].get(weighted_by)
         if not isinstance(claimed, int | float) or not (math.isfinite(claimed) and claimed > 0):
             raise _refusal(f"its {weighted_by!r} is not one finite positive number")
@@ -84,13 +84,13 @@ def read_metrics(content: RecordDict, weighted_by: str) -> float:
 
 
 def comparable(contents: Sequence[RecordDict]) -> list[RecordDict]:
-    """Return replies whose metrics can be merged: the keys that all have in one form, under one record name.
+    """Return replies whose metrics can be merged: keys that all replies have in the same form, under one record name.
 
     Args:
         contents: Contents of replies, each accepted by ``read_metrics``; not changed.
 
     Returns:
-        The contents; metric records with other keys are replaced by ones without them, and these keys are logged.
+        The contents, without other keys in the metric records; removed keys are logged.
     """
     named = [next(iter(content.metric_records.items())) for content in contents]
     if not named:
@@ -117,7 +117,7 @@ def _form(value: object) -> int:
 
 
 def _fits(dtype: np.dtype[np.generic], sent: np.dtype[np.generic]) -> bool:
-    """Return True if a change can be computed from the two; unlike numpy, timedelta64 does not count as an integer."""
+    """Return True if the difference of the two dtypes is defined; unlike in numpy, timedelta64 is not an integer."""
     return dtype == sent if sent.kind == "b" else dtype.kind in "fiu"
 
 
@@ -127,10 +127,10 @@ def _refusal(message: str) -> GymError:
 
 @contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Convert any exception inside the block to a refusal of this one reply.
+    """Convert any exception inside the block to the refusal of one reply.
 
     The bytes are untrusted, and the parsers of numpy and Python raise no fixed set of exceptions (ValueError,
-    SyntaxError, RecursionError, MemoryError, ...). One that is not caught would end the run for all.
+    SyntaxError, RecursionError, MemoryError, ...). An uncaught exception would end the run.
     """
     try:
         yield

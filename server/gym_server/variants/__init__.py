@@ -1,1 +1,1 @@
-"""Personal variants that contributors keep on the hub."""
+"""Personal variants that contributors store on the hub."""

@@ -1,4 +1,4 @@
-"""Checks before a hub stores a variant: signer, revision, base, limits, readers, and the file."""
+"""Checks before a hub stores a variant: signer, revision, base, limits, readers and file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 
 
 class VariantChecks:
-    """Checks variants before one hub stores them.
+    """Checks variants before they are stored on one hub.
 
     Args:
         store: Object store with the deltas.
@@ -53,7 +53,7 @@ class VariantChecks:
         self._clock = clock
 
     def check(self, tx: Connection, signed: SignedVariant, names: Sequence[str] | None) -> bool:
-        """Check everything that does not need the bytes; return True if there is something to write."""
+        """Check everything except the bytes; return True if there is something to write."""
         manifest = signed.manifest
         self._check_readers(tx, manifest.owner, names or ())
         row = row_of(tx, manifest.owner, manifest.variant)
@@ -112,7 +112,7 @@ class VariantChecks:
             )
 
     def _check_pace(self, tx: Connection, owner: str) -> None:
-        """Limit an owner's changes, each of which adds an entry to the ledger."""
+        """Check the rate limit on an owner's changes, each of which adds an entry to the ledger."""
         most = self._config.max_changes_per_hour
         require_pace(tx, owner, VARIANT_KINDS, most, self._clock(), "changed its variants")
 
@@ -138,7 +138,7 @@ class VariantChecks:
         return self._store.has(manifest.delta_sha256)
 
     def check_file(self, manifest: VariantManifest) -> None:
-        """Validate the uploaded delta like that of an update."""
+        """Validate the uploaded delta in the same way as an update's."""
         from gym_fed.delta.file import DeltaFile
         from gym_fed.delta.mapped import DeltaLimits
 
@@ -200,7 +200,7 @@ def _check_key(tx: Connection, signed: SignedVariant) -> None:
 
 
 def _check_takedowns(tx: Connection, manifest: VariantManifest) -> None:
-    """Check that the coordinator has not taken down the owner's variant of this name, or with these bytes."""
+    """Check that the coordinator has not taken down the owner's variant with this name or these bytes."""
     held = variant_takedowns.c
     same = or_(held.name == manifest.variant, held.delta_sha256 == manifest.delta_sha256)
     row = tx.execute(select(held.name, held.reason).where(held.owner == manifest.owner, same)).first()

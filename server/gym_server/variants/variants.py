@@ -1,8 +1,8 @@
-"""Personal variants that contributors store on the hub: uploaded by their owner, read by those whom the owner names.
+"""Personal variants on the hub, uploaded by their owner and readable by accounts that the owner selects.
 
-All properties of an upload except its bytes are checked before the transfer, and again in the transaction that writes
-it. The bytes are checked in between. The ledger records uploads and removals by the digest of the signed document,
-which contains a signature and so cannot be guessed. Names and readers are shown only to those who may read the variant.
+Everything except the bytes of an upload is checked before the transfer, and again in the transaction that writes it.
+The bytes are checked in between. The ledger records uploads and removals by the digest of the signed document, which
+cannot be guessed because it contains a signature. Names and readers are shown only to those who may read the variant.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PAGE = 100
 
 @dataclass(frozen=True)
 class HeldVariant:
-    """A stored variant as its readers see it; ``readers`` is only for its owner and the coordinator."""
+    """A stored variant as shown to its readers; ``readers`` is only for its owner and the coordinator."""
 
     signed: SignedVariant
     document: str
@@ -82,13 +82,13 @@ class HubVariants:
 
     @rerun
     def put(self, caller: str, document: str, names: Sequence[str] | None) -> dict[str, Any] | None:
-        """Store a variant or a new revision; repeating it returns the first receipt and sets the given readers.
+        """Store a variant or a new revision; a repeated call returns the first receipt and sets the given readers.
 
         Args:
             caller: Id of the authenticated account.
             document: A ``SignedVariant`` as JSON.
-            names: Accounts that may read it besides the owner, ``*`` for everyone enrolled; None keeps the current
-                readers.
+            names: Accounts that may read it in addition to the owner, ``*`` for everyone enrolled; None keeps the
+                current readers.
 
         Returns:
             The receipt; None if the delta must be uploaded first.
@@ -120,7 +120,7 @@ class HubVariants:
         self.checks.check_file(signed.manifest)
         with self._database.transaction() as tx:
             if not self.checks.has_file(signed.manifest):
-                return None  # gc ran in between: inside its transaction it deletes objects without references
+                return None  # gc ran in between and deleted the object, to which nothing referred yet
             if self.checks.check(tx, signed, names):
                 self._write(tx, signed)
             if names is not None:
@@ -132,11 +132,11 @@ class HubVariants:
 
     @rerun
     def remove(self, owner: str, name: str, by: str = "owner", reason: str = "") -> dict[str, Any]:
-        """Remove a variant and the rights to read it; repeating it returns the same answer.
+        """Remove a variant and all access to it; a repeated call returns the same answer.
 
-        The delta's file is not deleted here. Nobody can read it any more, except those with another right to the same
-        bytes. After a removal by the coordinator, this owner cannot upload the same name, or the same bytes under
-        another name, until ``allow``.
+        The delta's file is not deleted here, but only accounts with access to the same bytes for another reason can
+        still read it. After a removal by the coordinator, this owner cannot upload the same name, or the same bytes
+        under another name, until ``allow``.
 
         Args:
             owner: Account id of the owner.
@@ -162,7 +162,7 @@ class HubVariants:
         """Allow an owner to upload a variant again that the coordinator took down; the variant itself is not restored.
 
         Raises:
-            GymError: ``NOT_FOUND`` if nothing of this name was taken down.
+            GymError: ``NOT_FOUND`` if no variant of this name was taken down.
         """
         with self._database.transaction() as tx:
             of = (variant_takedowns.c.owner == owner) & (variant_takedowns.c.name == name)
@@ -177,8 +177,8 @@ class HubVariants:
         """Return a variant that the caller may read.
 
         Raises:
-            GymError: ``NOT_FOUND``, with the same message for a missing variant and one that the caller may not read;
-                ``KEY_REVOKED`` if the key that signed it has been revoked.
+            GymError: ``NOT_FOUND``, with the same message for a missing variant and for one that the caller may not
+                read; ``KEY_REVOKED`` if the key that signed it has been revoked.
         """
         of = (variants.c.owner == (owner or caller)) & (variants.c.name == name)
         with self._database.reading() as tx:
@@ -262,7 +262,7 @@ class HubVariants:
         tx.execute(variant_takedowns.insert().values(**held, reason=reason))
 
     def _forget_upload(self, tx: Connection, owner: str, sha256: str) -> None:
-        """Revoke the right that an upload gave, unless an update or another variant of the owner needs the object."""
+        """Revoke the access granted by an upload, unless an update or another variant of the owner needs the object."""
         kept = variants.c.document.is_not(None) & (variants.c.owner == owner)
         held = select(variants.c.name).where(kept, variants.c.delta_sha256 == sha256)
         sent = select(updates.c.update_id).where(

@@ -1,1 +1,1 @@
-"""The hub's dashboard: pages over the database, live while the hub runs and read-only when it is stopped."""
+"""The hub's dashboard: pages that show the database, live while the hub runs and read-only otherwise."""

@@ -1,7 +1,7 @@
 """The contributors screen: credits, reputation, recent verdicts, privacy spending, and revocation for the operator.
 
-A viewer sees the clear text of the ledger. In private rounds that excludes verdicts at admission, the reasons
-of rejections, and who is connected.
+A viewer sees only what the ledger records in clear text. In private rounds this excludes verdicts at admission, the
+reasons of rejections, and who is connected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONG_STRIP_ROUNDS = 200
 MAX_POINTS = 2000
 """Maximum number of rounds in the charts of one contributor, the newest ones."""
 _STRENGTH = ("refused", "admitted", "aborted", "rejected", "duplicate", "merged")
-"""Verdicts in ascending order; of several updates in a round, the strip shows the one that comes last here."""
+"""Verdicts in ascending order of precedence; for several updates in a round, the strip shows the highest."""
 _AT_ADMISSION = ("refused", "admitted")
 
 Sort = Literal["enrolled", "name", "credits", "reputation"]
@@ -134,7 +134,7 @@ def routes(view: HubView, payouts: Payouts, keys: Keys) -> APIRouter:
 def _everybody(
     view: HubView, payouts: Payouts, tx: Connection, find: str, sort: Sort
 ) -> list[dict[str, Any]]:
-    """Return all matching accounts in order, without the fields that are expensive to compute."""
+    """Return all matching accounts, sorted, without the fields that are expensive to compute."""
     columns = (accounts.c.contributor, accounts.c.name, accounts.c.status, accounts.c.enrolled_at)
     query = select(*columns).order_by(accounts.c.enrolled_at, accounts.c.contributor)
     if find:
@@ -199,7 +199,7 @@ def _strips(
 
 
 def _over_rounds(tx: Connection, contributor: str) -> list[dict[str, Any]]:
-    """Return reputation, score with its error, and credits for each round of a contributor, oldest first."""
+    """Return a contributor's reputation, score with its error, and credits in each round, oldest first."""
     query = (
         select(
             contributions.c.server_round,

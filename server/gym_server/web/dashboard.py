@@ -1,4 +1,4 @@
-"""The dashboard server: the screens' routes and their event feed, on a thread of the hub or standalone."""
+"""The dashboard server, with the screens' routes and event feed; it runs on a thread of the hub or standalone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Dashboard:
     Args:
         fed: The hub.
         listen: Address as ``host:port``.
-        public: True to let everybody view it without a key.
+        public: True if everybody may view it without a key.
         is_running: True if the hub's rounds run in this process.
         proxies: Reverse proxies in front of it; None uses those of the config.
 
@@ -119,12 +119,12 @@ class Dashboard:
             self._end()
 
     def stop(self) -> None:
-        """Release the address, and stop what ``start`` began."""
+        """Stop serving and release the address."""
         self._end()
         self.server.stop()
 
     def _newest_model(self, fed: Federation, is_running: bool) -> NewestModel | None:
-        """Return the newest model's server. Pages only learn that it changed, since they have different roles."""
+        """Create the server of the newest model, which notifies the pages of changes; None if it is not enabled."""
         if fed.config.dashboard is None or not fed.config.dashboard.ask:
             return None
         news = PageEvent("newest-model", {})
@@ -144,7 +144,7 @@ class Dashboard:
 
 
 def _tls(fed: Federation, listen: str) -> Tls | None:
-    """Return the hub's own certificate if the pages can be reached from other machines."""
+    """Return the hub's own certificate if the pages are reachable from other machines; else None."""
     if is_loopback(f"//{listen}"):
         return None
     certificate, key = (fed.folder / "keys" / name for name in ("tls.crt", "tls.key"))

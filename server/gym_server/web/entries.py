@@ -1,4 +1,4 @@
-"""Ledger entries in the form that pages receive: with names, and without large lists."""
+"""Ledger entries in the form sent to pages, with names and without large lists."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def names_of(tx: Connection, contributors: Sequence[str]) -> dict[str, str]:
     """Return the names that contributors have chosen, by id."""
     found: dict[str, str] = {}
     columns = select(accounts.c.contributor, accounts.c.name)
-    for at in range(0, len(contributors), 500):  # SQLite limits the values of a statement
+    for at in range(0, len(contributors), 500):  # SQLite limits the number of values in a statement
         some = columns.where(accounts.c.contributor.in_(contributors[at : at + 500]))
         found |= {row.contributor: row.name for row in tx.execute(some)}
     return found

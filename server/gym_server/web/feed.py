@@ -1,7 +1,7 @@
-"""The hub's state as server-sent events: one thread polls while a page is open, and every page receives the changes.
+"""The hub's state as server-sent events: one thread polls while a page is open, and all pages receive the changes.
 
-A ledger event has the entry's sequence number as its id. A page that reconnects with ``Last-Event-ID`` gets the entries
-since then from the database, so none is missing or sent twice.
+A ledger event has the entry's sequence number as its id. A page that reconnects with ``Last-Event-ID`` gets the later
+entries from the database, so no entry is missing or sent twice.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ log = logging.getLogger("gym_server")
 _LEAST_SECONDS = 0.25
 """Minimum time between two polls, in seconds (4 Hz)."""
 _UNCOUNTED_SECONDS = 1.0
-"""Time between two polls of a database without a change counter, in seconds."""
+"""Interval between polls of a database without a change counter, in seconds."""
 _MOST_SECONDS = 10.0
-"""Maximum time between two reads of the state, in seconds: connections time out without a write to the database."""
+"""Maximum time between two reads of the state, in seconds, since nodes can disconnect without a write to the database.
+"""
 _MAX_MISSED = 500
 """Maximum number of entries sent to a reconnecting page; a page that missed more reloads its data."""
 
@@ -55,9 +56,9 @@ class HubFeed:
         """The last entry that was published, or skipped because no page was open."""
         self._seen: int | None = None
         self._shown: dict[str, Any] | None = None
-        """The state that open pages have; None if there are none."""
+        """The last state sent to open pages; None if there are no open pages."""
         self.looks = 0
-        """Number of times that the state was read for open pages. An idle hub does not read it."""
+        """Number of times that the state was read for open pages."""
 
     def start(self) -> None:
         self._thread.start()
@@ -77,7 +78,7 @@ class HubFeed:
         if last is not None:
             yield from self._entries(last, size - last)
         yield PageEvent("position", {"sequence": size}, size)
-        # Its reader is registered already, so it also receives later states.
+        # The page is already registered, so it also receives later states.
         yield PageEvent(
             "snapshot", self._shown or snapshot(self._state, self._live_config.current, self._lease_histories)
         )
@@ -101,7 +102,7 @@ class HubFeed:
                 self._ended.wait(_UNCOUNTED_SECONDS)
 
     def _skip(self, count: int | None) -> None:
-        """Skip entries that were written while no page was open. A page reads its position after this, or is open."""
+        """Skip entries that were written while no page was open; a page that opens later reads its position itself."""
         with self._lock:
             if not self.feed.has_readers.is_set() and (count is None or count != self._seen):
                 self._position, self._seen = self._size(), count

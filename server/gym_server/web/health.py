@@ -1,7 +1,7 @@
-"""Health figures of the hub: process, disk, queue, refusals; as JSON, and the route of its metrics.
+"""The routes of the hub's health figures: process, disk, queue and refusals, as JSON and as Prometheus metrics.
 
-Figures that help an attacker (disk, queue, calls and connections) are only for the operator. In private rounds so are
-refusals, since their reasons depend on the content of updates.
+Figures that could help an attacker (disk, queue, calls and connections) are only for the operator. In private rounds
+this includes refusals, since their reasons depend on the content of updates.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def routes(view: HubView, traffic: HubTraffic) -> APIRouter:
 
 
 def beside(view: HubView, traffic: HubTraffic, clocks: ContributorClocks) -> APIRouter:
-    """Return the route ``/metrics``, which is outside of the API, since Prometheus expects it there."""
+    """Return the route ``/metrics``, which is outside the API because Prometheus expects it there."""
     found = APIRouter()
 
     @found.get("/metrics")
@@ -48,7 +48,7 @@ def beside(view: HubView, traffic: HubTraffic, clocks: ContributorClocks) -> API
         """Return the figures in Prometheus' text format."""
         watched = None
         if visitor.role is Role.METRICS:
-            visitor = replace(visitor, role=Role.OPERATOR)  # of these figures it may read all
+            visitor = replace(visitor, role=Role.OPERATOR)  # the role may read all of these figures
         if view.is_operator(visitor):
             watched = Watched(view.state, view.config, clocks, view.is_running)
         return Response(exposed(health_of(view, traffic, visitor), watched), media_type=CONTENT_TYPE)

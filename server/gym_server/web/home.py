@@ -1,4 +1,4 @@
-"""The first screen: the state of the round, contributors at work, the last verdicts, and facts about the hub."""
+"""The home screen: the state of the round, contributors at work, the last verdicts, and facts about the hub."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def snapshot(state: HubState, config: ServerConfig, lease_histories: LeaseHistor
 
     ``state`` is open, collecting, merging, committed or aborted, or empty before the first round. Times are Unix
     seconds. ``merge`` is ``{phase, done, total}`` in state merging. ``tasks`` has an item for each contributor at work,
-    ``{name, outcome, phase, done, total}``, unfinished ones first. In private rounds they are only counted, since every
-    open page receives this.
+    ``{name, outcome, phase, done, total}``, unfinished ones first. In private rounds, tasks are only counted, since
+    every open page receives the snapshot.
     """
     with state.database.reading() as tx:
         current = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
@@ -100,7 +100,7 @@ def snapshot(state: HubState, config: ServerConfig, lease_histories: LeaseHistor
 
 
 def _num_counting(by_verdict: dict[str, int]) -> int:
-    """Return how many updates count towards the quorum: all but those refused at admission."""
+    """Return the number of updates that count towards the quorum: all except those refused at admission."""
     return sum(count for verdict, count in by_verdict.items() if verdict != "refused")
 
 

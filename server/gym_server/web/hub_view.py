@@ -1,4 +1,4 @@
-"""The hub's state and config as the pages of the dashboard read them."""
+"""The hub's state and config, as read by the dashboard's pages."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gym_server.state import HubState
 from gym_server.web.newest_model import NewestModel
 
 MAX_ROWS = 500
-"""Maximum number of rows of one list in one answer."""
+"""Maximum number of rows of a list in one response."""
 
 
 @dataclass
 class HubView:
-    """The data that every page reads, and whether the hub is running.
+    """The data that all pages of the dashboard share.
 
     Attributes:
         state: The hub's state.
         live_config: The config in force.
         is_running: True if the hub's rounds run in this process. A dashboard on the folder of a stopped hub is
             read-only.
-        newest: Serves the newest version; None unless the operator allows it.
+        newest: Server of the newest version; None unless the operator enables it.
         started_at: The start time in Unix seconds.
     """
 
@@ -46,7 +46,7 @@ class HubView:
         return self.is_running and self.is_operator(visitor)
 
     def is_operator(self, visitor: Visitor) -> bool:
-        """Return True if the visitor may see what only the operator may see."""
+        """Return True if the visitor may see data that is only for the operator."""
         return visitor.role >= Role.OPERATOR
 
     def require_running(self) -> None:
@@ -63,15 +63,15 @@ class HubView:
             )
 
     def is_sealed_from(self, visitor: Visitor) -> bool:
-        """Return True if the visitor may not see the details that private rounds keep out of the open ledger.
+        """Return True if the visitor may not see the details that private rounds keep out of the ledger's clear text.
 
-        These are refusals, the reasons of rejections, norms, sizes, exact times, and who is connected or training. The
-        operator may see them (docs/privacy.md, "What is released, and what covers it").
+        These details are refusals, the reasons of rejections, norms, sizes, exact times, and who is connected or
+        training. The operator may see them (docs/privacy.md, "What is released, and what covers it").
         """
         return self.state.ledger.private and not self.is_operator(visitor)
 
     def moment(self, visitor: Visitor, seconds: float | None) -> float | None:
-        """Return a time at the precision that this visitor may see: in private rounds the hour, as in the ledger."""
+        """Return a time with the precision that the visitor may see: in private rounds the hour, as in the ledger."""
         if seconds is None or not self.is_sealed_from(visitor):
             return seconds
         return float(int(seconds) // BUCKET_SECONDS * BUCKET_SECONDS)

@@ -1,4 +1,4 @@
-"""The invites screen, for the operator only: create and show once, list and cancel invites."""
+"""The invites screen, for the operator only: create, list and cancel invites."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _NewInvite(StrictModel):
 
 
 def routes(view: HubView, accounts: Accounts, fingerprint: str) -> APIRouter:
-    """Return the routes under ``invites``, which list, create and cancel like `gym-server invites`."""
+    """Return the routes under ``invites``, which list, create and cancel invites as `gym-server invites` does."""
     found = APIRouter()
 
     @found.get("/invites")

@@ -1,7 +1,7 @@
 """The ledger screen: entries, the newest signed head, inclusion proofs, and the entire ledger as a file.
 
-Anybody who can reach the hub's port can get every proof, and so every entry; confidential content is sealed, or not in
-the ledger. So viewers see entries unchanged.
+Anybody who can reach the hub's port can get every proof and therefore every entry. Confidential content is sealed or
+not in the ledger, so viewers see entries unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gym_server.store.tables import accounts, ledger, ledger_subjects
 from gym_server.web.hub_view import HubView
 
 MAX_BODY_BYTES = 2000
-"""Maximum size of an entry's body in a list, in bytes; a larger body is omitted, and fetched separately."""
+"""Maximum size of an entry's body in a list, in bytes; a larger body is omitted and fetched separately."""
 MAX_DOWNLOADS = 2
 """Maximum number of simultaneous downloads of the entire ledger."""
 _CHUNK_BYTES = 256 * 2**10
@@ -57,7 +57,7 @@ def routes(view: HubView) -> APIRouter:
         with view.state.database.reading() as tx:
             rows = tx.execute(query).all()
             kinds = [{"kind": name, "count": count} for name, count in tx.execute(counted)]
-            # The names of all contributors that a listed entry is about.
+            # the names of all contributors that the listed entries are about
             about = select(ledger_subjects.c.contributor).where(
                 ledger_subjects.c.sequence.in_([row.sequence for row in rows])
             )
@@ -123,7 +123,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
 
 
 def _check(proven: EntryProof, public_key: bytes) -> dict[str, Any]:
-    """Return the verification that a reader can repeat, with all intermediate values."""
+    """Return the steps of the verification, with all intermediate values, so that a reader can repeat it."""
     head, sequence = proven.head, proven.entry.sequence
     try:
         proven.verify(public_key)
@@ -160,7 +160,7 @@ def _file(view: HubView, size: int) -> Iterator[bytes]:
 
 
 class _Download(StreamingResponse):
-    """A download of the ledger that releases its slot however it ends."""
+    """A download of the ledger that always releases its slot at the end."""
 
     def __init__(self, content: Iterator[bytes], places: threading.BoundedSemaphore, name: str) -> None:
         disposition = {"Content-Disposition": f'attachment; filename="{name}"'}

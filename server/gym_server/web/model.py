@@ -39,7 +39,7 @@ MAX_HELPERS = 50
 
 
 class AskedQuestion(StrictModel):
-    """A visitor's question. It is forwarded, and neither stored nor logged."""
+    """A visitor's question, which is neither stored nor logged."""
 
     prompt: str = Field(min_length=1, max_length=4000)
 
@@ -156,7 +156,7 @@ def page_of_versions(view: HubView, visitor: Visitor, offset: int, limit: int) -
 def _newest_facts(view: HubView, visitor: Visitor) -> dict[str, Any]:
     """Return the newest version's answers, for visitors who may have the model.
 
-    Every account can download the soups. So answers are public if anybody may enrol, and otherwise for operators only.
+    Every account can download the soups, so answers are public if anybody may enrol, and only for operators otherwise.
     """
     if view.newest is None:
         return {"is_on": False}
@@ -172,14 +172,14 @@ def _newest_facts(view: HubView, visitor: Visitor) -> dict[str, Any]:
 
 
 def _may_ask(view: HubView, visitor: Visitor) -> bool:
-    """Return True for a viewer who may ask the newest version; operators always may."""
+    """Return True if viewers may ask the newest version; operators always may."""
     pages = view.config.dashboard
     is_open = view.config.enrolment.policy == "open"
     return pages is not None and pages.ask_by == "viewers" and is_open and not view.is_operator(visitor)
 
 
 class QuestionLimit:
-    """Bounds the questions of all viewers together, since each computes an answer on the hub's machine."""
+    """A rate limit on the questions of all viewers together, since every answer is computed on the hub's machine."""
 
     def __init__(self) -> None:
         self._at: list[float] = []
@@ -202,7 +202,7 @@ class QuestionLimit:
 
 
 def _require_newest(view: HubView) -> NewestModel:
-    """Return the server of the newest version, or refuse the question.
+    """Return the server of the newest version.
 
     Raises:
         GymError: ``UNAVAILABLE`` if the newest version is not served.
@@ -223,7 +223,7 @@ def _digests(tx: Connection, heights: list[int]) -> dict[int, str]:
 
 
 def _helpers(tx: Connection, of_rounds: list[int]) -> dict[int, list[dict[str, str]]]:
-    """Return the contributors of the merged updates, by round, in order of their names."""
+    """Return the contributors of the merged updates by round, sorted by name."""
     number = updates.c.server_round
     query = (
         select(number, updates.c.contributor, accounts.c.name)
@@ -240,7 +240,7 @@ def _helpers(tx: Connection, of_rounds: list[int]) -> dict[int, list[dict[str, s
 
 
 def _uploaded(tx: Connection, of_rounds: list[int]) -> dict[int, int]:
-    """Return the bytes of the merged updates, by round."""
+    """Return the total size of the merged updates by round, in bytes."""
     number = updates.c.server_round
     query = select(number, func.sum(updates.c.delta_bytes)).where(
         number.in_(of_rounds), updates.c.verdict == "merged"

@@ -1,4 +1,4 @@
-"""Answers of the newest and the previous version to the operator's prompts, in a small file next to the model."""
+"""Answers of the newest and the previous version to the operator's prompts, stored in a file next to the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FixedAnswer(StrictModel):
     is_cut: bool = False
     """True if the answer was cut off at its maximum length."""
     problem: str = ""
-    """The reason why there is no text; empty if there is."""
+    """Reason why there is no text; empty if there is text."""
 
 
 class AnsweredVersion(StrictModel):
@@ -47,11 +47,11 @@ class _KeptAnswers(StrictModel):
 
 
 class NewestAnswers:
-    """The answers of two versions, newest first.
+    """The answers of the newest and the previous version.
 
     Args:
         prompts: The operator's prompts.
-        known: File of an earlier run; ignored if it cannot be read.
+        known: File of an earlier run, which is ignored if it cannot be read.
         file: File to store the answers in.
     """
 
@@ -62,10 +62,10 @@ class NewestAnswers:
             self._versions = tuple(_KeptAnswers.model_validate_json(stream.read(MAX_BYTES)).versions[:2])
 
     def begin(self, version: Version) -> list[str]:
-        """Make a version the newest.
+        """Set the newest version.
 
         Returns:
-            The prompts that it has not answered yet.
+            The prompts that the version has not answered yet.
         """
         others = [one for one in self._versions if one.digest != version.digest and one.answers]
         own = next((one for one in self._versions if one.digest == version.digest), None)
@@ -83,7 +83,7 @@ class NewestAnswers:
         self._versions = (newest.model_copy(update={"answers": [*newest.answers, answer]}), *others)
 
     def save(self) -> None:
-        """Write the answers for the next start. If that fails, the next start generates them again."""
+        """Store the answers for the next start, which generates them again if storing fails."""
         try:
             write_atomically(
                 self._file, _KeptAnswers(versions=list(self._versions)).model_dump_json().encode()

@@ -1,7 +1,7 @@
 """Serve the newest version in a child process, and send it the operator's prompts after every round.
 
-A thread follows the versions. Failures are shown on the page, and never affect the rounds. At most one additional model
-is in memory: the previous version's process ends before the next version is written and loaded.
+A thread watches for new versions. Failures are shown on the page and never affect the rounds. At most one additional
+model is in memory, since the previous version's process ends before the next version is written and loaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FOLDER_NAME = "newest-model"
 ANSWERS_NAME = "answers.json"
 _SETTINGS = ("device=cpu", "num_threads=1", "engine.max_concurrent=4", "engine.max_queued=16")
 _LOOK_SECONDS = 1.0
-"""Time between two checks for a newer version, in seconds."""
+"""Interval between checks for a newer version, in seconds."""
 _POLL_SECONDS = 0.1
 _JOIN_SECONDS = 5
 
@@ -42,11 +42,11 @@ log = logging.getLogger("gym_server")
 
 @dataclass(frozen=True)
 class _NewestState:
-    """The state that pages show; immutable, replaced on every change.
+    """The state that pages show, immutable and replaced on every change.
 
     Attributes:
         phase: ``waiting``, ``writing``, ``loading``, ``answering``, ``ready`` or ``failed``.
-        version: Height of the version that is served, or about to be.
+        version: Height of the version that is served or about to be served.
         has_chat_template: True if the version is prompted in a chat.
         num_bytes: Size of its folder.
         output: The last lines that its process printed before it failed.
@@ -60,7 +60,7 @@ class _NewestState:
 
 
 class NewestModel:
-    """Follows the versions of a hub, serves the newest, and has it answer ``dashboard.prompts``.
+    """Serves the newest version of a hub, and sends it the prompts of ``dashboard.prompts``.
 
     Args:
         state: The hub's state.
@@ -114,10 +114,10 @@ class NewestModel:
         self._woken.set()
 
     def ready(self) -> ModelServer:
-        """Return the server that answers now.
+        """Return the server of the newest version.
 
         Raises:
-            GymError: ``UNAVAILABLE`` if there is none.
+            GymError: ``UNAVAILABLE`` if no version is being served.
         """
         server = self._server
         if server is None or self._phase() not in ("answering", "ready"):
@@ -127,7 +127,7 @@ class NewestModel:
         return server
 
     def request(self, prompt: str, max_tokens: int, *, streamed: bool) -> tuple[str, dict[str, Any]]:
-        """Return path and body of a request to `gym api`; a base without chat template continues the text instead."""
+        """Return path and body of a request to `gym api`: a chat, or a completion if the base has no chat template."""
         body = {"model": SERVED_NAME, "max_tokens": max_tokens, "temperature": 0, "stream": streamed}
         if self._progress.has_chat_template:
             return "/chat/completions", {**body, "messages": [{"role": "user", "content": prompt}]}
@@ -145,7 +145,7 @@ class NewestModel:
         return {**found, "bytes": progress.num_bytes, "output": output}
 
     def _phase(self) -> str:
-        """Return the phase; a server that exited by itself has failed."""
+        """Return the phase, which is ``failed`` if the server exited by itself."""
         server = self._server
         is_gone = server is not None and server.status == "failed"
         return "failed" if is_gone else self._progress.phase
@@ -155,7 +155,7 @@ class NewestModel:
         self._changed()
 
     def _follow(self) -> None:
-        """Serve the newest version until the end; a failed one is not retried until the next, or until ``again``."""
+        """Serve the newest version until stopped; a failed version is retried only after ``again``."""
         tried = ""
         while not self._ended.is_set():
             self._woken.clear()
@@ -170,7 +170,7 @@ class NewestModel:
             self._woken.wait(_LOOK_SECONDS)
 
     def _serve(self, version: Version) -> None:
-        """Write and load a version, and send it the prompts. If that fails, the page shows the failure."""
+        """Write and load a version and send it the prompts; a failure is shown on the page."""
         self._end_server()
         self._show(phase="writing", version=version.height, num_bytes=0, output=())
         try:
@@ -186,7 +186,7 @@ class NewestModel:
             self._show(phase="failed", output=("The hub's log has the traceback.",))
 
     def _write_and_ask(self, version: Version) -> None:
-        """Write a version unless its folder exists, load it, and send it the prompts without an answer."""
+        """Write a version unless its folder exists, load it, and send it the unanswered prompts."""
         missing = self._answers.begin(version)
         written = self._folder.written(version) or self._folder.write(version)
         self._show(
@@ -221,13 +221,13 @@ class NewestModel:
             return None
         if server.status != "ready":
             log.warning("version %d is not served: it could not be loaded", version.height)
-            self._folder.remove()  # damaged files are written again next time
+            self._folder.remove()  # damaged files are written again at the next attempt
             self._show(num_bytes=0)
             return None
         return server
 
     def _answer(self, server: ModelServer, prompt: str) -> bool:
-        """Send one prompt; return False if the server has ended, or takes too long."""
+        """Send one prompt; return False if the server has ended or takes too long."""
         path, body = self.request(prompt, MAX_TOKENS, streamed=False)
         headers = {"Authorization": f"Bearer {server.key}"}
         try:

@@ -1,4 +1,4 @@
-"""The privacy screen: the hub's promise, and the budget spent in total and per contributor."""
+"""The privacy screen: the hub's guarantee, and the budget spent in total and per contributor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screens of rounds: a paged list, and one round with its verdicts, recipe and replay command."""
+"""The rounds screens: a paged list, and one round with its verdicts, recipe and replay command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gym_server.store.tables import (
 from gym_server.web.hub_view import MAX_ROWS, HubView
 
 MAX_POINTS = 1000
-"""Maximum points of the chart; beyond it, every n-th version is drawn, and always the newest."""
+"""Maximum number of points in the chart; beyond it, only every n-th version and the newest are drawn."""
 _OPEN_VERDICTS = (*PAID_VERDICTS, "aborted")
 """Verdicts that the ledger of a private hub records in clear text."""
 _LARGEST = 2**31 - 1
@@ -102,7 +102,7 @@ def routes(view: HubView) -> APIRouter:
 
 
 def losses_by_version(tx: Connection) -> tuple[list[list[Any]], int]:
-    """Return held-out losses as ``[height, before, after]``, oldest first, and the distance between drawn versions."""
+    """Return held-out losses as ``[height, before, after]``, oldest first, and the interval between drawn versions."""
     columns = (versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
     known = versions.c.heldout_after.is_not(None)
     newest = int(tx.scalar(select(func.max(versions.c.height))) or 0)
@@ -218,5 +218,5 @@ def _set_aside(tx: Connection, server_round: int) -> list[dict[str, Any]]:
 
 
 def _recipe(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recipe that are set, unchanged."""
+    """Return the settings of a recipe that have a value."""
     return {key: value for key, value in recipe.items() if value not in (None, {}, [])}

@@ -1,5 +1,4 @@
-"""The variants screen: number and size for all visitors; for the operator also the list, removal and allowing them
-again."""
+"""The variants screen: totals for all visitors, and for the operator a list, takedowns and their reversal."""
 
 from __future__ import annotations
 
@@ -28,9 +27,9 @@ class _Removal(_Variant):
 
 
 def routes(view: HubView, hub_variants: HubVariants) -> APIRouter:
-    """Return the routes ``variants`` for all visitors, and for the operator ``variants/list`` and those that change it.
+    """Return the route ``variants`` for all visitors, and the operator's ``variants/list`` with its changes.
 
-    Names and readers are only for those who may read a variant (docs/variants.md), so a viewer gets counts.
+    Names and readers are shown only to those who may read a variant (docs/variants.md), so viewers get counts.
     """
     found = APIRouter()
 

@@ -1,4 +1,4 @@
-"""The newest version as a model folder, written by a separate process; a newer version replaces it."""
+"""The model folder of the newest version, written by a separate process and replaced by newer versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NotWritten(Exception):
     """Raised if the process ended without a version.
 
     Attributes:
-        output: The last lines that it printed.
+        output: The last lines of its standard error.
     """
 
     def __init__(self, output: list[str]) -> None:
@@ -58,7 +58,7 @@ class VersionFolder:
         self._process = JobProcess("gym_server.rounds.version_process")
 
     def written(self, version: Version) -> WrittenVersion | None:
-        """Return the description in the folder, if the folder contains this version."""
+        """Return the folder's description if it contains this version; else None."""
         with suppress(OSError, ValidationError):
             found = WrittenVersion.model_validate_json((self.path / WRITTEN_NAME).read_bytes())
             return found if found.digest == version.digest else None
@@ -68,7 +68,7 @@ class VersionFolder:
         """Write a version and replace the previous one.
 
         Raises:
-            NotWritten: With the process's output. Its files are deleted, since rounds need the disk space.
+            NotWritten: If the process fails. Its files are deleted, since rounds need the disk space.
         """
         new = self.path.with_name("model.new")
         shutil.rmtree(new, ignore_errors=True)
@@ -85,7 +85,7 @@ class VersionFolder:
         try:
             output = self._run(job)
             self.remove()
-            with suppress(OSError):  # the process succeeded, but wrote no folder
+            with suppress(OSError):  # the process succeeded but wrote no folder
                 new.rename(self.path)
         finally:
             shutil.rmtree(new, ignore_errors=True)
@@ -104,11 +104,11 @@ class VersionFolder:
         return 0
 
     def stop(self) -> None:
-        """Stop a running process, and do not start another."""
+        """Stop a running process and start no other."""
         self._process.stop()
 
     def _run(self, job: VersionJob) -> list[str]:
-        """Run the process until the folder is written; return its output."""
+        """Run the process until it ends; return its output."""
         try:
             return self._process.run(job)[1]
         except JobFailed as failed:
