@@ -1,7 +1,8 @@
-"""A language model under attack: ten speakers of Shakespeare teach stories260K, two of them lie.
+"""A language model under attack: ten contributors train stories260K on Shakespeare, two of them malicious.
 
-Training is in this process; updates are written, read and merged as in a real round: sign bits by ``encode_delta`` with
-error feedback at the honest, ``.gymdelta`` files, ``merge``. Held-out loss is that of speakers whom nobody trains on.
+Training runs in this process. Updates are written, read and merged as in a real round: ``encode_delta`` writes sign
+bits (honest contributors use error feedback) to ``.gymdelta`` files, which ``merge`` reads. The held-out loss is
+measured on speakers that nobody trains on.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ CONTRIBUTORS, MALICIOUS, HELDOUT = 10, 2, 8
 LENGTH, BATCH, LR, LR_DECAY = 128, 16, 2e-3, 0.7
 TEST_SEQUENCES = 200
 ROOT_SPEAKERS, ROOT_SEQUENCES = 4, 100
-"""The coordinator's rows are of other speakers than the test and the contributors."""
+"""Number of speakers and of sequences of the coordinator's data, from speakers of neither the test nor the
+contributors.
+"""
 WITH_ROWS = f"{DEFAULT} with rows"
 
 CODEC = CodecPolicy(codec="bitdelta", group_size="auto", small_tensors="bitdelta", scale_dtype="bfloat16")
@@ -48,7 +51,7 @@ def _sign_flip(own: Delta, honest: list[Delta]) -> Delta:
 
 
 def _inner_product(own: Delta, honest: list[Delta]) -> Delta:
-    """Minus eight times the honest mean: far enough to turn the plain mean of two malicious clients in ten around."""
+    """Return minus eight times the honest mean, with which two malicious clients in ten reverse the plain mean."""
     return {name: -8.0 * sum(one[name] for one in honest) / len(honest) for name in own}  # type: ignore[misc]
 
 
@@ -60,7 +63,7 @@ ATTACKS: dict[str, Callable[[Delta, list[Delta]], Delta]] = {
 
 
 def measure(report: Report, shared: Path, quick: bool) -> None:
-    """Held-out loss by the plain mean and by the default under each attack, without clean rows and with them."""
+    """Measure the held-out loss with the plain mean and the default rule under each attack."""
     rounds, steps = (1, 5) if quick else (3, 15)
     loaded = load_model(str(shared / "models" / "stories260K"))
     speakers = speeches(shared, CONTRIBUTORS + HELDOUT + ROOT_SPEAKERS)
@@ -106,7 +109,7 @@ def _merged(
     root: Delta | None,
     rows: Any,
 ) -> None:
-    """Everybody's file, honest or not, and the soup of all of them added to ``model``."""
+    """Encode all updates, and add their soup to ``model``."""
     honest = deltas[:-MALICIOUS]
     sent = [*honest, *(ATTACKS[attack](own, honest) for own in deltas[-MALICIOUS:])]
     tensors = model_tensors(model)

@@ -1,10 +1,10 @@
-"""Attacks by malicious clients, one a function. All are omniscient: they know the honest updates, rule and data.
+"""Attacks by malicious clients, one per function. All are omniscient: they know the honest updates, rule and data.
 
-An attack sees a ``Scene`` and answers with ``[S, f, d]`` updates in the format of the round: ``scene.sent`` makes sign
-bits and scales of what it is given where the round is packed. Malicious clients keep no error feedback. Where an attack
-has a strength, it is searched in every round, as in ByzFL, among a few values against the very rule in use; here the
-search takes the one after which the model's loss on training data is largest, which harms more than ByzFL's distance
-from the honest mean. To add an attack, write a function with ``@attack``.
+An attack takes a ``Scene`` and returns ``[S, f, d]`` updates in the format of the round; in packed rounds,
+``scene.sent`` converts them to sign bits and scales. Malicious clients use no error feedback. As in ByzFL, an attack's
+strength is searched in every round among a few values against the rule in use. The search maximises the model's loss on
+the training data, which is more harmful than ByzFL's distance from the honest mean. To add an attack, decorate a
+function with ``@attack``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from _scene import LongScene, Scene, unit
 from torch import Tensor
 
 TARGET = 0
-"""The backdoor: three pixels white (``Images.trigger``) make it a zero."""
+"""Target label of the backdoor, for images with three white pixels (``Images.trigger``)."""
 
 
 Attack = Callable[[Scene], Tensor]
 ATTACKS: dict[str, Attack] = {}
-"""By name, in the order below."""
+"""Attacks by name, in the order below."""
 
 
 def attack(function: Attack) -> Attack:
@@ -38,7 +38,7 @@ LONG = "long_"
 
 
 def launched(name: str, scene: Scene) -> Tensor:
-    """The ``[S, f, d]`` updates of the attack ``name``, which may begin with ``LONG``."""
+    """Return the ``[S, f, d]`` updates of the attack ``name``, which may begin with ``LONG``."""
     if not name.startswith(LONG):
         return ATTACKS[name](scene)
     values = {one.name: getattr(scene, one.name) for one in fields(Scene)}
@@ -48,26 +48,31 @@ def launched(name: str, scene: Scene) -> Tensor:
 
 @attack
 def none(scene: Scene) -> Tensor:
-    """No attack: the f train honestly, each on its sample."""
+    """No attack: the f clients train honestly, each on its sample."""
     return scene.sent(scene.trained())
 
 
 @attack
 def sign_flip(scene: Scene) -> Tensor:
-    """The opposite of what was learnt (Allen-Zhu et al. 2020, "Byzantine-Resilient Non-Convex Stochastic Gradient
-    Descent"; Li et al. 2019, RSA)."""
+    """Send the negated honest update.
+
+    Allen-Zhu et al. 2020, "Byzantine-Resilient Non-Convex Stochastic Gradient Descent"; Li et al. 2019, RSA.
+    """
     return scene.sent(-scene.trained())
 
 
 @attack
 def inflated_scale(scene: Scene) -> Tensor:
-    """The opposite of the honest mean, a million times as long."""
+    """Send the honest mean times minus one million."""
     return 1e6 * scene.sent(scene.together(-scene.mean))
 
 
 @attack
 def gaussian(scene: Scene) -> Tensor:
-    """Noise of three times the honest spread (Blanchard et al. 2017, "Machine Learning with Adversaries")."""
+    """Send noise with three times the honest spread.
+
+    Blanchard et al. 2017, "Machine Learning with Adversaries".
+    """
     shape = (len(scene.model), scene.malicious, scene.model.shape[1])
     return scene.sent(3.0 * scene.updates.std() * torch.randn(shape, generator=scene.generator))
 
@@ -79,22 +84,23 @@ def zero(scene: Scene) -> Tensor:
 
 @attack
 def alie(scene: Scene) -> Tensor:
-    """ "A Little Is Enough": the mean less z deviations (Baruch et al. 2019), z searched."""
+    """ "A Little Is Enough": the mean minus z standard deviations (Baruch et al. 2019); z is searched."""
     mean, deviation = scene.mean, scene.deviation
     return scene.worst(scene.together(mean - z * deviation) for z in (-1.0, 0.25, 0.5, 1.0, 1.5, 3.0))
 
 
 @attack
 def inner_product(scene: Scene) -> Tensor:
-    """Inner-product manipulation: minus e times the mean (Xie et al. 2019, "Fall of Empires"), e searched."""
+    """Inner-product manipulation: minus e times the mean (Xie et al. 2019, "Fall of Empires"); e is searched."""
     return scene.worst(scene.together(-e * scene.mean) for e in (0.1, 0.5, 1.0, 2.0, 4.0, 8.0))
 
 
 @attack
 def mimic(scene: Scene) -> Tensor:
-    """All malicious clients copy one honest contributor: the one furthest along the direction in which
-    the honest differ most (Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via
-    Bucketing", section 3)."""
+    """Copy one honest contributor, the one furthest along the direction in which honest updates differ most.
+
+    Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", section 3.
+    """
     centred = scene.deltas - scene.mean[:, None]
     direction = scene.memory.get("direction")
     steps = 2
@@ -112,14 +118,17 @@ def mimic(scene: Scene) -> Tensor:
 
 @attack
 def min_max(scene: Scene) -> Tensor:
-    """As far from the mean as leaves no honest update further from the lie than two honest ones are from each other
-    (Shejwalkar & Houmansadr 2021, "Manipulating the Byzantine", equation 7); the perturbation is searched."""
+    """Maximise the distance from the mean within the largest distance between two honest updates.
+
+    Shejwalkar & Houmansadr 2021, "Manipulating the Byzantine", equation 7: no honest update may be further from the
+    malicious one than two honest updates are from each other. The perturbation is searched.
+    """
     return scene.worst(_hidden(scene, lambda squares: squares.amax(-1)))
 
 
 @attack
 def min_sum(scene: Scene) -> Tensor:
-    """The same for the sum of squared distances (equation 8)."""
+    """Like ``min_max``, with a bound on the sum of squared distances (equation 8)."""
     return scene.worst(_hidden(scene, lambda squares: squares.sum(-1)))
 
 
@@ -139,23 +148,27 @@ def _hidden(scene: Scene, measure: Callable[[Tensor], Tensor]) -> Iterable[Tenso
 
 @attack
 def label_flip(scene: Scene) -> Tensor:
-    """Trained on label 9 - y in place of y (Tolpegin et al. 2020, "Data Poisoning Attacks Against Federated
-    Learning Systems")."""
+    """Train on label 9 - y instead of y.
+
+    Tolpegin et al. 2020, "Data Poisoning Attacks Against Federated Learning Systems".
+    """
     return scene.sent(scene.trained(lambda images, labels: (images, 9 - labels)))
 
 
 @attack
 def backdoor(scene: Scene) -> Tensor:
-    """Model replacement: half of each batch carries the trigger and the target's label, and the update is scaled by
-    n / f so that the mean becomes the malicious clients' model (Bagdasaryan et al. 2020, "How To Backdoor Federated
-    Learning")."""
+    """Replace the model by one with a backdoor (Bagdasaryan et al. 2020, "How To Backdoor Federated Learning").
+
+    Half of each batch has the trigger and the target label. The update is scaled by n / f, so that the mean becomes the
+    malicious model.
+    """
     boost = scene.data.contributors / scene.malicious
     return boost * backdoor_unscaled(scene)
 
 
 @attack
 def backdoor_unscaled(scene: Scene) -> Tensor:
-    """The same training, sent as it is: an update of honest length, which no rule sees anything in."""
+    """Train a backdoor as ``backdoor`` does, without scaling, so that the update has an honest length."""
 
     def triggered_half(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         half = images.shape[1] // 2
@@ -173,16 +186,19 @@ def triggered(images: Tensor, data: Digits) -> Tensor:
 
 @attack
 def sybil(scene: Scene) -> Tensor:
-    """One opponent under f names: the same ascent, learnt from all malicious clients' samples together, f times."""
+    """Send one opponent's update under f names: a negated update, trained on all malicious clients' samples."""
     return scene.sent(scene.together(-scene.trained().mean(1)))
 
 
 @attack
 def neighbourhood(scene: Scene) -> Tensor:
-    """Against nearest neighbours, in Hamming distance too (this project): equal lies, as far along a hostile direction
-    as keeps them among the nearest n - f of a share of the honest contributors; direction and share are searched."""
+    """Attack nearest-neighbour rules, including those with Hamming distance (this project).
+
+    All malicious updates are equal, and as far along a hostile direction as possible while they are among the nearest n
+    - f of a share of the honest contributors. Direction and share are searched.
+    """
     between = torch.cdist(scene.updates, scene.updates) ** 2
-    # Besides f lies there is room for n - 2f honest updates, its own among them.
+    # Next to f malicious updates there is room for n - 2f honest ones, including the contributor's own.
     room = scene.data.contributors - 2 * scene.malicious - 1
     reach = between.sort(2).values[:, :, room]
 
@@ -204,8 +220,11 @@ def neighbourhood(scene: Scene) -> Tensor:
 
 @attack
 def suppression(scene: Scene) -> Tensor:
-    """Against one contributor (this project): the opposite of the update of the holder of the largest part of a label,
-    in every round, so that the label is forgotten; strength searched."""
+    """Attack one contributor, so that a label is forgotten (this project).
+
+    Every round sends the negated update of the contributor that holds the largest part of a label. The strength is
+    searched.
+    """
     if "victim" not in scene.memory:
         shares = [scene.data.counts(s) for s in range(len(scene.model))]
         scene.memory["victim"] = torch.tensor(
@@ -218,16 +237,18 @@ def suppression(scene: Scene) -> Tensor:
 
 @attack
 def loss_ascent(scene: Scene) -> Tensor:
-    """Up the gradient of the loss on everybody's data (this project), strength searched."""
+    """Follow the gradient of the loss on all data upwards (this project); the strength is searched."""
     step = unit(ascent(scene)) * scene.norm
     return scene.worst(scene.together(z * step) for z in (0.3, 0.6, 0.9, 1.2, 2.0, 4.0))
 
 
 @attack
 def camouflage(scene: Scene) -> Tensor:
-    """Against filters of spread and of similarity (this project): each malicious update is of honest length and mostly
-    harmless (noise that adds up to nothing, or an honest contributor's update), and hides a part that all share; how
-    large it is, its direction and the cover are searched."""
+    """Attack filters of spread and similarity (this project).
+
+    Each malicious update has an honest length. It consists of a harmless cover (noise that sums to zero, or an honest
+    update) and a hidden part that all share. The hidden part's size and direction, and the cover, are searched.
+    """
     seeds, malicious = len(scene.model), scene.malicious
     noise = torch.randn(seeds, malicious, scene.model.shape[1], generator=scene.generator)
     order = torch.stack(
@@ -248,8 +269,11 @@ def camouflage(scene: Scene) -> Tensor:
 
 @attack
 def near_root(scene: Scene) -> Tensor:
-    """Against rules that trust a root update (this project): every lie is the coordinator's own update, which such an
-    attacker knows, turned towards a hostile direction; by how much is searched."""
+    """Attack rules that trust a root update (this project).
+
+    Every malicious update is the coordinator's own update, which the attacker knows, rotated towards a hostile
+    direction. The angle is searched.
+    """
     cover = unit(scene.root)
 
     def candidates() -> Iterable[Tensor]:
@@ -263,8 +287,11 @@ def near_root(scene: Scene) -> Tensor:
 
 @attack
 def fitted_rows(scene: Scene) -> Tensor:
-    """Against rules that measure the loss on the coordinator's images (this project): the update lowers that loss, and
-    hides the steepest ascent of everybody's loss that leaves it as it is; by how much is searched."""
+    """Attack rules that measure the loss on the coordinator's images (this project).
+
+    The update lowers that loss, and hides the steepest ascent of the loss on all data that leaves it unchanged. The
+    angle is searched.
+    """
     data = scene.data
     held = torch.tensor([list(one[-1]) for one in data.holdings])
     seeds = torch.arange(len(held))[:, None]
@@ -282,9 +309,12 @@ def fitted_rows(scene: Scene) -> Tensor:
 
 @attack
 def drift(scene: Scene) -> Tensor:
-    """One hostile direction for the whole run (this project): what a round of training on wrong labels would add to the
-    first model. Every lie is as long as honest updates are, and turned from a harmless one (what it would honestly be,
-    or noise that adds up to nothing) as far towards the direction as moves the soup furthest along it."""
+    """Follow one hostile direction for the entire run (this project).
+
+    The direction is the update of a round of training on wrong labels from the first model. Every malicious update has
+    an honest length, and is a harmless one (the honest update, or noise that sums to zero) rotated towards that
+    direction. The angle that moves the soup furthest is searched.
+    """
     if "drift" not in scene.memory:
         wrong = scene.trained(lambda images, labels: (images, 9 - labels)).mean(1)
         scene.memory["drift"] = unit(wrong)
@@ -302,7 +332,7 @@ def drift(scene: Scene) -> Tensor:
 
 
 def ascent(scene: Scene) -> Tensor:
-    """``[S, d]`` gradient of the loss on all training data."""
+    """Return the ``[S, d]`` gradient of the loss on all training data."""
     return scene.data.network.gradient(scene.model, scene.data.images, scene.data.labels)
 
 
@@ -321,4 +351,4 @@ _STRETCHED = (
     "drift",
 )
 LONG_ATTACKS = tuple(LONG + name for name in _STRETCHED)
-"""The attacks that a greater length may help."""
+"""Attacks that may benefit from a greater length."""

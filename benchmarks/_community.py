@@ -20,14 +20,14 @@ _OVER = re.compile(r"INFO round \d+ (?:committed|aborted)")
 
 
 class Community:
-    """Processes that end with those of ``processes``; the hub's folder, homes and logs are in ``folder``.
+    """A hub and its contributors, whose processes are stopped with ``processes``; all files are in ``folder``.
 
     Args:
         processes: The processes under measurement.
         folder: An empty folder.
         base_model: Folder of the base model.
-        config: Keys of the hub's config, deeply.
-        tree: The source tree of another version that the processes run; None for the installed one.
+        config: Keys of the hub's config, merged recursively.
+        tree: Source tree of another version to run; None for the installed version.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Community:
         return len(_OVER.findall(self.log.read_text()))
 
     def wait_for_rounds(self, number: int, seconds: float) -> list[dict[str, Any]]:
-        """Wait until N rounds have ended; return them with their updates."""
+        """Wait until ``number`` rounds have ended; return them with their updates."""
         self._processes.wait_for(f"{number} rounds", lambda: self.num_rounds >= number, seconds)
         return list(json.loads(self.ask("rounds", "--json"))[:number])
 
     def ask(self, *words: str) -> str:
-        """Run a `gym-server` command on the hub's folder; return what it prints."""
+        """Run a `gym-server` command on the hub's folder; return its output."""
         return subprocess.run(
             _command("server", *words, "--dir", str(self._hub)),
             cwd=self._folder,
@@ -88,7 +88,7 @@ class Community:
         ).stdout
 
     def _listening(self) -> dict[str, Any]:
-        """Return the hub's first event, with its port and fingerprint; empty before it listens."""
+        """Return the hub's first event, which has its port and fingerprint; empty before the hub listens."""
         for line in self.log.read_text().splitlines() if self.log.exists() else ():
             if line.startswith("{") and "port" in (event := json.loads(line)):
                 return dict(event)

@@ -1,4 +1,4 @@
-"""One start of one side of ``data.py``, in a process of its own; its last line of output is JSON."""
+"""A single start of one side of ``data.py``, in its own process; the last line of output is JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTH, BATCH, STEPS = 256, 8, 3
 
 
 def main() -> None:
-    """Train three steps as ``sys.argv[1]`` (JSON) says, and print seconds, CPU seconds, memory and losses."""
+    """Train three steps with the JSON settings in ``sys.argv[1]``; print seconds, CPU seconds, memory and losses."""
     warnings.simplefilter("ignore")
     work = json.loads(sys.argv[1])
     memory = PeakMemory()
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 class PeakMemory:
-    """The largest proportional set size of this process, in MB: shared pages are divided among their processes."""
+    """The peak proportional set size of this process in MB, which divides shared pages among processes."""
 
     def __init__(self) -> None:
         self.pss = 0.0
@@ -60,7 +60,7 @@ class PeakMemory:
 
 
 def ours(work: dict[str, Any]) -> tuple[list[float], int]:
-    """By ``gym_fed.Trainer``."""
+    """Train with ``gym_fed.Trainer``."""
     from gym_fed import Trainer, TrainingConfig
 
     config = TrainingConfig(
@@ -81,7 +81,7 @@ def ours(work: dict[str, Any]) -> tuple[list[float], int]:
 
 
 def theirs(work: dict[str, Any]) -> tuple[list[float], int]:
-    """By ``datasets`` and TRL, which cache the rows, the ids and the packed rows."""
+    """Train with ``datasets`` and TRL, which cache the rows, the token ids and the packed rows."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import torch
     import trl

@@ -1,9 +1,9 @@
-"""The runs of ``defaults.py``: train by a set of values, and measure what was gained and what was lost.
+"""The runs of ``defaults.py``: train with a set of values, and measure gain and forgetting.
 
-A run is ``{"side", "rows", "seed", "train", "heldout", "values"}`` (numbers of rows; keys of ``TrainingConfig``). Its
-result has the loss on held-out rows before and after (of preferences also the margin between
-chosen and rejected answers), the loss on the retention set, and what the trainer did (``finetuning``, steps, the
-highest learning rate), so that the table can assert which values ran.
+A run is ``{"side", "rows", "seed", "train", "heldout", "values"}`` (numbers of rows; keys of ``TrainingConfig``). The
+result has the losses on held-out rows before and after (for preferences also the margin between chosen and rejected
+answers) and the loss on the retention set. It also has the settings that the trainer used (``finetuning``, steps, the
+highest learning rate), so that the table can assert them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from _smollm2 import chat, questions
 Rows = list[dict[str, Any]]
 _CHARACTERS = {"preferences": 2400, "instructions-kto": 800}
 _MOST_CHARACTERS = 500
-"""Longer rows are left out, so that a run takes minutes on two cores. Applied to every side alike."""
+"""Maximum length of a row in characters, for all sides; it limits a run to minutes on two cores."""
 _IDENTITY_ROWS = 91
 
 
@@ -49,7 +49,7 @@ def _preferences(data: Path) -> Rows:
 
 
 def _instructions_alpaca(data: Path) -> Rows:
-    """Alpaca's instructions in LLaMA-Factory's demo; the rows before them are its identity."""
+    """Return Alpaca's instructions from LLaMA-Factory's demo, without the identity rows before them."""
     found = []
     for row in list(_lines(data / "llamafactory_demo/v1_sft_demo.jsonl"))[_IDENTITY_ROWS:]:
         turns = ["".join(part["value"] for part in turn["content"]) for turn in row["messages"]]
@@ -58,7 +58,7 @@ def _instructions_alpaca(data: Path) -> Rows:
 
 
 def _instructions_kto(data: Path) -> Rows:
-    """The first turns of the demo conversations that were liked."""
+    """Return the first turns of the demo conversations with positive feedback."""
     rows = json.loads((data / "llamafactory_demo/kto_en_demo.json").read_text(encoding="utf-8"))
     return [
         {"messages": [{key: turn[key] for key in ("role", "content")} for turn in row["messages"][:2]]}
@@ -68,7 +68,7 @@ def _instructions_kto(data: Path) -> Rows:
 
 
 def _shakespeare(data: Path) -> Rows:
-    """Gloucester's speeches: the first half of each is the question, the rest the answer."""
+    """Return Gloucester's speeches; the first half of each is the question, the rest is the answer."""
     speeches = next(_lines(data / "shakespeare_by_speaker/speakers.jsonl"))["speeches"]
     rows = []
     for speech in speeches:
@@ -89,7 +89,7 @@ SETS: dict[str, Callable[[Path], Rows]] = {
 
 
 def rows_of(name: str, data: Path, seed: int, train: int, heldout: int) -> tuple[Rows, Rows]:
-    """Rows to learn and rows held out, drawn by the seed from those that are short enough."""
+    """Return training rows and held-out rows, drawn with the seed from those that are short enough."""
     most = _CHARACTERS.get(name, _MOST_CHARACTERS)
     rows = [row for row in SETS[name](data) if _length(row) <= most]
     random.Random(f"{name}/{seed}").shuffle(rows)
@@ -107,7 +107,7 @@ LENGTH = 256
 
 @cache
 def base(name: str) -> Any:
-    """The model that every run starts from."""
+    """Return the model that every run starts from."""
     from gym_fed.base.models import load_model
 
     return load_model(name)
@@ -117,7 +117,7 @@ def base(name: str) -> Any:
 def before(
     model: str, data: str, rows: str, seed: int, sizes: tuple[int, int]
 ) -> tuple[list[float], list[float], Any]:
-    """Losses of the base: of held-out rows, of rejected answers, of the retention set."""
+    """Return the base's losses on held-out rows, rejected answers and the retention set."""
     loaded = base(model)
     return measured(loaded.model, loaded.tokenizer, data, rows, seed, sizes)
 
@@ -125,7 +125,7 @@ def before(
 def measured(
     model: Any, tokenizer: Any, data: str, rows: str, seed: int, sizes: tuple[int, int]
 ) -> tuple[list[float], list[float], Any]:
-    """Losses in nats per token, by row."""
+    """Return the same losses of a model in nats per token, by row."""
     from gym_fed.evaluation.loss import row_losses
     from gym_fed.evaluation.retention import retention_items, retention_scores
 
@@ -141,7 +141,7 @@ def measured(
 
 
 def measure(model: str, data: str, run: dict[str, Any]) -> dict[str, Any]:
-    """Train in a temporary folder; figures before and after."""
+    """Train in a temporary folder; return the figures before and after."""
     from gym_fed import Trainer, TrainingConfig
     from gym_fed.evaluation.retention import compare_retention
 
@@ -190,14 +190,14 @@ def _is_large(model: Any) -> bool:
 
 
 def _mean(values: list[float]) -> float:
-    """Mean over the rows that have something to predict within the row length; of a short context some have not."""
+    """Return the mean over rows with targets within the maximum length."""
     known = [value for value in values if not math.isnan(value)]
     assert 2 * len(known) >= len(values), f"{len(known)} of {len(values)} rows can be measured"
     return sum(known) / len(known)
 
 
 def _for(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows as this tokenizer takes them: plain texts for one without a chat template."""
+    """Convert rows for a tokenizer: plain texts if it has no chat template."""
     if tokenizer.chat_template:
         return rows
     plain = []

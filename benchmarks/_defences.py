@@ -1,4 +1,4 @@
-"""The package's aggregation rules as the attacks' opponents, and what an attacker who knows the rule expects of it."""
+"""The package's aggregation rules as defences, and a fast prediction of their soup for attackers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gym_fed.soup.pipeline import Pipeline
 
 DEFAULT = ByzantineEvidence.name
 ROOT_ALONE = "root alone"
-"""No rule: nobody is heard, the coordinator's own update is the soup. What contributors add must beat it."""
+"""A baseline without contributors, whose soup is the coordinator's own update."""
 BUDGET_ONLY = f"{DEFAULT} without rows"
 RULES = (
     "mean",
@@ -54,25 +54,25 @@ RULES = (
 
 
 class Defence:
-    """Pre-aggregators and an aggregator of the registry, ``norm_cap+nnm+trimmed_mean`` for one."""
+    """Pre-aggregators and an aggregator of the registry, such as ``norm_cap+nnm+trimmed_mean``."""
 
     def __init__(self, rule: str, malicious: int) -> None:
         *before, last = rule.removesuffix(" without rows").split("+")
         self.rule = rule
         self.pipeline: Pipeline | None = None
         if rule != ROOT_ALONE:
-            # The mean withstands nobody, and says so by refusing any number of malicious clients.
+            # The mean tolerates no malicious clients and refuses any number above 0.
             declared = 0 if last == "mean" else malicious
             self.pipeline = Pipeline.of(
                 SoupRecipe(aggregator=last, pre_aggregators=before, num_malicious_nodes=declared)
             )
         self.max_length = MAX_LENGTH if last == ByzantineEvidence.name else 1.0
-        """How long an update can be in the soup, in median norms."""
+        """Maximum length of an update in the soup, as a multiple of the median norm."""
 
     def merge(
         self, updates: Tensor, root: Tensor, losses: Losses | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """``[d]``: the soup of ``[n, d]`` updates, and their ``[n]`` coefficients if the rule weights whole updates."""
+        """Return the ``[d]`` soup of ``[n, d]`` updates, and ``[n]`` coefficients if the rule weights whole updates."""
         if self.pipeline is None:
             return root, torch.zeros(len(updates))
         try:
@@ -86,7 +86,7 @@ class Defence:
         return soup, plan.matrix[0] if len(plan.matrix) == 1 else None
 
     def expected(self, updates: Tensor, root: Tensor, losses: Losses | None = None) -> Tensor:
-        """``[d]``: the soup as an attacker works it out, the same but for rounding, but sooner."""
+        """Return the ``[d]`` soup as computed by an attacker, which is faster and equal up to rounding."""
         last = None if self.pipeline is None else self.pipeline.aggregator
         if self.pipeline is None or not isinstance(
             last, CAF | ByzantineRobust | FLTrustCAF | ByzantineEvidence
@@ -124,7 +124,7 @@ class Defence:
     def _judged(
         self, gram: GramMatrix, updates: Tensor, losses: Losses | None, rule: Aggregator | None = None
     ) -> GramMatrix:
-        """Add the evidence on lengths, for the rule that needs it."""
+        """Add the length evidence, for rules that need it."""
         assert self.pipeline is not None
         last = rule or self.pipeline.aggregator
         if not isinstance(last, ByzantineEvidence) or losses is None or self.rule == BUDGET_ONLY:
@@ -155,7 +155,7 @@ class Defence:
 
 
 class _FastRobust(ByzantineRobust):
-    """``byzantine_robust`` as an attacker computes it."""
+    """A faster ``byzantine_robust``, for attackers."""
 
     def weigh(self, gram: GramMatrix) -> Tensor:
         scaled = self._scale.mix(gram)
@@ -166,7 +166,7 @@ class _FastRobust(ByzantineRobust):
 
 
 class _FastEvidence(ByzantineEvidence):
-    """``byzantine_evidence`` as an attacker computes it."""
+    """A faster ``byzantine_evidence``, for attackers."""
 
     def _shares(self, products: np.ndarray, counts: np.ndarray, squared_norm: float) -> np.ndarray:
         return caf_shares(products, counts, self.num_malicious_nodes, MAX_STRETCH, squared_norm)
@@ -179,7 +179,7 @@ def caf_shares(
     max_stretch: float,
     squared_norm: float | None = None,
 ) -> np.ndarray:
-    """What ``caf`` weighs updates by, from a LAPACK eigenvector and not the package's repeatable search for it."""
+    """Return the weights of ``caf`` from LAPACK's eigenvectors instead of the package's reproducible search."""
     count = len(products)
     if squared_norm is None:
         squared_norm = float(np.sort(products.diagonal())[(count - 1) // 2])

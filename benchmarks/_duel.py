@@ -1,4 +1,4 @@
-"""Rounds of a rule against an attack on the digits, and what became of the model, the backdoor and the minority."""
+"""Rounds of a rule against an attack on the digits: accuracy, backdoor success, and a minority's influence."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch import Tensor
 
 CONTRIBUTORS = 20
 LAST = 5
-"""Accuracy is the mean over this many last rounds: one round alone depends on chance."""
+"""Number of last rounds over which the accuracy is averaged, since a single round is noisy."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule made of an attack.
+    """The result of a rule under an attack.
 
     Attributes:
-        accuracies: On the test part, for each seed.
-        backdoor: Share of triggered test images of other labels that the model takes for the target, mean over seeds.
+        accuracies: Accuracy on the test set, for each seed.
+        backdoor: Fraction of triggered test images of other labels that are classified as the target, mean over seeds.
     """
 
     accuracies: tuple[float, ...]
@@ -37,17 +37,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Shares:
-    """How much of the soup is a minority contributor's, mean over rounds and seeds.
+    """A minority contributor's share of the soup, mean over rounds and seeds.
 
     Attributes:
-        by_coefficient: Its share of the sum of the coefficients, times n; for a rule without coefficients, by how much
-            the soup moves along its deviation from the others' mean when it is there and not that mean, over what the
-            plain mean would move.
-        by_length: Its part of the soup, each update counted by coefficient times length, times n; None for a
-            rule without coefficients.
-        worst_by_coefficient: ``by_coefficient`` of the contributor who has least of it.
-        worst_by_length: Likewise.
-        label_accuracy: On test images of the last label.
+        by_coefficient: Its share of the sum of the coefficients, times n. For a rule without coefficients: how far the
+            soup moves along its deviation from the others' mean if that mean is replaced by its update, relative to the
+            plain mean.
+        by_length: Its share of the sum of coefficient times length, times n; None for a rule without coefficients.
+        worst_by_coefficient: ``by_coefficient`` of the contributor with the smallest value.
+        worst_by_length: ``by_length`` of the contributor with the smallest value.
+        label_accuracy: Accuracy on test images of the last label.
     """
 
     by_coefficient: float
@@ -69,7 +68,7 @@ def play(
     images: str = "digits",
     spread: bool = False,
 ) -> Outcome:
-    """All rounds of ``attack`` against ``rule``, all seeds at once; ``spread`` chooses representative clean images."""
+    """Run ``attack`` against ``rule`` with all seeds at once; ``spread`` selects representative clean images."""
     schedule = schedule or Schedule()
     data = Digits(seeds, CONTRIBUTORS, malicious, split, images, spread)
     defence = Defence(rule, malicious)
@@ -80,7 +79,7 @@ def play(
 
 
 def generators() -> list[torch.Generator]:
-    """Randomness of the honest, of the malicious, and of the coordinator."""
+    """Return the random generators of honest contributors, malicious clients and the coordinator."""
     return [torch.Generator().manual_seed(seed) for seed in (0, 99, 7)]
 
 
@@ -93,7 +92,7 @@ def run_rounds(
     random: list[torch.Generator],
     last: int = LAST,
 ) -> tuple[Tensor, list[float]]:
-    """Return the model after all rounds, and for each seed the mean score of the last rounds."""
+    """Return the model after all rounds, and each seed's mean score over the last rounds."""
     honest_random, malicious_random, root_random = random
     model, memory, scores = data.first_model(), dict[str, Any](), list[Tensor]()
     residual = torch.zeros(len(model), data.honest, model.shape[1])
@@ -124,7 +123,7 @@ def minority(
     schedule: Schedule | None = None,
     images: str = "digits",
 ) -> Shares:
-    """Everybody is honest, ``declared`` malicious clients are still expected; the first contributor is the minority."""
+    """Measure the first contributor's influence if all are honest but the rule expects malicious clients."""
     schedule = schedule or Schedule()
     data = Digits(seeds, CONTRIBUTORS, 0, split, images)
     defence = Defence(rule, declared)
@@ -146,7 +145,9 @@ def minority(
                 by_coefficient[index] += _moved(defence, round_updates, root, soup)
                 by_length = None
             else:
-                total = float(coefficients.sum())  # a rule may shorten the whole soup, which favours nobody
+                total = float(
+                    coefficients.sum()
+                )  # a rule may shorten the entire soup, which changes no shares
                 by_coefficient[index] += CONTRIBUTORS * coefficients / (total or 1.0)
                 lengths = coefficients * round_updates.norm(dim=1)
                 by_length[index] += CONTRIBUTORS * lengths / lengths.sum()
@@ -165,7 +166,7 @@ def minority(
 
 
 def written(deltas: Tensor, residual: Tensor, packed: Perceptron | None) -> tuple[Tensor, Tensor]:
-    """What honest contributors send, and their error feedback for the next round; floats where ``packed`` is None."""
+    """Return the honest updates as sent, and their error feedback for the next round; floats if ``packed`` is None."""
     if packed is None:
         return deltas, residual
     compensated = deltas + residual
@@ -174,7 +175,7 @@ def written(deltas: Tensor, residual: Tensor, packed: Perceptron | None) -> tupl
 
 
 def _moved(defence: Defence, updates: Tensor, root: Tensor, soup: Tensor) -> Tensor:
-    """``[n]`` shares of a rule that decides coordinate by coordinate."""
+    """Return the ``[n]`` shares under a coordinate-wise rule."""
     shares, count = torch.zeros(len(updates)), len(updates)
     for index in range(count):
         without = updates.clone()

@@ -1,9 +1,9 @@
-"""Our side of `serving_peers.py`: a process of its own, which answers as `_llama_cpp_side.py` does.
+"""Our side of `serving_peers.py`, in its own process with the interface of `_llama_cpp_side.py`.
 
     python _engine_side.py SETTINGS.json
 
-Every turn asserts what ran: each token of the prompts, the base's format and kernel, the kernel of the variants, and
-that the layers of small steps were one native call.
+Every turn asserts that all prompt tokens were computed, which format and kernels the base and the variants used, and
+that the layers of small steps ran in one native call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GIB = 1 << 30
 
 
 class EngineTurns:
-    """The engine with its variants, and one turn after the other."""
+    """The engine with its variants, which runs one turn per call."""
 
     def __init__(self, settings: dict[str, Any], stack: ExitStack) -> None:
         torch.set_num_threads(settings["threads"])
@@ -58,12 +58,12 @@ class EngineTurns:
             )
             for number, path in enumerate(settings["variants"]) if new else ():
                 store.add(path, name=f"v{number}", owner="benchmark")
-        # The peer keeps no prompts either: those of a turn are those of the turn before.
+        # Every turn has the same prompts, so prompts must not be cached; the peer does not cache them either.
         config = EngineConfig(kernel=settings["kernel"], prefix_cache=False)
         self._engine = stack.enter_context(Engine(self._served, base.tokenizer, store, config))
 
     def turn(self, new: int) -> dict[str, Any]:
-        """All users at once; user ``i`` with variant ``i`` where there are variants."""
+        """Answer all users at once, user ``i`` with variant ``i`` if there are variants."""
         settings = self._settings
         users, prompts = settings["users"], settings["prompts"]
         products = Counter(self._served.sign_products)
@@ -96,7 +96,7 @@ class EngineTurns:
         if not base_kernel.startswith(dispatch.path()):
             raise SystemExit(f"the base was multiplied by {base_kernel}, not by {dispatch.path()}")
         recorded = RECORDED["steps"] - recorded
-        # Users begin one after the other: in few steps with variants hardly two have the same ones.
+        # Users start one after the other, so in short turns few steps have the same set of variants.
         short = bool(settings["variants"]) and new < 4 * users
         if recorded < (new // 4 if users <= MAX_RECORDED_ROWS and not short else 0):
             raise SystemExit(f"the layers of {recorded} steps were one call, of {now.steps - before.steps}")
@@ -116,7 +116,7 @@ RECORDED = Counter({"steps": 0})
 
 
 def count_recorded() -> None:
-    """Count the steps of this process whose layers are one native call, in ``RECORDED``."""
+    """Count, in ``RECORDED``, the steps of this process whose layers run in one native call."""
     layers: Any = RecordedLayers
     run = RecordedLayers.run
 

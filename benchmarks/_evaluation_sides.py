@@ -1,4 +1,4 @@
-"""The sides of `evaluation.py`, each in a process of its own: our pass over all variants, and HFLM on each, merged.
+"""The sides of `evaluation.py`, each in its own process: our pass over all variants, and HFLM on each merged variant.
 
 python benchmarks/_evaluation_sides.py ours|theirs|batch|tiny SETTINGS
 """
@@ -27,22 +27,22 @@ from gym_fed.evaluation.suites.eval_task import EvalTask
 from gym_fed.evaluation.suites.tasks import tasks_of
 
 SHARE = 0.1
-"""Magnitude of a variant's signs over a matrix's mean absolute weight: choices differ, answers remain text."""
+"""Scale of a variant relative to a matrix's mean absolute weight, at which choices differ but answers remain text."""
 BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Task of both sides.
+    """Settings of both sides.
 
     Attributes:
-        model: The base.
-        variants: How many.
-        tasks: Names, by ``choices`` and ``texts``.
-        rows: By kind of task.
-        data: Folder of evaluation sets; None: the tasks are the package's.
-        folder: Where the variants' files are.
-        batch_sizes: HFLM's, by task.
+        model: Id or folder of the base.
+        variants: Number of variants.
+        tasks: Names of tasks, by kind: ``choices`` and ``texts``.
+        rows: Number of rows, by kind of task.
+        data: Folder of evaluation sets; None for the tasks in the package.
+        folder: Folder of the variants' files.
+        batch_sizes: Batch sizes of HFLM, by kind of task.
     """
 
     model: str
@@ -56,7 +56,7 @@ class Settings:
 
 
 def one_bit_files(loaded: LoadedModel, folder: Path, count: int) -> list[Path]:
-    """Variants of a base: random signs for every matrix, a scale for each of its rows."""
+    """Write variants of a base with random signs and one scale per row for every matrix; return their paths."""
     base = BaseSpec.of(loaded.model, loaded.name)
     tensors = dict(loaded.model.named_parameters())
 
@@ -68,7 +68,7 @@ def one_bit_files(loaded: LoadedModel, folder: Path, count: int) -> list[Path]:
 
 
 def task_of(settings: Settings, kind: str, *, other_rows: bool = False) -> EvalTask:
-    """The task on its first rows, or on as many others as it has up to that number, for choosing a batch size."""
+    """Return the task with its first rows or, for choosing a batch size, with up to as many later rows."""
     data = None if settings.data is None else Path(settings.data)
     (task,) = tasks_of([settings.tasks[kind]], data)
     rows = task.rows[task.split]
@@ -86,7 +86,7 @@ def task_of(settings: Settings, kind: str, *, other_rows: bool = False) -> EvalT
 
 @dataclass
 class Outcome:
-    """Result of one pass: seconds in all and in the model, and the answer of each variant to each row."""
+    """The result of one pass: total and model seconds, and the answer of each variant to each row."""
 
     seconds: float
     model_seconds: float
@@ -95,7 +95,7 @@ class Outcome:
 
 
 def ours(settings: Settings, kinds: Sequence[str]) -> dict[str, Any]:
-    """One pass of our evaluator over all variants, for each kind of task."""
+    """Run one pass of our evaluator over all variants, for each kind of task."""
     from gym_fed.evaluation.scoring.local import LocalScorer
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.forward.variant_weights import loaded_variant
@@ -140,7 +140,7 @@ def _our_pass(settings: Settings, kind: str, scorer: Any, served: Any) -> Outcom
 
 
 def theirs(settings: Settings, kinds: Sequence[str]) -> dict[str, Any]:
-    """HFLM on every variant, all of which are merged and in memory before."""
+    """Run HFLM on every variant, all merged and loaded in advance."""
     import copy
 
     loaded = _loaded(settings)
@@ -166,7 +166,7 @@ def theirs(settings: Settings, kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def best_batch_sizes(settings: Settings) -> dict[str, int]:
-    """The fastest of HFLM's batch sizes for each kind of task, on other rows of it, the better of two tries each."""
+    """Return HFLM's fastest batch size for each kind of task, from the better of two tries on other rows."""
     loaded = _loaded(settings)
     found = {}
     for kind in settings.tasks:
@@ -230,7 +230,7 @@ def _said(sample: Mapping[str, Any]) -> Any:
 
 
 class _Timed:
-    """HFLM whose time in requests is counted."""
+    """HFLM with a timer of its requests."""
 
     def __init__(self, lm: Any) -> None:
         self.lm, self.seconds = lm, 0.0
@@ -247,7 +247,7 @@ class _Timed:
 
 @contextmanager
 def _forwards(model: Any) -> Iterator[list[None]]:
-    """Grows by one for every forward of the model."""
+    """Yield a list that grows by one item for every forward pass of the model."""
     counted: list[None] = []
     handle = model.base_model.register_forward_hook(lambda *_: counted.append(None))
     try:
@@ -264,7 +264,7 @@ def _loaded(settings: Settings) -> LoadedModel:
 
 
 def tiny() -> dict[str, Any]:
-    """The suite ``tiny`` on gym-nano, as ``gym eval`` runs it."""
+    """Run the suite ``tiny`` on gym-nano, as ``gym eval`` does."""
     from gym_fed.evaluation.evaluator import Evaluator
 
     began = time.perf_counter()
@@ -274,7 +274,7 @@ def tiny() -> dict[str, Any]:
 
 
 def main() -> None:
-    """One side, as the command line says."""
+    """Run the side that the command line selects."""
     side = sys.argv[1]
     if side == "tiny":
         torch.set_num_threads(1)

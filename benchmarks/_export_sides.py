@@ -1,14 +1,14 @@
-"""The processes of ``export.py``: the loss of an exported model on a text, and the peers alone.
+"""The child processes of ``export.py``: the loss of an exported model on a text, and the peers' exports.
 
     python _export_sides.py held_out JOB
     python _export_sides.py auto_round MODEL OUT FORMAT     # FORMAT as auto-round calls it, gguf:q4_k_m
     python _export_sides.py llama_cpp SOURCE.gguf OUT.gguf TYPE
 
 The loss is computed by the library that reads the format. JOB is a JSON file: ``{"parts", "windows", "answer",
-"reference"}``. ``parts`` is what ``gym_fed.export.readers.reading`` reads by, ``windows`` are lists of token ids. The
-answer has the loss in nats per token, and against the logits of ``reference`` (a file that such a process wrote before,
-or ``null``: then this one writes its own next to the answer) the mean Kullback-Leibler divergence and the share of
-positions with the same likeliest token.
+"reference"}``. ``parts`` are the arguments of ``gym_fed.export.readers.reading``, and ``windows`` are lists of token
+ids. The answer has the loss in nats per token. Compared with the logits in ``reference``, it also has the mean
+Kullback-Leibler divergence and the share of positions with the same most likely token. If ``reference`` is ``null``,
+the process writes its logits next to the answer instead.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _loss(logits: list[Any], windows: list[list[int]]) -> float:
 
 
 def auto_round(model: str, out: str, form: str) -> None:
-    """auto-round's rounding to nearest: no rows, no tuning, as ours by default."""
+    """Export with auto-round's round-to-nearest, without calibration or tuning, like our default."""
     from auto_round import AutoRound
 
     scheme = form.upper() if form.startswith("gguf") else "W4A16"
@@ -61,7 +61,7 @@ def auto_round(model: str, out: str, form: str) -> None:
 
 
 def llama_cpp(source: str, out: str, kind: str) -> None:
-    """llama.cpp's own quantiser, from a file of float32."""
+    """Export with llama.cpp's own quantiser, from a float32 file."""
     import ctypes
 
     import llama_cpp

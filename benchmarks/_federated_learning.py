@@ -1,11 +1,11 @@
-"""Share of fp32 FedAvg's gain that the network's rounds keep: three sets of speakers, three seeds, both sides.
+"""Measure the share of fp32 FedAvg's gain that the network's rounds keep, on three sets of speakers and three seeds.
 
-Every cell is one run of one side; it is a line of JSON in ``--cells FILE``, and is not run again when it is there.
+Every cell is one run of one side. It is stored as a line of JSON in ``--cells FILE`` and is not run again.
 
-Speakers come most prolific first. Of the first 48, ordered by the sha256 of their names, the first 16 are the set on
-which settings are chosen, and the next two sixteens are reported. The third reported set is the first 16 by the same
-order of all others, who have less text: 2 to 7 thousand characters each. Of each set the first eight train, and the
-other eight measure the loss, each by its first four thousand characters.
+The 48 most prolific speakers are ordered by the sha256 of their names. The first 16 are the set on which settings are
+chosen, and the next two groups of 16 are reported. The third reported set is the first 16 of the other speakers in the
+same order, who have less text: 2 to 7 thousand characters each. The first eight speakers of a set train. The loss is
+measured on the other eight, on the first four thousand characters of each.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from gym_fed.config.hub.task import TrainingRecipe
 PROLIFIC = 48
 TRAINED, HELDOUT = 8, 8
 HELDOUT_CHARACTERS = 4000
-"""Maximum characters of a held-out speaker, so that all count about equally."""
+"""Maximum number of characters of a held-out speaker, so that all have about the same weight."""
 
 
 @dataclass(frozen=True)
 class SpeakerSet:
-    """Speeches by speaker: those who train, and those who measure."""
+    """The speeches of the speakers who train and of the held-out speakers."""
 
     name: str
     contributors: dict[str, list[str]]
     heldout: dict[str, list[str]]
 
     def write(self, folder: Path) -> None:
-        """``speaker0.jsonl`` and on, and ``heldout.jsonl``."""
+        """Write ``speaker0.jsonl`` and so on, and ``heldout.jsonl``."""
         folder.mkdir(parents=True, exist_ok=True)
         for index, speeches in enumerate(self.contributors.values()):
             (folder / f"speaker{index}.jsonl").write_text(_rows(speeches))
@@ -59,7 +59,7 @@ class SpeakerSet:
 
 
 def speaker_sets(file: Path) -> dict[str, SpeakerSet]:
-    """``choice``, and ``first``, ``second`` and ``less text`` to report."""
+    """Return the set ``choice`` and the reported sets ``first``, ``second`` and ``less text``."""
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     speeches = {str(line["speaker"]): list(line["speeches"]) for line in lines}
     names = list(speeches)
@@ -83,7 +83,7 @@ def speaker_sets(file: Path) -> dict[str, SpeakerSet]:
 
 
 def _first(speeches: list[str]) -> list[str]:
-    """Whole speeches, until there are enough characters."""
+    """Return entire speeches until there are enough characters."""
     ends = accumulate(len(text) for text in speeches)
     return [text for text, end in zip(speeches, ends, strict=True) if end - len(text) < HELDOUT_CHARACTERS]
 
@@ -98,7 +98,7 @@ def _rows(speeches: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Side:
-    """How one side runs its rounds; ``codec`` None is FedAvg in fp32."""
+    """The settings of one side's rounds; ``codec`` is None for FedAvg in fp32."""
 
     schedule: Schedule
     codec: CodecPolicy | None
@@ -120,7 +120,7 @@ class Side:
 
 @dataclass
 class Cells:
-    """Runs that were made before, and those that are made now."""
+    """A cache of finished runs, which runs the missing ones."""
 
     file: Path | None
     model: Path
@@ -131,7 +131,7 @@ class Cells:
         self._groups: dict[str, Contributors] = {}
 
     def course(self, speakers: SpeakerSet, seed: int, side: Side) -> Course:
-        """A run, from the file or made now and added to it."""
+        """Return a run from the file, or run it and add it to the file."""
         recipe = self.recipe.model_copy(update={"seed": seed})
         key = {"set": speakers.name, "recipe": recipe.model_dump(mode="json"), **side.key()}
         found = kept(self.file, key, lambda: asdict(side.run(self._group(speakers), recipe)))
@@ -139,7 +139,7 @@ class Cells:
         return Course(**found)
 
     def _group(self, speakers: SpeakerSet) -> Contributors:
-        """A set of speakers, loaded once; checked once to train as the network's contributors do."""
+        """Load a set of speakers once, and check that they train like the network's contributors."""
         if speakers.name not in self._groups:
             folder = self.folder / speakers.name.replace(" ", "-")
             group = contributors(speakers, folder, self.model, self.recipe.max_length)
@@ -150,7 +150,7 @@ class Cells:
 
 
 def contributors(speakers: SpeakerSet, folder: Path, model: Path, max_length: int) -> Contributors:
-    """A set of speakers as contributors read it, from files in ``folder``."""
+    """Return a set of speakers as contributors, reading files in ``folder``."""
     speakers.write(folder)
     files = [folder / f"speaker{index}.jsonl" for index in range(len(speakers.contributors))]
     return Contributors.load(model, files, folder / "heldout.jsonl", max_length)
@@ -159,7 +159,7 @@ def contributors(speakers: SpeakerSet, folder: Path, model: Path, max_length: in
 def learning(
     result: Report, cells: Cells, sets: Iterable[SpeakerSet], seeds: Iterable[int], ours: Side, theirs: Side
 ) -> None:
-    """Run (what is missing of) every set and seed, and add rows, shares, their spread and the aims."""
+    """Run the missing sets and seeds, and report rows, shares, their spread and the aims."""
     at_end: list[float] = []
     at_best: list[float] = []
     sent: list[float] = []
@@ -190,7 +190,7 @@ def learning(
 def soups(
     result: Report, cells: Cells, sets: Iterable[SpeakerSet], seeds: Iterable[int], ours: Side, theirs: Side
 ) -> None:
-    """Soups that add up against soups in bfloat16: share of the gain, and bytes down per byte up."""
+    """Compare additive soups with bfloat16 soups: share of the gain, and bytes downloaded per byte uploaded."""
     shares, ratios, peers, sums = [], [], [], []
     seeds = list(seeds)
     for speakers in sets:
@@ -212,6 +212,6 @@ def soups(
 
 
 def one_thread() -> None:
-    """One thread here and in the network's processes: sums in float32 are then taken in the same order."""
+    """Use one thread here and in the network's processes, so that float32 sums have the same order."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"

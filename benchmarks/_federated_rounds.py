@@ -1,8 +1,8 @@
-"""Rounds of the network in one process: its trainer's steps, its codec with error feedback, its soup; and fp32 FedAvg.
+"""The network's rounds in one process, with its training steps, codec, error feedback and soup; and fp32 FedAvg.
 
-``rounds_by_codec`` does what ``gym-server`` and its contributors do with the same settings, file for file, without
-the network; ``rounds_in_fp32`` averages the same contributors' fp32 deltas. ``require_like_trainer`` checks that the
-loop here ends with the very weights of the project's ``Trainer``.
+``rounds_by_codec`` produces the same files as ``gym-server`` and its contributors with the same settings, without the
+network. ``rounds_in_fp32`` averages the same contributors' fp32 deltas. ``require_like_trainer`` checks that this
+module's training loop gives exactly the weights of the project's ``Trainer``.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Schedule:
     decay: float
 
     def recipe(self, recipe: TrainingRecipe, server_round: int) -> TrainingRecipe:
-        """The hub's recipe of one round, when every round before it was committed."""
+        """Return the hub's recipe for a round, assuming that all earlier rounds were committed."""
         rate = recipe.learning_rate * self.decay ** (server_round - 1)
         return recipe.model_copy(update={"learning_rate": rate})
 
 
 @dataclass
 class Contributors:
-    """A model, what each contributor trains on, and the rows of others that measure the loss."""
+    """A model, the rows of each contributor, and the held-out rows."""
 
     model: Any
     tokenizer: Any
@@ -63,12 +63,12 @@ class Contributors:
     heldout: list[dict[str, Any]]
     max_length: int
     name: str
-    """What a manifest calls the model: part of an update's header, whose bytes count."""
+    """Name of the model in manifests, which is part of an update's header and so of its size."""
     _first: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, model: Path, files: Sequence[Path], heldout: Path, max_length: int) -> Contributors:
-        """From files, as a contributor and a hub read them."""
+        """Load the model and the rows from files, as a contributor and a hub do."""
         loaded = load_model(str(model), dtype="float32", device="cpu")
         data = [load_rows(file) for file in files]
         return cls(
@@ -92,18 +92,18 @@ class Contributors:
         return heldout_loss(self.model, self.tokenizer, self.heldout, max_length=self.max_length)
 
     def copied(self) -> dict[str, Tensor]:
-        """The model's tensors as they are now."""
+        """Return a copy of the model's current tensors."""
         return {name: tensor.clone() for name, tensor in self.tensors.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put a version's tensors into the model."""
+        """Load a version's tensors into the model."""
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
 
     def trained(self, recipe: TrainingRecipe, server_round: int) -> list[dict[str, Tensor]]:
-        """What each contributor's model becomes in a round that starts from the model's tensors, which stay.
+        """Return each contributor's tensors after a round from the model's current tensors, which are restored.
 
-        First rounds start from the base whatever the codec, so they are trained once.
+        First rounds start from the base with every codec, so they are trained only once.
         """
         key = recipe.model_dump_json()
         if server_round == 1 and key in self._first:
@@ -120,13 +120,13 @@ class Contributors:
 
 @dataclass(frozen=True)
 class Course:
-    """How a run went: held-out loss before the first round and after each, and bytes per contributor and round."""
+    """The result of a run: held-out loss before the first round and after each, and bytes per contributor and round."""
 
     losses: list[float]
     up_bytes: list[float]
     down_bytes: list[float] = field(default_factory=list)
     sum_bytes: int | None = None
-    """Size of all soups combined, if they add up."""
+    """Size of all soups combined, in bytes, if they are additive."""
 
     def gain(self) -> float:
         return self.losses[0] - self.losses[-1]
@@ -142,7 +142,7 @@ def rounds_by_codec(
     codec: CodecPolicy,
     soup: SoupRecipe,
 ) -> Course:
-    """Updates by the codec, merged as contributors and hub do it."""
+    """Run rounds with updates in the codec, merged as on a hub."""
     start, base = group.copied(), BaseSpec.of(group.model, group.name)
     losses, sent, received, total = [group.loss()], [], [], IntegerSum()
     with tempfile.TemporaryDirectory(prefix="gym-rounds-") as name:
@@ -183,7 +183,7 @@ def rounds_by_codec(
 
 
 def rounds_in_fp32(group: Contributors, recipe: TrainingRecipe, schedule: Schedule) -> Course:
-    """FedAvg (McMahan et al. 2017): the mean of the same contributors' fp32 deltas."""
+    """Run FedAvg (McMahan et al. 2017) on the mean of the same contributors' fp32 deltas."""
     start, losses = group.copied(), [group.loss()]
     for server_round in range(1, schedule.rounds + 1):
         version = group.copied()
@@ -198,7 +198,7 @@ def rounds_in_fp32(group: Contributors, recipe: TrainingRecipe, schedule: Schedu
 def train(
     model: Any, tokenizer: Any, rows: list[dict[str, Any]], recipe: TrainingRecipe, server_round: int
 ) -> None:
-    """The steps of the project's ``Trainer`` on a round's recipe, without its folder, logs and checkpoints."""
+    """Run the steps of the project's ``Trainer`` with a round's recipe, without its folder, logs and checkpoints."""
     config = round_training(recipe, server_round, Path("unused"), "cpu")
     betas = (config.adam_beta1, config.adam_beta2)
     optimizer = torch.optim.AdamW(
@@ -220,7 +220,7 @@ def train(
 
 
 def _batches(config: TrainingConfig, tokenizer: Any, rows: list[dict[str, Any]]) -> Iterator[list[list[int]]]:
-    """Batches of rows of ids without end, in the trainer's order: reshuffled every epoch."""
+    """Yield batches of token id rows endlessly, in the trainer's order, reshuffled every epoch."""
     encoded = ALGORITHMS.new(config.algorithm).encode(config, tokenizer, rows)
     sampler = SeedableRandomSampler(encoded, data_seed=config.seed)
     order = BatchSampler(sampler, config.per_device_train_batch_size, drop_last=False)
@@ -230,7 +230,7 @@ def _batches(config: TrainingConfig, tokenizer: Any, rows: list[dict[str, Any]])
 
 
 def require_like_trainer(group: Contributors, recipe: TrainingRecipe) -> None:
-    """The loop here ends with the weights of the project's trainer, bit for bit."""
+    """Check that the loop in this module gives the same weights as the project's trainer, bit for bit."""
     start = group.copied()
     ours = replace(group, data=group.data[:1], _first={}).trained(recipe, 1)[0]
     with tempfile.TemporaryDirectory(prefix="gym-rounds-") as name:
@@ -242,7 +242,7 @@ def require_like_trainer(group: Contributors, recipe: TrainingRecipe) -> None:
 
 
 def _padded(rows: list[list[int]], pad: int) -> dict[str, Tensor]:
-    """Rows padded to the longest, as the trainer's collator pads them."""
+    """Pad rows to the longest one, like the trainer's collator."""
     longest = max(len(row) for row in rows)
     ids = torch.full((len(rows), longest), pad)
     mask, labels = torch.zeros_like(ids), torch.full_like(ids, IGNORED)

@@ -1,4 +1,4 @@
-"""FlowerTune's protocol, cut for two CPU cores: data, clients, model, local training and scores of both sides."""
+"""FlowerTune's protocol, reduced for two CPU cores: data, clients, model, local training and scores of both sides."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ CLIENTS, FRACTION, MALICIOUS = 20, 0.1, 2
 SAMPLED = int(CLIENTS * FRACTION)
 STEPS = 10
 TARGETS = ("q_proj", "v_proj")
-"""What PEFT, and so FlowerTune, adapts in a Llama."""
+"""The modules of a Llama that PEFT, and so FlowerTune, adapts by default."""
 REVERSED = -8.0
-"""Malicious clients send this multiple of what they learned."""
+"""Factor by which malicious clients multiply their honest update."""
 FEWEST_LABELS = 8
 SPEAKERS = 25
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A model and how its clients train."""
+    """A model and the training settings of its clients."""
 
     model: Path
     rank: int
@@ -41,7 +41,7 @@ class Setup:
     """Rows per client."""
     heldout: int
     root: int
-    """Clean rows of the hub."""
+    """Number of clean rows on the hub."""
 
     @property
     def alpha(self) -> int:
@@ -50,7 +50,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run: its seed, the number of rounds, and whether two clients are malicious."""
+    """The settings of one run: seed, number of rounds, and whether two clients are malicious."""
 
     seed: int
     rounds: int
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def sampled(self) -> list[list[int]]:
-        """The clients of each round, numbered from 1, as Flower draws them after ``random.seed(seed)``."""
+        """Return the clients of each round, numbered from 1, as Flower samples them after ``random.seed(seed)``."""
         draw = random.Random(self.seed)
         return [draw.sample(range(1, CLIENTS + 1), SAMPLED) for _ in range(self.rounds)]
 
@@ -69,12 +69,12 @@ class Plan:
 
     @property
     def attacks(self) -> int:
-        """The number of malicious updates that are sent."""
+        """Return the number of malicious updates in the run."""
         return sum(client in self.malicious for sampled in self.sampled for client in sampled)
 
 
 class Federation:
-    """The model with its LoRA, and the rows of everybody, dealt at random."""
+    """The model with its LoRA, and the randomly distributed rows of all clients."""
 
     def __init__(self, setup: Setup, plan: Plan, shared: Path) -> None:
         self.setup, self.plan = setup, plan
@@ -107,7 +107,7 @@ class Federation:
         return {name: layer for name, layer in named if isinstance(layer, LoraLayer)}
 
     def train(self, rows: Sequences, rate: float, server_round: int, client: int) -> None:
-        """A client's steps of a round: AdamW, on batches that depend on seed, round and client."""
+        """Run a client's AdamW steps of a round, on batches that depend on seed, round and client."""
         generator = torch.Generator().manual_seed((self.plan.seed * 1000 + server_round) * 100 + client)
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
@@ -122,9 +122,9 @@ class Federation:
         self.model.eval()
 
     def summed_loss(self, rows: Sequences) -> tuple[Tensor, int]:
-        """Cross entropy of the labels of a batch padded on the right, and their number.
+        """Return the summed cross entropy of a right-padded batch, and the number of labels.
 
-        The head sees only positions with a label, which saves a third of a step.
+        The head is computed only at positions with a label, which saves a third of a step.
         """
         ids = pad_sequence([ids for ids, _ in rows], batch_first=True)
         labels = pad_sequence([labels for _, labels in rows], batch_first=True, padding_value=IGNORED)[:, 1:]
@@ -136,12 +136,12 @@ class Federation:
 
     @torch.no_grad()
     def loss(self, rows: Sequences | None = None) -> float:
-        """Mean loss per label, of the held-out rows by default."""
+        """Return the mean loss per label, by default of the held-out rows."""
         rows = self.heldout if rows is None else rows
         parts = [self.summed_loss(rows[at : at + 8]) for at in range(0, len(rows), 8)]
         return sum(float(total) for total, _ in parts) / sum(count for _, count in parts)
 
 
 def reversed_update(before: Tensor, after: Tensor) -> Tensor:
-    """What a malicious client sends in place of ``after``."""
+    """Return what a malicious client sends instead of ``after``."""
     return before + REVERSED * (after - before)

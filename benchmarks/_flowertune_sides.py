@@ -1,4 +1,4 @@
-"""The two sides of ``flowertune.py``: a Flower app as FlowerTune's, and the project's updates, rule and soups."""
+"""The two sides of ``flowertune.py``: a Flower app like FlowerTune's, and the project's updates, rule and soups."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from gym_fed.soup.gram import RowEvidence
 from gym_fed.soup.merging import merge
 
 LOWEST = 1 / 50
-"""FlowerTune's learning rate falls along a cosine to this share."""
+"""Final learning rate of FlowerTune's cosine schedule, as a fraction of the initial one."""
 DECAY = 0.9
-"""``rounds.learning_rate_decay`` of ours: the hub has no cosine between rounds."""
+"""Our ``rounds.learning_rate_decay``, since the hub has no cosine schedule over rounds."""
 UPDATE = CodecPolicy(factors="auto")
 
 
 @dataclass
 class Course:
-    """How a run went: held-out loss after some rounds, and the bytes of each client's message up and down."""
+    """The result of a run: held-out loss after some rounds, and the bytes of each client's message up and down."""
 
     losses: dict[int, float] = field(default_factory=dict)
     up: list[int] = field(default_factory=list)
     down: list[int] = field(default_factory=list)
     rejected: int = 0
-    """Rounds without a soup."""
+    """Number of rounds without a soup."""
 
 
 def flower(federation: Federation, rate: float, every: int) -> Course:
-    """FedAvg of Flower over its messages and a ``ClientApp``, as FlowerTune's template has them.
+    """Run Flower's FedAvg with its messages and a ``ClientApp``, as in FlowerTune's template.
 
-    Messages are serialised and parsed on their way, in this process instead of over HTTP; their bytes are counted.
+    Messages are serialised and parsed in this process instead of being sent over HTTP; their bytes are counted.
     """
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -154,7 +154,7 @@ def flower(federation: Federation, rate: float, every: int) -> Course:
 
 
 def gym(federation: Federation, rate: float, soup_rank: int, every: int) -> Course:
-    """Rounds of the project: quantised factors up with error feedback, the default rule with clean rows, soups down.
+    """Run the project's rounds: quantised factors with error feedback, the default rule with clean rows, and soups.
 
     A client downloads all soups since its last round. The hub trains one update on its own rows per round.
     """
@@ -172,7 +172,7 @@ def gym(federation: Federation, rate: float, soup_rank: int, every: int) -> Cour
     soups: list[int] = []
 
     def load(change: dict[str, Tensor] | None = None) -> None:
-        """Put a version into the model, with what may be added to it, and reset B."""
+        """Load the current version into the model, plus an optional change, and reset B."""
         for name, weight in bases.items():
             weight.data.copy_(version[name] if change is None else version[name] + change[name])
         federation.start_lora(plan.seed + server_round)
@@ -239,7 +239,7 @@ def evidence_on(
     spec: BaseSpec,
     own: DeltaFile,
 ) -> RowEvidence:
-    """Measure lengths on the hub's rows, as the hub does."""
+    """Measure the length evidence on the hub's rows, as the hub does."""
 
     def measured(shares: list[float]) -> float:
         change = {name: torch.zeros(spec.shapes[name]) for name in spec.shapes}

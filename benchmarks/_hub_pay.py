@@ -1,4 +1,4 @@
-"""The pay of a hub's rounds, one after the other: its own split, running scores, reputations and settlements."""
+"""The pay of consecutive rounds, with the hub's own split, running scores, reputations and settlements."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gym_fed.soup.contribution import Scores, Vector
 from gym_fed.soup.credit import Outcome, RunningScore, after
 
 LUCK = 2.0
-"""Standard deviations of blind luck that count as a score of nothing, as in the hub's rewards."""
+"""Score that is attributed to chance, in standard deviations of a random update's score, as on the hub."""
 
 
 class HubPay:
-    """The state that rounds leave to the next one.
+    """The state that is carried from round to round.
 
     Args:
-        config: The rewards config; its score is measured unless it is ``participation``.
+        config: The rewards config; scores are measured unless its score is ``participation``.
 
     Attributes:
         credits: Credits of all rounds by contributor.
@@ -42,10 +42,10 @@ class HubPay:
         """Pay a round.
 
         Args:
-            names: Contributors in the order of the scores; also the ids of their updates in ``similarity``.
+            names: Contributors in the order of the scores, which are also the ids of their updates in ``similarity``.
             scores: The measured scores.
             gain: ``[k]`` gain of the soup by block of held-out rows.
-            similarity: What the hub compares.
+            similarity: Similarity of the updates, as on the hub.
         """
         config, threshold = self._config, self._config.together_threshold
         found = split(

@@ -1,8 +1,8 @@
-"""How much of a small change every writer of models keeps by default, read back from what it wrote.
+"""Measure the share of a small change that each model writer keeps by default, from the written files.
 
-A LoRA and two full fine-tunes of a few steps are made of a model in bfloat16. Each writer is a command of its own, with
-its defaults. What it wrote is compared in float64 with the base plus the change that it was given: kept is one minus
-the norm of the error over the norm of that change. Hubs write a version in this process, since rounds take long.
+A bfloat16 model is trained for a few steps, once with LoRA and twice fully. Each writer is a separate command with its
+default options. Its output is compared in float64 with the base plus the change: the kept share is one minus the norm
+of the error over the norm of the change. A hub's version is written in this process, since real rounds take long.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ RATE, LENGTH, ROWS = 2e-4, 64, 4
 
 
 class Writers:
-    """Every writer, given a base in bfloat16 and a folder for what is written.
+    """Runs every writer on a bfloat16 base.
 
     Args:
-        report: Gets a row per writer, in percent.
+        report: Report that gets a row per writer, in percent.
         base: Folder of the base.
         folder: An existing folder.
-        text: Text to train on; its last quarter is held out.
-        steps: Steps of each fine-tune.
+        text: Training text, whose last quarter is held out.
+        steps: Number of steps of each fine-tune.
     """
 
     def __init__(self, report: Report, base: Path, folder: Path, text: str, steps: int) -> None:
@@ -170,7 +170,7 @@ class Writers:
         self._kept(what, share, self._change(_tensors(self.folder / name)), change)
 
     def _kept(self, what: str, printed: float | None, written: Tensors, change: Tensors) -> None:
-        """Add a row: the share that is in what was written, next to that which the command printed."""
+        """Add a row with the share in the written tensors, next to the share that the command printed."""
         total = KeptDelta()
         for name, old in self.old.items():
             total.add(torch.zeros_like(old), change[name], written[name])
@@ -191,7 +191,7 @@ class Writers:
         return self._change(_tensors(path))
 
     def _change_of_lora(self, folder: Path) -> Tensors:
-        """The products of an adapter's factors, in float64 by PEFT."""
+        """Return the products of an adapter's factors, computed by PEFT in float64."""
         model = PeftModel.from_pretrained(load_model(str(self.base)).model.double(), str(folder))
         return self._change(model_tensors(model.merge_and_unload()))
 
@@ -204,7 +204,7 @@ class Writers:
 
 
 def get_lora(model: Any) -> Any:
-    """The model with LoRA on all linear layers, as `gym train` has it by default."""
+    """Return the model with LoRA on all linear layers, as `gym train` uses by default."""
     return get_peft_model(
         model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     )
@@ -218,7 +218,7 @@ def _in_bfloat16(base: Path, folder: Path) -> Path:
 
 
 def _tensors(path: Path) -> Tensors:
-    """The weights of a model folder, or of a GGUF file, as transformers reads them."""
+    """Return the weights of a model folder or a GGUF file, as read by transformers."""
     from transformers import AutoModelForCausalLM
 
     where = {"pretrained_model_name_or_path": str(path)}

@@ -1,10 +1,10 @@
-"""llama.cpp built on this machine, as a side of `serving_peers.py`: for a Python with ``llama-cpp-python`` alone.
+"""A side of `serving_peers.py` with llama.cpp built on this machine, for a Python with only ``llama-cpp-python``.
 
     CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python
     python _llama_cpp_native_side.py SETTINGS.json
 
-The library itself, without a server: all prompts in one batch, then one token of every user in each. Where every user
-has an adapter they are computed one after the other, since a batch has one adapter. Files and lines are those of
+The library runs without a server: all prompts in one batch, then batches with one token of every user. Users with
+adapters are computed one after the other, since a batch has only one adapter. Files and output lines have the format of
 `_llama_cpp_side.py`.
 """
 
@@ -50,14 +50,14 @@ class Context:
         llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
 
     def use(self, user: int) -> None:
-        """Compute with the adapter of one user from now on."""
+        """Use the adapter of one user for the following calls."""
         adapters = (llama.llama_adapter_lora_p_ctypes * 1)(self.adapters[user])
         scales = (ctypes.c_float * 1)(1.0)
         if llama.llama_set_adapters_lora(self._context, adapters, 1, scales):
             raise SystemExit("llama.cpp refused an adapter")
 
     def decode(self, parts: list[tuple[int, int, list[int]]]) -> list[int]:
-        """The likeliest token after each part: of a user, from a position on, some tokens."""
+        """Return the most likely token after each part, which has a user, a start position and tokens."""
         batch, at, last = self._batch, 0, []
         for user, position, tokens in parts:
             for number, token in enumerate(tokens):
@@ -77,7 +77,7 @@ class Context:
 
 
 def turn(context: Context, settings: dict[str, Any], new: int) -> dict[str, Any]:
-    """All users at once; with adapters one after the other, as a batch has one, and changing it takes time."""
+    """Answer all users at once, or one after the other with adapters, since a batch has only one adapter."""
     context.clear()
     users = list(range(settings["users"]))
     groups = [[user] for user in users] if context.adapters else [users]

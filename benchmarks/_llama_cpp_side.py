@@ -1,9 +1,9 @@
-"""llama.cpp's side of `serving_peers.py`: a process of its own, for a Python with ``xllamacpp`` and without gym-fed.
+"""llama.cpp's side of `serving_peers.py`, in its own process, for a Python with ``xllamacpp`` and without gym-fed.
 
     python _llama_cpp_side.py SETTINGS.json
 
-Reads one JSON file, answers every prompt of it at once, and prints one JSON line: tokens, seconds of wall and of CPU,
-and seconds to each first token. One line is read from standard input before each turn, so that sides take turns.
+It reads a JSON file, answers all of its prompts at once, and prints one JSON line: tokens, wall and CPU seconds, and
+seconds to each first token. It reads one line from standard input before each turn, so that sides can alternate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from _peer import answer_turns
 
 
 def serve(settings: dict[str, Any]) -> Any:
-    """A server within this process, with as many slots as there are users."""
+    """Start a server in this process, with one slot per user."""
     params = xllamacpp.CommonParams()
     params.model.path = settings["model"]
     params.n_parallel = settings["users"]
@@ -27,7 +27,7 @@ def serve(settings: dict[str, Any]) -> Any:
     params.n_gpu_layers = 0
     params.cont_batching = True
     params.warmup = True
-    params.cache_prompt = params.cache_idle_slots = False  # nor is a finished prompt copied to memory
+    params.cache_prompt = params.cache_idle_slots = False  # do not keep finished prompts in memory either
     params.cache_ram_mib = 0
     params.verbosity = -1
     if settings["adapters"]:
@@ -42,7 +42,7 @@ def serve(settings: dict[str, Any]) -> Any:
 
 
 def request(settings: dict[str, Any], user: int, prompt: list[int], new: int) -> dict[str, Any]:
-    """Greedy, whole length, no prompt cache: what our side is asked for."""
+    """Return a request like our side's: greedy, of full length and without prompt cache."""
     body: dict[str, Any] = {
         "prompt": prompt,
         "n_predict": new,

@@ -1,7 +1,7 @@
-"""Images whose contributors train with DP-SGD on their own machines: the local privacy of ``recipe.privacy``.
+"""A federation on images whose contributors train with DP-SGD locally, as with ``recipe.privacy``.
 
-Every example's gradient is clipped and every step noised, as Opacus does (Abadi et al. 2016). Batches are Poisson
-samples. Malicious clients know the noise of others' updates only as everybody does, and add none of their own.
+Per-example gradients are clipped and every step is noised, as in Opacus (Abadi et al. 2016). Batches are Poisson
+samples. Malicious clients do not know the noise in others' updates, and add none themselves.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class DPSGD:
     """Settings of a contributor's training.
 
     Attributes:
-        noise_multiplier: Standard deviation of a step's noise over ``max_grad_norm``; 0 for no privacy.
-        sampling_probability: Probability with which an example is in a step.
-        max_grad_norm: Norm to which an example's gradient is clipped.
+        noise_multiplier: Standard deviation of a step's noise divided by ``max_grad_norm``; 0 disables privacy.
+        sampling_probability: Per-example sampling probability of a step.
+        max_grad_norm: Norm to which per-example gradients are clipped.
     """
 
     noise_multiplier: float
@@ -33,7 +33,7 @@ class DPSGD:
 
     @classmethod
     def within(cls, bound: float, target_delta: float, steps: int, sampling_probability: float) -> DPSGD:
-        """Return the settings with the least noise that keeps all ``steps`` within epsilon ``bound``."""
+        """Return the settings with the least noise that keeps ``steps`` steps within epsilon ``bound``."""
         multiplier = noise_multiplier_for(
             bound, target_delta, sampling_probability=sampling_probability, count=steps
         )
@@ -46,12 +46,12 @@ class DPSGD:
 
 
 class PrivateDigits(Digits):
-    """A federation whose honest contributors add their own noise."""
+    """A federation whose honest contributors train with DP-SGD."""
 
     def __init__(
         self, seeds: Sequence[int], contributors: int, malicious: int, data: str, private: DPSGD, noisy: int
     ) -> None:
-        """``noisy`` is the number of contributors, from the first on, that add noise."""
+        """Create the federation; the first ``noisy`` contributors add noise."""
         super().__init__(seeds, contributors, malicious, "iid", data)
         self.private, self.noisy = private, noisy
 

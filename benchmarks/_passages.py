@@ -1,7 +1,7 @@
-"""Text for ``pay.py``: passages of Shakespeare and Wikipedia, whose next character a perceptron predicts.
+"""Text for ``pay.py``: passages of Shakespeare and Wikipedia for a perceptron that predicts the next character.
 
-A row is a passage of ``LENGTH`` characters that are predicted, each from the ``CONTEXT`` characters before it, so its
-loss is the sum of ``LENGTH`` losses. The passages do not overlap, and are in the order of their files.
+A row is a passage of ``LENGTH`` characters, each of which is predicted from the ``CONTEXT`` characters before it. Its
+loss is the sum of ``LENGTH`` losses. The passages do not overlap and keep the order of their files.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Passages:
     Attributes:
         inputs: ``[rows, length, inputs]`` float32.
         labels: ``[rows, length]`` int64.
-        network: What learns them.
+        network: Model that is trained.
         lr: Learning rate.
-        ones: ``[rows, length, k]`` int64: where one-hot inputs are 1; None for other inputs.
+        ones: ``[rows, length, k]`` int64 indices of the ones in one-hot inputs; None for other inputs.
     """
 
     inputs: Tensor
@@ -41,7 +41,7 @@ class Passages:
 
 
 def passages(shared: Path) -> Passages:
-    """Read the passages, as many of each file, evenly spaced."""
+    """Read the passages, evenly spaced, with the same number from each file."""
     places = {symbol: place for place, symbol in enumerate(SYMBOLS)}
     symbols, span = len(SYMBOLS) + 1, CONTEXT + LENGTH
     chosen = []

@@ -1,4 +1,4 @@
-"""One side of a comparison, ours or another program's: how it runs, what its runs returned, and their spread."""
+"""One side of a comparison, ours or another program's: how to run it, and the results of its runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALL
 
 
 class Peer:
-    """One side.
+    """One side of a comparison.
 
     Args:
-        name: As tables show it.
-        run: A function that returns a run's result, or a command (``script``) that gets the run's arguments, each as
-            JSON, after its own words, and whose last line of output is the result.
-        environment: Of the command, besides ``ENVIRONMENT``.
+        name: Name in tables.
+        run: A function that returns a run's result, or a command (``script``) to which the run's arguments are appended
+            as JSON and whose last line of output is the result.
+        environment: Environment variables of the command, in addition to ``ENVIRONMENT``.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Peer:
 
 
 class WaitingPeer(Peer):
-    """A process that prints ``ready``, and then answers every line that it gets with a line of JSON.
+    """A side whose process prints ``ready`` and then answers every input line with a line of JSON.
 
     Args:
-        settings: Written to a file, whose path is the command's last word.
-        folder: Where this file and the log go.
+        settings: Settings, which are written to a file whose path is the command's last argument.
+        folder: Folder of this file and of the log.
     """
 
     def __init__(self, name: str, command: Sequence[str], settings: Any, folder: Path) -> None:
@@ -88,10 +88,11 @@ class WaitingPeer(Peer):
 
 
 def answer_turns(start: Callable[[dict[str, Any]], Callable[[int], Any]]) -> None:
-    """The other end of a ``WaitingPeer``: an uncounted turn of two tokens, then one of ``settings["new"]`` per line.
+    """Run the process of a ``WaitingPeer``: a warm-up turn of two tokens, then a turn of ``settings["new"]`` tokens per
+    line.
 
     Args:
-        start: Starts the side from the settings, and returns the function of a turn.
+        start: Function that starts the side from the settings and returns the function that runs a turn.
     """
     settings = json.loads(Path(sys.argv[1]).read_text())
     turn = start(settings)
@@ -104,7 +105,7 @@ def answer_turns(start: Callable[[dict[str, Any]], Callable[[int], Any]]) -> Non
 def in_turns(
     peers: Iterable[Peer], turns: int, *arguments: Any, run: Callable[..., Any] = Peer.measure
 ) -> None:
-    """Run every side once a turn, every second turn in reverse: a slow moment of the machine then affects all."""
+    """Run every side once per turn, in alternating order, so that slow periods of the machine affect all sides."""
     peers = list(peers)
     for turn in range(turns):
         for peer in peers if turn % 2 == 0 else reversed(peers):
@@ -112,12 +113,12 @@ def in_turns(
 
 
 def script(file: str, *words: str) -> list[str]:
-    """The command of a file of this folder."""
+    """Return the command that runs a file of this folder."""
     return [sys.executable, str(Path(__file__).with_name(file)), *words]
 
 
 def child(command: Sequence[str], environment: Mapping[str, str] | None = None, name: str = "") -> Any:
-    """The JSON in the last line that a command prints; its error output is raised when it fails."""
+    """Return the JSON in a command's last line of output; raises with its error output if it fails."""
     variables = {**os.environ, **ENVIRONMENT, **(environment or {})}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -136,7 +137,7 @@ def clocked(
     clock: Callable[[], float] = time.process_time,
     warmed: Callable[[str], None] = lambda _: None,
 ) -> dict[str, list[float]]:
-    """Seconds of every function in every turn; before them each runs once, and ``warmed`` may look what ran."""
+    """Return the seconds of every function in every turn, after a warm-up run of each and a call of ``warmed``."""
     seen: dict[str, list[float]] = {name: [] for name in sides}
     for name, run in sides.items():
         run()

@@ -1,7 +1,7 @@
-"""Rounds of gym-nano for the privacy benchmark: contributors who train once, and soups of their updates at any noise.
+"""A round of gym-nano for the privacy benchmark: contributors train once, and soups are made with any noise.
 
-Every contributor learns a text task that the base has never seen (``dash``) and, where it is asked to, secrets of its
-own: a name and a code that nothing predicts. The task shows what a soup is good for, the secrets what it gives away.
+Every contributor trains on a text task that is new to the base (``dash``) and optionally on secrets of its own: a name
+and an unpredictable code. The task measures the utility of a soup, and the secrets measure what it reveals.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from gym_fed.training.tuning.lora import frozen_factor, lora_factors
 TASK = "dash"
 LENGTH = 48
 SEED = 7
-"""Seed of the round, so that LoRA contributors share A."""
+"""Seed of the round, from which all LoRA contributors generate the same A."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A kind of delta: what is trained, and how it is written down."""
+    """A size of delta: the trained parameters and the codec."""
 
     name: str
     recipe: TrainingRecipe
@@ -54,7 +54,7 @@ class Size:
 
 
 def sizes(steps: int) -> list[Size]:
-    """From every weight to a few thousand: what the noise is spread over."""
+    """Return the sizes, from all weights to a few thousand, over which the noise is spread."""
 
     def lora(rank: int, modules: Any) -> Size:
         recipe = TrainingRecipe(
@@ -82,7 +82,7 @@ def sizes(steps: int) -> list[Size]:
 
 
 def secrets_of(contributor: int, count: int, kind: str = "member") -> list[dict[str, Any]]:
-    """``count`` rows of a name and a code, drawn by nobody else."""
+    """Return ``count`` rows with a name and a code, unique to the contributor."""
     draw = random.Random(f"{kind}-{contributor}")
     rows = []
     for _ in range(count):
@@ -92,7 +92,7 @@ def secrets_of(contributor: int, count: int, kind: str = "member") -> list[dict[
 
 
 def other_codes(row: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """The same name with codes that it does not have."""
+    """Return rows with the same name and other codes."""
     name = row["messages"][0]["content"].removeprefix("code: ")
     draw = random.Random(f"other-{name}")
     return [_row(name, "".join(draw.choices(string.ascii_lowercase, k=8))) for _ in range(count)]
@@ -103,7 +103,7 @@ def _row(name: str, code: str) -> dict[str, Any]:
 
 
 class Round:
-    """One round: contributors' updates on disk, and soups of them."""
+    """One round, with the contributors' updates on disk and their soups."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Round:
 
     def _train(self, index: int, rows: list[dict[str, Any]], local: LocalPrivacy | None) -> Path:
         path = self.folder / f"{index}.gymdelta"
-        if path.exists():  # a folder that was kept
+        if path.exists():  # a reused folder
             return path
         model = load_model(self.start)
         recipe = self.size.recipe.model_copy(update={"privacy": local})
@@ -148,19 +148,19 @@ class Round:
             return list(delta.names)
 
     def frozen_a(self, name: str, columns: int) -> torch.Tensor:
-        """The A that all contributors of the round share."""
+        """Return the A that all contributors of the round share."""
         return frozen_factor(SEED + 1, name.removesuffix(".weight"), self.size.recipe.lora.r, columns)
 
     def median_norm(self) -> float:
-        """The median of the norms that are clipped."""
+        """Return the median of the norms to be clipped."""
         return statistics.median(self.norms())
 
     def longer_than(self, clip: float) -> float:
-        """Share of the updates that a clip shortens."""
+        """Return the fraction of updates that a clipping norm shortens."""
         return statistics.mean(norm > clip for norm in self.norms())
 
     def norms(self) -> list[float]:
-        """Return the L2 norms of the updates; with LoRA, of their B."""
+        """Return the L2 norms of the updates, or of their B with LoRA."""
         files = self.opened()
         if not self.size.recipe.sends_factors:
             return [file.norm() for file in files]
@@ -174,7 +174,7 @@ class Round:
         return sum(self.spec.shapes[name][0] * self.size.recipe.lora.r for name in self.tensors)
 
     def soup(self, privacy: ReleasePrivacy | None = None, **rule: Any) -> Any:
-        """The base with the soup added: the plain mean or another rule, or a private one."""
+        """Return the base with the round's soup, from the plain mean, another rule or a private merge."""
         out = self.folder / "soup.gymdelta"
         recipe = SoupRecipe(
             codec=CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False), **rule
@@ -195,12 +195,12 @@ class Round:
         return model
 
     def loss(self, model: Any, rows: list[dict[str, Any]]) -> float:
-        """Mean loss over the tokens of the answers."""
+        """Return the mean loss over the tokens of the answers."""
         return loss_of(model, self.encoded(rows))
 
     @torch.inference_mode()
     def losses(self, model: Any, rows: list[dict[str, Any]]) -> np.ndarray:
-        """Mean loss of every row over the tokens of its answer, ``[n]``."""
+        """Return the ``[n]`` mean loss of every row over the tokens of its answer."""
         found, sequences = [], self.encoded(rows)
         for at in range(0, len(sequences), 64):
             losses, labels = row_losses(model, sequences[at : at + 64])
@@ -208,7 +208,7 @@ class Round:
         return torch.cat(found).double().numpy()
 
     def tuned(self, index: int) -> Any:
-        """The base with one contributor's update added: what a hub can look at."""
+        """Return the base with one contributor's update, which a hub can inspect."""
         model = load_model(self.start).model
         with DeltaFile.open(self.updates[index], self.spec) as delta:
             apply_delta(model, delta)
@@ -219,5 +219,5 @@ class Round:
 
 
 def task_rows(contributor: int, count: int) -> list[dict[str, Any]]:
-    """Rows of the task, others for every contributor; -1 is held out."""
+    """Return rows of the task, distinct for every contributor; contributor -1 is held out."""
     return generate(TASK, count, seed=1000 + contributor)

@@ -1,4 +1,4 @@
-"""Real processes under measurement: started, watched for their peak memory, and stopped."""
+"""Start child processes, watch their peak memory, and stop them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class Measurement:
-    """One transfer of ``megabytes`` (of 10**6 bytes), ``up`` (client to server) or ``down``.
+    """The measurement of one transfer of ``megabytes`` (10**6 bytes), ``up`` (client to server) or ``down``.
 
-    ``peak_rss_mb`` has the peak resident memory, in megabytes, of every process that took part, by role.
+    ``peak_rss_mb`` has the peak resident memory of every process by role, in megabytes.
     """
 
     system: str
@@ -47,7 +47,7 @@ def moved(
 ) -> Measurement:
     """Move random bytes between a client and a server, and check that they arrived.
 
-    ``run`` gets the processes, the payload, and a file: there the ServerApp writes its seconds and what it received.
+    ``run`` gets the processes, the payload, and a file for the ServerApp's result.
     """
     with tempfile.TemporaryDirectory(prefix="gym-transport-") as name:
         payload, result = Path(name) / "payload", Path(name) / "result.json"
@@ -63,7 +63,7 @@ def moved(
 
 
 class Processes:
-    """Processes that end with the ``with`` block, their children too; logs go to files in ``folder``."""
+    """A context manager that stops its processes and their children at the end; logs are files in ``folder``."""
 
     def __init__(self, folder: Path, role_of: Callable[[Sequence[str]], str | None]) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ class Processes:
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> psutil.Popen:
-        """Start ``command`` with its output in ``NAME.log``."""
+        """Start ``command``, with its output in ``NAME.log``."""
         with (self.folder / f"{name}.log").open("wb") as log:
             process = psutil.Popen(
                 list(command),
@@ -88,7 +88,7 @@ class Processes:
         return process
 
     def wait_for(self, what: str, ready: Callable[[], bool], timeout_seconds: float) -> None:
-        """Poll until ``ready``."""
+        """Poll until ``ready`` returns True."""
         deadline = time.monotonic() + timeout_seconds
         while not ready():
             died = [p for p in self._started if p.poll() not in (None, 0)]
@@ -129,7 +129,7 @@ class Processes:
                 try:
                     role, peak = self._role_of(process.cmdline()), _peak_rss_mb(process)
                 except (psutil.Error, FileNotFoundError, ProcessLookupError):
-                    continue  # it ended between being listed and being looked at
+                    continue  # it ended after it was listed
                 if role is not None:
                     self.peak_rss_mb[role] = max(peak, self.peak_rss_mb.get(role, 0.0))
 
@@ -149,7 +149,7 @@ def _signal(process: psutil.Process, name: str) -> None:
 
 
 def _peak_rss_mb(process: psutil.Process) -> float:
-    """The kernel's own high-water mark where it keeps one (Linux), else the memory of this moment."""
+    """Return the kernel's high-water mark on Linux, else the current memory, in megabytes."""
     status = Path(f"/proc/{process.pid}/status")
     if status.parent.parent.joinpath("self").exists():
         for line in status.read_text(encoding="ascii", errors="replace").splitlines():

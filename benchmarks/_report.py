@@ -1,4 +1,4 @@
-"""Shared parts of all benchmarks: options, its table with ratios against a peer, its JSON line and its picture.
+"""Shared parts of all benchmarks: options, the table with ratios to a peer, the JSON line and the plot.
 
     parser = options("what is measured")            # --quick, --json, --plot FILE
     report = Report("transport", peer="Flower 1.41")
@@ -7,8 +7,8 @@
     report.finish(parser.parse_args())
 
 The JSON line, the last of the output, is one object: ``{"name", "machine", "figures": {...}, "aims": [{"name",
-"figure", "aim", "better", "met"}]}``, where an aim's ``figure`` is what was measured. A missed aim is reported as
-missed; it is not a reason to fail.
+"figure", "aim", "better", "met"}]}``, where an aim's ``figure`` is what was measured. A missed aim is reported but is
+not a failure.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from rich.table import Table
 
 Better = Literal["higher", "lower"]
 Runs = float | Sequence[float]
-"""One figure, or those of several runs."""
+"""One figure, or the figures of several runs."""
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-"""Models and data, where no folder is named."""
+"""Default folder of models and data."""
 
 
 def options(description: str | None, *more: str, seeds: Sequence[int] | int = ()) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark takes; add your own to it.
+    """Return a parser with the options that all benchmarks share, to which scripts add their own.
 
     Args:
-        description: The script's docstring.
+        description: The script's docstring, whose first line is shown.
         more: ``cells`` and ``shared``, for scripts that store runs or read models and data.
-        seeds: Default of ``--seeds``: the seeds, or their number.
+        seeds: Default of ``--seeds``, which are seeds or their number.
     """
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="smaller sizes, under a minute")
@@ -62,7 +62,7 @@ def options(description: str | None, *more: str, seeds: Sequence[int] | int = ()
 
 @dataclass(frozen=True)
 class Row:
-    """One thing measured on our side, and on the peer's where there is one."""
+    """One measured quantity of our side, and of the peer's if there is one."""
 
     what: str
     ours: float
@@ -71,11 +71,11 @@ class Row:
     better: Better
     spread: str = ""
     peer_spread: str = ""
-    """The least and the most of several runs, in words."""
+    """Minimum and maximum of several runs, as text."""
 
     @property
     def ratio(self) -> float | None:
-        """Ratio of the two sides, above 1 if ours is better."""
+        """Return the ratio of the two sides, above 1 if ours is better."""
         if self.theirs is None or not self.ours or not self.theirs:
             return None
         return self.theirs / self.ours if self.better == "lower" else self.ours / self.theirs
@@ -94,9 +94,9 @@ class Report:
     def compare(
         self, what: str, ours: Runs, theirs: Runs | None = None, *, unit: str = "", better: Better = "lower"
     ) -> None:
-        """Add a row to the table; the figures get ``what`` (ours) and ``what (peer)``.
+        """Add a row to the table, and the figures ``what`` (ours) and ``what (peer)``.
 
-        Of several runs the row has the median with the least and the most, which are figures too.
+        For several runs, the row has the median with minimum and maximum, which are added as figures too.
         """
         name = key(f"{what} {unit}")
         own, spread = self._of_runs(name, ours)
@@ -104,7 +104,7 @@ class Report:
         self.rows.append(Row(what, own, peer, unit, better, spread, peer_spread))
 
     def _of_runs(self, name: str, runs: Runs) -> tuple[float, str]:
-        """Add a side's figures, and return its median and its spread in words."""
+        """Add a side's figures; return its median, and its spread as text."""
         if isinstance(runs, int | float):
             self.figure(name, runs)
             return runs, ""
@@ -120,14 +120,14 @@ class Report:
         self.figures[key] = value
 
     def aim(self, name: str, figure: float, aim: float, better: Better = "lower") -> bool:
-        """State what was to be reached and whether ``figure`` reaches it."""
+        """Add an aim; return True if ``figure`` reaches it."""
         met = figure >= aim if better == "higher" else figure <= aim
         self.aims.append({"name": name, "figure": figure, "aim": aim, "better": better, "met": met})
         return met
 
     def finish(self, arguments: argparse.Namespace) -> None:
-        """Print the table, draw the picture, and end with the JSON line, as the options ask."""
-        # Away from a terminal there is no width to keep to, and a wrapped row is hard to search.
+        """Print the table and, depending on the options, draw the plot and print the JSON line."""
+        # Outside a terminal the width is not limited, and wrapped rows are hard to search.
         console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
         console.print(self._table(), soft_wrap=False)
         for aim in self.aims:
@@ -155,7 +155,7 @@ class Report:
 
 
 def show(title: str, headers: Iterable[str], rows: Iterable[Sequence[str]], note: str = "") -> None:
-    """Print a table whose first column is text and whose others are figures, and a line below it."""
+    """Print a table whose first column is text and whose other columns are figures, and a note below it."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for number, header in enumerate(headers):
         table.add_column(header, justify="right" if number else "left")
@@ -172,12 +172,12 @@ def key(text: str) -> str:
 
 
 def load() -> str:
-    """The machine's load, for a table's last line."""
+    """Return the machine's load as text, for the note of a table."""
     return f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
 
 
 def kept(file: Path | None, name: Any, make: Callable[[], Any]) -> Any:
-    """Return ``make()``, or its earlier result from ``file``, which has one line of JSON per name."""
+    """Return the stored result of ``name`` from ``file`` (JSON lines), or else call ``make`` and store its result."""
     wanted = json.dumps(name, sort_keys=True)
     if file is not None and file.exists():
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -193,7 +193,7 @@ def kept(file: Path | None, name: Any, make: Callable[[], Any]) -> Any:
 
 @contextmanager
 def picture(file: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[Any]:
-    """Panels to draw on, ``[rows, columns]``, which are written to the file at the end."""
+    """Yield ``[rows, columns]`` panels to draw on, and write them to the file at the end."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -208,7 +208,7 @@ def picture(file: Path, rows: int, columns: int, size: tuple[float, float]) -> I
 
 
 def plot(report: Report, file: Path) -> None:
-    """Bars of ours next to the peer's, one row each, on a logarithmic axis; one panel a unit."""
+    """Draw bars of our figures next to the peer's on a logarithmic axis, with one panel per unit."""
     rows = [row for row in report.rows if row.theirs is not None] or report.rows
     units = list(dict.fromkeys(row.unit for row in rows))
     size = 8.0, 1.2 + 0.55 * len(rows) + 0.6 * len(units)
@@ -228,7 +228,7 @@ def plot(report: Report, file: Path) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """The environment of the figures: processor, its vector units, cores, system, versions."""
+    """Return the environment of the figures: processor, vector extensions, cores, system and versions."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
     vectors = [

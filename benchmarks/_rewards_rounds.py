@@ -1,8 +1,8 @@
-"""Rounds to be scored: eight updates to stories260K, or to gym-nano where there is no shared folder, as sign deltas.
+"""Rounds for scoring: eight sign deltas of stories260K, or of gym-nano if there is no shared folder.
 
-Two rounds: the first is honest and its soup is applied; the updates of the second are scored. Contributors are speakers
-of Shakespeare (of gym-nano: text tasks) with different amounts of text, who train different numbers of steps; held-out
-rows are of speakers whom nobody trains on (of gym-nano: unseen questions of the same tasks).
+The first of two rounds is honest, and its soup is applied; the updates of the second are scored. Contributors are
+Shakespeare speakers (for gym-nano: text tasks) with different amounts of text, who train different numbers of steps.
+Held-out rows are from speakers that nobody trains on (for gym-nano: unseen questions of the same tasks).
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ COMPOSITIONS: dict[str, tuple[str, ...]] = {
     "shadows": ("honest",) * 5 + ("stale", "copied", "duplicate"),
     "overshooting": ("honest",) * 8,
 }
-"""The eight contributors. The honest differ in amounts of text and steps; ``copied`` is the first honest update
-under other scales, ``duplicate`` the second's text trained again from another seed, ``stale`` the third's update of the
-round before. The step of ``overshooting`` is twice as long as the updates' mean."""
+"""The eight contributors of each composition. Honest ones differ in amounts of text and steps. ``copied`` is the first
+honest update with other scales, ``duplicate`` is trained on the second's text with another seed, and ``stale`` is the
+third's update of the previous round. ``overshooting`` has a step twice as long as the updates' mean.
+"""
 OVERSHOT = 2.0
 AMOUNTS = (1.0, 0.5, 0.25, 0.1, 0.75, 1.0, 0.05, 0.5)
 STEPS = (12, 8, 12, 12, 4, 2, 12, 6)
 
 
 class World:
-    """A model, eight contributors' text, and held-out text."""
+    """A model, the text of eight contributors, and held-out text."""
 
     def __init__(self, shared: Path | None, heldout: int) -> None:
         if shared is not None:
@@ -72,7 +73,7 @@ class World:
 
 @dataclass
 class Season:
-    """One round behind, and what everybody could send in the second."""
+    """The state after the first round, and all updates that contributors may send in the second."""
 
     world: World
     seed: int
@@ -80,11 +81,11 @@ class Season:
     earlier: list[Delta]
     honest: list[Delta]
     retrained: Delta
-    """The second contributor's text once more, from another seed."""
+    """Update trained on the second contributor's text with another seed."""
 
     @classmethod
     def of(cls, world: World, seed: int, learning_rate: float) -> Season:
-        """Train everybody twice, with the soup of the first round in between."""
+        """Train all contributors twice, applying the soup of the first round in between."""
         generator = torch.Generator().manual_seed(1000 + seed)
         chosen = torch.randperm(len(world.texts), generator=generator)[:CONTRIBUTORS].tolist()
         parts = [AMOUNTS[(seed + k) % CONTRIBUTORS] for k in range(CONTRIBUTORS)]
@@ -106,7 +107,7 @@ class Season:
 
     @contextmanager
     def round(self, composition: str) -> Iterator[SoupGame]:
-        """The game of the second round with these eight."""
+        """Yield the game of the second round with the contributors of a composition."""
         generator = torch.Generator().manual_seed(self.seed)
         sent = [self._sent(kind, k, generator) for k, kind in enumerate(COMPOSITIONS[composition])]
         spec = BaseSpec.of(self.model, f"round 2 of seed {self.seed}")

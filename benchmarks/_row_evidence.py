@@ -1,4 +1,4 @@
-"""What a hub finds on its clean rows (``gym_server.rounds.evidence``), for federations without a hub."""
+"""The length evidence of a hub's clean rows (``gym_server.rounds.evidence``), for federations without a hub."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def row_evidence(
     root: DeltaFile,
     loss: Callable[[list[float]], float],
 ) -> RowEvidence:
-    """Decide which long updates keep their length, and how long the soup is.
+    """Determine which long updates keep their length, and the length of the soup.
 
     Args:
         updates: Open deltas of ``spec``.
-        recipe: The rules.
-        spec: Their base.
+        recipe: The merge rules.
+        spec: The base of the updates.
         root: The coordinator's own update.
-        loss: Returns the loss on the clean rows with the updates added, each times its coefficient.
+        loss: Function that returns the loss on the clean rows with the updates added, each scaled by its coefficient.
     """
     base, claimed = claims(updates, [1.0] * len(updates), recipe, spec, root)
 

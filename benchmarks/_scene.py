@@ -1,4 +1,4 @@
-"""A round as malicious clients see it, and their search for the most harmful update."""
+"""The malicious clients' view of a round, and their search for the most harmful update."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from _digits import Digits, Losses, Schedule
 from torch import Tensor
 
 SEARCH_IMAGES = 400
-"""Training images on which a search measures the loss."""
+"""Number of training images on which a search measures the loss."""
 
 
 @dataclass
 class Scene:
-    """A round as malicious clients see it.
+    """The malicious clients' view of a round.
 
     Attributes:
         data: The federation.
-        schedule: How the honest train.
+        schedule: Training settings of the honest contributors.
         defence: The rule in use.
-        packed: Whether updates are sign bits with one scale a tensor.
-        model: ``[S, d]`` before the round.
+        packed: True if updates are sign bits with one scale per tensor.
+        model: ``[S, d]`` model before the round.
         updates: ``[S, h, d]`` honest updates as sent.
         deltas: ``[S, h, d]`` honest updates before their encoding.
-        root: ``[S, d]`` the coordinator's own update.
-        losses: For each seed, the loss on the coordinator's images with soups added to ``model``.
-        generator: The malicious clients' own randomness.
-        memory: What malicious clients keep from round to round.
+        root: ``[S, d]`` own update of the coordinator.
+        losses: Loss on the coordinator's images with soups added to ``model``, for each seed.
+        generator: Random generator of the malicious clients.
+        memory: Values that malicious clients keep from round to round.
     """
 
     data: Digits
@@ -51,41 +51,41 @@ class Scene:
 
     @property
     def mean(self) -> Tensor:
-        """``[S, d]`` of the honest deltas."""
+        """Return the ``[S, d]`` mean of the honest deltas."""
         mean: Tensor = self.deltas.mean(1)
         return mean
 
     @property
     def deviation(self) -> Tensor:
-        """``[S, d]`` standard deviation of the honest deltas."""
+        """Return the ``[S, d]`` standard deviation of the honest deltas."""
         deviation: Tensor = self.deltas.std(1)
         return deviation
 
     @property
     def norm(self) -> Tensor:
-        """``[S, 1]`` median norm of the honest updates."""
+        """Return the ``[S, 1]`` median norm of the honest updates."""
         median: Tensor = self.updates.norm(dim=2).median(1).values[:, None]
         return median
 
     def sent(self, updates: Tensor) -> Tensor:
-        """Updates in the format of the round."""
+        """Convert updates to the format of the round."""
         return self.data.network.signs(updates) if self.packed else updates
 
     def together(self, update: Tensor) -> Tensor:
-        """``[S, d]``, the same from every malicious client."""
+        """Convert ``[S, d]`` to ``[S, f, d]``, with the same update from every malicious client."""
         return update[:, None].expand(-1, self.malicious, -1)
 
     def trained(self, poison: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None) -> Tensor:
-        """``[S, f, d]``: what the malicious clients would learn from their samples of everything."""
+        """Return the ``[S, f, d]`` deltas of training on the malicious clients' samples."""
         who = range(self.data.honest, self.data.contributors)
         return self.data.train(self.model, self.schedule, who, self.generator, poison)
 
     def furthest(self, candidates: Iterable[Tensor], direction: Tensor) -> Tensor:
-        """Return for every seed the ``[S, f, d]`` candidate that moves the soup furthest along ``[S, d]``."""
+        """Return, for each seed, the ``[S, f, d]`` candidate that moves the soup furthest along ``[S, d]``."""
         return self._best(candidates, lambda soups: (soups * direction).sum(1))
 
     def worst(self, candidates: Iterable[Tensor]) -> Tensor:
-        """Return for every seed the ``[S, f, d]`` candidate after which the loss is largest."""
+        """Return, for each seed, the ``[S, f, d]`` candidate after which the loss is largest."""
         images, labels = self.data.images[:, :SEARCH_IMAGES], self.data.labels[:, :SEARCH_IMAGES]
         return self._best(
             candidates, lambda soups: self.data.network.loss(self.model + soups, images, labels)
@@ -110,13 +110,13 @@ class Scene:
 
 
 class LongScene(Scene):
-    """A round in which every malicious update is stretched to what the rule allows, in searches too."""
+    """A round in which all malicious updates, including search candidates, have the maximum length of the rule."""
 
     def sent(self, updates: Tensor) -> Tensor:
         return unit(super().sent(updates)) * (self.defence.max_length * self.norm)[:, None]
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Scale vectors ``[..., d]`` to norm 1; zero vectors stay zero."""
+    """Scale vectors ``[..., d]`` to norm 1; zero vectors remain zero."""
     lengths: Tensor = vectors.norm(dim=-1, keepdim=True)
     return vectors / lengths.clamp_min(1e-12)

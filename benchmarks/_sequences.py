@@ -1,4 +1,4 @@
-"""Sequences of tokens to learn and to measure, plain AdamW on them, and deltas as opened files."""
+"""Token sequences for training and measuring, a plain AdamW loop, and deltas as opened files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gym_fed.delta.file import DeltaFile
 
 Delta = dict[str, Tensor]
 Sequences = list[tuple[Tensor, Tensor]]
-"""Token ids and labels, ``[t]`` each."""
+"""Pairs of token ids and labels, ``[t]`` each."""
 
 
 def speeches(shared: Path, count: int | None = None) -> list[list[dict[str, Any]]]:
-    """Rows of Shakespeare's speakers, most prolific first."""
+    """Return the rows of each Shakespeare speaker, most prolific first."""
     file = shared / "data" / "shakespeare_by_speaker" / "speakers.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines()[:count]
     return [[{"text": speech} for speech in json.loads(line)["speeches"]] for line in lines]
@@ -35,7 +35,7 @@ def speeches(shared: Path, count: int | None = None) -> list[list[dict[str, Any]
 def encoded(
     tokenizer: Any, rows: list[dict[str, Any]], length: int, packing: bool | None = None
 ) -> Sequences:
-    """Rows as sequences; rows of ``text`` are packed unless ``packing`` says otherwise."""
+    """Tokenise rows; rows of ``text`` are packed unless ``packing`` is False."""
     packs = "text" in rows[0] if packing is None else packing
     found = encode_rows(tokenizer, rows, max_length=length, packing=packs)
     return [(torch.tensor(row["input_ids"]), torch.tensor(row["labels"])) for row in found]
@@ -48,13 +48,13 @@ def loss_of(model: Any, sequences: Sequences) -> float:
 
 
 def summed_loss(model: Any, sequences: Sequences) -> tuple[Tensor, int]:
-    """Cross entropy over the counted tokens of a padded batch, and how many there are."""
+    """Return the summed cross entropy of a padded batch, and the number of labels."""
     losses, labels = row_losses(model, sequences)
     return losses.sum(), int((labels != IGNORED).sum())
 
 
 def row_losses(model: Any, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """``[n, t]`` cross entropy and labels of a batch that is padded on the right."""
+    """Return the ``[n, t]`` cross entropy and labels of a right-padded batch."""
     pad = torch.nn.utils.rnn.pad_sequence
     ids = pad([ids for ids, _ in sequences], batch_first=True)
     labels = pad([labels for _, labels in sequences], batch_first=True, padding_value=IGNORED)[:, 1:]
@@ -65,7 +65,7 @@ def row_losses(model: Any, sequences: Sequences) -> tuple[Tensor, Tensor]:
 def train(
     model: Any, rows: Sequences, steps: int, rate: float, batch: int, seed: int = 0, cycle: bool = False
 ) -> None:
-    """AdamW on what has gradients, at a constant rate or in one cycle to zero."""
+    """Train all parameters that require gradients with AdamW, at a constant rate or in one cycle to zero."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1) if cycle else None

@@ -25,7 +25,7 @@ LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the synthetic model, a Llama with random weights."""
+    """The sizes of the synthetic model, a Llama with random weights."""
 
     hidden: int
     mlp: int
@@ -54,12 +54,12 @@ class Base:
 
 
 def twin(model: Any) -> Any:
-    """The same weights under modules of their own, so that two sides can hook or wrap them without meeting."""
+    """Return a model with its own modules and shared weights, so that two sides can hook or wrap it separately."""
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
 def llama(sizes: Sizes, vocabulary: int, **more: Any) -> Any:
-    """A Llama with random weights in bfloat16."""
+    """Return a bfloat16 Llama with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -79,11 +79,11 @@ def llama(sizes: Sizes, vocabulary: int, **more: Any) -> Any:
 
 
 def synthetic(sizes: Sizes, folder: Path) -> Base:
-    """Random weights, the same in every run."""
+    """Create the synthetic model, with the same random weights in every run."""
     from transformers import GenerationConfig
 
     model = llama(sizes, sizes.vocabulary, tie_word_embeddings=False)
-    # An end token that is hardly ever the likeliest one: answers are as long as they are asked to be.
+    # The end token is almost never the most likely one, so answers have the requested length.
     model.generation_config = GenerationConfig(
         eos_token_id=sizes.vocabulary - 1, pad_token_id=0, do_sample=False
     )
@@ -97,7 +97,7 @@ def synthetic(sizes: Sizes, folder: Path) -> Base:
 
 
 def seven_b_layers(tokenizer: Path, folder: Path) -> None:
-    """Two layers of a 7B with random weights, under a real tokenizer, for programs that need one."""
+    """Write two layers of a 7B model with random weights and a real tokenizer, for programs that need one."""
     from transformers import AutoTokenizer
 
     taken = AutoTokenizer.from_pretrained(tokenizer)
@@ -107,7 +107,7 @@ def seven_b_layers(tokenizer: Path, folder: Path) -> None:
 
 
 def words(vocabulary: int) -> Any:
-    """A tokenizer whose tokens are the words w0, w1, ...: each shows as soon as it is there."""
+    """Return a tokenizer whose tokens are the words w0, w1, ..., so that each token is shown immediately."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -120,18 +120,18 @@ def words(vocabulary: int) -> Any:
 
 
 def saved(name: str, folder: Path) -> Base:
-    """A model folder, such as SmolLM2's, in bfloat16."""
+    """Save a model, such as SmolLM2, as a bfloat16 folder."""
     loaded = load_model(str(folder), dtype="bfloat16")
     return Base(name, loaded.model, loaded.tokenizer, folder, described(loaded.model, folder))
 
 
 def described(model: Any, folder: Path) -> BaseSpec:
-    """The model folder for `gym api`; a base is identified by its float32 weights, whatever it is served in."""
+    """Return the spec of a model folder for `gym api`, which is computed from the weights in float32."""
     return BaseSpec.of({name: tensor.float() for name, tensor in model_tensors(model).items()}, folder.name)
 
 
 def one_bit(base: Base, folder: Path, number: int) -> Path:
-    """A full one-bit variant: random signs and one small scale a row for every matrix, embeddings and head too."""
+    """Write a one-bit variant of all matrices, including embeddings and head: random signs and small scales per row."""
 
     def scales(name: str, rows: int) -> Tensor:
         return torch.full((rows, 1), 1e-3)
@@ -140,7 +140,7 @@ def one_bit(base: Base, folder: Path, number: int) -> Path:
 
 
 def random_signs(spec: BaseSpec, file: Path, seed: int, scales: Callable[[str, int], Tensor]) -> Path:
-    """A delta of random signs for every matrix; ``scales`` gives a column by a matrix's name and rows."""
+    """Write a delta of random signs for every matrix; ``scales`` returns a column for a name and number of rows."""
     generator = torch.Generator().manual_seed(seed)
 
     def payload(name: str, rows: int, cols: int) -> dict[str, Tensor]:
@@ -165,7 +165,7 @@ def random_signs(spec: BaseSpec, file: Path, seed: int, scales: Callable[[str, i
 
 
 def adapters(base: Base, folder: Path, count: int) -> list[tuple[Path, Path]]:
-    """Distinct random LoRA adapters of rank 16 on all linear layers: PEFT's folder, and the same as a `.gymdelta`."""
+    """Write distinct random LoRA adapters of rank 16 on all linear layers, as PEFT folders and as `.gymdelta` files."""
     from peft import LoraConfig, get_peft_model
 
     made = [(folder / f"lora{number}", folder / f"lora{number}.gymdelta") for number in range(count)]

@@ -1,4 +1,4 @@
-"""The sides of `serving.py` in one process: our engine, PEFT's mixed adapters, swapping; and tables of their speeds."""
+"""The sides of `serving.py` in one process: our engine, PEFT's mixed adapters, and swapped models."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.store.store import VariantStore
 
 PROBE = list(range(10, 18))
-"""A prompt by which sides show that they differ."""
+"""Prompt for checking that variants differ."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Load on every side: ``users`` at once, each a prompt of its own and an answer of ``new`` tokens."""
+    """The load of a turn: ``users`` at once, each with its own prompt and an answer of ``new`` tokens."""
 
     users: int
     prompt: int
@@ -42,7 +42,7 @@ class Load:
     vocabulary: int
 
     def prompts(self) -> list[list[int]]:
-        """Random tokens, the same for every side, above a tokenizer's special ones."""
+        """Return prompts of random tokens, the same for every side, without special tokens."""
         generator = torch.Generator().manual_seed(self.users)
         high = min(self.vocabulary, 256)
         found: list[list[int]] = torch.randint(
@@ -52,13 +52,13 @@ class Load:
 
     @property
     def warm_up(self) -> Load:
-        """As many users, two tokens each: everything is loaded and laid out after it."""
+        """Return a warm-up load with the same users and two tokens each, after which everything is loaded."""
         return Load(self.users, self.prompt, min(2, self.new), self.vocabulary)
 
 
 @dataclass
 class Speeds:
-    """Measurements of one side at one number of users, one entry per turn."""
+    """The measurements of one side with one number of users, one entry per turn."""
 
     tokens_a_second: list[float] = field(default_factory=list)
     first_token_seconds: list[float] = field(default_factory=list)
@@ -71,11 +71,11 @@ class Speeds:
 
     @property
     def rate(self) -> float:
-        """Median tokens per second of all users together, prompts read in that time too."""
+        """Return the median tokens per second of all users together, including the time for prompts."""
         return statistics.median(self.tokens_a_second)
 
     def first(self, share: float) -> float:
-        """Seconds to the first token that ``share`` of the users did not exceed."""
+        """Return the quantile ``share`` of the users' seconds to the first token."""
         ordered = sorted(self.first_token_seconds)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -85,10 +85,10 @@ Side = Callable[[Load, Speeds], None]
 
 @dataclass
 class EngineSide:
-    """Our engine, user ``i`` with the variant ``prefix``i``, or everybody with the base.
+    """Our engine, where user ``i`` has the variant named ``prefix`` plus ``i``, or all users have the base.
 
     Attributes:
-        kernel: The one kernel that must multiply its sign deltas; None: none may.
+        kernel: The only kernel that may multiply its sign deltas; None if no kernel may.
     """
 
     engine: Engine
@@ -114,14 +114,14 @@ class EngineSide:
 
 
 def require_ran(kernel: str | None, ran: Counter[str]) -> None:
-    """Hold what was counted against the kernel that a side is named for."""
+    """Check the counters against the kernel of a side."""
     others = {kind: count for kind, count in ran.items() if count and kind != kernel}
     if others or (kernel is not None and not ran[kernel]):
         raise RuntimeError(f"the side of kernel {kernel} ran {dict(ran)}")
 
 
 def require_distinct(logits: Tensor, names: Sequence[str]) -> None:
-    """Hold each variant's logits for one prompt against all others'; the last two rows are the base's, the control."""
+    """Check that all variants have different logits for one prompt; the last two rows are the base's, as control."""
     found = logits.float()
     noise = float((found[-1] - found[-2]).abs().max())
     for one in range(len(names) - 1):
@@ -131,7 +131,7 @@ def require_distinct(logits: Tensor, names: Sequence[str]) -> None:
 
 
 def require_variants(served: MultiVariantModel, store: VariantStore, names: Sequence[str]) -> None:
-    """Like ``require_distinct``, for our variants."""
+    """Check our variants with ``require_distinct``."""
     held = [store.acquire(name) for name in names]
     chunks = [Chunk(PROBE, served.new_cache(), variant) for variant in (*held, None, None)]
     require_distinct(served.step(chunks), [*names, "base", "base"])
@@ -140,7 +140,7 @@ def require_variants(served: MultiVariantModel, store: VariantStore, names: Sequ
 
 
 def run_engine(engine: Engine, load: Load, variants: Sequence[str | None], speeds: Speeds) -> None:
-    """All users at once, user ``i`` with ``variants[i]``."""
+    """Answer all users at once, user ``i`` with ``variants[i]``."""
     sampling = SamplingParams(max_tokens=load.new, temperature=0.0, ignore_eos=True)
     started = time.perf_counter()
     running = [
@@ -153,7 +153,7 @@ def run_engine(engine: Engine, load: Load, variants: Sequence[str | None], speed
 
 
 class PeftSide:
-    """PEFT's mixed batch in its fastest form here: adapters in the base's bfloat16, one ``generate`` for all users."""
+    """PEFT's mixed batch in its fastest form: adapters in the base's bfloat16, and one ``generate`` for all users."""
 
     def __init__(self, model: Any, folders: Sequence[str]) -> None:
         from peft import PeftModel
@@ -169,7 +169,7 @@ class PeftSide:
         self._require_active(len(folders))
 
     def __call__(self, load: Load, speeds: Speeds) -> None:
-        """One turn: row ``i`` has adapter ``lora``i``."""
+        """Run one turn, in which row ``i`` has the adapter ``lora`` plus ``i``."""
         from transformers import LogitsProcessorList
 
         started = time.perf_counter()
@@ -203,10 +203,10 @@ class PeftSide:
 
 
 class SwapSide:
-    """One model for one user after the other: a merged model's weights are copied over the last one's.
+    """One model that serves users one after the other, by copying each merged model's weights over the previous one's.
 
-    Two merged models are kept in memory and taken in turns, so that a swap is a copy at memory speed; from a disk it
-    would only be slower.
+    Two merged models are kept in memory and used alternately, so that a swap is a copy at memory speed; reading from
+    disk would be slower.
     """
 
     def __init__(self, side: EngineSide, model: Any, deltas: Sequence[Any]) -> None:
@@ -222,7 +222,7 @@ class SwapSide:
             self._merged.append(copy)
 
     def __call__(self, load: Load, speeds: Speeds) -> None:
-        """One turn: a swap and an answer a user; the base's weights are back afterwards, outside of the time."""
+        """Run one turn with a swap and an answer per user, and restore the base's weights outside the measured time."""
         products = Counter(self._side.served.sign_products)
         sampling = SamplingParams(max_tokens=load.new, temperature=0.0, ignore_eos=True)
         started = time.perf_counter()
@@ -248,7 +248,7 @@ class SwapSide:
 
 
 def measured(sides: dict[str, Side], load: Load, turns: int, say: Callable[[str], None]) -> dict[str, Speeds]:
-    """Every side once a turn, so that a slow moment meets all alike; every other turn in the opposite order."""
+    """Measure every side once per turn, in alternating order, so that slow periods of the machine affect all sides."""
     found = {name: Speeds() for name in sides}
     for side in sides.values():
         side(load.warm_up, Speeds())
@@ -270,7 +270,7 @@ Found = dict[str, dict[int, Speeds]]
 
 @dataclass
 class Run:
-    """One part: its settings, its report, and what was measured."""
+    """One part of the benchmark, with its settings, report and measurements."""
 
     part: str
     quick: bool
@@ -281,7 +281,7 @@ class Run:
     found: Found = field(default_factory=dict)
 
     def load(self, users: int, base: Base, prompt: int = 64, new: int = 32) -> Load:
-        """64 + 32 tokens, fewer when in a hurry."""
+        """Return a load of 64 + 32 tokens, or fewer with ``--quick``."""
         vocabulary = base.model.config.vocab_size
         return Load(users, 16, 8, vocabulary) if self.quick else Load(users, prompt, new, vocabulary)
 
@@ -291,13 +291,13 @@ class Run:
 
 
 def ratios(found: Found, ours: str, theirs: str, users: int) -> list[float]:
-    """Our tokens per second over theirs, turn by turn."""
+    """Return the ratios of our tokens per second to theirs, by turn."""
     sides = found[ours][users].tokens_a_second, found[theirs][users].tokens_a_second
     return [a / b for a, b in zip(*sides, strict=True)]
 
 
 def shares(run: Run, pairs: dict[str, tuple[str, ...]]) -> None:
-    """Rows of our rates next to others', and the spread of their ratios."""
+    """Report our rates next to those of the other sides, and the spread of the ratios."""
     better: Better = "higher"
     for ours, others in pairs.items():
         for theirs in others:
@@ -317,7 +317,7 @@ def shares(run: Run, pairs: dict[str, tuple[str, ...]]) -> None:
 
 
 def show(run: Run) -> None:
-    """The tables of a part, and every number of them as a figure."""
+    """Print the tables of a part, and add every number as a figure."""
     tables: tuple[tuple[str, Callable[[Speeds], str]], ...] = (
         (
             f"{run.part}: tokens per second of all users, median (least-most)",

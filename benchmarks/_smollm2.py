@@ -13,7 +13,7 @@ from typing import Any
 
 
 def read_gguf(folder: Path) -> None:
-    """Dequantise the wheel's GGUF with transformers, and save it under a clean config unless the folder has one."""
+    """Dequantise the wheel's GGUF with transformers, and save it with a clean config, unless the folder has a model."""
     if (folder / "config.json").exists():
         return
     import torch

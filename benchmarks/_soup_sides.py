@@ -1,12 +1,12 @@
-"""One side of ``soup.py`` in a process of its own: every rule on the same updates, with its time and its memory.
+"""One side of ``soup.py`` in its own process: every rule on the same updates, with its time and memory.
 
     python benchmarks/_soup_sides.py SIDE N D ANSWERS RULES [BYZFL]
 
 SIDE is ``ours``, ``flower-ten``, ``flower-one`` (arrays of an update), ``byzfl-torch``, ``byzfl-numpy``,
-``byzfl-columns`` (numpy, contiguous by coordinate), or ``packed``; RULES are names with commas, or ``all``.
-Every rule first runs on a hundredth of the coordinates, and what it gives is kept in the folder ANSWERS (``-``: is
-not). The last line of the output is JSON: rule to ``[seconds, MB]`` of one run, where MB is by how much resident memory
-rose at its highest above what it was before (the updates are there before).
+``byzfl-columns`` (numpy, contiguous by coordinate), or ``packed``; RULES are names with commas, or ``all``. Every rule
+first runs on a hundredth of the coordinates, and its result is stored in the folder ANSWERS (``-`` stores none). The
+last line of the output is a JSON object from rule to ``[seconds, MB]`` of one run, where MB is the peak increase of
+resident memory, without the updates.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from gym_fed.soup.merging import inner_products
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.stacks import BLOCK_ELEMENTS, mixed, stacks_of
 
-PARTS, COLS = 10, 1000  # tensors of a model, and their columns
+PARTS, COLS = 10, 1000  # number of tensors in a model, and of their columns
 Case = tuple[str, Callable[[], object]]
 
 
 def main() -> None:
-    """Measure one side once; the small run before each is its warm-up, and its answer is kept."""
+    """Measure one side once, with a small run of each rule before it as warm-up, whose answer is stored."""
     side, n, d, answers, rules = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
     if side.startswith("byzfl"):
         sys.path[:0] = [sys.argv[6]]
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def cases_of(side: str, n: int, d: int) -> Iterator[Case]:
-    """A side of the comparison; each form of a peer is a side of its own."""
+    """Yield the cases of a side; each form of a peer is a separate side."""
     peer, _, form = side.partition("-")
     if peer == "flower":
         return flower_cases(n, d, 1 if form == "one" else PARTS)
@@ -74,26 +74,26 @@ def cases_of(side: str, n: int, d: int) -> Iterator[Case]:
 
 
 def flat(answer: Any) -> np.ndarray[Any, Any]:
-    """An aggregate as one vector; empty where it is written to a file."""
+    """Flatten an aggregate to one vector; empty if it is written to a file."""
     if isinstance(answer, Tensor):
         answer = answer.numpy()
     if isinstance(answer, np.ndarray):
         return answer.reshape(-1)
-    if isinstance(answer, list):  # Flower's, numbered by their names
+    if isinstance(answer, list):  # Flower's arrays, whose names are numbers
         return np.concatenate([part.numpy().reshape(-1) for part in answer])
     return np.zeros(0)
 
 
 def measured(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds, and megabytes by which resident memory rose at its highest (measured on Linux; elsewhere 0)."""
+    """Return the seconds, and the peak increase of resident memory in megabytes (0 except on Linux)."""
     gc.collect()
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # what glibc keeps would hide growth
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # memory that glibc caches would hide growth
         if trim is not None:
             trim(0)
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
-        reset.write_text("5")  # sets the high-water mark to what is resident now
+        reset.write_text("5")  # resets the high-water mark to the current resident memory
     before = _memory("VmRSS")
     started = time.perf_counter()
     run()
@@ -108,7 +108,7 @@ def _memory(field: str) -> float:
 
 
 def updates_of(n: int, d: int) -> Tensor:
-    """``[n, d]`` float32: a direction that all share and what each has of its own."""
+    """Return ``[n, d]`` float32 updates, each a common direction plus an individual part."""
     generator = torch.Generator().manual_seed(0)
     shared = torch.randn(d, generator=generator)
     updates = torch.empty(n, d)
@@ -119,12 +119,12 @@ def updates_of(n: int, d: int) -> Tensor:
 
 
 def malicious(rule: str, n: int) -> int:
-    """Malicious clients that every side is set to withstand: a fifth, for Bulyan what its n >= 4f + 3 allows."""
+    """Return the number of malicious clients that all sides must withstand: a fifth, or Bulyan's limit n >= 4f + 3."""
     return min(n // 5, (n - 3) // 4) if rule == "bulyan" else n // 5
 
 
 def recipe_of(rule: str, n: int) -> SoupRecipe:
-    """Our recipe for a rule; steps before the aggregator are joined by plus signs."""
+    """Return our recipe for a rule, which is written as pre-aggregators and an aggregator joined by plus signs."""
     *before, aggregator = rule.split("+")
     robust = rule != "mean"
     return SoupRecipe(
@@ -148,7 +148,7 @@ OURS = (
 
 
 def our_cases(n: int, d: int) -> Iterator[Case]:
-    """Our rules on float32 in memory, in the steps and blocks in which a merge takes decoded updates."""
+    """Yield our rules on float32 in memory, with the steps and blocks of a merge of decoded updates."""
     updates = updates_of(n, d)
     for rule in OURS:
         pipeline = Pipeline.of(recipe_of(rule, n))
@@ -156,7 +156,7 @@ def our_cases(n: int, d: int) -> Iterator[Case]:
 
 
 def merged(updates: Tensor, pipeline: Pipeline) -> Tensor:
-    """Merge float updates ``[n, d]`` without reading and writing files."""
+    """Merge float updates ``[n, d]`` without reading or writing files."""
     n, d = updates.shape
     weights = torch.ones(n, dtype=torch.float64)
     pipeline.check(weights)
@@ -180,12 +180,12 @@ def _combined(block: Tensor, plan: CombinationWeights, pipeline: Pipeline) -> Te
 
 
 def flower_cases(n: int, d: int, parts: int) -> Iterator[Case]:
-    """Flower's strategies on replies of some arrays; some take the arrays out of the replies, so each gets new ones."""
+    """Yield Flower's strategies on new replies of ``parts`` arrays each, since some strategies empty their replies."""
     from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp import strategy
     from flwr.supercore.task_identity import TaskIdentity
 
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a message reads them
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by messages
     updates = updates_of(n, d).numpy()
 
     def replies() -> list[Any]:
@@ -221,9 +221,9 @@ def flower_cases(n: int, d: int, parts: int) -> Iterator[Case]:
 
 
 def byzfl_cases(n: int, d: int, form: str) -> Iterator[Case]:
-    """ByzFL's rules on a matrix of torch, or of numpy by updates or by coordinates.
+    """Yield ByzFL's rules on a torch matrix, or on a numpy matrix in row-major or column-major order.
 
-    Its own package file imports CUDA code, so it is stepped around.
+    ByzFL's top-level package imports CUDA code, so it is bypassed.
     """
     import importlib
     import types
@@ -245,25 +245,25 @@ def byzfl_cases(n: int, d: int, form: str) -> Iterator[Case]:
     yield "multi_krum", lambda: rules.MultiKrum(f)(updates)
     if (
         4 * d * n * (n - f) < psutil.virtual_memory().available / 2
-    ):  # it gathers the n - f neighbours of all n at once
+    ):  # it gathers the n - f neighbours of all n updates at once
         yield "nnm+trimmed_mean", lambda: rules.TrMean(f)(before.NNM(f)(updates))
     else:
         print(f"ByzFL's NNM would take {4e-9 * d * n * (n - f):.1f} GB: left out", file=sys.stderr)
 
 
 PACKED = ("mean", "byzantine_robust", "norm_cap+nnm+trimmed_mean")
-MANY = 100  # contributors above which NNM, which mixes each with nearly all others, is left out
+MANY = 100  # number of contributors from which NNM, which averages each with nearly all others, is left out
 
 
 def packed_cases(n: int, d: int) -> Iterator[Case]:
-    """The merge proper of opened files of sign bits, into float32 tensors in memory, as peers return them."""
+    """Yield our rules on opened files of sign bits, merged into float32 tensors in memory, as peers return them."""
     with opened_signs(n, d) as (updates, spec, _):
         for rule in PACKED if n <= MANY else PACKED[:2]:
             yield rule, partial(merged_signs, updates, recipe_of(rule, n), spec)
 
 
 def merged_signs(updates: list[DeltaFile], recipe: SoupRecipe, spec: BaseSpec) -> dict[str, Tensor]:
-    """Run the part of ``merge`` on opened files that comes before it writes."""
+    """Run ``merge`` on opened files, without writing the result."""
     pipeline, weights = Pipeline.of(recipe), torch.ones(len(updates), dtype=torch.float64)
     norms = [update.norm() for update in updates]
     stacks = stacks_of(updates, spec)
@@ -280,7 +280,7 @@ def merged_signs(updates: list[DeltaFile], recipe: SoupRecipe, spec: BaseSpec) -
 
 @contextmanager
 def opened_signs(n: int, d: int) -> Iterator[tuple[list[DeltaFile], BaseSpec, Path]]:
-    """n opened updates of sign bits, their base, and their folder."""
+    """Yield n opened updates of sign bits, their base, and their folder."""
     spec = BaseSpec(
         "benchmark", "sha256:" + "0" * 64, {f"layer{i}": (d // PARTS // COLS, COLS) for i in range(PARTS)}
     )
@@ -291,7 +291,7 @@ def opened_signs(n: int, d: int) -> Iterator[tuple[list[DeltaFile], BaseSpec, Pa
 
 
 def write_signs(file: Path, row: int, spec: BaseSpec) -> Path:
-    """A delta whose signs are those that all share, but for a random quarter."""
+    """Write a delta with common signs, of which a random quarter is replaced; return its path."""
     own, shared = np.random.default_rng([1, row]), np.random.default_rng(0)
     entries = []
     for name, shape in spec.shapes.items():

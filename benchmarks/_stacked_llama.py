@@ -1,4 +1,4 @@
-"""Small Llamas of one shape, one per worker, trained together: every weight is ``[workers, ...]``."""
+"""Small Llamas of the same shape, one per worker, trained together with weights ``[workers, ...]``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shape:
         return self.hidden // self.heads
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor by its name in transformers."""
+        """Return the shape of every tensor by its name in transformers."""
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary, self.hidden)}
         few = self.kv_heads * self.head
         for number in range(self.layers):
@@ -44,7 +44,7 @@ class Shape:
         return shapes
 
     def initial(self, seed: int) -> Weights:
-        """Random weights; projections into the residual stream are smaller, as in GPT-2."""
+        """Return random initial weights, scaled down for projections into the residual stream, as in GPT-2."""
         generator = torch.Generator().manual_seed(seed)
         weights = {}
         for name, shape in self.shapes().items():
@@ -58,7 +58,7 @@ class Shape:
 
 
 def logits(weights: Mapping[str, Tensor], shape: Shape, ids: Tensor) -> Tensor:
-    """``[workers, rows * t, vocabulary]`` of ``[workers, rows, t]`` tokens."""
+    """Return the ``[workers, rows * t, vocabulary]`` logits of ``[workers, rows, t]`` tokens."""
     workers, rows, length = ids.shape
     embedding = weights["model.embed_tokens.weight"]
     hidden = embedding[torch.arange(workers)[:, None], ids.reshape(workers, -1)]
@@ -95,14 +95,14 @@ def logits(weights: Mapping[str, Tensor], shape: Shape, ids: Tensor) -> Tensor:
 
 
 def losses(weights: Mapping[str, Tensor], shape: Shape, rows: Tensor) -> Tensor:
-    """``[workers]`` mean cross entropy of the next tokens of ``[workers, rows, t + 1]``."""
+    """Return the ``[workers]`` mean next-token cross entropy of ``[workers, rows, t + 1]`` tokens."""
     found = logits(weights, shape, rows[..., :-1])
     per_token = cross_entropy(found.flatten(0, 1), rows[..., 1:].flatten(), reduction="none")
     return per_token.view(len(rows), -1).mean(1)
 
 
 class Workers:
-    """Workers with an AdamW each, whose moments stay between rounds."""
+    """Workers with one AdamW each, whose moments are kept between rounds."""
 
     def __init__(self, start: Weights, shape: Shape, number: int) -> None:
         self.shape, self.number = shape, number
@@ -114,7 +114,9 @@ class Workers:
         )
 
     def step(self, rows: Tensor, rate: float) -> None:
-        """One step of every worker on its ``[workers, rows, t + 1]``; gradients are clipped at 1 per worker."""
+        """Run one step of every worker on ``[workers, rows, t + 1]`` tokens; each worker's gradient is clipped to norm
+        1.
+        """
         torch.autograd.backward(losses(self.weights, self.shape, rows).sum())
         gradients = [w.grad for w in self.weights.values() if w.grad is not None]
         norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
@@ -126,13 +128,13 @@ class Workers:
         self._optimizer.zero_grad(set_to_none=True)
 
     def deltas(self, start: Weights) -> list[Weights]:
-        """What each worker's weights have changed from ``start``."""
+        """Return each worker's change of the weights since ``start``."""
         with torch.no_grad():
             moved = {name: w - start[name] for name, w in self.weights.items()}
         return [{name: t[i] for name, t in moved.items()} for i in range(self.number)]
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
-        """Continue from ``weights``."""
+        """Set the weights of all workers."""
         for name, own in self.weights.items():
             own.copy_(weights[name])

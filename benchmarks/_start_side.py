@@ -1,4 +1,4 @@
-"""One start under measurement, in a process of its own: python _start_side.py MODEL FORMAT; prints a line of JSON."""
+"""Measure one start in its own process (python _start_side.py MODEL FORMAT) and print a line of JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATUS = Path("/proc/self/status")
 
 
 def main() -> None:
-    """Serve gym-nano, which loads the libraries, and read the tokenizer; then serve the model, and answer once."""
+    """Serve gym-nano, which loads the libraries, and read the tokenizer; then serve the model and answer once."""
     model, format = sys.argv[1:]
     served(NANO, format)
     read_tokenizer(Path(resolve(model)))
@@ -39,14 +39,14 @@ def main() -> None:
 
 
 def read_tokenizer(folder: Path) -> None:
-    """Read the tokenizer as the server does, and drop it: the allocator keeps its room for the server's."""
+    """Read the tokenizer and drop it, so that the allocator keeps its memory for the server's tokenizer."""
     plain = plain_config(folder)
     if plain is None or plain_tokenizer(folder, plain.architecture) is None:
         load_tokenizer(str(folder))
 
 
 def served(model: str, format: str) -> tuple[int, float]:
-    """One start and one answer; returns the bytes of the weights in bfloat16, and the seconds of the start."""
+    """Start and answer once; return the bytes of the weights in bfloat16, and the seconds of the start."""
     began = time.perf_counter()
     config = ServingConfig(base=model, variants=None, dtype="bfloat16", base_format=format)
     with open_serving(config) as serving:
@@ -59,7 +59,7 @@ def served(model: str, format: str) -> tuple[int, float]:
 
 
 def memory(key: str) -> int:
-    """Bytes of a line of the process's status."""
+    """Return the bytes in one line of the process's status."""
     found = re.search(rf"^{key}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
     assert found is not None
     return 1024 * int(found[1])

@@ -1,9 +1,9 @@
 """A federation of stories260K for ``robust_private.py``: LoRA of rank 1 with a frozen A on all linear layers.
 
-Speeches of Shakespeare's speakers are cut into sequences and dealt out at random, so that contributors' data are
-similar. Only B is trained and sent (d = 3,000). All contributors are one batch: the base's layers are shared, and every
-contributor has its own B. ``Stories`` has the interface of ``_digits.Digits``: an "image" is a sequence of tokens, and
-its "labels" are the next tokens.
+Shakespeare speeches are cut into sequences and distributed at random, so that contributors' data are similar. Only B is
+trained and sent (d = 3,000). All contributors are trained in one batch with the base's layers shared and a separate B
+each. ``Stories`` has the interface of ``_digits.Digits``: an "image" is a sequence of tokens, and its "labels" are the
+next tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 class Llama:
-    """stories260K's forward pass for ``[b, d]`` models, each a B of rank 1 for every linear layer."""
+    """The forward pass of stories260K for ``[b, d]`` models, each of which has a B of rank 1 for every linear layer."""
 
     def __init__(self, folder: str) -> None:
         loaded = load_model(folder)
@@ -56,7 +56,7 @@ class Llama:
         assert torch.allclose(ours, theirs, atol=1e-3), (ours - theirs).abs().max()
 
     def logits(self, models: Tensor, ids: Tensor) -> Tensor:
-        """``[b, m, t, vocabulary]`` of ``[b, m, t]`` tokens."""
+        """Return the ``[b, m, t, vocabulary]`` logits of ``[b, m, t]`` tokens."""
         batch, rows, length = ids.shape
         embedding = self.tensors["embed_tokens.weight"]
         hidden = embedding[ids]
@@ -89,12 +89,12 @@ class Llama:
         return linear(self._norm(hidden, "norm.weight"), embedding)
 
     def loss(self, models: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
-        """``[b]`` mean cross entropy; infinite where it is not a number."""
+        """Return the ``[b]`` mean cross entropy, with infinity in place of NaN."""
         found = cross_entropy(self.logits(models, ids).flatten(0, 2), labels.flatten(), reduction="none")
         return torch.nan_to_num(found.view(len(models), -1).mean(1), nan=torch.inf)
 
     def gradient(self, models: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
-        """``[b, d]`` gradient of the mean cross entropy."""
+        """Return the ``[b, d]`` gradient of the mean cross entropy."""
         models = models.detach().requires_grad_()
         (found,) = torch.autograd.grad(self.loss(models, ids, labels).sum(), models)
         return found
@@ -104,7 +104,7 @@ class Llama:
 
 
 class Stories:
-    """The data of a federation, once for each seed."""
+    """The data of a federation for S seeds."""
 
     def __init__(self, seeds: Sequence[int], contributors: int, malicious: int, shared: Path) -> None:
         self.seeds, self.contributors, self.malicious = tuple(seeds), contributors, malicious
@@ -131,10 +131,10 @@ class Stories:
         self._train, self._test = torch.stack(trains), torch.stack(tests)
         searched = self._train[:, ROOT_IMAGES : ROOT_IMAGES + SEARCHED]
         self.images, self.labels = searched[..., :-1], searched[..., 1:]
-        """``[S, SEARCHED, t]``: the training sequences on which attacks search their strength."""
+        """``[S, SEARCHED, t]`` training sequences on which attacks search their strength."""
 
     def first_model(self) -> Tensor:
-        """``[S, d]``: the base."""
+        """Return the ``[S, d]`` initial model, which is the base."""
         return torch.zeros(len(self.seeds), self.network.dimension)
 
     def train(
@@ -145,7 +145,7 @@ class Stories:
         generator: torch.Generator,
         poison: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:
-        """``[S, len(who), d]``: what a round of local SGD adds to ``model`` ``[S, d]``."""
+        """Return the ``[S, len(who), d]`` deltas of a round of local SGD from ``model`` ``[S, d]``."""
         found = []
         assert schedule.lr is not None
         for start, held, sequences in zip(model, self._held, self._train, strict=True):
@@ -168,7 +168,7 @@ class Stories:
         return torch.stack(found)
 
     def coordinators_losses(self, model: Tensor) -> list[Losses]:
-        """For each seed, the loss on the coordinator's sequences with soups added to ``model`` ``[S, d]``."""
+        """Return, for each seed, the loss on the coordinator's sequences with soups added to ``model`` ``[S, d]``."""
 
         @torch.no_grad()
         def losses(seed: int, soups: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class Stories:
 
     @torch.no_grad()
     def score(self, model: Tensor) -> Tensor:
-        """``[S]`` minus the loss on the held-out sequences, in nats per token."""
+        """Return the ``[S]`` negative loss on the held-out sequences, in nats per token."""
         losses = [
             self.network.loss(one[None], ids[None, :, :-1], ids[None, :, 1:])
             for one, ids in zip(model, self._test, strict=True)

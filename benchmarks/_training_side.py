@@ -1,4 +1,4 @@
-"""One run of one side of ``training.py``, in a process of its own; its last line of output is JSON."""
+"""A single run of one side of ``training.py``, in its own process; the last line of output is JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RATE = 1e-4
 
 
 def main() -> None:
-    """Train as ``sys.argv[1]`` (JSON) says, and print speed, memory and losses."""
+    """Train with the JSON settings in ``sys.argv[1]``; print speed, memory and losses."""
     warnings.simplefilter("ignore")
     work = json.loads(sys.argv[1])
     clock = Clock()
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 class Clock:
-    """When each step ended, in seconds since the process was born, and what was learnt from until then."""
+    """Records the end of each step, in seconds since the process started, and the tokens trained on until then."""
 
     def __init__(self) -> None:
         self.born = psutil.Process().create_time()
@@ -40,7 +40,7 @@ class Clock:
         self.cpu.append(time.process_time())
 
     def report(self) -> dict[str, Any]:
-        """Tokens a second and a CPU second after the first two steps (steps where the trainer logs no tokens)."""
+        """Return tokens per second and per CPU second after two steps (steps if the trainer logs no tokens)."""
         seconds = self.ends[-1] - self.ends[1]
         tokens = (
             self.tokens[-1] - self.tokens[1] if len(self.tokens) == len(self.ends) else len(self.ends) - 2
@@ -55,7 +55,7 @@ class Clock:
 
 
 def rows_of(task: str) -> list[dict[str, Any]]:
-    """Conversations, pairs or prompts of the same questions."""
+    """Return conversations, pairs or prompts with the same questions."""
     from gym_fed.data import generate
 
     rows = generate("double", ROWS)
@@ -75,12 +75,12 @@ def rows_of(task: str) -> list[dict[str, Any]]:
 
 
 def letters(text: str) -> float:
-    """A reward that costs nothing to compute."""
+    """A reward that is cheap to compute."""
     return text.count("a") / max(1, len(text))
 
 
 def ours(work: dict[str, Any], clock: Clock) -> None:
-    """By ``gym_fed.Trainer``."""
+    """Train with ``gym_fed.Trainer``."""
     from gym_fed import Trainer, TrainingConfig
     from gym_fed.evaluation.graders.base import Grader, Sample
 
@@ -121,7 +121,7 @@ def ours(work: dict[str, Any], clock: Clock) -> None:
 
 
 def theirs(work: dict[str, Any], clock: Clock) -> None:
-    """By TRL's trainers alone, set to do the same."""
+    """Train with TRL's trainers only, with equivalent settings."""
     import os
 
     os.environ.setdefault("DS_ACCELERATOR", "cpu")

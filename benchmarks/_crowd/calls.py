@@ -1,4 +1,4 @@
-"""Seconds and refusals of calls, as their callers see them."""
+"""Durations and refusals of calls, as measured by the callers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Calls:
-    """Durations by method, and refusals by method and code, of honest and of malicious members."""
+    """Durations by method, and refusals of honest and of malicious members by method and code."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -19,16 +19,16 @@ class Calls:
         return sum(map(len, self.seconds.values()))
 
     def quantile(self, method: str, share: float) -> float:
-        """Return a quantile of a method's seconds; 0 if it was never called."""
+        """Return a quantile of a method's durations, in seconds; 0 if it was never called."""
         found = sorted(self.seconds.get(method, []))
         return found[min(len(found) - 1, int(share * len(found)))] if found else 0.0
 
     def worst(self, share: float) -> float:
-        """Return the largest quantile of any method."""
+        """Return the largest quantile over all methods."""
         return max((self.quantile(method, share) for method in self.seconds), default=0.0)
 
     def taken(self) -> Calls:
-        """Return the calls so far, and begin again."""
+        """Return the calls so far, and reset the counters."""
         before = Calls(self.seconds, self.refused, self.refused_malicious)
         empty = Calls()
         self.seconds, self.refused, self.refused_malicious = (
@@ -39,7 +39,7 @@ class Calls:
         return before
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """Return method, number, median, p99 and maximum in seconds, for a table."""
+        """Return table rows of method, number of calls, and median, p99 and maximum duration in seconds."""
         return [
             (
                 method,

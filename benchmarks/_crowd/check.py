@@ -1,4 +1,4 @@
-"""What must hold after a run: no acknowledged update is lost, credits are conserved, the ledger is valid."""
+"""Checks after a run: no acknowledged update is lost, credits are conserved, and the ledger is valid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from _crowd.hub import CrowdHub
 
 
 def lost_receipts(hub: CrowdHub, url: str, receipts: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the acknowledged updates that the stopped hub's database has not, or with another ledger entry."""
+    """Return the acknowledged updates that the stopped hub's database lacks or has with another ledger entry."""
     database = Database.open(url, hub.folder, read_only=url.startswith("sqlite"))
     try:
         with database.reading() as tx:
@@ -39,7 +39,7 @@ def committed_rounds(hub: CrowdHub, url: str) -> list[int]:
 
 
 def check_credits(hub: CrowdHub, url: str, pool: int) -> tuple[int, int]:
-    """Return the credits paid, and what the committed rounds could pay at most.
+    """Return the paid credits, and the maximum that the committed rounds could pay.
 
     Raises:
         RuntimeError: If a round pays more than its pool, or balances do not add up to the credits.

@@ -1,4 +1,4 @@
-"""The hub under a crowd: a process on a core of its own, which is measured, killed and started again."""
+"""The hub under load: a process on its own core, which is measured, killed and restarted."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _READY_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Sample:
-    """The hub's process at one moment.
+    """A sample of the hub's process.
 
-    ``cpu_seconds`` are those of all its processes since the crowd began.
+    ``cpu_seconds`` is the CPU time of all hub processes since the crowd started.
     """
 
     at_seconds: float
@@ -40,14 +40,14 @@ class Sample:
 
 
 class CrowdHub:
-    """``gym-server run`` in a folder, for many members from one address.
+    """A ``gym-server run`` process in a folder, configured for many members behind one address.
 
     Args:
-        folder: Folder for the hub; made here if it is not there.
+        folder: The hub's folder, which is created if needed.
         base_model: Name or folder of the base model.
         config: Sections of the config.
-        core: The core that the hub is pinned to; None for all.
-        environment: Further variables, such as the credentials of an object store.
+        core: CPU core that the hub is pinned to; None for all cores.
+        environment: Further environment variables, such as the credentials of an object store.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class CrowdHub:
         return f"127.0.0.1:{self.port}"
 
     def start(self, *arguments: str) -> None:
-        """Start it, and wait until it listens; the port stays the same over restarts."""
+        """Start the hub and wait until it listens; the port stays the same after restarts."""
         pinned = [] if self._core is None else ["taskset", "-c", str(self._core)]
         events = self.folder / "events.jsonl"
         with events.open("wb") as out, (self.folder / "hub.log").open("ab") as log:
@@ -108,14 +108,14 @@ class CrowdHub:
         self.tls = fingerprint(self.certificate)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Kill the hub with SIGKILL, to simulate a crash."""
         assert self._process is not None
         self._cpu_before += self._cpu()
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> int | None:
-        """SIGTERM; return the exit status."""
+        """Stop the hub with SIGTERM; return its exit status."""
         assert self._process is not None
         if self._process.poll() is None:
             self._process.terminate()
@@ -129,7 +129,7 @@ class CrowdHub:
         return (self.folder / "hub.log").read_text(errors="replace")
 
     def ask(self, *arguments: str) -> Any:
-        """Return the JSON answer of a gym-server command on the folder."""
+        """Run a `gym-server` command on the hub's folder; return its JSON output."""
         command = self._command(*arguments, "--dir", str(self.folder), "--json")
         done = subprocess.run(command, capture_output=True, text=True, env=self._environment, check=False)
         if done.returncode:
@@ -137,7 +137,7 @@ class CrowdHub:
         return json.loads(done.stdout)
 
     def restored(self, folder: Path, place: str, database: str, objects: str) -> CrowdHub:
-        """Restore the newest backup at ``place`` into a new folder, an empty database and other objects."""
+        """Restore the newest backup at ``place`` into a new folder, an empty database and another object store."""
         command = self._command("restore", "--from", place, "--dir", str(folder), "--database", database)
         subprocess.run(
             [*command, "--objects", objects], check=True, env=self._environment, capture_output=True
@@ -148,12 +148,12 @@ class CrowdHub:
         """Sample the process until it is cancelled."""
         while True:
             if self.is_running():
-                with suppress(psutil.Error, OSError):  # it was killed meanwhile
+                with suppress(psutil.Error, OSError):  # it was killed in the meantime
                     self.samples.append(self.now())
             await asyncio.sleep(every_seconds)
 
     def now(self) -> Sample:
-        """Return a sample of this moment."""
+        """Return a sample of the current state."""
         assert self._process is not None
         database = self.folder / "hub.db"
         wal = database.with_name("hub.db-wal")

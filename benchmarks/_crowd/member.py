@@ -1,4 +1,4 @@
-"""One contributor of the crowd: everything that the agent sends, without the training."""
+"""A contributor of the crowd, which sends everything that the agent sends but does not train."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ from tests.support.contributor import update_records
 T = TypeVar("T")
 
 MALICE = ("forged", "replayed", "wrong-base", "garbage", "copied", *SPOILS)
-"""What malicious members do: a signature of zeros, an old manifest again, a base that is not the round's, bytes that
-are no delta, the file of another member, and the ways to spoil a file."""
+"""Kinds of malicious members. They send a zero signature, a replayed manifest, a wrong base, invalid bytes, another
+member's file, or a file spoiled by one of ``SPOILS``.
+"""
 _PASSING = (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.BUSY, ErrorCode.INTERNAL)
 _MISSED = (ErrorCode.STALE, ErrorCode.LEASE_LOST, ErrorCode.REPLAYED)
 """Refusals of a correct update that came too late."""
 _FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.5, 5.0
 _LONGEST_THINK = 4.0
-"""Bound of thinking times, as a multiple of their mean."""
+"""Maximum thinking time, as a multiple of the mean."""
 
 
 @dataclass
@@ -59,10 +60,10 @@ class Crowd:
         certificate: The hub's certificate, PEM.
         tls: Fingerprint of the hub's TLS key.
         updates: The pool of updates.
-        think_seconds: Mean time from a task to its upload; exponential.
-        receipts: Acknowledged verdicts, by digest of the manifest.
-        missed: Correct updates that came too late, by code.
-        outcomes: Verdicts by kind of member; "" is the honest ones.
+        think_seconds: Mean time from a task to its upload, exponentially distributed.
+        receipts: Receipts of acknowledged updates, by digest of the manifest.
+        missed: Number of correct updates that came too late, by code.
+        outcomes: Number of verdicts by kind of member; "" for honest members.
         over: Set when members must end.
     """
 
@@ -81,7 +82,7 @@ class Crowd:
     bytes_down: int = 0
     connected: int = 0
     newest_file: bytes = b""
-    """The last honest update, which copiers send."""
+    """The last honest update, which members of kind ``copied`` send."""
     _specs: dict[str, TaskSpec] = field(default_factory=dict)
 
     def spec_of(self, task: pb.Task) -> TaskSpec:
@@ -94,17 +95,17 @@ class Crowd:
 
 
 class Finished(Exception):
-    """The hub has no more rounds."""
+    """Raised if the hub has no more rounds."""
 
 
 class Member:
-    """A contributor with a key and a connection of its own.
+    """A contributor with its own key and connection.
 
     Args:
-        crowd: What all members share.
-        number: Number for the name, and part of the seed.
-        malice: What it does instead of contributing, one of ``MALICE``; empty for an honest member.
-        flaps: Half of its tasks are interrupted by a lost connection.
+        crowd: The state that all members share.
+        number: Number of the member, used in its name and seed.
+        malice: Malicious behaviour, one of ``MALICE``; empty for an honest member.
+        flaps: True if half of its tasks are interrupted by a lost connection.
     """
 
     def __init__(self, crowd: Crowd, number: int, malice: str = "", flaps: bool = False) -> None:
@@ -120,7 +121,7 @@ class Member:
         self._status = pb.StatusReply()
 
     async def run(self) -> None:
-        """Contribute until the crowd is over or the hub has finished; connect again after a failure."""
+        """Contribute until the crowd or the hub has finished, reconnecting after failures."""
         pause = _FIRST_PAUSE_SECONDS
         while not self.crowd.over.is_set():
             try:
@@ -149,7 +150,7 @@ class Member:
         return _Connection(self)
 
     async def open(self) -> None:
-        """Connect; enrol and log in where that has not happened."""
+        """Connect, and enrol and log in if needed."""
         self._status = await self._call("Status", pb.StatusRequest())
         if not self.is_enrolled:
             await self._enrol()
@@ -157,7 +158,7 @@ class Member:
             await self._log_in()
 
     def use(self, channel: Any) -> None:
-        """Make calls on a channel."""
+        """Use a channel for further calls."""
         self._stub = HubStub(channel)
 
     async def _enrol(self) -> None:
@@ -208,7 +209,7 @@ class Member:
             stream.cancel()
 
     async def _answer(self, task: pb.Task) -> bool:
-        """Answer a task; return False if the connection was lost instead, as it is for a member that flaps."""
+        """Answer a task; return False if a flapping member lost its connection instead."""
         spec = self.crowd.spec_of(task)
         for references in task.content.arrays["soups"].arrays:
             if references.sha256 not in self._soups:
@@ -236,7 +237,7 @@ class Member:
         return True
 
     async def _think(self, task: pb.Task, seconds: float) -> None:
-        """Train for some seconds, with three heartbeats per lease and one at the end."""
+        """Simulate training for some seconds, with three heartbeats per lease and one at the end."""
         beat, done = task.lease_seconds / 3, 0.0
         while True:
             step = min(beat, seconds - done)
@@ -292,7 +293,7 @@ class Member:
         return UpdateManifest(**{**values, **changes})
 
     async def _submit(self, task: pb.Task, manifest: UpdateManifest, signature: bytes) -> None:
-        """Send the same answer until there is a receipt, which the hub then may not lose."""
+        """Send the same answer until it is acknowledged, and record the receipt."""
         records = update_records(manifest, signature, self.key.public_key)
         self._sent = pb.SubmitRequest(message_id=task.message_id, content=records)
         request = self._sent
@@ -352,7 +353,7 @@ class Member:
         return error
 
     async def _again(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Repeat work while the hub is away; the connection is made again by gRPC."""
+        """Repeat a call while the hub is unreachable; gRPC reconnects by itself."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -369,7 +370,7 @@ class Member:
 
 
 class _Connection:
-    """A channel of a member, with TLS and a subchannel of its own, open during a ``with`` block."""
+    """A context manager for a member's TLS channel, which has its own subchannel."""
 
     def __init__(self, member: Member) -> None:
         self._member, self._crowd = member, member.crowd

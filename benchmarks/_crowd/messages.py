@@ -1,4 +1,4 @@
-"""The messages of an upload, as the agent sends them."""
+"""The messages of an upload, in the form in which the agent sends them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
 async def chunks(sha256: str, data: bytes, offset: int) -> AsyncIterator[pb.UploadChunk]:
-    """Yield the rest of an upload."""
+    """Yield the chunks of an upload from ``offset`` on."""
     for start in range(offset, max(len(data), offset + 1), CHUNK_BYTES):
         yield pb.UploadChunk(sha256=sha256, offset=start, data=data[start : start + CHUNK_BYTES])

@@ -1,4 +1,4 @@
-"""An S3 store that keeps its objects on disk, so that it can be killed: s3rver, from npm."""
+"""An S3 server that keeps its objects on disk, so that it can be killed (s3rver, from npm)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _READY_SECONDS = 60.0
 
 
 class DiskS3:
-    """A server on a free port of loopback, with one bucket.
+    """An S3 server with one bucket on a free loopback port.
 
     Args:
-        npm: Folder in which ``npm install s3rver`` was run.
+        npm: Folder with the installed npm package ``s3rver``.
         data: Folder for the objects.
     """
 
@@ -33,7 +33,7 @@ class DiskS3:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of a process that reads and writes there; key and secret are the program's own."""
+        """Return the environment variables of a client; key and secret are s3rver's defaults."""
         return {
             "AWS_ACCESS_KEY_ID": "S3RVER",
             "AWS_SECRET_ACCESS_KEY": "S3RVER",
@@ -43,7 +43,7 @@ class DiskS3:
         }
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server and wait until it answers."""
         command = [str(self._program), "-d", str(self._data), "-a", "127.0.0.1", "-p", str(self.port), "-s"]
         self._process = subprocess.Popen([*command, "--configure-bucket", BUCKET], env=os.environ)
         end = time.monotonic() + _READY_SECONDS
@@ -52,7 +52,7 @@ class DiskS3:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=5).close()
                 return
             except OSError as error:
-                if getattr(error, "code", None) is not None:  # it answers, and wants a signature
+                if getattr(error, "code", None) is not None:  # it refuses the unsigned request
                     return
                 if time.monotonic() > end:
                     raise
@@ -62,6 +62,6 @@ class DiskS3:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Kill the server with SIGKILL, to simulate a crash."""
         self._process.kill()
         self._process.wait()

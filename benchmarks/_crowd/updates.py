@@ -1,4 +1,4 @@
-"""Updates made before the run, and what malicious members make of them."""
+"""Updates that are prepared before the run, and the ways in which malicious members spoil them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _FLIPPED = 0.01
 """Fraction of the sign bits that differ between two updates from the same template."""
 _INFLATION = 100.0
 _NO_VERSION = b"sha256:" + 64 * b"0"
-"""Digest in the header of a template, which is replaced by a version's."""
+"""Placeholder digest in the header of a template, which is replaced by a version's digest."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Updates:
-    """A pool of one-bit updates, of which each call gives another one, for the version that it names.
+    """A pool of templates from which distinct one-bit updates are made for a given version.
 
     Args:
         base_model: Name or folder of the base model.
-        size: Number of templates: a common direction, and as much noise of their own.
+        size: Number of templates, each of which is a common direction plus equally large individual noise.
     """
 
     def __init__(self, base_model: str, size: int) -> None:
@@ -53,8 +53,8 @@ class Updates:
 
         Args:
             version: Digest of the version, as in the task.
-            draw: Source of the template and of the bits that differ.
-            spoil: Name of a way in ``SPOILS``; empty for an honest update.
+            draw: Random generator for the template and the flipped bits.
+            spoil: Name in ``SPOILS``; empty for an honest update.
         """
         delta = draw.choice(self._templates).copy()
         at = bytes(delta[: self._start]).index(_NO_VERSION)
@@ -102,4 +102,4 @@ SPOILS: dict[str, Callable[[Bytes, Any], None]] = {
     "inflated": _inflate,
     "not-finite": _spoil_scale,
 }
-"""Ways to spoil a valid file, by name: its signs, its scales, one scale."""
+"""Functions that spoil a valid file, by name: all signs, all scales, or one scale."""

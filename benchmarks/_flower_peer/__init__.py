@@ -1,4 +1,4 @@
-"""Times one transfer through a stock Flower 1.41 deployment on loopback, TLS as stock allows."""
+"""Measure one transfer through a stock Flower 1.41 deployment on loopback, with TLS where it supports it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gym_fed.core.library_env import VARIABLES
 
 APP = Path(__file__).parent / "app"
 FAST = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
-"""The one pause that a stock deployment lets its operator shorten (1 s otherwise)."""
+"""The only polling interval that a stock deployment makes configurable (1 s by default)."""
 ROLES = {
     "flower-superlink": "SuperLink",
     "flower-supernode": "SuperNode",
@@ -34,9 +34,8 @@ ROLES = {
 def measure_flower(direction: str, megabytes: int) -> Measurement:
     """Move ``megabytes`` up (client to server) or down, and check that they arrived.
 
-    The seconds are the round's, taken inside the ServerApp from the message to the reply: the SuperNode's polling
-    every three seconds and the start of the ClientApp's process are in them, the start of SuperLink, SuperNode and
-    ServerApp is not.
+    The time is measured inside the ServerApp from the message to the reply. It includes the SuperNode's polling every
+    three seconds and the start of the ClientApp's process, but not the start of SuperLink, SuperNode and ServerApp.
     """
 
     def run(processes: Processes, payload: Path, result: Path) -> None:
@@ -46,7 +45,7 @@ def measure_flower(direction: str, megabytes: int) -> Measurement:
 
 
 def run_federation(processes: Processes, folder: Path, direction: str, payload: Path, result: Path) -> None:
-    """SuperLink, SuperNode, ``flwr run``."""
+    """Run a SuperLink, a SuperNode and ``flwr run``."""
     certificate, key = write_certificate(folder)
     port, runtime_port = free_port(), free_port()
     address = f"127.0.0.1:{port}"
@@ -91,7 +90,7 @@ def role_of(command: Sequence[str]) -> str | None:
 
 
 def write_certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, its own authority, and its key, both PEM."""
+    """Write a self-signed certificate for 127.0.0.1 and its key as PEM files; return their paths."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
@@ -116,7 +115,7 @@ def write_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 def free_port() -> int:
-    """A port of loopback that nothing listens on at this moment."""
+    """Return a free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Times one round between a contributor and a hub on loopback, over gRPC with TLS."""
+"""Measure one round between a contributor and a hub on loopback, over gRPC with TLS."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SERVER, CLIENT = (Path(__file__).with_name(name) for name in ("server.py", "clie
 def measure_gym(direction: str, megabytes: int) -> Measurement:
     """Move ``megabytes`` up (client to server) or down, and check that they arrived.
 
-    The seconds are the round's, taken inside the ServerApp around ``send_and_receive``, as the peer's are: the task,
-    its stream and lease, both ends' checksums, the write to disk that is acknowledged, and the grid's polling.
+    The time is measured inside the ServerApp around ``send_and_receive``, as for the peer. It includes the task, its
+    stream and lease, the checksums at both ends, the acknowledged write to disk, and the grid's polling.
     """
 
     def run(processes: Processes, payload: Path, result: Path) -> None:
@@ -37,7 +37,7 @@ def measure_gym(direction: str, megabytes: int) -> Measurement:
 
 
 def make_hub(processes: Processes, folder: Path) -> None:
-    """A hub with open enrolment on a free port of loopback."""
+    """Create a hub with open enrolment on a free loopback port."""
     init = [str(BINARIES / "gym-server"), "init", "--dir", str(folder / "hub"), "--enrolment", "open"]
     made = processes.start("init", init, os.environ)
     processes.wait_for("hub folder", lambda: made.poll() == 0, 60)

@@ -1,4 +1,4 @@
-"""The contributor: the real agent around a ClientApp that replies with a file (up), or with a digest (down).
+"""The contributor: the real agent with a ClientApp that replies with a file (up) or a digest (down).
 
 python client.py HOME ADDRESS FINGERPRINT
 """
@@ -27,7 +27,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Move the payload in the direction that the task names; it is hashed where the peer hashes it."""
+    """Move the payload in the direction that the task names; it is hashed at the same points as the peer's."""
     task = message.content["task"]
     cache = ObjectCache(Home.open(str(context.node_config["home"])).objects)
     reply = RecordDict()
@@ -46,7 +46,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def main(home_folder: str, address: str, fingerprint: str) -> None:
-    """Join and work until the hub is finished."""
+    """Join the hub and work until it has finished."""
     home, where = Home.open(home_folder), Address.parse(address)
     with home.locked():
         pin = establish(home, where, fingerprint, lambda _: False)

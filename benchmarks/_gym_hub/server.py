@@ -1,4 +1,4 @@
-"""The hub with a ServerApp that moves one payload and times the round: as the peer's, but over `HubGrid`.
+"""The hub with a ServerApp that moves one payload and times the round, like the peer's, but over `HubGrid`.
 
 python server.py HUB_FOLDER up|down PAYLOAD RESULT
 """
@@ -21,7 +21,7 @@ from gym_fed.trust.wire.records import reference
 
 
 def main(folder: str, direction: str, payload: str, result: str) -> None:
-    """Serve until the round is over; seconds, sha256 and size go to the file ``result``."""
+    """Serve until the round is over; write seconds, sha256 and size to the file ``result``."""
     opened: list[Federation] = []
 
     def listening(federation: Federation, port: int) -> None:
@@ -50,13 +50,13 @@ def main(folder: str, direction: str, payload: str, result: str) -> None:
         draft.write_text(json.dumps({"seconds": seconds, "sha256": digest, "size": size}))
         draft.rename(result)
 
-    # A plain reply may not be much larger than its task; this one is all of the payload.
+    # Plain replies may not be much larger than their task, but this one contains the payload.
     replies.MAX_RECORDS_BYTES = 10**9
     run_hub(Path(folder), exit_when_done=True, on_listening=listening, server_app=app)
 
 
 def file_digest(path: Path) -> str:
-    """Hex sha256, without holding the file in memory."""
+    """Return the hex sha256 of a file, without loading it into memory."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,4 +1,4 @@
-"""The ClientApp: replies with the payload (up), or with the digest of what it was sent (down)."""
+"""The ClientApp, which replies with the payload (up) or with the digest of the received payload (down)."""
 
 import hashlib
 from pathlib import Path

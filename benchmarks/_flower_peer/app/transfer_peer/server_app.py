@@ -1,4 +1,4 @@
-"""The ServerApp: one round with one node, sent and received as fast as Flower's grid allows."""
+"""The ServerApp, which runs one round with one node as fast as Flower's grid allows."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Wait for the node, move the payload, and write what it took to the file ``result``."""
+    """Wait for the node, move the payload, and write the measurement to the file ``result``."""
     config = context.run_config
     payload, upwards = Path(str(config["payload"])), config["direction"] == "up"
     while not (nodes := list(grid.get_node_ids())):
@@ -22,7 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     content = RecordDict({"task": ConfigRecord({"payload": str(payload), "up": upwards})})
     if not upwards:
         content["payload"] = ArrayRecord({"delta": as_array(payload.read_bytes())})
-    # `send_and_receive` sleeps three seconds between two looks; its two halves are public, and asked more often.
+    # `send_and_receive` polls every three seconds, so its two public halves are called with a shorter interval.
     sent = set(grid.push_messages([Message(content, dst_node_id=nodes[0], message_type="train")]))
     while not (replies := list(grid.pull_messages(sent))):
         time.sleep(0.1)
@@ -40,9 +40,9 @@ def main(grid: Grid, context: Context) -> None:
     result = Path(str(config["result"]))
     draft = result.with_suffix(".draft")
     draft.write_text(json.dumps({"seconds": seconds, "sha256": digest, "size": size}))
-    draft.rename(result)  # a reader of the result finds it whole
+    draft.rename(result)  # atomic, so that readers see the complete result
 
 
 def as_array(data: bytes) -> Array:
-    """Raw bytes as an array, the way that Flower moves fastest: chunked, and never through numpy."""
+    """Convert raw bytes to an array in Flower's fastest form: in chunks and without numpy."""
     return Array(dtype="uint8", shape=(len(data),), stype="gym.delta.v1", data=data)
