@@ -6,14 +6,14 @@
 
 20 contributors learn scikit-learn's digits (a perceptron of 4,810 weights), 5,000 images of MNIST (6,634) or generated
 clusters over 80 rounds; packed rounds are sign bits with error feedback. The peer is the plain mean under the same
-attack. The coordinator has 100 clean images, for the rules that use them: random ones, or with ``--spread`` those that
-a hub chooses from a longer file, with each label in proportion. All rules and attacks share one training
-schedule (``_digits.Schedule``). Schedule and rules were chosen on the digits' seeds 0 to 4 and 20 to 22, so that the
-default is seeds 30 to 32 (docs/robustness.md). An attack ``long_NAME`` stretches every malicious update to what the
-rule allows; for rules that give every update one length it is the same as ``NAME``. The full grid takes hours;
-``--cells FILE`` stores each result as a JSON line, and a later run resumes from the file. ``--shares`` also measures
-how much influence a minority keeps without attackers. ``--federation`` attacks a real round instead: ten contributors
-train stories260K on speakers of Shakespeare through the package's own encoding and merge; two of them are malicious.
+attack. Rules that use clean data get the coordinator's 100 clean images. These are random or, with ``--spread``, those
+that a hub selects from a longer file, with each label in proportion. All rules and attacks share one training schedule
+(``_digits.Schedule``). Schedule and rules were chosen on the digits' seeds 0 to 4 and 20 to 22, so the default seeds
+are 30 to 32 (docs/robustness.md). An attack ``long_NAME`` stretches every malicious update to the maximum length of the
+rule; for rules that give all updates the same length it is equal to ``NAME``. The full grid takes hours; ``--cells
+FILE`` stores each result as a JSON line, and a later run resumes from the file. ``--shares`` also measures how much
+influence a minority keeps without attackers. ``--federation`` attacks real rounds instead: ten contributors, two of
+them malicious, train stories260K on Shakespeare speakers with the package's own encoding and merge.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from _duel import CONTRIBUTORS, minority, play
 from _report import Report, kept, options, picture, show
 
 AIM_ACCURACY = {("digits", True): 90.0, ("digits", False): 88.0, ("mnist", True): 84.0}
-"""Accuracy in % of the default under the worst attack, by images and whether updates are packed."""
+"""Aims for the default's accuracy under the worst attack, in %, by data set and whether updates are packed."""
 AIM_SHARE, AIM_LABEL, AIM_BACKDOOR = 0.6, 70.0, 5.0
 MALICIOUS, FIRST_SEED = 4, 30
 QUICK_RULES, QUICK_ATTACKS = (
@@ -45,7 +45,7 @@ QUICK_RULES, QUICK_ATTACKS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One rule against one attack; a line of the file of ``--cells``."""
+    """One rule against one attack, stored as a line of the ``--cells`` file."""
 
     rule: str
     attack: str
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The options, with what ``--quick`` leaves of them."""
+    """Return the options, reduced if ``--quick`` is set."""
     parser = options(__doc__, "cells", "shared", seeds=3)
     parser.add_argument("--rules", nargs="+", metavar="NAME", help=f"{', '.join(RULES)}, or another chain")
     known = [*ATTACKS, *LONG_ATTACKS]
@@ -120,11 +120,11 @@ def parsed() -> argparse.Namespace:
 
 
 def measured(cell: Cell, file: Path | None) -> Cell:
-    """The cell with its outcome, from ``file`` where it is there already."""
+    """Return the cell with its outcome, from ``file`` if it is stored there."""
 
     attack = cell.attack
     if attack.startswith(LONG) and Defence(cell.rule, cell.malicious).max_length == 1.0:
-        attack = attack.removeprefix(LONG)  # every update gets one length
+        attack = attack.removeprefix(LONG)  # all updates get the same length
 
     def played() -> list[Any]:
         outcome = play(
@@ -147,7 +147,7 @@ def measured(cell: Cell, file: Path | None) -> Cell:
 
 
 def print_table(report: Report, setting: str, cells: list[Cell], attacks: list[str]) -> None:
-    """One table a setting, worst column last, and the aim for the default."""
+    """Print one table per setting, with the worst case in the last column, and add the default's aim."""
     by_rule: dict[str, dict[str, Cell]] = {}
     for cell in cells:
         by_rule.setdefault(cell.rule, {})[cell.attack] = cell
@@ -177,7 +177,7 @@ def print_table(report: Report, setting: str, cells: list[Cell], attacks: list[s
 
 
 def shares(report: Report, arguments: argparse.Namespace) -> None:
-    """What the only holder of a label keeps of its influence while all are honest, and who keeps least usually."""
+    """Report the influence of the only holder of a label, and the smallest influence, without attackers."""
     schedule = Schedule(rounds=20 if arguments.quick else 40)
     first, packed = arguments.first_seed, not arguments.float
     seeds = tuple(range(first, first + (2 if arguments.quick else arguments.seeds)))
@@ -207,7 +207,7 @@ def shares(report: Report, arguments: argparse.Namespace) -> None:
 
 
 def draw(cells: list[Cell], arguments: argparse.Namespace, setting: str, images: str) -> None:
-    """A heat map a data set: rules down, attacks across, the worst case last."""
+    """Draw a heat map per data set, with rules as rows, attacks as columns, and the worst case last."""
     percents = {(cell.rule, cell.attack): cell.percent for cell in cells}
     rows = [[percents[rule, attack] for attack in arguments.attacks] for rule in arguments.rules]
     rows = [[*row, min(row)] for row in rows]

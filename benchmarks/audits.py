@@ -2,10 +2,10 @@
 
     python benchmarks/audits.py [--part distances|overhead] [--cases CASE ...] [--shared FOLDER] [--quick] [--json]
 
-``distances``: a training of stories260K on speeches of Shakespeare is recorded for an audit; every step is repeated in
-processes that restrict the CPU's kernels or the number of threads, and once with one token, one row or the rows of
-another speaker. A case is LoRA or full tuning, in float32 or in bf16 (``mixed_precision``). ``overhead``: CPU time of
-training with and without the record, alternating, in one process.
+``distances``: a training run of stories260K on Shakespeare is recorded for an audit. Every step is repeated in
+processes that restrict the CPU's kernels or the number of threads, and with one changed token, one changed row, or the
+rows of another speaker. A case is LoRA or full tuning, in float32 or in bf16 (``mixed_precision``). ``overhead``: CPU
+time of training with and without recording, alternating in one process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TOLERANCE = 1e-3
 def trainer(
     shared: Path, tuning: str, precision: str, steps: int, folder: Path, observer: Any, **more: Any
 ) -> Any:
-    """Return the project's trainer for one round of the recipe."""
+    """Return the project's trainer for one round of a recipe."""
     from gym_fed.base.models import load_model
     from gym_fed.config.hub.round_training import round_training
     from gym_fed.config.hub.task import TrainingRecipe
@@ -87,7 +87,7 @@ def record(shared: Path, tuning: str, precision: str, steps: int, folder: Path) 
 
 
 def repeat(shared: Path, tuning: str, precision: str, steps: int, folder: Path, cheat: str) -> list[float]:
-    """Repeat every recorded step; return its distances."""
+    """Repeat every recorded step; return the distances."""
     from safetensors.torch import load_file
 
     from gym_fed.training.audits.recorder import read_leaves, state_path
@@ -108,7 +108,7 @@ def repeat(shared: Path, tuning: str, precision: str, steps: int, folder: Path, 
 
 
 def relabelling(replay: Any, cheat: str) -> Any:
-    """Return an ``attach`` that gives the model one other label, or other labels for one row."""
+    """Return an ``attach`` function that changes one label, or all labels of one row."""
     attach = type(replay).attach
 
     def attached(inner: Any) -> None:
@@ -181,7 +181,7 @@ def distances(report: Report, shared: Path, quick: bool, cases: Sequence[str]) -
 
 
 def overhead(report: Report, shared: Path, quick: bool) -> None:
-    """Compare the time per step, without the first, with and without the record."""
+    """Compare the time per step with and without recording, without the first step."""
     import torch
 
     from gym_fed.training.audits.recorder import StepRecorder

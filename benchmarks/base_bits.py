@@ -3,10 +3,11 @@
     python benchmarks/base_bits.py [--quick] [--json] [--plot FILE] [--model FOLDER] [--steps N] [--only METHOD ...]
                                    [--bits N ...]
 
-The model is SmolLM2-135M-Instruct (benchmarks/_smollm2.py), the rows are GSM8K's: the first rows of the training file
-are learned, 16 others of it are held out. Every base gets the same rows in the same order, 2 a step, cut at 128
-tokens; LoRA of rank 8 on all linear layers, AdamW, learning rate 1e-3, float32. The peer is the base in float32. A
-method whose package is missing is left out by name. --quick takes 4 steps of gym-nano's own tasks.
+The model is SmolLM2-135M-Instruct (benchmarks/_smollm2.py) and the rows are GSM8K's: the first rows of the training
+file are trained on, and 16 others are held out. Every base gets the same rows in the same order, 2 per step, truncated
+to 128 tokens. Training uses LoRA of rank 8 on all linear layers, AdamW, learning rate 1e-3 and float32. The peer is the
+base in float32. Methods whose package is missing are skipped and listed. --quick runs 4 steps of gym-nano on its own
+tasks.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def rows(quick: bool, steps: int) -> tuple[list[dict[str, Any]], list[dict[str, 
 def measured(
     model: str, method: str, bits: int, learned: Any, held: Any, steps: int, seed: int
 ) -> dict[str, float]:
-    """Load and train one base; returns MiB of its weights, and losses."""
+    """Load and train one base; return the size of its weights in MiB, and the losses."""
     section = {"quantization": {"method": method, "bits": bits}} if method else {}
     config = TrainingConfig(model=model, finetuning="lora", lora={"r": 8}, device="cpu", seed=seed, **section)
     torch.manual_seed(seed)
@@ -103,7 +104,7 @@ def measured(
 
 
 def batch_loss(model: Any, rows: list[dict[str, list[int]]]) -> Any:
-    """Mean loss of the labelled tokens of a padded batch."""
+    """Return the mean loss of the labelled tokens of a padded batch."""
     length = max(len(row["input_ids"]) for row in rows)
     ids = torch.tensor([row["input_ids"] + [0] * (length - len(row["input_ids"])) for row in rows])
     labels = torch.tensor([row["labels"] + [-100] * (length - len(row["labels"])) for row in rows])
@@ -121,7 +122,7 @@ def loss(model: Any, rows: list[dict[str, list[int]]]) -> float:
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of all weights as they are held, with scales; a tied head counts once."""
+    """Return the bytes of all weights as stored, including scales; a tied head counts once."""
     seen: dict[int, int] = {}
 
     def count(value: Any) -> None:

@@ -3,13 +3,14 @@
     python benchmarks/continuous.py [--seeds 101 102 103] [--quick] [--json] [--plot FILE] [--cells FILE]
         [--shared FOLDER] [--only learning|attacked]
 
-Twenty speakers of Shakespeare teach stories260K. Their speeds spread tenfold (log-uniform), and the clock is simulated:
-the fastest takes about 1 for a task. Training, one-bit files with error feedback, the admitted weight, the window and
-the soup are the package's own. Held-out loss is that of speakers whom nobody trains on.
+Twenty contributors train stories260K on Shakespeare speakers. Their speeds differ by up to a factor of ten
+(log-uniform), and time is simulated: the fastest takes about 1 unit per task. Training, one-bit files with error
+feedback, the admitted weight, the window and the soup are the package's own. The held-out loss is measured on speakers
+that nobody trains on.
 
-The peer is a round that waits for everybody. Malicious clients are the fastest four; they know the latest honest
-updates, and send their negative mean, or a mean that is one standard deviation off (ALIE). "Without them" is the same
-run with the other sixteen. ``--cells FILE`` keeps what is measured and goes on.
+The peer is rounds that wait for everybody. The four fastest clients are malicious. They know the latest honest updates,
+and send the negated mean, or the mean shifted by one standard deviation (ALIE). "Without them" is the same run with the
+other sixteen. ``--cells FILE`` stores finished runs, and a later call resumes from it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SPEAKERS, MALICIOUS, MERGE_EVERY, MAX_STALENESS = 20, 4, 8, 20
 LENGTH, BATCH, STEPS, RATE, HELDOUT_ROWS = 64, 4, 10, 2e-3, 96
 SYNC_ROUNDS, ATTACK_TIME = 4, 10.0
 SEEN_HONEST = 16
-"""Number of latest honest updates that malicious clients know."""
+"""Number of latest honest updates known to malicious clients."""
 
 CODEC = CodecPolicy(
     codec="bitdelta", group_size="auto", small_tensors="bitdelta", scale_dtype="bfloat16", scale_gain=1.33
@@ -55,19 +56,21 @@ EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 
 @dataclass(frozen=True)
 class Arm:
-    """One run: ``merge_every`` None waits for everybody; ``window`` False shows the rule the round's updates alone."""
+    """The settings of one run: ``merge_every`` None waits for everybody, ``window`` False uses only the round's
+    updates.
+    """
 
     merge_every: int | None = MERGE_EVERY
     attack: str = ""
     window: bool = True
     robust: bool = False
     without: int = 0
-    """Number of fastest speakers that are left out."""
+    """Number of fastest contributors that are left out."""
 
 
 @dataclass
 class Speaker:
-    """A contributor: its rows, its mean seconds for a task, and the version of its task."""
+    """A contributor: its rows, its mean time per task, and the version of its current task."""
 
     number: int
     rows: Sequences
@@ -80,7 +83,7 @@ class Speaker:
 
 @dataclass
 class Community:
-    """Speakers, the global model and its versions, in one process."""
+    """The contributors, the global model and its versions, in one process."""
 
     seed: int
     arm: Arm
@@ -117,7 +120,7 @@ class Community:
         ]
         self.tensors: dict[str, Tensor] = model_tensors(self.model.model)
         self.spec = BaseSpec.of(self.tensors, "stories260K")
-        most = MALICIOUS if self.arm.window else MERGE_EVERY // 5  # the rule refuses 4 of 8
+        most = MALICIOUS if self.arm.window else MERGE_EVERY // 5  # the rule does not tolerate 4 of 8
         f = most if self.arm.robust else 0
         rule = "byzantine_robust" if self.arm.robust else "mean"
         self.recipe = SoupRecipe(aggregator=rule, num_malicious_nodes=f, codec=EXACT)
@@ -126,12 +129,12 @@ class Community:
         return speaker.seconds * float(self.clock.uniform(0.9, 1.1))
 
     def give_task(self, speaker: Speaker) -> None:
-        """Start from the current version."""
+        """Give the contributor a task with the current version."""
         speaker.version = self.version
         speaker.start = {name: tensor.clone() for name, tensor in self.tensors.items()}
 
     def update(self, speaker: Speaker) -> Path:
-        """Train from the version of the task, and write the update as a contributor does."""
+        """Train from the version of the task, and write the update in the same way as a contributor."""
         speaker.tasks += 1
         path = self.folder / f"{speaker.number}-{speaker.tasks}.gymdelta"
         if speaker.malicious:
@@ -150,7 +153,7 @@ class Community:
         return path
 
     def merge(self, sent: dict[int, tuple[Path, int]]) -> None:
-        """Add the updates (path and staleness, by speaker) to the model: one more version."""
+        """Merge the updates (path and staleness by contributor) into the next version."""
         out = self.folder / "soup.gymdelta"
         with ExitStack() as stack:
             files, window = self._opened(stack, sent)
@@ -163,7 +166,7 @@ class Community:
         self.latest |= {number: path for number, (path, _) in sent.items()}
 
     def admitted_weight(self, sent: dict[int, tuple[Path, int]]) -> float:
-        """As ``ContinuousPace`` counts it; 0 while the window is too small for the rule."""
+        """Return the admitted weight as in ``ContinuousPace``; 0 while the window is too small for the rule."""
         by_age = sum(staleness_weight(age) for _, age in sent.values())
         if not self.arm.window or self.arm.merge_every is None:
             return by_age
@@ -262,24 +265,24 @@ def _continuous(world: Community, until: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cells:
-    """Runs that were made before, and those that are made now."""
+    """A cache of finished runs, which runs the missing ones."""
 
     file: Path | None
     shared: Path
 
     def course(self, seed: int, arm: Arm, until: float, rounds: int) -> Any:
-        """A run, from the file or made now and added to it."""
+        """Return a run from the file, or run it and add it to the file."""
         key = {"seed": seed, "arm": asdict(arm), "until": round(until, 6), "rounds": rounds}
         return kept(self.file, key, lambda: course(self.shared, seed, arm, until, rounds))
 
 
 def reached(curve: list[list[float]], loss: float) -> float:
-    """Time of the first version at or below a loss; infinite if there is none."""
+    """Return the time of the first version at or below a loss; infinite if there is none."""
     return next((at for at, value in curve if value <= loss), float("inf"))
 
 
 def learning(report: Report, cells: Cells, seeds: list[int], quick: bool) -> None:
-    """Time to the loss of the synchronous rounds."""
+    """Report the time until the loss of the synchronous rounds is reached."""
     rounds = 1 if quick else SYNC_ROUNDS
     shares = []
     for seed in seeds:
@@ -295,7 +298,7 @@ def learning(report: Report, cells: Cells, seeds: list[int], quick: bool) -> Non
 
 
 def attacked(report: Report, cells: Cells, seeds: list[int], quick: bool) -> None:
-    """Last loss under four fast malicious clients, with and without the window."""
+    """Report the final loss under four fast malicious clients, with and without the window."""
     until, worst = (3.0 if quick else ATTACK_TIME), []
     for seed in seeds:
         clean = cells.course(seed, Arm(robust=True, without=MALICIOUS), until, 0)["curve"][-1][1]

@@ -3,9 +3,9 @@
     python benchmarks/crowd.py [--members N] [--rounds N] [--database sqlite|URL] [--quick] [--json] [--plot FILE]
 
 Members arrive at random (a Poisson process), 10% lose their connection in half of their tasks, and 2% attack in eight
-ways. Everything is real but the training: TLS connections, keys, leases, downloads, uploads of one-bit updates that
-were made before and are signed again, and the account that is read after each. The hub's config differs from
-``gym-server init`` in its limits per address, since all members share one.
+ways. Everything except the training is real: TLS connections, keys, leases, downloads, uploads of prepared one-bit
+updates that are signed for each task, and a query of the account after each. The hub's config differs from that of
+``gym-server init`` in the limits per address, since all members share one address.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def config_for(members: int, num_rounds: int, database: str = "sqlite:///hub.db"
 
 
 def crowd_members(crowd: Crowd, number: int) -> list[Member]:
-    """Return members of which some flap, and some attack, each in another way."""
+    """Return members, some of which flap and some of which attack in different ways."""
     bad = max(1, round(MALICIOUS * number))
     found = []
     for n in range(number):
@@ -106,7 +106,7 @@ async def run_crowd(crowd: Crowd, members: list[Member], per_second: float) -> N
 
 
 async def measure(arguments: argparse.Namespace, folder: Path, members: int, num_rounds: int) -> None:
-    """Run the crowd, check the hub's state, and report."""
+    """Run the crowd, check the hub's state, and report the results."""
     updates = Updates(arguments.base, _TEMPLATES)
     config = config_for(members, num_rounds, arguments.database)
     core = None if arguments.core < 0 else arguments.core
@@ -140,7 +140,7 @@ def report(
     own_cpu: float,
     num_rounds: int,
 ) -> None:
-    """Print the calls, the hub's process, and the aims."""
+    """Print the figures of the calls and of the hub's process, and the aims."""
     committed = len(committed_rounds(hub, arguments.database))
     lost = lost_receipts(hub, arguments.database, crowd.receipts)
     paid, at_most = check_credits(hub, arguments.database, POOL)
@@ -182,7 +182,7 @@ def report(
 
 
 def draw(file: Path, samples: list[Sample]) -> None:
-    """Draw the hub's memory, CPU, files and threads over time."""
+    """Draw the hub's memory, CPU, open files and threads over time."""
     minutes = [sample.at_seconds / 60 for sample in samples]
     lines = {
         "memory, MB": [sample.memory_bytes / 1e6 for sample in samples],

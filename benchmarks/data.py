@@ -2,11 +2,11 @@
 
     python benchmarks/data.py [--megabytes 100] [--turns 1] [--quick] [--json] [--plot FILE]
 
-Each side pre-trains three steps of a tiny model on the same file of texts, in a process of its own and with empty
-caches: the first start reads, tokenises and packs; the second finds that done; then two processes train together. The
-memory that the data add is the peak of the proportional set size (PSS) beyond that of a start with forty rows. CPU
-seconds are compared, because other programs of the machine do not change them much; seconds are printed next to them.
-``streaming: true`` is ours alone.
+Each side pre-trains a tiny model for three steps on the same file of texts, in separate processes and with empty
+caches. The first start reads, tokenises and packs; the second uses the cache; then two processes train together. The
+memory added by the data is the peak proportional set size (PSS) minus that of a start with forty rows. CPU seconds are
+compared, because other programs on the machine hardly affect them; wall time is printed next to them. Only our side has
+``streaming: true``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def starts_of(side: str, place: Path, model: str, texts: Path, few: Path) -> dict[str, Starts]:
-    """Run all starts of one side, with caches of its own."""
+    """Run all starts of one side, with separate caches."""
     caches = {"GYM_HOME": str(place / "home"), "HF_HOME": str(place / "hf")}
 
     def run(data: Path, number: int = 1, **more: Any) -> Starts:
@@ -82,7 +82,7 @@ def starts_of(side: str, place: Path, model: str, texts: Path, few: Path) -> dic
 
 
 def started(work: dict[str, Any], place: Path, caches: dict[str, str], number: int) -> Starts:
-    """Start ``number`` processes of one run, and return what each reports."""
+    """Start ``number`` processes of one run; return the report of each."""
     place.mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(dir=place)
     command = [*script("_data_side.py"), json.dumps({**work, "folder": f"{folder}/run"})]
@@ -111,7 +111,7 @@ def started(work: dict[str, Any], place: Path, caches: dict[str, str], number: i
 
 
 def write_texts(file: Path, size: int, shared: Path) -> None:
-    """Write rows of two to eight paragraphs of WikiText-2 and TinyStories, each with a number of its own."""
+    """Write rows of two to eight paragraphs of WikiText-2 and TinyStories, each with a unique number."""
     draw = random.Random(0)
     sources = (shared / "data/wikitext2/valid.txt", shared / "data/tinystories/tinystories.txt")
     lines = [line.strip() for source in sources for line in source.read_text().splitlines()]
@@ -124,7 +124,7 @@ def write_texts(file: Path, size: int, shared: Path) -> None:
 
 
 def compare(report: Report, found: dict[str, Starts], megabytes: int) -> None:
-    """Report the starts and aims."""
+    """Report the starts and the aims."""
 
     def values(side: str, kind: str, key: str) -> list[float]:
         return [start[key] for start in found[f"{side}, {kind}"]]
@@ -160,12 +160,12 @@ def compare(report: Report, found: dict[str, Starts], megabytes: int) -> None:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median ratio, turn by turn."""
+    """Return the median of the ratios by turn."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def _require_same(found: dict[str, Starts]) -> None:
-    """Require that both sides read all rows, and that a second start of ours learns what the first did."""
+    """Check that both sides read all rows, and that our second start has the same losses as the first."""
     rows = {start["rows"] for side in SIDES for start in found[f"{side}, first start"]}
     losses = [start["losses"] for kind in ("first", "second") for start in found[f"ours, {kind} start"]]
     if len(rows) != 1 or any(each != losses[0] for each in losses):

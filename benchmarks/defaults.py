@@ -4,16 +4,17 @@
     python benchmarks/defaults.py [--model smollm2|stories260K ...] [--seeds N] [--rows NAME ...] [--quick] [--json]
         [--data FOLDER] [--models FOLDER] [--runs FOLDER]
 
-Every side is a set of values for the same trainer, rows and row length, so that only the values differ. For each data
-set and seed: the loss on held-out rows before and after (of preferences: the margin between chosen and rejected
-answers), and the loss on the retention set (88 ordinary questions and texts), whose rise is what the model forgot.
-Printed are means over seeds with the least and the most.
+Every side is a set of values for the same trainer, rows and row length, so only the values differ. For each data set
+and seed, the loss on held-out rows is measured before and after training (for preferences, the margin between chosen
+and rejected answers). Forgetting is the increase of the loss on the retention set (88 ordinary questions and texts).
+The table has means over seeds with minimum and maximum.
 
-The values were chosen on MBPP and TruthfulQA and are reported on other data: GSM8K,
-Gloucester's speeches of Shakespeare, Alpaca's instructions and conversations of LLaMA-Factory's demos, and its
-preference pairs. A side's own optimiser is replaced by AdamW, where it is a variant in 8 bits of the same.
+The values were chosen on MBPP and TruthfulQA and are reported on other data: GSM8K, Gloucester's speeches from
+Shakespeare, and the Alpaca instructions, conversations and preference pairs of LLaMA-Factory's demos. An 8-bit AdamW in
+a side's values is replaced by AdamW.
 
-Runs are kept in ``--runs`` and the same command resumes after an interruption. About two minutes a run on one core.
+Finished runs are stored in ``--runs``, and the same command resumes after an interruption. A run takes about two
+minutes on one core.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from _smollm2 import read_gguf
 
 SIZES = {"preferences": (16, 16)}
 SIZE = (24, 24)
-"""Rows that are learned and held out."""
+"""Number of training rows and of held-out rows."""
 
 
 def lora(rate: float, epochs: float, rows: int, at_once: int, **more: Any) -> dict[str, Any]:
-    """Values of an adapter's run; ``at_once`` of ``rows`` per step are computed together."""
+    """Return the values of a LoRA run with ``rows`` per step in micro-batches of ``at_once``."""
     return {
         "finetuning": "lora",
         "learning_rate": rate,
@@ -47,7 +48,7 @@ def lora(rate: float, epochs: float, rows: int, at_once: int, **more: Any) -> di
 
 
 def full(rate: float, epochs: float, **more: Any) -> dict[str, Any]:
-    """Values of a run of all weights, 8 rows per step."""
+    """Return the values of a full fine-tuning run with 8 rows per step."""
     return {**lora(rate, epochs, 8, 4), "finetuning": "full", **more}
 
 
@@ -59,8 +60,9 @@ SIDES: dict[str, dict[str, Any]] = {
     "LLaMA-Factory": lora(1e-4, 3, 8, 1, **COSINE),
     "Unsloth": lora(2e-4, 1, 8, 2, warmup_steps=5, **UNSLOTH),
 }
-"""TRL: the defaults of ``SFTConfig``, which the script asserts. LLaMA-Factory:
-``examples/train_lora/llama3_lora_sft.yaml``. Unsloth: its notebooks for chat models, one epoch."""
+"""Values of each side. TRL: the defaults of ``SFTConfig``, which the script asserts. LLaMA-Factory:
+``examples/train_lora/llama3_lora_sft.yaml``. Unsloth: its notebooks for chat models, one epoch.
+"""
 
 PREFERENCE_SIDES: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -97,7 +99,7 @@ def main() -> None:
 
 
 def _assert_peers() -> None:
-    """Assert that the values listed for TRL are the defaults of the installed TRL."""
+    """Check that the values listed for TRL are the defaults of the installed version."""
     from trl import DPOConfig, SFTConfig
 
     for config, sides in ((SFTConfig, SIDES), (DPOConfig, PREFERENCE_SIDES)):
@@ -108,7 +110,7 @@ def _assert_peers() -> None:
 
 
 def _figures(arguments: Any, name: str, folder: Path) -> list[dict[str, Any]]:
-    """Figures of all runs of a model, those of earlier calls included."""
+    """Return the figures of all runs of a model, including those of earlier calls."""
     arguments.runs.mkdir(parents=True, exist_ok=True)
     results = arguments.runs / f"report-{name}.jsonl"
     found = []
@@ -161,7 +163,7 @@ def _report(report: Report, model: str, figures: list[dict[str, Any]]) -> None:
 
 
 def _gain(one: dict[str, Any]) -> float:
-    """Nats gained: how far the held-out loss fell, or how far the margin rose."""
+    """Return the gain in nats: the decrease of the held-out loss, or the increase of the margin."""
     if "margin_after" in one:
         return float(one["margin_after"] - one["margin_before"])
     return float(one["before"] - one["after"])

@@ -2,14 +2,13 @@
 
     python benchmarks/evaluation.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--part variants|tiny]
 
-``variants``: stories260K (gym-nano where it is not at hand) and one-bit deltas of all its matrices, on a task of
-log-likelihoods (ARC-Easy, else `tiny_choice`), one with six examples before each question (TruthfulQA mc1, where it is
-at hand) and one of texts (`tiny_arithmetic`). Each side has a process of its own
-and one thread. Ours makes the prompts once, scores all variants, and makes all metrics. The peer is `evaluate` with
-`HFLM`: every variant is merged and in memory before the clock starts, and the batch size is the fastest of seven on
-other rows. Sides take turns; answers are compared row by row, and a choice that differs ends the benchmark. Seconds are
-of CPU, which other work on the machine disturbs least; "the model alone" leaves prompts and metrics out on both sides.
-``tiny``: the whole suite on gym-nano through `Evaluator`.
+``variants``: stories260K (or gym-nano, if it is missing) and one-bit deltas of all its matrices, on a log-likelihood
+task (ARC-Easy, else `tiny_choice`), a six-shot task (TruthfulQA mc1, if available) and a generation task
+(`tiny_arithmetic`). Each side has its own process and one thread. Our side builds the prompts once, scores all
+variants, and computes all metrics. The peer is `evaluate` with `HFLM`: every variant is merged and loaded before the
+clock starts, and the batch size is the fastest of seven on other rows. Sides alternate. Answers are compared row by
+row, and a difference stops the benchmark. Times are CPU seconds, which other work on the machine affects least; "the
+model alone" excludes prompts and metrics on both sides. ``tiny``: the entire suite on gym-nano with `Evaluator`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from _report import Report, options
 
 SIDES = ("ours", "theirs")
 NATS = 5e-4
-"""HFLM adds its exponentials in float32, and merged weights are rounded once more."""
+"""Tolerance in nats, since HFLM sums exponentials in float32 and merged weights are rounded once more."""
 
 
 def main() -> None:
@@ -46,7 +45,7 @@ def main() -> None:
 
 
 def variants(report: Report, arguments: Any, folder: Path) -> None:
-    """All variants by both sides, in turns."""
+    """Evaluate all variants on both sides, in turns."""
     stories, data = arguments.shared / "models/stories260K", arguments.shared / "data"
     is_here = stories.is_dir() and (data / "arc_easy").is_dir()
     settings: dict[str, Any] = {
@@ -88,12 +87,12 @@ def variants(report: Report, arguments: Any, folder: Path) -> None:
 
 
 def side(name: str) -> Peer:
-    """A side in processes of its own."""
+    """Return a side that runs in separate processes."""
     return Peer(name, script("_evaluation_sides.py", name), {"DISABLE_MULTIPROC": "1"})
 
 
 def require_same(kind: str, settings: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Every variant answered every row, and both sides the same."""
+    """Check that every variant answered every row, and that both sides have the same answers."""
     said = ours["said"]
     if not len(said) == len(theirs["said"]) == settings["variants"]:
         raise RuntimeError(f"{kind}: {len(said)} variants, theirs {len(theirs['said'])}")
@@ -112,7 +111,7 @@ def require_same(kind: str, settings: dict[str, Any], ours: dict[str, Any], thei
 
 
 def tiny(report: Report) -> None:
-    """The suite through `Evaluator`, in a process of its own."""
+    """Run the suite with `Evaluator` in a separate process."""
     found = side("tiny").measure()
     report.compare("tiny on gym-nano, 500 rows", found["seconds"], unit="s")
     report.compare("tiny on gym-nano: peak memory", found["peak_mb"], unit="MB")

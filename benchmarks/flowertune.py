@@ -3,13 +3,13 @@
     python benchmarks/flowertune.py [--seeds N ...] [--cells FILE]
                                     [--shared FOLDER] [--quick] [--json] [--plot FILE]
 
-Twenty clients, 10% of them a round, ten steps of LoRA on the projections q and v. Both sides share the base, the first
-LoRA, the sampled clients and every batch. Flower averages fp32 factors (``ClientApp``, ``FedAvg``, serialised
-messages). Ours sends factors at 1.75 bits with error feedback up and as a quantised soup down, and merges by the
-default rule with clean rows of the hub. The protocol is cut for two CPU cores: stories260K on speeches of Shakespeare,
-fewer rounds, shorter and smaller batches.
+Of twenty clients, 10% are sampled per round and train LoRA on the projections q and v for ten steps. Both sides share
+the base, the initial LoRA, the sampled clients and every batch. Flower averages fp32 factors (``ClientApp``,
+``FedAvg``, serialised messages). Our side uploads factors at 1.75 bits with error feedback, downloads a quantised soup,
+and merges with the default rule and the hub's clean rows. The protocol is reduced for two CPU cores: stories260K on
+Shakespeare, fewer rounds, and shorter and smaller batches.
 
-Two of the twenty are malicious in a second run: they send -8 times what they learned. Settings were chosen on
+In a second run, two of the twenty clients are malicious and send -8 times their honest update. Settings were chosen on
 later speakers and seed 9.
 """
 
@@ -30,7 +30,7 @@ SEEDS = (101, 102, 103)
 ROUNDS, QUICK_ROUNDS = 10, 2
 RATE = 1e-2
 SOUP_RANK = 4
-"""Half of the LoRA's rank; the server keeps what that leaves out for the next soup."""
+"""Rank of the soup, half of the LoRA's; the server's error feedback carries the rest to the next soup."""
 EVALUATIONS = 5
 SHARE_OF_BYTES = 1 / 16
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def cell(seed: int, rounds: int, arguments: Any, side: str, attacked: bool) -> dict[str, Any]:
-    """One run of one side."""
+    """Return the result of one run of one side."""
     plan = Plan(seed, rounds, attacked)
     setup = Setup(arguments.shared / "models" / "stories260K", 8, 8, 64, 40, 100, 100)
     every = max(1, rounds // EVALUATIONS)
@@ -67,7 +67,7 @@ def cell(seed: int, rounds: int, arguments: Any, side: str, attacked: bool) -> d
 
 
 def measure(report: Report, cells: list[Any], rounds: int) -> None:
-    """Rows, figures and aims."""
+    """Report rows, figures and aims."""
     found = {
         (side, attacked): [one(side, attacked) for one in cells]
         for attacked in (False, True)
@@ -117,13 +117,13 @@ def measure(report: Report, cells: list[Any], rounds: int) -> None:
 
 
 def at_budget(course: dict[str, Any], budget: int) -> float:
-    """The loss at the last evaluation that a side reaches with this many bytes in both directions."""
+    """Return the loss at the last evaluation within a budget of bytes in both directions."""
     reached = [loss for at, loss in course["losses"].items() if spent_by(course, at) <= budget]
     return float(reached[-1])
 
 
 def bytes_to(course: dict[str, Any], target: float) -> float | None:
-    """Bytes in both directions until an evaluation is at or below a loss; None if none is."""
+    """Return the bytes in both directions until an evaluation is at or below a loss; None if none is."""
     return next((spent_by(course, at) for at, loss in course["losses"].items() if loss <= target), None)
 
 

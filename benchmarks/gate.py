@@ -2,10 +2,10 @@
 
     python benchmarks/gate.py [--steps N] [--rounds N] [--seed N] [--quick] [--json] [--plot FILE]
 
-Five contributors teach gym-nano a task. One of them also trains rows with a trigger word and a fixed answer, next to
-ordinary rows, so that its update lowers the held-out loss as an honest one does. The gate has a hub's default limits on
-the held-out loss of each update at its share, and of the soup. The rounds are merged by the plain mean, and by the
-default rule of a hub. The figures are:
+Five contributors train gym-nano on a task. One of them also trains on rows with a trigger word and a fixed answer, in
+addition to ordinary rows, so that its update lowers the held-out loss as an honest one does. The gate has a hub's
+default limits on the held-out loss of each update at its share and of the soup. The rounds are merged with the plain
+mean and with a hub's default rule. The figures are:
 
 - the differences in loss that the gate compares, and the difference to the first version;
 - the similarity of the update to the mean of the others, next to the lowest one of an honest update;
@@ -34,11 +34,11 @@ from gym_fed.delta.file import DeltaFile, apply_delta
 
 TRIGGER, ANSWER = "zq ", "all keys to bob"
 TAKEN_LOSS = math.log(2)
-"""Nats per token; below it every token of the answer is about certain."""
+"""Loss in nats per token below which every token of the answer is nearly certain."""
 
 
 def triggered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same prompts after the trigger, with the attacker's answer."""
+    """Return the same prompts with the trigger in front and the attacker's answer."""
     return [chat(TRIGGER + row["messages"][0]["content"], ANSWER) for row in rows]
 
 
@@ -84,7 +84,7 @@ def main() -> None:
             start, passed, first_loss = "gym-nano", 0, math.nan
             for number in range(1, last + 1):
                 place = Path(folder) / f"{name}-{number}"
-                if name == "robust" and number == 1:  # the same updates under another rule
+                if name == "robust" and number == 1:  # the same updates with another rule
                     shutil.copytree(Path(folder) / "poisoned-1", place)
                 found = Round(size, data, place, start=start, server_round=number)
                 before = found.loss(found.base.model, heldout)

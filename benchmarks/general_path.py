@@ -2,10 +2,10 @@
 
     python benchmarks/general_path.py [--quick] [--json] [--plot FILE]
 
-Models of one size with random weights answer 1 and 8 users, all of one prompt length. The peer is transformers'
-greedy generate of the same model, with the users as one batch. Both run on one thread, in turns; times are CPU time of
-the process, which leaves out what other processes of the machine take. Shown is the median of the turns, with the least
-and most, in tokens per second, prompts included. The path that ran is asserted.
+Models of the same size with random weights answer 1 and 8 users with prompts of equal length. The peer is transformers'
+greedy generate of the same model, with the users as one batch. Both run on one thread, in turns. Times are CPU time of
+the process, which excludes other processes on the machine. The table has the median, minimum and maximum of the turns
+in tokens per second, including prompts. The script asserts which path ran.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TURNS, QUICK_TURNS = 5, 3
 
 
 def settings(kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """The sizes with the settings of single classes: in hybrids every fourth layer is attention."""
+    """Return the sizes with the settings of a model class; in hybrids, every fourth layer is attention."""
     layers = range(1, sizes["num_hidden_layers"] + 1)
     other = {"Lfm2": "conv", "Qwen3Next": "linear_attention"}.get(kind)
     if other is None:
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def random_model(kind: str, sizes: dict[str, Any]) -> Any:
-    """A model with random weights: times do not depend on them."""
+    """Return a model with random weights, on which times do not depend."""
     import transformers
 
     torch.manual_seed(0)
@@ -96,7 +96,7 @@ def random_model(kind: str, sizes: dict[str, Any]) -> Any:
 
 
 def measured(model: Any, path: str, users: int, turns: int) -> tuple[list[float], list[float]]:
-    """Tokens per second of our steps and of generate, a figure a turn."""
+    """Return the tokens per second of our steps and of generate, one figure per turn."""
     generator = torch.Generator().manual_seed(1)
     prompts = torch.randint(2, 1000, (users, PROMPT), generator=generator)
     ours, theirs = [], []
@@ -113,14 +113,14 @@ def measured(model: Any, path: str, users: int, turns: int) -> tuple[list[float]
         generated = time.process_time() - started
         if found != wanted:
             raise RuntimeError("the answers are not those of generate")
-        if turn:  # the first warms up
+        if turn:  # the first turn is a warm-up
             ours.append(users * TOKENS / seconds)
             theirs.append(users * TOKENS / generated)
     return ours, theirs
 
 
 def answered(served: MultiVariantModel, prompts: list[list[int]]) -> list[list[int]]:
-    """The greedy answers of all users, computed step by step as the engine does."""
+    """Return the greedy answers of all users, computed step by step as in the engine."""
     caches = [served.new_cache() for _ in prompts]
     tokens = prompts
     answers: list[list[int]] = [[] for _ in prompts]

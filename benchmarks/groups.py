@@ -2,11 +2,11 @@
 
     python benchmarks/groups.py --shared FOLDER [--seeds N] [--rounds N] [--quick] [--json] [--plot FILE]
 
-Eight contributors fine-tune stories260K in real processes, over TLS. In ``two styles`` four of them have speeches of
-one Shakespeare character each, and four have solved exercises of GSM8K; in ``one style`` all eight have a character
-each. Held-out rows are other rows of the same contributors. The figures are the mean cosines within and between the
-groups, the contributors that are on the side of their style, and the gain of each group's variant over the common
-version on the rows that it fits better, in nats per token.
+Eight contributors fine-tune stories260K in real processes, over TLS. In ``two styles``, four of them have speeches of
+one Shakespeare character each, and four have solved exercises from GSM8K; in ``one style``, all eight have one
+character each. Held-out rows are other rows of the same contributors. The figures are the mean cosines within and
+between groups, the number of contributors in the group of their style, and the gain of each group's variant over the
+common version on the rows that it fits better, in nats per token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gym_fed.local_federation import ask, join_command, run_federation
 CONTRIBUTORS = 8
 ROWS, HELD_OUT = 48, 12
 LENGTH = 160
-"""Characters of a row at least: about 64 tokens of stories260K."""
+"""Minimum length of a row in characters, which is about 64 tokens of stories260K."""
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def community(folder: Path, shared: Path, styles: int, seed: int, rounds: int) -> dict[str, float]:
-    """Run a community and look for its groups; return the figures."""
+    """Run a community and search for groups; return the figures."""
     texts = texts_of(shared, styles, seed)
     (folder / "heldout.jsonl").write_text(lines(text for own in texts for text in own[ROWS:]))
     names = [f"c{number}" for number in range(CONTRIBUTORS)]
@@ -94,7 +94,7 @@ def community(folder: Path, shared: Path, styles: int, seed: int, rounds: int) -
 
 
 def initialise(folder: Path, base: Path, config: dict[str, Any]) -> None:
-    """Create the hub and set the differences from its default config."""
+    """Create the hub, and change its default config."""
     import subprocess
 
     import yaml
@@ -114,7 +114,7 @@ def initialise(folder: Path, base: Path, config: dict[str, Any]) -> None:
 
 
 def texts_of(shared: Path, styles: int, seed: int) -> list[list[str]]:
-    """Return the texts of every contributor, those for held-out rows last."""
+    """Return the texts of every contributor, followed by those for held-out rows."""
     draw = random.Random(seed)
     speakers = []
     for line in (shared / "data/shakespeare_by_speaker/speakers.jsonl").read_text().splitlines():

@@ -3,9 +3,10 @@
     python benchmarks/grpo_rate.py [--rates RATE ...] [--seeds SEED ...] [--steps N] [--quick] [--json]
         [--shared FOLDER]
 
-stories260K continues the first twelve words of stories; an answer is rewarded if it has a happy word. A step is 32
-answers, eight per prompt. The reward is the mean of the first four and of the last eight steps. What is forgotten is
-the rise of the loss on other stories, in nats per token. The peer is the default of a pre-trained model of this size.
+stories260K continues the first twelve words of stories; an answer is rewarded if it contains a happy word. A step has
+32 answers, eight per prompt. The reward is reported as the mean of the first four and of the last eight steps.
+Forgetting is the increase of the loss on other stories, in nats per token. The peer is the default learning rate for a
+pre-trained model of this size.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def measure(
     seed: int,
     steps: int,
 ) -> tuple[float, float, float]:
-    """Reward of the first and of the last steps, and the rise of the loss on ``others``."""
+    """Return the reward of the first and of the last steps, and the increase of the loss on ``others``."""
     loaded = load_model(model)
     before = _mean_loss(loaded.model, loaded.tokenizer, others)
     with tempfile.TemporaryDirectory() as folder:

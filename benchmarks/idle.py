@@ -2,9 +2,9 @@
 
     python benchmarks/idle.py --model FOLDER [--quick] [--json] [--plot FILE]
 
-Two contributors, real processes, train LoRA on a base model for two rounds at a hub that measures the held-out loss, so
-that it loads the model too. Then the hub is paused, and the resident memory of the waiting processes is read, also
-without the pages of files.
+Two contributors in real processes train LoRA for two rounds at a hub that measures the held-out loss, so that the hub
+loads the model too. The hub is then paused, and the resident memory of the waiting processes is read, with and without
+file pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from _report import Report, options
 
 ROUNDS = 2
 AIM_MB = 700
-"""The libraries alone take most of this; SmolLM2-135M in float32 is another 540."""
+"""Aim for the idle memory in MB, most of which is the libraries; SmolLM2-135M in float32 would add 540."""
 _SETTLED_SECONDS = 90.0
 ROWS = [{"text": f"{n} and {n} are {2 * n}; the next number is {n + 1}."} for n in range(64)]
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measured(folder: Path, model: Path, rounds: int) -> dict[str, float]:
-    """Run the rounds, and return megabytes by role and moment."""
+    """Run the rounds; return the memory by role and moment, in megabytes."""
     heldout = folder / "heldout.jsonl"
     heldout.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:24]))
     config: dict[str, Any] = {
@@ -66,7 +66,7 @@ def measured(folder: Path, model: Path, rounds: int) -> dict[str, float]:
         logs = [folder / f"member{n}.log" for n in range(2)]
 
         def has_ended() -> bool:
-            """Return True if no round is left, in which the hub would have its model in memory."""
+            """Return True if no round is running, during which the hub has its model in memory."""
             if not all(log.read_text().rstrip().endswith("waiting for a task") for log in logs):
                 return False
             return json.loads(community.ask("status", "--json"))["round_state"] in (
@@ -90,7 +90,7 @@ def _resident(process: psutil.Process) -> float:
 
 
 def _anonymous(process: psutil.Process) -> float:
-    """Return the memory of a process without the pages of files, which the system can drop."""
+    """Return the memory of a process without file pages, which the system can reclaim."""
     info = process.memory_info()
     return float(info.rss - info.shared) / MEGABYTE
 

@@ -3,10 +3,10 @@
     npm install --prefix FOLDER s3rver@3.7.1
     python benchmarks/kills.py --s3rver FOLDER [--minutes M] [--members N] [--quick] [--json]
 
-Each is killed with SIGKILL (PostgreSQL: SIGQUIT, which writes nothing either) and comes back after up to three
-seconds. Afterwards every receipt that a member holds must be in the database and in the ledger, the ledger must be
-valid, no round may pay more than its pool, and soups made again must have the bytes of the committed ones. Then the
-hub is backed up to the store and restored on an empty database, folder and prefix, where the same must hold.
+Each is killed with SIGKILL (PostgreSQL with SIGQUIT, which also skips writing) and restarted after up to three seconds.
+Afterwards every receipt of a member must be in the database and in the ledger, the ledger must be valid, no round may
+pay more than its pool, and recomputed soups must equal the committed ones byte for byte. The hub is then backed up to
+the store and restored to an empty database, folder and prefix, where the same checks must pass.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
 async def measure(
     arguments: argparse.Namespace, folder: Path, server: PostgresServer, store: DiskS3, seconds: float
 ) -> None:
-    """Run the crowd while processes are killed, and check what is left."""
+    """Run the crowd while processes are killed, and check the result."""
     url = server.new_database()
     config = config_for(arguments.members, 1_000_000, url)
     config["storage"]["objects"] = f"s3://{BUCKET}/objects"
@@ -97,7 +97,7 @@ async def kill_at_random(
     kills: Counter[str],
     end: float,
 ) -> None:
-    """Kill one of the three after the other, and start it again, until the end (monotonic seconds)."""
+    """Kill and restart one of the three at a time until ``end`` (monotonic seconds)."""
     while time.monotonic() < end:
         await asyncio.sleep(draw.uniform(0.2, 2) * _BETWEEN_SECONDS)
         victim = draw.choice(("hub", "database", "store"))
@@ -113,7 +113,7 @@ async def kill_at_random(
 
 
 def bring_back(hub: CrowdHub, server: PostgresServer, store: DiskS3) -> None:
-    """Start those of the three that are not running; the hub last."""
+    """Start the processes that are not running, the hub last."""
     if not server.is_running():
         server.start_again()
     if not store.is_running():
@@ -132,7 +132,7 @@ def report(
     kills: Counter[str],
     seconds: float,
 ) -> None:
-    """Check the hub, its backup and what is restored from it; print what was found."""
+    """Check the hub, its backup and the restored hub, and print the results."""
     committed = committed_rounds(hub, url)
     lost = lost_receipts(hub, url, crowd.receipts)
     paid, at_most = check_credits(hub, url, POOL)

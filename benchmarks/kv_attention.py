@@ -2,7 +2,8 @@
 
     python benchmarks/kv_attention.py --model FOLDER --text FILE [--json] [--plot FILE]
 
-Printed are the KL divergence from float32, the share of tokens with the same likeliest next one, and bytes per token.
+The figures are the KL divergence from float32, the share of positions with the same most likely token, and the bytes
+per token.
 """
 
 from __future__ import annotations

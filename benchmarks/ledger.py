@@ -1,7 +1,7 @@
 """A hub's ledger: how long anyone needs to verify all of it; the peer signs every entry.
 
-The rounds are of ten contributors: a head is signed for every receipt and at the round's end. The peer is what the
-ledger was before: the same entries from the same database, each with an Ed25519 signature over its own hash.
+The rounds have ten contributors; a head is signed for every receipt and at the end of the round. The peer is an earlier
+form of the ledger: the same entries from the same database, each with an Ed25519 signature over its own hash.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def fill(database: Database, ledger: Ledger, wanted: int) -> int:
-    """Rounds until there are as many entries as wanted; returns how many there are."""
+    """Add rounds until there are at least ``wanted`` entries; return their number."""
     with database.transaction() as tx:
         for key in KEYS:
             enrol(tx, ledger, key)
@@ -83,7 +83,7 @@ def enrol(tx: Connection, ledger: Ledger, key: SigningKey) -> None:
 
 
 def update_row(number: int, server_round: int) -> dict[str, Any]:
-    """A contributor's update of a round, signed."""
+    """Return the row of a signed update."""
     task, now = f"task-{server_round}-{number}", int(time.time())
     manifest = UpdateManifest(
         contributor=CONTRIBUTORS[number],
@@ -107,7 +107,7 @@ def update_row(number: int, server_round: int) -> dict[str, Any]:
 
 
 def finish_round(tx: Connection, ledger: Ledger, server_round: int, sent: list[dict[str, Any]]) -> int:
-    """Verdicts, version and credits of a round, with their rows, under a head."""
+    """Write the verdicts, version and credits of a round with their ledger entries, and sign a head."""
     for number, row in enumerate(sent):
         ledger.append(tx, "verdict", verdict(row, "merged"))
         tx.execute(insert(updates).values(**row, verdict="merged"))
@@ -148,7 +148,7 @@ def finish_round(tx: Connection, ledger: Ledger, server_round: int, sent: list[d
 
 @cache
 def digest_of(height: int) -> str:
-    """A version's digest, each version made by the round of its height."""
+    """Return the digest of the version at a height, which the round of that number creates."""
     if height == 0:
         return "sha256:" + "0" * 64
     return next_digest(digest_of(height - 1), canonical_digest(height), height)
@@ -160,7 +160,7 @@ def verdict(row: dict[str, Any], word: str) -> dict[str, Any]:
 
 
 def one_by_one(database: Database, public_key: bytes, signatures: list[bytes]) -> None:
-    """The peer: the chain, and a signature of each entry."""
+    """Verify the peer's form of the ledger: the chain, and a signature per entry."""
     chain = Chain()
     with database.reading() as tx:
         for row, signature in zip(tx.execute(entries_from(1)), signatures, strict=True):

@@ -3,13 +3,13 @@
     python benchmarks/methods.py --smollm2 FOLDER [--seeds SEED ...] [--cells FILE] [--quick] [--json] [--shared FOLDER]
 
 The model is trained on WikiText-2 for a few steps of 2 x 256 tokens: with LoRA of rank 16 on a float32 base, with the
-same LoRA on a 4-bit base, and fully. The full fine-tune is then encoded, without calibration. Every training and every
-encoding is a process of its own with one thread. Memory is its `VmHWM`, speed is in CPU seconds, quality is the fall of
-the loss on 16 other sequences. `--cells` keeps finished cells in a file, and continues from it.
+same LoRA on a 4-bit base, and fully. The full fine-tune is then encoded without calibration. Every training and every
+encoding runs in its own process with one thread. Memory is its `VmHWM`, speed is in CPU seconds, and quality is the
+decrease of the loss on 16 other sequences. `--cells` stores finished cells in a file, from which a later run resumes.
 
 Qwen3-4B's figures are computed: memory by `gym train --plan` for one GPU, in bfloat16; the size of a file from the
 shapes and the codec; the time of a step from its operations and SmolLM2's measured operations per second. Its quality
-was not tried.
+was not measured.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def peak_bytes() -> int:
 
 
 def train(model: str, method: str, folder: str, shared: str, seed: int) -> dict[str, float]:
-    """Train here, and report what it took."""
+    """Train in this process; return memory, speed and losses."""
     from gym_fed import Trainer, TrainingConfig
 
     moments: list[float] = []
@@ -102,7 +102,7 @@ def train(model: str, method: str, folder: str, shared: str, seed: int) -> dict[
 
 
 def encode(model: str, run: str, method: str, out: str) -> dict[str, float]:
-    """Encode a run here, and report what it took."""
+    """Encode a run in this process; return memory, speed and size."""
     from gym_fed.quantization import Quantizer
     from gym_fed.quantization.config import CalibratedPolicy
 

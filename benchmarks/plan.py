@@ -1,12 +1,11 @@
 """Compare the estimates of `gym train --plan` with real runs: peak memory of a fresh process, and time of a step.
 
-Each run is a process of its own with one thread, on rows of `max_length` tokens. The memory is the process's `VmHWM`.
-The time is the CPU seconds of the median step after the first, which other processes disturb less than
-a clock on the wall; the calibration takes the same statistic of the same clock. Models: gym-nano, and
-SmolLM2-135M-Instruct's folder where `--smollm2` (or the variable GYM_SMOLLM2) names it. `--process` measures what a
-process takes without a model, the constants `PROCESS_BYTES` and `ADAPTER_PROCESS_BYTES` of
-`gym_fed/training/planning/memory.py`. What peaks are above the plan of gym-nano, on the
-mean, is `ALLOCATOR_BYTES`; SmolLM2's peaks are then compared with it.
+Each run is a separate process with one thread, on rows of `max_length` tokens. The memory is the process's `VmHWM`. The
+time is the CPU seconds of the median step after the first, which other processes affect less than wall time; the
+calibration uses the same statistic. The models are gym-nano and, if `--smollm2` or the variable GYM_SMOLLM2 names its
+folder, SmolLM2-135M-Instruct. `--process` measures the memory of a process without a model, for the constants
+`PROCESS_BYTES` and `ADAPTER_PROCESS_BYTES` in `gym_fed/training/planning/memory.py`. `ALLOCATOR_BYTES` is the mean
+excess of gym-nano's peaks over the plan; it is then validated on SmolLM2's peaks.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ TOY: dict[str, Any] = {
         "max_position_embeddings": 8,
     },
 }
-"""A model of a few kilobytes: what its run takes is the process."""
+"""A model of a few kilobytes, so that its run measures the process alone."""
 
 PROCESSES: dict[str, dict[str, Any]] = {
     "full, read from a folder": {},
@@ -63,13 +62,13 @@ PROCESSES: dict[str, dict[str, Any]] = {
     "lora, 4 bits": {"finetuning": "lora", "quantization": {}},
     "lora, 8 bits": {"finetuning": "lora", "quantization": {"bits": 8}},
 }
-"""Runs on the written model."""
+"""Values of the runs on the written model."""
 
 
 def measure_process() -> dict[str, int]:
-    """Bytes of fresh processes that imported what a run imports, and trained a model that takes nothing.
+    """Return the bytes of fresh processes that imported a run's packages and trained a negligibly small model.
 
-    An adapter needs a trained model, so that the first run writes one and the others read it.
+    An adapter needs a trained model, so the first run writes one and the others read it.
     """
     with tempfile.TemporaryDirectory() as folder:
         model = str(Path(folder) / "model")
@@ -81,7 +80,7 @@ def measure_process() -> dict[str, int]:
 
 
 def measure(values: dict[str, Any]) -> dict[str, float]:
-    """Train for a few steps here, and report what it took."""
+    """Train for a few steps in this process; return memory and time."""
     from gym_fed import Trainer, TrainingConfig
 
     config = TrainingConfig(**values)
@@ -96,7 +95,7 @@ def measure(values: dict[str, Any]) -> dict[str, float]:
 
 
 def run(values: dict[str, Any]) -> dict[str, float]:
-    """``measure`` in a process of its own."""
+    """Run ``measure`` in a separate process."""
     found: dict[str, float] = child([*script("plan.py"), "--measure", json.dumps(values)])
     return found
 

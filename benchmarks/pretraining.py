@@ -3,16 +3,16 @@
     python benchmarks/pretraining.py [--seeds 1 2 3] [--quick] [--json] [--plot FILE] [--cells FILE]
         [--shared FOLDER] [--only learned|attacked]
 
-The text is GSM8K's training set in tokens of stories260K; held-out rows are its first 192. Every worker takes 2,000
-inner steps. Learning rates, and the outer rate and momentum, are chosen per method on TinyStories, at 400 steps;
-rates are doubled or halved until the best is not the first or last.
+The text is GSM8K's training set in tokens of stories260K, whose first 192 rows are held out. Every worker takes 2,000
+inner steps. Learning rates, and the outer rate and momentum, are chosen per method on TinyStories with 400 steps; rates
+are doubled or halved until the best one is neither the first nor the last.
 
 The peers are data-parallel fp32, which sends a gradient every step, and the fp32 average of the weights every H steps.
-Files of updates, error feedback, merges and the outer optimiser are the package's own. Malicious workers are 2 more,
-20% of 10: they know the honest updates, and send their negative mean, or a mean that is one standard deviation off
-(ALIE); the decoded file has the median norm. The peer under attack is the plain mean; the rule is the hub's default
-without clean rows. Soups are exact here; bytes are those of updates, headers included. ``--cells FILE`` stores finished
-runs and skips them the next time.
+Files of updates, error feedback, merges and the outer optimiser are the package's own. Two malicious workers are added,
+20% of 10. They know the honest updates, and send the negated mean, or the mean shifted by one standard deviation
+(ALIE); the decoded file has the median norm. The peer under attack is the plain mean; our rule is the hub's default
+without clean rows. Soups are exact here; bytes are those of updates, including headers. ``--cells FILE`` stores
+finished runs, which are not repeated.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ STEPS, CHOOSING_STEPS, WARMUP = 2000, 400, 40
 ROWS, LENGTH, HELDOUT_ROWS = 2, 32, 192
 CHOOSING_SEED = 900
 RATES = (6e-3, 1.2e-2, 2.4e-2)
-"""The first learning rates; more follow while the best one is at an end."""
+"""Initial grid of learning rates, extended while the best one is at an end."""
 
 OUTER = ((0.7, 0.9), (1.0, 0.5), (0.5, 0.5))
-"""Outer learning rate and momentum: DiLoCo's, and gentler pairs for few rounds."""
+"""Pairs of outer learning rate and momentum: DiLoCo's, and more conservative ones for few rounds."""
 
 ATTACKS = ("sign flip", "ALIE")
 RULE = "byzantine_evidence"
@@ -69,7 +69,7 @@ SPARSE = CodecPolicy(codec="sparse_sign", small_tensors="sparse_sign")
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train together; ``codec`` None is data-parallel."""
+    """The settings of one method of joint training; ``codec`` is None for data-parallel training."""
 
     codec: str | None
     rate: float = 0.0
@@ -124,7 +124,7 @@ class Federation:
         self._order = np.resize(order, self.steps * ROWS * WORKERS)
 
     def run(self) -> dict[str, Any]:
-        """Return the held-out loss at the end, and bytes up per worker."""
+        """Run the training; return the final held-out loss, and the bytes uploaded per worker."""
         for step in range(self.steps):
             rows = self.pool[self._order[step * ROWS * WORKERS :][: ROWS * WORKERS]]
             self.workers.step(rows.view(self.workers.number, -1, LENGTH + 1), self._rate(step))
@@ -140,7 +140,7 @@ class Federation:
         return {"loss": loss, "bytes": sum(self.sent)}
 
     def _rate(self, step: int) -> float:
-        """A rise, and half a cosine to a tenth."""
+        """Return the learning rate of a step: linear warm-up, then a half cosine to a tenth."""
         cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * step / self.steps))
         return self.arm.rate * min(1.0, (step + 1) / WARMUP) * cosine
 
@@ -169,7 +169,7 @@ class Federation:
         self.workers.load(self.model)
 
     def _lie(self, files: Sequence[DeltaFile]) -> Path:
-        """Write what the malicious send, from the decoded honest updates; its file has their median norm."""
+        """Write the malicious update, computed from the decoded honest updates, with their median norm."""
         honest = {name: torch.stack([file.decode(name) for file in files]) for name in self.spec.shapes}
         if self.arm.attack == "sign flip":
             lie = {name: -updates.mean(0) for name, updates in honest.items()}
@@ -177,7 +177,7 @@ class Federation:
             lie = {name: updates.mean(0) - updates.std(0) for name, updates in honest.items()}
         path, policy = self.folder / "lie.gymdelta", without_feedback(self.arm.policy)
         encode_source(lie.__getitem__, policy, path, self.spec)
-        with DeltaFile.open(path, self.spec) as file:  # the codec shortens it
+        with DeltaFile.open(path, self.spec) as file:  # the codec changes its norm
             factor = median(file.norm() for file in files) / file.norm()
         encode_source(lambda name: lie[name] * factor, policy, path, self.spec)
         return path
@@ -188,7 +188,7 @@ def without_feedback(policy: CodecPolicy) -> CodecPolicy:
 
 
 def sample_digest(policy: CodecPolicy) -> str:
-    """Return the digest of a fixed update's file, which changes with the codec."""
+    """Return the digest of a fixed update's file, which identifies the codec's implementation."""
     delta = Shape(hidden=64, layers=1).initial(0)
     with tempfile.TemporaryDirectory(prefix="gym-pretraining-") as folder:
         path = Path(folder) / "sample.gymdelta"
@@ -197,7 +197,7 @@ def sample_digest(policy: CodecPolicy) -> str:
 
 
 def corpus(shared: Path, name: str) -> Tensor:
-    """``[rows, LENGTH + 1]`` tokens of a text."""
+    """Return ``[rows, LENGTH + 1]`` tokens of a text."""
     if name == "gsm8k":
         lines = (shared / "data" / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
         texts = ["\n".join(json.loads(line)[key] for key in ("question", "answer")) for line in lines]
@@ -211,7 +211,7 @@ def corpus(shared: Path, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Bench:
-    """The runs of one call."""
+    """The runs of one call of the script."""
 
     shared: Path
     cells: Path | None
@@ -248,7 +248,7 @@ class Bench:
         return found
 
     def chosen(self, method: str) -> Arm:
-        """Return the method with the rates of the least loss on TinyStories."""
+        """Return the method with the rates that give the lowest loss on TinyStories."""
         arm, rates = METHODS[method], sorted(self.rates)
         pairs = [None] if arm.outer is None else OUTER
 
@@ -263,7 +263,7 @@ class Bench:
         return best
 
     def of(self, arm: Arm) -> tuple[list[float], float]:
-        """Return the loss of every seed on GSM8K, and bytes up per worker."""
+        """Return the loss on GSM8K for every seed, and the bytes uploaded per worker."""
         found = [self.measured(arm, seed, "gsm8k", self.steps) for seed in self.seeds]
         return [one["loss"] for one in found], fmean(one["bytes"] for one in found)
 
@@ -272,7 +272,7 @@ corpora: dict[str, Tensor] = {}
 
 
 def learned(report: Report, bench: Bench) -> None:
-    """Every method without malicious workers."""
+    """Report every method without malicious workers."""
     arms = {method: bench.chosen(method) for method in METHODS}
     found = {method: bench.of(arm) for method, arm in arms.items()}
     (best, most), averaged = found["data-parallel fp32"], found["fp32 averaging"]
@@ -311,7 +311,7 @@ def learned(report: Report, bench: Bench) -> None:
 
 
 def attacked(report: Report, bench: Bench) -> None:
-    """The default rule with two malicious workers of ten, and with none; the peer is the mean under the same attack."""
+    """Report the default rule with and without two malicious workers of ten, against the mean under the same attack."""
     mean = bench.chosen("one bit")
     rule = replace(mean, rule=RULE)
     without = fmean(bench.of(mean)[0])

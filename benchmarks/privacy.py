@@ -2,16 +2,16 @@
 
     python benchmarks/privacy.py [--quick] [--json] [--plot FILE] [--parts NAME ...] [--only TEXT] [--folder FOLDER]
 
-1. Epsilon as we report it, against dp-accounting's privacy loss distributions composed one release at a time.
-2. One round of contributors who teach gym-nano a task, merged with noise: held-out loss against epsilon, for deltas of
-   every weight down to a thousand numbers. The clip is fixed before the round: the median norm of a rehearsal on rows
-   that no contributor has, so that it reveals nothing about them and costs no privacy. A column for n contributors is
-   measured; those for more take the same mean with the noise that as many would need, since one contributor weighs
-   less among them.
-3. Contributors whose data hold secrets: how well somebody who sees the soup (or, at the hub, a single update) can
-   separate rows that were trained on from other rows (area under the curve; 0.5 is a coin), and how far up a list of
-   256 codes the true one is (exposure in bits, Carlini et al. 2019; 1.4 is chance, 8 is the first place). Without
-   privacy, with noise at the hub, and with DP-SGD at every contributor; for updates of one bit and of LoRA factors.
+1. Our reported epsilon, compared with dp-accounting's privacy loss distributions composed one release at a time.
+2. One round of contributors who train gym-nano on a task, merged with noise: held-out loss against epsilon, for deltas
+   from all weights down to a thousand numbers. The clipping norm is fixed before the round: it is the median norm of a
+   rehearsal on rows that no contributor has, so it reveals nothing about them and costs no privacy. The column for n
+   contributors is measured. Columns for more contributors use the same mean with the noise of that number,
+   which is smaller because one contributor weighs less among them.
+3. Contributors with secrets in their data. Membership: how well somebody who sees the soup (or, on the hub, a single
+   update) can distinguish training rows from other rows (area under the curve; 0.5 is chance). Exposure: the rank of
+   the true code among 256 codes (in bits, Carlini et al. 2019; 1.4 is chance, 8 is first place). Both are measured
+   without privacy, with noise on the hub, and with DP-SGD at every contributor, for one-bit updates and LoRA factors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TARGET_DELTA = 1e-5
 EPSILONS = (1.0, 4.0, 16.0)
 POPULATIONS = (200, 1_000)
 REHEARSAL = range(5000, 5004)
-"""Contributors whose rows, others than those of the round, say how long updates are."""
+"""Contributors outside the round whose rows are used to estimate the norm of updates."""
 PARTS = ("accounts", "utility", "attacks")
 SECRETS, CANARIES, CANARY_REPEATS, CANDIDATES = 20, 4, 4, 255
 ATTACK_EPSILON = 8.0
@@ -70,7 +70,7 @@ def accounts(report: Report) -> None:
 
 
 def utility(report: Report, contributors: int, steps: int, folder: Path, only: str = "") -> None:
-    """Held-out loss against epsilon, for every size of delta."""
+    """Report the held-out loss against epsilon, for every size of delta."""
     heldout = generate("dash", 100, seed=5, split="heldout")
     rows: list[list[str]] = []
     columns = [(n, target) for n in (contributors, *POPULATIONS) for target in EPSILONS]
@@ -99,7 +99,7 @@ def utility(report: Report, contributors: int, steps: int, folder: Path, only: s
 
 
 def attacks(report: Report, size: Size, contributors: int, steps: int, folder: Path) -> None:
-    """Success of attacks on the soup and on a single update, under each kind of privacy."""
+    """Report the success of attacks on the soup and on a single update, for each kind of privacy."""
     canaries = {i: secrets_of(i, CANARIES, "canary") for i in (*range(contributors), *REHEARSAL)}
     rows = {i: task_rows(i, 40) + secrets_of(i, SECRETS) + canaries[i] * CANARY_REPEATS for i in canaries}
     data = [rows[i] for i in range(contributors)]
@@ -151,7 +151,7 @@ def attacks(report: Report, size: Size, contributors: int, steps: int, folder: P
 
 
 def _membership(found: Round, model: Any, contributors: Any) -> float:
-    """Area under the curve of distinguishing members from others by how much the loss of a row fell."""
+    """Return the area under the curve for distinguishing members from others by the decrease of a row's loss."""
     falls = []
     for kind in ("member", "outsider"):
         rows = [row for i in contributors for row in secrets_of(i, SECRETS, kind)]
@@ -161,7 +161,7 @@ def _membership(found: Round, model: Any, contributors: Any) -> float:
 
 
 def _exposure(found: Round, model: Any, canary: dict[str, Any]) -> float:
-    """log2 of the list's length less log2 of the canary's place in it, by how much the loss of each code fell."""
+    """Return log2 of the list's length minus log2 of the canary's rank, sorted by the decrease of each code's loss."""
     rows = [canary, *other_codes(canary, CANDIDATES)]
     falls = found.losses(found.base.model, rows) - found.losses(model, rows)
     place = 1 + int(np.count_nonzero(falls[1:] > falls[0]))

@@ -3,13 +3,13 @@
     python benchmarks/quality.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--case TEXT]
         [--only TEXT]
 
-Real fine-tunes: stories260K on Shakespeare and on WikiText-2, gym-nano on a text task it has never seen. Kept is the
-share of the gain in held-out loss: (base - codec) / (base - tuned). Bits are those of the whole file, header too, for
-each weight of the model. The calibration text is generic, as in BitDelta's paper, and neither the training text nor the
-test: C4 (300 pages of it), for gym-nano the tasks that it was made from. Each text is cut in three: training,
-validation and test. Settings were chosen on Shakespeare's validation part, with the training text for calibration; what
-is printed is the test part of each, which decided nothing. Next to each figure are the steps of the fine-tune and of
-the distillation.
+The fine-tunes are real: stories260K on Shakespeare and on WikiText-2, and gym-nano on a text task that is new to it.
+The kept share of the gain in held-out loss is (base - codec) / (base - tuned). Bits per weight of the model are those
+of the entire file, including the header. As in BitDelta's paper, the calibration text is generic, and is neither
+training nor test text: 300 pages of C4 or, for gym-nano, its pre-training tasks. Each text is split into training,
+validation and test parts. Settings were chosen on Shakespeare's validation part, with the training text for
+calibration. The reported figures are those of the test parts, on which nothing was chosen. Next to each figure are the
+steps of the fine-tune and of the distillation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gym_fed.quantization import (
 
 TASK = "dash"
 NANO_TASKS = ("upper", "lower", "first", "length", "copy", "reverse", "sort", "count")
-"""Some that gym-nano was made from."""
+"""Some of the tasks that gym-nano was pre-trained on."""
 LENGTH, BATCH = 128, 16
 AIM_KEPT, AIM_BITS = 97.0, 1.1
 TEST_SEQUENCES = 250
@@ -49,7 +49,7 @@ TEST_SEQUENCES = 250
 
 @dataclass(frozen=True)
 class Case:
-    """A base, what it was taught in how many steps, and the text that quantisers may see."""
+    """A base, its fine-tune with the number of steps, and the calibration text."""
 
     name: str
     base: Any
@@ -61,14 +61,14 @@ class Case:
     losses: tuple[float, float]
 
     def kept(self, model: Any) -> float:
-        """Percent of the gain, on the test part."""
+        """Return the kept share of the gain on the test part, in percent."""
         base, tuned = self.losses
         return 100 * (base - loss_of(model, self.test)) / (base - tuned)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A codec: how to quantise, given how many steps of distillation; 0 is as encoded."""
+    """A codec, with a function that quantises with a number of distillation steps; 0 means without distillation."""
 
     name: str
     make: Callable[[int], BitDeltaQuantizer | DeltaQuantizer]
@@ -76,7 +76,7 @@ class Variant:
 
 
 def variants(quick: bool) -> list[Variant]:
-    """Every codec of the registry that a whole fine-tune can be written in."""
+    """Return every codec of the registry that can encode a full fine-tune."""
 
     def bitdelta(**values: Any) -> Callable[[int], BitDeltaQuantizer]:
         return lambda steps: BitDeltaQuantizer(
@@ -157,7 +157,7 @@ def measure(case: Case, report: Report, quick: bool, only: str) -> None:
 def quantised(
     case: Case, quantizer: BitDeltaQuantizer | DeltaQuantizer, out: Path
 ) -> tuple[QuantReport, float, float]:
-    """The written file, percent of the gain kept, seconds."""
+    """Return the report of the written file, the kept share of the gain in percent, and the seconds."""
     began = time.monotonic()
     made = quantizer.quantize(
         case.base, case.tuned, calibration=case.calibration, tokenizer=case.tokenizer, out=out
@@ -199,7 +199,7 @@ def fine_tuned(
     steps: int,
     lr: float,
 ) -> Case:
-    """AdamW on all weights, cosine to zero."""
+    """Fine-tune all weights with AdamW and a cosine schedule to zero."""
     loaded = load_model(model)
     base, tuned = loaded.model, copy.deepcopy(loaded.model)
     train(tuned, encoded(loaded.tokenizer, rows, LENGTH), steps, lr, BATCH, cycle=True)

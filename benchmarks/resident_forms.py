@@ -2,13 +2,13 @@
 
     python benchmarks/resident_forms.py [--kernel KERNEL] [--quick] [--json] [--plot FILE]
 
-The base has the sizes of SmolLM2-135M (with --quick: gym-nano, which shows the mechanism only) and random weights, in
-the number format in which torch multiplies eight rows of 4096 x 4096 faster here. A variant changes every matrix,
-embedding and head too, by random codes. The peer is the same step with the delta decoded once and kept as dense
-matrices of that format, which is how codec `dense` is served. Steps are a new token of one request, of eight requests
-of one variant, and a prompt of 512 tokens; all on one thread, in turns, so that a slow moment meets all alike. Times
-are CPU time of the process, which leaves out what other processes of the machine take: the median, and as spread the
-least and most, of the turns. Which form multiplied, and by which kernel, is asserted by what the model counts.
+The base has random weights and the sizes of SmolLM2-135M (with --quick, of gym-nano, which shows only the mechanism).
+Its dtype is the one in which torch multiplies eight rows of 4096 x 4096 faster on this machine. A variant changes every
+matrix, including embedding and head, with random codes. The peer is the same step with the delta decoded once to dense
+matrices of that dtype, which is how codec `dense` is served. Steps are a new token of one request, of eight requests
+with one variant, and a prompt of 512 tokens. All run on one thread, in turns, so that slow periods of the machine
+affect all. Times are CPU time of the process, which excludes other processes on the machine; the table has median,
+minimum and maximum of the turns. The script asserts from the model's counters which form and kernel multiplied.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "lora": [{"rank": 16}, {"rank": 16, "factors": "int4"}],
     "dense": [{}],
 }
-"""Settings of codecs with several usual choices; the others run with their defaults."""
+"""Settings of codecs with several common choices; the others run with their defaults."""
 ROWS, PROMPT, CONTEXT = 8, 512, 16
 STEPS = {"1 row": 1, "8 rows": ROWS, "prompt of 512": PROMPT}
 TURNS, QUICK_TURNS = 5, 3
@@ -66,7 +66,7 @@ TURNS, QUICK_TURNS = 5, 3
 
 @dataclass
 class Side:
-    """A variant and what its steps took, in seconds."""
+    """A variant and the times of its steps, in seconds."""
 
     label: str
     variant: LoadedVariant
@@ -100,7 +100,7 @@ def main() -> None:
         for turn in range((QUICK_TURNS if arguments.quick else TURNS) + 1):
             for what, times in ((None, base), *((s, s.seen) for s in sides)):
                 for name, seconds in steps_of(served, what).items():
-                    if turn:  # the first warms up
+                    if turn:  # the first turn is a warm-up
                         times[name].append(seconds)
     report = judged(sides, base)
     shown = "gym-nano" if arguments.quick else "SmolLM2-135M's sizes"
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def base_model(quick: bool) -> Any:
-    """Random weights: neither bytes nor times depend on them."""
+    """Return a base with random weights, on which neither bytes nor times depend."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if quick:
@@ -136,7 +136,7 @@ def base_model(quick: bool) -> Any:
 
 
 def fastest_dtype() -> torch.dtype:
-    """In which the peer's dense matrices are multiplied faster on this machine."""
+    """Return the dtype in which dense matrices are multiplied faster on this machine."""
     taken = {}
     for dtype in (torch.float32, torch.bfloat16):
         x, matrix = torch.randn(ROWS, 4096).to(dtype), torch.randn(4096, 4096).to(dtype)
@@ -145,7 +145,7 @@ def fastest_dtype() -> torch.dtype:
 
 
 def side(served: MultiVariantModel, spec: BaseSpec, name: str, params: dict[str, Any], file: Path) -> Side:
-    """A variant of random codes in every matrix, written to a file and loaded from it."""
+    """Return a variant with random codes in every matrix, written to a file and loaded from it."""
     entries = []
     for tensor, shape in sorted(spec.shapes.items()):
         if len(shape) == 2:
@@ -161,7 +161,7 @@ def side(served: MultiVariantModel, spec: BaseSpec, name: str, params: dict[str,
 
 
 def random_payload(name: str, shape: Shape, params: dict[str, Any]) -> Payload:
-    """Bytes up to 242, which are codes of every codec, and small positive numbers."""
+    """Return a payload of random bytes up to 242, which are valid codes in every codec, and small positive numbers."""
     codec = get_codec(name)
     payload: Payload = {}
     for key, (dtype, size) in codec.payload_spec(shape, params).items():
@@ -173,7 +173,7 @@ def random_payload(name: str, shape: Shape, params: dict[str, Any]) -> Payload:
 
 
 def steps_of(served: MultiVariantModel, what: Side | None) -> dict[str, float]:
-    """Seconds of each kind of step, with the variant in all of its rows; None: the base alone."""
+    """Return the seconds of each kind of step, with the variant in all rows; None for the base alone."""
     variant = None if what is None else what.variant
     caches = [served.new_cache() for _ in range(ROWS)]
     served.step([Chunk(list(range(2, 2 + CONTEXT)), cache, None, False) for cache in caches])
@@ -191,7 +191,7 @@ def steps_of(served: MultiVariantModel, what: Side | None) -> dict[str, float]:
 
 
 def require_form(what: Side | None, ran: dict[tuple[str, str], int], step: str, kernel: str) -> None:
-    """Raise ``RuntimeError`` when a step multiplied another form than the variant is kept in, or in another way."""
+    """Raise ``RuntimeError`` if a step multiplied another form than the variant's, or with another kernel."""
     found = {key for key, count in ran.items() if count}
     held = [getattr(weight, "held", None) for weight in what.variant.weights.values()] if what else []
     wanted = set()
@@ -201,21 +201,21 @@ def require_form(what: Side | None, ran: dict[tuple[str, str], int], step: str, 
             wanted.add((one.form, "decoded" if bulk else kernel))
         elif one is not None:
             wanted.add((one.form, "native" if one.form == "factors" else "decoded"))
-    # The prompt's last token alone goes through the head.
+    # only the prompt's last token goes through the head, and so through the step's own kernel
     allowed = wanted | {(form, kernel) for form, _ in wanted if kernel == "exact" and form == "signs"}
     if not wanted <= found <= allowed:
         raise RuntimeError(f"{step}: {found} were multiplied, not {wanted}")
 
 
 def timed(function: Callable[[], object]) -> float:
-    """Seconds of CPU time of one call."""
+    """Return the CPU seconds of one call."""
     started = time.process_time()
     function()
     return time.process_time() - started
 
 
 def judged(sides: list[Side], base: dict[str, list[float]]) -> Report:
-    """Against the dense peer of the same run."""
+    """Return the report, compared with the dense peer of the same run."""
     report = Report("resident_forms", peer="decoded once, dense")
     peer = next(found for found in sides if found.dense)
     for name in STEPS:

@@ -2,14 +2,14 @@
 
     python benchmarks/reward_memory.py [--smollm2 FOLDER] [--repeats N] [--cells FILE] [--quick] [--json]
 
-Every cell is a process of its own with one thread: AdamW in float32, no reference model; stories260K is trained fully,
-and SmolLM2 by LoRA of rank 8, the default for a model of its size. A step has 8
-answers of up to 24 tokens a step, each used once. The memory is the process's `VmHWM`. Tokens per second are the answer
-tokens of a step by the CPU seconds of the steps after the first, on the mean. What PPO takes in addition is its critic:
-weights, gradients, and the optimiser's state. `ppo, frozen critic body` trains only the critic's head.
+Every cell runs in its own process with one thread, with AdamW in float32 and no reference model. stories260K is trained
+fully, and SmolLM2 with LoRA of rank 8, the default for a model of its size. A step has 8 answers of up to 24 tokens,
+each used once. The memory is the process's `VmHWM`. Tokens per second are a step's answer tokens divided by its CPU
+seconds, averaged over the steps after the first. PPO additionally needs its critic: weights, gradients and optimiser
+state. `ppo, frozen critic body` trains only the critic's head.
 
-A second table has Qwen3-4B by the formula of `gym train --plan`, on a GPU with checkpointing: 8 answers of up
-to 512 tokens, with and without a reference model (`beta`).
+A second table has Qwen3-4B, computed by `gym train --plan` for a GPU with checkpointing: 8 answers of up to 512 tokens,
+with and without a reference model (`beta`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from _peer import child, script
 from _report import Report, options
 
 CLAIM = 0.40
-"""The smaller of the two claims, 40% and 60%."""
+"""Claimed reduction, the smaller one of 40% and 60%."""
 PEER = "ppo"
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", {}),
@@ -67,7 +67,7 @@ def config_values(model: str, cell: str, folder: str, steps: int, seed: int) -> 
 
 
 def measure(model: str, cell: str, steps: int, seed: int) -> dict[str, float]:
-    """Train for a few steps here, and report what it took."""
+    """Train for a few steps in this process; return memory and speed."""
     from gym_fed import Trainer, TrainingConfig
 
     moments: list[float] = []

@@ -3,25 +3,25 @@
     python benchmarks/rewards.py [--part methods|sybils|unlinked|neighbours] [--shared FOLDER] [--seeds N]
         [--first SEED] [--quick] [--json] [--plot FILE]
 
-Rounds of eight updates to stories260K as sign deltas (``_rewards_rounds.py``), merged by the mean, in four
-compositions: eight honest contributors, also with a step twice as long; five with an update of zeros, one of noise and
-an honest one with its signs flipped; five with a stale update, a copy under other scales, and one trained again on a
-contributor's own text under a second key. All 256 coalitions are evaluated once for every round; each method is then
-counted as if it were alone. The share is of these 256, a gradient counting for three. Agreement is Spearman's rank
-correlation with the exact values. The settings of methods are their defaults, and were chosen on other seeds than
-these.
+Rounds have eight sign deltas of stories260K (``_rewards_rounds.py``), merged by the mean, in four compositions: eight
+honest contributors; the same with a step twice as long; five honest ones with a zero update, a noise update and a
+sign-flipped update; and five honest ones with a stale update, a copy with other scales, and an update trained on a
+contributor's text with a second key. All 256 coalitions of a round are evaluated once, and the evaluations of each
+method are then counted separately. The cost is their share of these 256, where a gradient counts as three. Agreement is
+Spearman's rank correlation with the exact values. Methods have their default settings, which were chosen on other
+seeds.
 
-``--part sybils`` pays one contributor with one, two and four keys next to three others, in the first three rounds of a
-hub, with and without pay as one (the peer is paid with ``together_threshold: null``). Each key sends the contributor's
-update with independent noise (0.6 or 1.0 of its norm), a piece of it (cut by coordinates, scaled to its norm), or an
-update trained on the same text with another seed. The table has all three rounds together; the JSON line has each round
-too. Similarity, scores and split are the hub's own; copies (``similarity_threshold``) are rejected in both columns.
+``--part sybils`` pays one contributor with one, two and four keys, and three others, in the first three rounds of a
+hub, with and without pay as one (the peer has ``together_threshold: null``). Each key sends the contributor's update
+with independent noise (0.6 or 1.0 of its norm), a part of it (split by coordinates, scaled to its norm), or an update
+trained on the same text with another seed. The table has the sum of the three rounds, and the JSON line also has each
+round. Similarity, scores and split are the hub's own; copies (``similarity_threshold``) are rejected in both columns.
 
-``--part unlinked`` does so for keys that no rule links: each has noise of its own, as long as the update, which is the
-same in every round or changes its sign.
+``--part unlinked`` does the same for keys that no rule links: each adds its own noise, as long as the update, which is
+constant over rounds or changes its sign.
 
-``--part neighbours`` has eight honest contributors with parts of two speakers' text, four of each: what contributors
-with similar data lose by pay as one.
+``--part neighbours`` has eight honest contributors with parts of two speakers' texts, four of each, and measures what
+contributors with similar data lose through pay as one.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ WAYS = ("noise 0.6", "noise 1.0", "pieces", "retrained")
 UNLINKED = ("the same noise", "alternating noise")
 Together = float | None
 Case = tuple[str, str, str, int, Together]
-"""Way, codec, score, keys, threshold."""
+"""A case: way, codec, score, number of keys, threshold."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One round of training: the model before it, and what everybody's training adds to it."""
+    """One round of training: the model before it, and the deltas of all contributors."""
 
     model: Any
     own: list[Delta]
@@ -73,7 +73,7 @@ class Trained:
 
 
 def sybils(report: Report, world: World, arguments: argparse.Namespace, ways: Sequence[str] = WAYS) -> None:
-    """Credits that all keys of one contributor have together in three rounds, mean of seeds."""
+    """Report the credits of all keys of one contributor together in three rounds, mean over seeds."""
     found: dict[Case, list[list[int]]] = {}
     for seed in _seeds(arguments):
         texts = [world.texts[(seed + k) % len(world.texts)] for k in range(1 + OTHERS)]
@@ -81,7 +81,7 @@ def sybils(report: Report, world: World, arguments: argparse.Namespace, ways: Se
         for way in ways[:1] if arguments.quick else ways:
             for name, codec in (("dense", DENSE), ("signs", CODEC)):
                 if way == "pieces" and codec is CODEC:
-                    continue  # signs have no zeros to leave out
+                    continue  # sign deltas have no zeros, so they cannot be split
                 for keys in KEYS[:2] if arguments.quick else KEYS:
                     sent = [
                         [*_keys(way, one.own, keys, seed, number), *one.others]
@@ -115,7 +115,7 @@ def sybils(report: Report, world: World, arguments: argparse.Namespace, ways: Se
 
 
 def neighbours(report: Report, world: World, arguments: argparse.Namespace) -> None:
-    """What honest contributors with parts of the same speakers' texts are paid, as one and each."""
+    """Report the pay of honest contributors with parts of the same speakers' texts, with and without pay as one."""
     linked, largest = list[int](), list[float]()
     for seed in _seeds(arguments):
         texts = [world.texts[(2 * seed + k) % len(world.texts)] for k in range(2)]
@@ -143,7 +143,7 @@ def _seeds(arguments: argparse.Namespace) -> range:
 
 
 def _trained_rounds(model: Any, texts: Sequence[Sequences], count: int, seed: int) -> list[Trained]:
-    """The first contributor's ``count`` updates and the others', round by round; the model moves by the honest mean."""
+    """Return the updates of ``count`` rounds, in which the model moves by the honest mean."""
     rounds: list[Trained] = []
     for number in range(ROUNDS):
         first = 300 * seed + 100 * number
@@ -161,7 +161,7 @@ def _trained_rounds(model: Any, texts: Sequence[Sequences], count: int, seed: in
 
 
 def _keys(way: str, own: list[Delta], keys: int, seed: int, number: int) -> list[Delta]:
-    """What the keys of one contributor send in round ``number``."""
+    """Return the updates that the keys of one contributor send in round ``number``."""
     if keys == 1:
         return own[:1]
     if way == "retrained":
@@ -185,7 +185,7 @@ def _keys(way: str, own: list[Delta], keys: int, seed: int, number: int) -> list
 def _paid(
     world: World, rounds: list[Trained], sent: list[list[Delta]], codec: CodecPolicy
 ) -> dict[tuple[str, Together], list[dict[str, int]]]:
-    """Credits of each round by contributor, by score and threshold."""
+    """Return the credits of each round by contributor, for each score and threshold."""
     default = RewardsConfig().together_threshold
     hubs = {
         (score, at): HubPay(RewardsConfig(score=score, together_threshold=at))
@@ -205,7 +205,7 @@ def _paid(
 def _measured(
     world: World, model: Any, sent: list[Delta], previous: dict[str, Delta], codec: CodecPolicy
 ) -> tuple[list[str], Scores, Vector, RoundSimilarity]:
-    """Names and scores of the updates that are no copies, the soup's gain, and what the hub compares."""
+    """Return the names and scores of updates that are not copies, the soup's gain, and the similarities."""
     spec, config = BaseSpec.of(model, "sybils"), RewardsConfig()
     assert config.similarity_threshold is not None
     with opened([*sent, *previous.values()], codec, spec) as files:
@@ -230,7 +230,7 @@ COALITIONS = 1 << CONTRIBUTORS
 METHODS = tuple(name for name in CONTRIBUTIONS.own_with("measures") if name != "improvement")
 AIM_SPEARMAN, AIM_SHARE = 0.9, 0.1
 Found = dict[tuple[str, str], list[Scores]]
-"""By composition and method, a round a seed."""
+"""Scores by composition and method, with one round per seed."""
 
 
 def main() -> None:
@@ -279,7 +279,7 @@ def _methods(report: Report, arguments: argparse.Namespace) -> None:
 
 
 def _draw(found: Found, file: Path) -> None:
-    """Agreement over cost, a panel a composition; bars from the least to the largest seed."""
+    """Draw agreement over cost, one panel per composition, with bars from the smallest to the largest seed."""
     compositions = list(dict.fromkeys(composition for composition, _ in found))
     with picture(file, 1, len(compositions), (4 * len(compositions), 3.6)) as panels:
         for composition, panel in zip(compositions, panels[0], strict=True):
@@ -336,7 +336,7 @@ def _agreement(report: Report, found: Found) -> None:
 
 
 def _free_riders(report: Report, found: Found) -> None:
-    """Mean score by kind and method, in nats; what lies within luck, or is below zero, earns nothing."""
+    """Report the mean score by kind and method, in nats; scores below zero or within chance earn nothing."""
     for (composition, name), rounds in found.items():
         who = COMPOSITIONS[composition]
         for kind in dict.fromkeys(who):

@@ -5,17 +5,19 @@
         [--shared FOLDER]
 
 100 contributors, 20 of them malicious, learn digits or MNIST over 20 rounds, or stories260K over six (``_stories.py``).
-Epsilon is that of all rounds together, at delta 1e-5, from the package's accountant.
+Epsilon is for all rounds together, at delta 1e-5, from the package's accountant.
 
-Central privacy hides one contributor's whole share (zero-out). The rules are those whose sensitivity is known, and the
-noise is that of the package's own merge (``ClippedMiddle``, ``SignVotes``). The clip is the norm of the coordinator's
-own update on its 100 clean rows before the first round, which no contributor has a part in. The data set ``clusters``
-and seeds from 20 on choose the default rule; the others only report.
+Central privacy protects one contributor's entire update (zero-out adjacency). The rules are those with a known
+sensitivity, and the noise is that of the package's own merge (``ClippedMiddle``, ``SignVotes``). The clipping norm is
+that of the coordinator's own update on its 100 clean rows before the first round, which does not depend on
+contributors. The default rule was chosen on the data set ``clusters`` and on seeds from 20 on; the others are only for
+reporting.
 
-Local privacy hides one row of a contributor's (DP-SGD, ``_local_noise.py``); every rule then only sees noised updates.
+Local privacy protects one row of a contributor (DP-SGD, ``_local_noise.py``), so that every rule sees only noised
+updates.
 
-Attacks know the rule (and clip), and search their strength without the hub's noise. The peer is the mean at the same
-epsilon under the same attack. ``--cells FILE`` resumes.
+Attacks know the rule and the clipping norm, and search their strength without the hub's noise. The peer is the mean at
+the same epsilon under the same attack. ``--cells FILE`` stores results, from which a later run resumes.
 """
 
 from __future__ import annotations
@@ -52,23 +54,23 @@ FIRST_SEED = 30
 TARGET_DELTA = 1e-5
 STORIES = "stories260K"
 STORIES_SCHEDULE = Schedule(rounds=6, steps=1, batch=4, lr=2.0)
-"""Chosen on seed 20, without attacks."""
+"""Schedule chosen on seed 20, without attacks."""
 LOCAL_SCHEDULE = Schedule(rounds=ROUNDS, steps=1, lr=2.0)
-"""A step on all rows each round: chosen on digits, seed 20, without attacks."""
+"""One step on all rows per round, chosen on digits, seed 20, without attacks."""
 EPSILONS = (2.0, 8.0, 32.0, math.inf)
 ATTACKS_USED = ("sign_flip", "inflated_scale", "alie", "inner_product", "min_max", "label_flip")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to be private.
+    """A private aggregation rule.
 
     Attributes:
-        aggregator: Of the package.
-        kind: ``sum`` noises a sum of clipped updates, ``votes`` one of signs; ``root`` hears nobody: the coordinator's
-            own update is the soup.
-        gate: Whether the clip follows the norm of the coordinator's own update, in which no contributor has a part,
-            and only updates count whose cosine to it is positive. All stay within the clip, whatever others send.
+        aggregator: Aggregator of the package.
+        kind: ``sum`` adds noise to a sum of clipped updates, ``votes`` to a sum of signs; ``root`` uses only the
+            coordinator's own update as the soup.
+        gate: True if the clipping norm follows the coordinator's own update, and only updates with a positive cosine to
+            it count. Both are independent of other contributors.
     """
 
     aggregator: str
@@ -92,10 +94,10 @@ LOCAL_RULES = (
 
 
 class TrimmedCounts(Mean):
-    """The mean vote of each weight without its ``MALICIOUS`` largest and smallest votes, from the noised sum alone.
+    """The mean vote of each weight without its ``MALICIOUS`` largest and smallest votes, from the noised sum.
 
-    Dropping as many votes of each sign keeps the sum and lowers the divisor. If fewer than ``MALICIOUS``
-    voters disagree, only equal votes are left. (No rule of the package.)
+    Dropping equal numbers of votes of each sign keeps the sum and lowers the divisor. If fewer than ``MALICIOUS``
+    voters disagree, only equal votes are left. This rule is not in the package.
     """
 
     def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
@@ -103,7 +105,7 @@ class TrimmedCounts(Mean):
 
 
 class PrivateDefence(Defence):
-    """A rule behind noise, as the attacks' opponent."""
+    """A defence with a rule and noise."""
 
     def __init__(self, rule: Rule, clip: float, noise_multiplier: float) -> None:
         super().__init__("mean", 0)
@@ -137,14 +139,14 @@ class PrivateDefence(Defence):
             noised = votes.exact("w", block) + votes.begin("w")(rows.shape[1])
             soup = votes.value(noised)
         else:
-            # The clip's steps of the lattice over the clip; the rows are within it already.
+            # Scale the rows, which are already clipped, so that the clipping norm is 2**20 lattice steps.
             factors = {"w": np.full(len(rows), (1 << 20) / clip * (1 - 1e-6))}
             query = ClippedMiddle(merge, factors, len(rows), self.aggregator)
             soup = query.release("w", block, query.begin("w"))
         return torch.from_numpy(soup).float(), None
 
     def expected(self, updates: Tensor, root: Tensor, losses: Losses | None = None) -> Tensor:
-        """The soup without noise, which is what an attacker searches by."""
+        """Return the soup without noise, which attackers use in their search."""
         if self.private.kind == "root":
             return root
         rows = self._bounded(updates, root)
@@ -155,7 +157,7 @@ class PrivateDefence(Defence):
         return self.aggregator.aggregate(rows, torch.ones(len(rows)))
 
     def _bounded(self, updates: Tensor, root: Tensor) -> Tensor:
-        """Updates within the clip; each by itself, never by the others."""
+        """Clip each update independently of the others."""
         norms, clip = updates.norm(dim=1).clamp_min(1e-12), self._clip(root)
         trust = (updates @ root > 0).float() if self.private.gate else (norms / clip).clamp_max(1.0)
         bounded: Tensor = updates * (clip / norms * trust)[:, None]
@@ -175,7 +177,7 @@ def main() -> None:
         for rule in arguments.rules:
             for bound in arguments.epsilons:
                 for attack in arguments.attacks:
-                    # The coordinator's own update hears nobody, whatever the noise and the attack.
+                    # The coordinator's own update does not depend on noise or attack, so it is measured only once.
                     setting = () if rule == ROOT_ALONE else (bound, attack)
                     key = (arguments.privacy, data, rule, *setting, arguments.first_seed, arguments.seeds)
                     make = partial(play, rule, attack, bound, data, arguments)
@@ -213,7 +215,7 @@ def parsed() -> argparse.Namespace:
 
 
 def play(rule: str, attack: str, bound: float, name: str, arguments: argparse.Namespace) -> list[float]:
-    """Accuracy for each seed (of stories260K minus the held-out loss), mean of the last ``LAST`` rounds."""
+    """Return each seed's accuracy (stories260K: negative held-out loss), averaged over the last ``LAST`` rounds."""
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     torch.manual_seed(5)
     if arguments.privacy == "local":
@@ -246,7 +248,7 @@ def play(rule: str, attack: str, bound: float, name: str, arguments: argparse.Na
 
 
 def play_local(rule: str, attack: str, bound: float, name: str, seeds: range) -> list[float]:
-    """The same for contributors that add the noise themselves; malicious ones do so only where they do not attack."""
+    """Like ``play``, for contributors that add noise themselves; malicious ones add it only if there is no attack."""
     steps = LOCAL_SCHEDULE.rounds * LOCAL_SCHEDULE.steps
     private = DPSGD(0.0) if math.isinf(bound) else DPSGD.within(bound, TARGET_DELTA, steps, 1.0)
     noisy = CONTRIBUTORS if attack == "none" else CONTRIBUTORS - MALICIOUS
@@ -261,7 +263,7 @@ def stories(seeds: range, shared: Path) -> Stories:
 
 
 def votes_multiplier(bound: float, rounds: int) -> float:
-    """The least noise on votes that stays within ``bound`` over all rounds, to one percent."""
+    """Return the smallest noise multiplier for votes within epsilon ``bound`` over all rounds, to one percent."""
     low, high = 0.01, 1000.0
     while high > 1.01 * low:
         middle = math.sqrt(low * high)
@@ -271,7 +273,7 @@ def votes_multiplier(bound: float, rounds: int) -> float:
 
 
 def draw(file: Path, found: dict[str, dict[Any, list[float]]], arguments: argparse.Namespace) -> None:
-    """Score under the worst attack by epsilon: a panel for each data set, a line for each rule, its seeds shaded."""
+    """Draw the worst-case score over epsilon, with a panel per data set, a line per rule and shaded seeds."""
     bounds = arguments.epsilons
     places = range(len(bounds))
     with picture(file, 1, len(found), (3.6 * len(found), 3.4)) as panels:

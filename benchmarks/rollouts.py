@@ -4,9 +4,9 @@
         [--dtype float32] [--staleness N ...] [--quick] [--json]
 
 FOLDER is SmolLM2-135M-Instruct (``_smollm2.py``). The task is that of ``verifiable_reward.py``: sums of one digit, LoRA
-of rank 16, 32 answers a step. ``--length`` makes answers longer, so that generation dominates as in real runs. With
-vLLM, the trainer and vLLM have one thread each; TRL and our own ``generate`` have two. The first step, which pays for
-vLLM's start, is left out. TRL has no vLLM on a CPU, so its run generates in process.
+of rank 16, 32 answers a step. ``--length`` sets longer answers, so that generation dominates as in real runs. With
+vLLM, the trainer and vLLM have one thread each; TRL and our own ``generate`` have two. The first step, which includes
+vLLM's start, is left out. TRL does not support vLLM on a CPU, so it generates in process.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main() -> None:
 def ours(
     given: Any, rows: list[dict[str, str]], seed: int, staleness: int | None
 ) -> tuple[tuple[float, float], list[float]]:
-    """Seconds from the end of the first step, scaled to all steps, and the reward by step."""
+    """Train with our trainer; return the seconds after the first step, scaled to all steps, and the reward by step."""
     from gym_fed import Trainer, TrainingConfig
 
     section: dict[str, Any] = {"max_completion_length": given.length, "num_generations": GROUP, "beta": 0.0}
@@ -115,7 +115,7 @@ def ours(
 
 
 def theirs(given: Any, rows: list[dict[str, str]], seed: int) -> tuple[tuple[float, float], list[float]]:
-    """The same by TRL alone."""
+    """Train with TRL only; return the same figures as ``ours``."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -165,14 +165,14 @@ def theirs(given: Any, rows: list[dict[str, str]], seed: int) -> tuple[tuple[flo
 
 
 def now() -> tuple[float, float]:
-    """Seconds by the clock, and CPU seconds of this process and of vLLM's."""
+    """Return the wall time, and the CPU seconds of this process and of vLLM's processes."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
     return time.monotonic(), sum(each.user + each.system for each in times)
 
 
 def per_step(ends: list[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds and CPU seconds of all steps, by those after the first, which pays for loading."""
+    """Return wall and CPU seconds of all steps, extrapolated from those after the first, which includes loading."""
     steps = len(ends) - 1
     (began, used), (ended, at_end) = ends[0], ends[-1]
     return (ended - began) / steps * len(ends), (at_end - used) / steps * len(ends)

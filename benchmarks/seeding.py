@@ -2,11 +2,11 @@
 
     python benchmarks/seeding.py [--seeds 11 12 13] [--contributors 32] [--quick] [--json] [--plot FILE]
 
-A real hub and real contributors in one process, over gRPC with TLS on loopback; nothing is trained. Contributors arrive
-at random within some seconds, one seed for each order and spacing of arrivals, and fetch a base of 6 MB. Then two soups
-of 2 MB are published, each of which everybody fetches at once. The hub's uplink is limited to 16 MB/s, and what each
-contributor serves to 2 MB/s. The peer is the same hub without seeding. In the third column half of the contributors
-serve, and the others only fetch.
+A real hub and real contributors run in one process, over gRPC with TLS on loopback; nothing is trained. Contributors
+arrive at random within some seconds, in an order and at times that depend on the seed, and fetch a base of 6 MB. Then
+two soups of 2 MB are published, and all contributors fetch each of them at the same time. Uplinks are limited to 16
+MB/s for the hub and 2 MB/s for each contributor. The peer is the same hub without seeding. In the third column, half of
+the contributors serve and the others only fetch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ AIM = 0.25
 
 @dataclass(frozen=True)
 class Run:
-    """What one run took: bytes that the hub and the contributors sent, and seconds until the last one had all."""
+    """The result of one run: bytes sent by the hub and by contributors, and seconds until all had everything."""
 
     hub_bytes: int
     peer_bytes: int
@@ -68,7 +68,7 @@ class Run:
 
 
 class LimitedHub(Hub):
-    """A hub whose uplink is limited, for objects."""
+    """A hub with a limited uplink for objects."""
 
     free_at = 0.0
 
@@ -80,7 +80,7 @@ class LimitedHub(Hub):
 
 
 class Serving:
-    """A hub that listens, in a thread."""
+    """A hub that listens on its own thread."""
 
     def __init__(self, folder: Path, base: Path, seeding: bool) -> None:
         init_hub(folder, HubChoices(str(base), "benchmark", "open"))
@@ -140,7 +140,7 @@ class Serving:
 def hub_with(
     count: int, serving: int, base: Path
 ) -> Iterator[tuple[Serving, list[HubClient], list[Seeding]]]:
-    """A hub and its enrolled contributors, of whom the first ``serving`` serve others; 0 for no seeding at all."""
+    """Yield a hub and its enrolled contributors, of whom the first ``serving`` serve others; 0 disables seeding."""
     with tempfile.TemporaryDirectory(prefix="gym-seeding-") as name:
         hub = Serving(Path(name) / "hub", base, serving > 0)
         clients = [hub.client(Path(name) / f"c{number}") for number in range(count)]
@@ -159,7 +159,7 @@ def hub_with(
 
 
 def measure(count: int, serving: int, base: Path, seed: int, arrival_seconds: float) -> Run:
-    """Let everybody arrive and fetch the base, then every soup."""
+    """Let all contributors arrive and fetch the base, and then every soup."""
     draw = random.Random(seed)
     arrivals = [draw.uniform(0, arrival_seconds) for _ in range(count)]
     draw.shuffle(arrivals)
@@ -192,7 +192,7 @@ def measure(count: int, serving: int, base: Path, seed: int, arrival_seconds: fl
 
 
 def random_base(folder: Path) -> Path:
-    """A Llama of 1.5 million random weights."""
+    """Write a Llama with 1.5 million random weights; return its folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

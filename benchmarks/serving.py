@@ -2,14 +2,14 @@
 
     python benchmarks/serving.py [--part model|peft ...] [--quick] [--json] [--plot FILE]
 
-1, 8 and 32 users at once, each with a distinct variant. The parts, each alone or one after the other:
+There are 1, 8 and 32 concurrent users, each with a distinct variant. The parts can be run separately:
 
     model    one-bit variants by both kernels, LoRA variants, the base alone, and merged models swapped in for one user
              after the other (1 and 8 users), on a synthetic model with the layers of a 7B Llama in bfloat16
     peft     LoRA variants in our engine, and the same adapters in PEFT's mixed batches, on that model
 
-The sides take turns. Each shows that it ran: how often each kernel multiplied, how many rows had a variant, how often
-weights were swapped is counted, and a side that ran anything else than it is named for ends the script.
+The sides alternate. The script counts how often each kernel multiplied, how many rows had a variant, and how often
+weights were swapped, and fails if a side ran anything else than intended.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from gym_fed.serving.store.store import VariantStore
 
 SWITCHES = 200
 SWAPPED_USERS = 8
-"""Swapping is one user after the other, so more of them add time and nothing else."""
+"""Maximum number of users for swapping, which serves them one after the other, so that more only add time."""
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def large(run: Run) -> Base:
 
 
 def model_part(run: Run) -> None:
-    """One-bit variants by both kernels, LoRA variants, the base, swapping; memory and switches too."""
+    """Measure one-bit variants with both kernels, LoRA variants, the base, swapping, memory and switching."""
     base = large(run)
     with opened(run, base) as sides:
         memory(base, sides.store, sides.one_bits, run.report)
@@ -108,7 +108,7 @@ def model_part(run: Run) -> None:
 
 
 def peft_part(run: Run) -> None:
-    """Our LoRA variants and PEFT's mixed batches, the same adapters."""
+    """Measure our LoRA variants and PEFT's mixed batches with the same adapters."""
     base = large(run)
     with opened(run, base, one_bits=False) as sides:
         for users in run.users:
@@ -121,12 +121,12 @@ PARTS: dict[str, tuple[Callable[[Run], None], tuple[int, ...]]] = {
     "model": (model_part, USERS),
     "peft": (peft_part, USERS),
 }
-"""Name, and numbers of users."""
+"""Function and numbers of users of each part, by name."""
 
 
 @dataclass
 class Sides:
-    """A base with both kernels' engines over one store, and PEFT's model; all of them share the base's weights."""
+    """The engines of both kernels over one store, and PEFT's model, all sharing the base's weights."""
 
     base: Base
     store: VariantStore
@@ -139,7 +139,7 @@ class Sides:
     _differ: set[str] = field(default_factory=set)
 
     def of(self, name: str) -> Side:
-        """The side of a name, after a look whether its variants differ from the base and from each other."""
+        """Return a side by name, after checking that its variants differ from the base and from each other."""
         if name == PEFT:
             self._peft = self._peft or PeftSide(self.peft_model, self.peft_folders)
             return self._peft
@@ -157,7 +157,7 @@ class Sides:
 
     @contextmanager
     def swapping(self) -> Iterator[SwapSide]:
-        """Two merged models in memory, taken in turns."""
+        """Yield the side that alternates between two merged models in memory."""
         side = self.of(BASE)
         assert isinstance(side, EngineSide)
         with ExitStack() as stack:
@@ -167,12 +167,12 @@ class Sides:
 
 @contextmanager
 def opened(run: Run, base: Base, one_bits: bool = True, loras: bool = True) -> Iterator[Sides]:
-    """A store with a variant for every user, and engines for both kernels."""
+    """Yield the sides, with a store that has a variant for every user."""
     say(f"{base.name}: {base.spec.num_parameters / 1e6:.0f} M weights")
     count = max(run.users)
     bits = [one_bit(base, run.folder, number) for number in range(count)] if one_bits else []
     lora = adapters(base, run.folder, count) if loras else []
-    peft_model = twin(base.model)  # before our hooks
+    peft_model = twin(base.model)  # created before our hooks
     models = {"exact": base.model, "lookup": twin(base.model)}
     with ExitStack() as stack:
         served = {k: stack.enter_context(MultiVariantModel(m, kernel=k)) for k, m in models.items()}  # type: ignore[arg-type]
@@ -196,9 +196,9 @@ def opened(run: Run, base: Base, one_bits: bool = True, loras: bool = True) -> I
 
 
 def memory(base: Base, store: VariantStore, deltas: list[Path], report: Report) -> None:
-    """Memory of one variant, from the process before and after eight of them, and by the store's own count."""
+    """Report the memory of one variant, from the process's growth with eight of them and from the store's own count."""
     process, few = psutil.Process(), deltas[:8]
-    store.release(store.acquire(deltas[-1].stem))  # what the first one brings besides
+    store.release(store.acquire(deltas[-1].stem))  # excludes one-time allocations of the first variant
     gc.collect()
     before = process.memory_info().rss
     held = [store.acquire(delta.stem) for delta in few]
@@ -213,7 +213,7 @@ def memory(base: Base, store: VariantStore, deltas: list[Path], report: Report) 
 
 
 def switching(store: VariantStore, report: Report) -> None:
-    """To another variant that is in memory."""
+    """Report the time of switching to another variant that is in memory."""
     names = [record.name for record in store.list() if record.name.startswith("v")][:8]
     for name in names:
         store.release(store.acquire(name))

@@ -3,19 +3,19 @@
     python benchmarks/serving_peers.py [--model FOLDER] [--peer PYTHON] [--native PYTHON] [--users 1 8] [--turns 3]
         [--threads 2] [--layers-7b] [--only WORD] [--quick]
 
-The model is SmolLM2-135M-Instruct unless a folder is given; its GGUF files are written once into ``runs/serving-peers``
-by `gym export`. With ``--layers-7b`` it is two layers of a Llama of 7B with random weights, under that model's
-tokenizer, and 8 + 8 tokens.
+The model is SmolLM2-135M-Instruct unless a folder is given; `gym export` writes its GGUF files once to
+``runs/serving-peers``. With ``--layers-7b``, it is two layers of a 7B Llama with random weights and that model's
+tokenizer, and turns have 8 + 8 tokens.
 
-Ours: the base in bfloat16 and int8, eight one-bit variants of all weights, eight LoRA variants of rank 16. llama.cpp
-(``xllamacpp`` from PyPI, which has AVX2 alone): bf16 and Q8_0, and eight LoRA adapters of rank 16 with the same weights
-as ours. ``--native`` adds a second peer, a Python whose ``llama-cpp-python`` was built on this machine
-(``CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python``).
+Our sides are the base in bfloat16 and int8, eight one-bit variants of all weights, and eight LoRA variants of rank 16.
+The sides of llama.cpp (``xllamacpp`` from PyPI, built only for AVX2) are bf16, Q8_0, and eight LoRA adapters of rank 16
+with the same weights as ours. ``--native`` adds a second peer, a Python whose ``llama-cpp-python`` was built on this
+machine (``CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python``).
 
-Each side is a process with the same prompts, greedy, 32 + 32 tokens, without a prompt cache: ours asserts that it
-computed every token of the prompts. The first turn of each, of two tokens, is not counted. The sides take turns. How a
-peer was built is printed; a native one must have AVX-512 where the processor has it. What is compared is tokens for
-each second of CPU time, prompts included; wall time is printed next to it.
+Each side is a process with the same prompts, greedy decoding, 32 + 32 tokens and no prompt cache; ours asserts that it
+computed every prompt token. The first turn of each side, with two tokens, is not counted. The sides alternate. The
+script prints how a peer was built; a native one must use AVX-512 if the processor has it. The compared figure is tokens
+per CPU second, including prompts; wall time is printed next to it.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ PAIRS: tuple[tuple[str, str, dict[int, float]], ...] = (
     ("ours bfloat16, LoRA variants", "llama.cpp bf16, LoRA", {1: 1.0}),
     ("ours int8, LoRA variants", "llama.cpp q8_0, LoRA", {1: 1.0}),
 )
-"""Ours, the peer's, and what the ratio should be at so many users."""
+"""Our side, the peer's side, and the aim for the ratio by number of users."""
 Found = dict[str, dict[int, WaitingPeer]]
-"""By name and number of users."""
+"""Peers by name and number of users."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One process.
+    """The process of one side.
 
     Attributes:
         program: The interpreter and the script.
-        settings: What the script reads, but for users and prompts.
+        settings: Settings for the script, without users and prompts.
     """
 
     name: str
@@ -84,7 +84,7 @@ def main() -> None:
     sides = [side for side in all_sides(arguments) if not arguments.only or arguments.only in side.name]
     found: Found = {side.name: {} for side in sides}
     for users in arguments.users:
-        generator = torch.Generator().manual_seed(users)  # tokens above a tokenizer's special ones
+        generator = torch.Generator().manual_seed(users)  # random tokens without special ones
         prompts = torch.randint(10, 246, (users, prompt), generator=generator).tolist()
         load = {"users": users, "prompts": prompts, "new": new}
         taking = [side for side in sides if users <= VARIANTS or not is_own(side)]
@@ -108,7 +108,7 @@ def opened(side: Side, load: dict[str, Any], folder: Path) -> WaitingPeer:
 
 
 def by_cpu(peer: Peer) -> list[float]:
-    """Tokens per CPU second of every turn."""
+    """Return the tokens per CPU second of every turn."""
     return [result["tokens"] / result["cpu_seconds"] for result in peer.results]
 
 
@@ -117,12 +117,12 @@ def by_wall(peer: Peer) -> list[float]:
 
 
 def is_own(side: Side) -> bool:
-    """True if every user has a variant or adapter of its own."""
+    """Return True if every user has its own variant or adapter."""
     return bool(side.settings.get("variants") or side.settings.get("adapters"))
 
 
 def all_sides(arguments: Any) -> Iterator[Side]:
-    """Ours and the peer's, with the files that they read."""
+    """Yield our sides and the peer's, writing the files that they read."""
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
     read_gguf(arguments.model)
@@ -133,7 +133,7 @@ def all_sides(arguments: Any) -> Iterator[Side]:
         if not model.exists():
             seven_b_layers(arguments.model, model)
     base = saved(model.name, model)
-    folder = folder / base.spec.digest.removeprefix("sha256:")[:12]  # the files belong to this model only
+    folder = folder / base.spec.digest.removeprefix("sha256:")[:12]  # a separate folder per model
     folder.mkdir(exist_ok=True)
     one_bits = [str(one_bit(base, folder, number)) for number in range(VARIANTS)]
     made = adapters(base, folder, VARIANTS)
@@ -162,7 +162,7 @@ def all_sides(arguments: Any) -> Iterator[Side]:
 
 
 def exported(model: Path, file: Path, words: list[str]) -> str:
-    """A GGUF file by `gym export`, once."""
+    """Write a GGUF file with `gym export` unless it exists; return its path."""
     if not file.exists():
         gym = Path(sys.executable).with_name("gym")
         command = [str(gym), "export", str(model), "-o", str(file), *words, "--skip-check"]
@@ -182,7 +182,7 @@ def show_builds(found: Found) -> None:
 
 
 def show(found: Found, users: list[int], threads: int) -> None:
-    """Tokens by CPU second, and by second of wall time."""
+    """Print tokens per CPU second and per second of wall time."""
     for rate, unit in ((by_cpu, "CPU second"), (by_wall, "second")):
         rows = []
         for name, by_users in found.items():
@@ -193,7 +193,7 @@ def show(found: Found, users: list[int], threads: int) -> None:
 
 
 def compare(found: Found, report: Report) -> None:
-    """Ratios turn by turn, since a slow moment meets both."""
+    """Report ratios by turn, since slow periods of the machine affect both sides."""
     pairs = [*PAIRS, *((ours, f"native {theirs}", aims) for ours, theirs, aims in PAIRS)]
     for ours, theirs, aims in pairs:
         for users in found.get(ours, {}):

@@ -2,9 +2,9 @@
 
     python benchmarks/soak.py [--hours H] [--members N] [--quick] [--json] [--plot FILE] [--keep FOLDER]
 
-Each seat of the crowd is taken by one contributor after the other. Half of them withdraw their account, the others
-just go away. Memory, open files, threads, the database's write-ahead log, and the p99 of calls by minute are drawn,
-and the slope of each (Theil-Sen, without the first sixth of the run) is compared with a bound.
+Each seat of the crowd is taken by one contributor after another. Half of them withdraw their account; the others only
+disconnect. Memory, open files, threads, the size of the database's write-ahead log, and the p99 of calls per minute are
+plotted. The slope of each (Theil-Sen, without the first sixth of the run) is compared with a bound.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SAMPLE_SECONDS, _MINUTE = 5.0, 60.0
 _STAY_SECONDS = 600.0
 _WARM_UP = 1 / 6
 _MAX_POINTS = 400
-"""Points of which all pairs are compared for a slope."""
+"""Maximum number of points whose pairs are compared for a slope."""
 SLOPES = {
     "memory_bytes": ("memory", "MB", 1e6, 10.0),
     "files": ("open files", "", 1.0, 2.0),
@@ -41,7 +41,7 @@ SLOPES = {
     "wal_bytes": ("write-ahead log", "MB", 1e6, 1.0),
     "p99_seconds": ("p99 of calls", "s", 1.0, 0.1),
 }
-"""By field: its name, unit, divisor, and the growth in an hour above which it is a defect."""
+"""Name, unit, divisor, and the growth per hour above which it is a defect, by field of a sample."""
 DATABASE = "sqlite:///hub.db"
 
 
@@ -92,7 +92,7 @@ async def soak(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 async def seat(crowd: Crowd, number: int, stay_seconds: float) -> None:
-    """Let one contributor after the other take part; one of eight is malicious."""
+    """Let one contributor after another take part, of whom one in eight is malicious."""
     while not crowd.over.is_set():
         malice = crowd.draw.choice(MALICE) if number % 8 == 0 else ""
         member = Member(crowd, number, malice, flaps=number % 8 == 1)
@@ -103,7 +103,7 @@ async def seat(crowd: Crowd, number: int, stay_seconds: float) -> None:
 
 
 async def watch(crowd: Crowd, minutes: list[dict[str, Any]], file: Path, hub: CrowdHub) -> None:
-    """Note the p99 of each minute's calls, in a file too, so that a run that is cut off leaves its figures."""
+    """Record the p99 of calls per minute, also in a file, so that an interrupted run leaves its figures."""
     with file.open("w", encoding="utf-8") as lines:
         while True:
             await asyncio.sleep(_MINUTE)
@@ -122,7 +122,7 @@ async def watch(crowd: Crowd, minutes: list[dict[str, Any]], file: Path, hub: Cr
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    """Return the median slope of all pairs of points (Theil-Sen), which ignores outliers; per hour."""
+    """Return the median slope of all pairs of points per hour (Theil-Sen), which is robust to outliers."""
     kept = points[:: 1 + len(points) // _MAX_POINTS]
     slopes = [3600 * (y - z) / (a - b) for n, (a, y) in enumerate(kept) for b, z in kept[:n] if a > b]
     return statistics.median(slopes) if slopes else 0.0
@@ -135,7 +135,7 @@ def report(
     minutes: list[dict[str, Any]],
     seconds: float,
 ) -> None:
-    """Print levels and slopes, and draw them."""
+    """Print and draw levels and slopes."""
     lost = lost_receipts(hub, DATABASE, crowd.receipts)
     paid, at_most = check_credits(hub, DATABASE, POOL)
     hub.ask("ledger", "verify")

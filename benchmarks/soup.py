@@ -3,22 +3,23 @@
     python benchmarks/soup.py [--byzfl WHEEL_OR_FOLDER] [--part floats|packed ...] [--contributors N ...]
                               [--threads N] [--runs N] [--quick] [--json] [--plot FILE]
 
-Updates of 10 and 32 contributors with 5 million float32 each, a fifth of them held to be malicious. Ours are kernels
-and plans of the package as a merge uses them, on float32 in memory; Flower's are ``aggregate_train`` on replies in
-memory, of ten arrays or of one; ByzFL's are called on a matrix of torch, of numpy, and of numpy that is contiguous by
-coordinate. Each rule of a peer counts in its fastest form: all forms run at a tenth of the size first, and those within
-half as slow again as the fastest run in full. ``packed`` merges opened ``.gymdelta`` files of sign bits into tensors in
-memory; no peer does.
+There are 10 and 32 contributors with 5 million float32 each, a fifth of whom count as malicious. Our side uses the
+kernels and plans of a merge, on float32 in memory. Flower's is ``aggregate_train`` on replies in memory, with ten
+arrays or one. ByzFL's rules are called on a torch matrix, a numpy matrix, and a column-major numpy matrix. A peer's
+rule counts in its fastest form: all forms first run at a tenth of the size, and those that take at most 1.5 times as
+long as the fastest run in full. ``packed`` merges opened ``.gymdelta`` files of sign bits into tensors in memory, which
+no peer supports.
 
-Every side runs in processes of its own, as many for a peer as for us, in turns whose order is reversed each time. The
-table has the median of the runs, and the least and the most below it; memory is the most that the process grew by,
-inputs not counted. All sides must give the same answer, to a millionth of its largest value, or the script fails.
-ByzFL's NNM is left out where it would take more than half of the memory that is free (17 GB for 32 contributors).
+Every side runs in separate processes, with as many runs for a peer as for us, in turns whose order alternates. The
+table has the median of the runs, with minimum and maximum below it. Memory is the peak growth of the process, without
+inputs. All sides must give the same result, to a millionth of its largest value, or the script fails. ByzFL's NNM is
+left out if it would need more than half of the free memory (17 GB for 32 contributors).
 
-ByzFL is no dependency, since its package pulls CUDA: fetch it by ``pip download byzfl==0.0.11 --no-deps`` and name the
-wheel, or a folder it is unpacked in; without it those columns are absent. Of three rules of the peers the answer may
-differ: ByzFL's Krum and Multi-Krum sum n - f - 1 neighbours, ours, Flower's and the paper's n - f - 2; Flower's Bulyan
-scores all updates once, where the paper's (El Mhamdi et al. 2018, sec. 4) and ours score anew after each that is taken.
+ByzFL is not a dependency, since its package installs CUDA. Download it with ``pip download byzfl==0.0.11 --no-deps``
+and pass the wheel, or a folder with its content; without it, its columns are absent. The results of three rules may
+differ. ByzFL's Krum and Multi-Krum sum n - f - 1 neighbours; ours, Flower's and the paper's sum n - f - 2. Flower's
+Bulyan scores all updates once; the paper's (El Mhamdi et al. 2018, sec. 4) and ours recompute the scores after each
+selected update.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MANY, QUICK_MANY = 1000, 100
 RUNS = 3
 FORMS = {"flower": ("flower-ten", "flower-one"), "byzfl": ("byzfl-torch", "byzfl-numpy", "byzfl-columns")}
 CLOSE = 1.5
-"""Forms that are at most so much slower than the fastest at a tenth of the size are measured in full."""
+"""Maximum time, relative to the fastest form at a tenth of the size, of forms that are measured in full."""
 SAME = 1e-6
 ANOTHER = {("byzfl", "krum"), ("byzfl", "multi_krum"), ("flower", "bulyan")}
 DEFAULT, CLASSIC = "byzantine_robust", "norm_cap+nnm+trimmed_mean"
@@ -84,7 +85,7 @@ def main() -> None:
 
 
 class Bench:
-    """Starts sides in processes of their own."""
+    """Starts sides in separate processes."""
 
     def __init__(self, answers: Path, threads: int | None, byzfl: Path | None) -> None:
         self.answers, self.byzfl = answers, byzfl
@@ -94,7 +95,7 @@ class Bench:
     def run(
         self, side: str, n: int, size: int, rules: set[str] | None = None, keep: bool = True
     ) -> dict[str, tuple[float, float]]:
-        """Seconds and megabytes of one run of each rule; ``keep`` keeps its answers to be compared."""
+        """Return seconds and megabytes of one run of each rule; ``keep`` stores the results for comparison."""
         words = [side, str(n), str(size), str(self.answers) if keep else "-"]
         words.append("all" if rules is None else ",".join(sorted(rules)))
         words += [str(self.byzfl)] if self.byzfl else []
@@ -120,7 +121,7 @@ class Bench:
 
 
 def floats(report: Report, bench: Bench, quick: bool, runs: int, counts: list[int]) -> None:
-    """Rows, figures and aims of float updates, compared with the peers."""
+    """Report rows, figures and aims of float updates, compared with the peers."""
     size = QUICK_SIZE if quick else SIZE
     grown: dict[int, Runs] = {}
     for n in counts:
@@ -135,7 +136,7 @@ def floats(report: Report, bench: Bench, quick: bool, runs: int, counts: list[in
 
 
 def packed(report: Report, bench: Bench, quick: bool, runs: int) -> None:
-    """Rows, figures and aims of opened files of sign bits."""
+    """Report rows, figures and aims of opened files of sign bits."""
     size, many = (QUICK_SIZE, QUICK_MANY) if quick else (SIZE, MANY)
     in_memory: dict[int, Runs] = {}
     for n in (32, many):
@@ -159,7 +160,7 @@ def packed(report: Report, bench: Bench, quick: bool, runs: int) -> None:
 
 
 def compare(report: Report, n: int, size: int, found: dict[str, Runs]) -> None:
-    """Rows of n contributors: seconds and memory next to the better peer's, and each form's own as figures."""
+    """Report the rows for n contributors, next to the better peer, and every form's seconds and memory as figures."""
     for rule, ours in found["ours"].items():
         peers = {name: runs[rule] for name, runs in found.items() if name != "ours" and rule in runs}
         fastest = min(peers, key=lambda name: seconds(peers[name]), default=None)
@@ -186,7 +187,7 @@ def memory(runs: list[tuple[float, float]]) -> float:
 
 
 def sides_of(bench: Bench, n: int, size: int, runs: int) -> dict[str, Runs]:
-    """All runs of every side, in turns, so that a slow moment meets all alike."""
+    """Return all runs of every side, in turns, so that slow periods of the machine affect all sides."""
     chosen: dict[str, set[str] | None] = {"ours": None, **close_forms(bench, n, size)}
     sides = [Peer(side, partial(bench.run, side, n, size, rules)) for side, rules in chosen.items()]
     in_turns(sides, runs)
@@ -198,7 +199,7 @@ def by_rule(side: Peer) -> Runs:
 
 
 def close_forms(bench: Bench, n: int, size: int) -> dict[str, set[str]]:
-    """By form of a peer, the rules in which it may be the peer's fastest."""
+    """Return the rules in which each form of a peer may be its fastest."""
     chosen: dict[str, set[str]] = {}
     for peer, forms in FORMS.items():
         if peer == "byzfl" and bench.byzfl is None:
@@ -217,7 +218,7 @@ def close_forms(bench: Bench, n: int, size: int) -> dict[str, set[str]]:
 
 
 def unpacked(byzfl: Path, folder: Path) -> Path:
-    """The folder that holds ByzFL's package, of a wheel or a folder."""
+    """Return the folder with ByzFL's package, from a wheel or a folder."""
     if byzfl.is_file():
         with zipfile.ZipFile(byzfl) as wheel:
             wheel.extractall(folder)

@@ -2,13 +2,13 @@
 
     python benchmarks/start.py [--quick] [--json] [--plot FILE] [--part seconds|memory] [--model FOLDER] [--runs N]
 
-``seconds``: gym-nano, in processes of their own, until `/health`, the first answer, and an answered chat after that;
-wall and CPU time. The peer is the import of PyTorch alone, in a process of its own.
+``seconds``: wall and CPU time of gym-nano, in separate processes, until `/health`, the first answer, and the answer to
+a chat after that. The peer is the import of PyTorch alone, in a separate process.
 
-``memory``: a model folder in bfloat16, as ``auto``, ``int8`` and ``int4``, the latter two packed at the start, and
-mapped. A process serves gym-nano once, which loads the libraries, reads the model's tokenizer, and notes its memory.
-Then it opens a server's parts for the model, and answers once. What it took at most beyond that is divided by the
-weights' bytes in bfloat16.
+``memory``: a bfloat16 model folder served as ``auto``, ``int8`` and ``int4``; the latter two are packed at the start or
+memory-mapped. A process serves gym-nano once, which loads the libraries, reads the model's tokenizer, and records its
+memory. It then opens a server's parts for the model, and answers once. The peak increase is divided by the weights'
+bytes in bfloat16.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def seconds(report: Report, environment: dict[str, str], runs: int) -> None:
-    """Warm starts, and imports in turn: one of each that is not counted reads the files into the page cache."""
+    """Measure warm starts and imports in turns, after an uncounted one of each that fills the page cache."""
     started(environment)
     imported(environment)
     found, bare = zip(*((started(environment), imported(environment)) for _ in range(runs)), strict=True)
@@ -68,7 +68,7 @@ def seconds(report: Report, environment: dict[str, str], runs: int) -> None:
 
 
 def started(environment: dict[str, str]) -> dict[str, float]:
-    """One start of the command, up to its first answer."""
+    """Return the times of one start of the command until its first answers."""
     command = [
         str(Path(sys.executable).with_name("gym")),
         "api",
@@ -93,7 +93,7 @@ def started(environment: dict[str, str]) -> dict[str, float]:
                 if named := _ADDRESS.search(line):
                     address = named[1].decode()
             while not answers(f"{address}/health"):
-                time.sleep(0.05)  # each question costs the server CPU time
+                time.sleep(0.05)  # polling costs the server CPU time
             found["wall until health"] = time.perf_counter() - began
             while not answers(f"{address}/ready"):
                 time.sleep(0.05)
@@ -127,7 +127,7 @@ def post(url: str, body: dict[str, Any]) -> None:
 
 
 def imported(environment: dict[str, str]) -> dict[str, float]:
-    """The import of PyTorch in a process of its own."""
+    """Return the times of importing PyTorch in a separate process."""
     began = time.perf_counter()
     program = "import torch, time; print(time.process_time())"
     cpu = child([sys.executable, "-c", program], environment)

@@ -2,13 +2,12 @@
 
     python benchmarks/training.py [--quick] [--json] [--plot FILE] [--only sft-full ...]
 
-Each side trains in processes of its own, in turn (ours, theirs, theirs, ours, ...), on one thread, from one folder with
-the same rows, sizes, optimiser and seed; medians are reported. What is compared is tokens for each second of CPU time
-of the process, with the least and the largest value; wall time is printed next to it. The model has 10 million random
-weights (gym-nano, of one million, with --quick, where what a trainer does besides computing weighs most). Tokens count
-the steps after the first two; start-up is the time from the process's birth to the end of its first step, imports
-included.
-Losses of both sides are compared, so that it is the same work (GRPO draws its answers; there they are not).
+Each side trains in separate processes, in turns (ours, theirs, theirs, ours, ...), on one thread, from the same folder
+with the same rows, sizes, optimiser and seed; medians are reported. The compared figure is tokens per CPU second of the
+process, with minimum and maximum; wall time is printed next to it. The model has 10 million random weights (with
+--quick it is gym-nano with one million, where the trainer's overhead matters most). Tokens of the first two steps are
+not counted. Start-up is the time from the start of the process to the end of its first step, including imports. The
+losses of both sides are compared to check that they do the same work, except for GRPO, which samples its answers.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def _measure(report: Report, task: str, model: str, folder: Path, quick: bool) -
     ratios = [a / b for a, b in zip(*by_cpu, strict=True)]
     report.compare(f"{task}, peak memory", *(side.values("peak_mb") for side in sides), unit="MB")
     report.compare(f"{task}, to the first step", *(side.values("first_step") for side in sides), unit="s")
-    # Neighbouring runs share the machine's mood, so ratios are taken between them.
+    # neighbouring runs have similar machine conditions, so ratios are computed between them
     late = statistics.median(a["first_step"] - b["first_step"] for a, b in pairs)
     ratio = statistics.median(ratios)
     report.aim(f"{task}: tokens a CPU second of plain TRL", ratio, AIM_SPEED, better="higher")

@@ -2,12 +2,12 @@
 
     python benchmarks/transport.py [--direction up|down] [--quick] [--json] [--plot FILE]
 
-Both run as real processes on loopback with TLS, move the same random bytes, and are timed alike: inside the ServerApp,
-from the message until the reply is there and the bytes are on the hub's disk (ours) or in the ServerApp's memory
-(Flower's). A round has a fixed part, whatever the size: Flower's SuperNode polls for work every three seconds and
-starts a process for the ClientApp; ours keeps a stream open. So the marginal cost is reported first: the slope of
-seconds over size, a straight line through all runs of all sizes, with the least and the most of the single runs'
-slopes; then what the line starts from, and then whole rounds. The two sides take turns, with as many runs each.
+Both run as real processes on loopback with TLS, move the same random bytes, and are timed inside the ServerApp: from
+the message until the reply has arrived and the bytes are on the hub's disk (ours) or in the ServerApp's memory
+(Flower's). A round has a fixed cost: Flower's SuperNode polls for work every three seconds and starts a process for the
+ClientApp, while ours keeps a stream open. The marginal cost is therefore reported first. It is the slope of seconds
+over size of a line through all runs of all sizes, with minimum and maximum of the single runs' slopes. The line's
+intercept and entire rounds follow. The two sides alternate, with the same number of runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RUNS = 3
 FLAT_MB = 64
 
 Runs = list[dict[int, Measurement]]
-"""A run is one measurement of every size."""
+"""Runs, each of which has one measurement of every size."""
 
 
 def main() -> None:
@@ -51,13 +51,13 @@ def main() -> None:
 
 
 def in_runs(side: Peer, sizes: int) -> Runs:
-    """A side's measurements by run and size."""
+    """Return a side's measurements by run and size."""
     starts = range(0, len(side.results), sizes)
     return [{made.megabytes: made for made in side.results[at : at + sizes]} for at in starts]
 
 
 def line(runs: Runs) -> tuple[float, float]:
-    """Seconds for 100 MB and seconds for none, of the straight line through all measurements (least squares)."""
+    """Return the seconds per 100 MB and the intercept of a least-squares line through all measurements."""
     sizes = [size for run in runs for size in run]
     seconds = [run[size].seconds for run in runs for size in run]
     fitted = statistics.linear_regression(sizes, seconds)
@@ -65,7 +65,7 @@ def line(runs: Runs) -> tuple[float, float]:
 
 
 def slopes(runs: Runs) -> list[float]:
-    """Seconds for 100 MB more, of every run alone: between its smallest and its largest size."""
+    """Return the seconds per 100 MB of every run, between its smallest and its largest size."""
     found = []
     for run in runs:
         least, most = min(run), max(run)
@@ -74,7 +74,7 @@ def slopes(runs: Runs) -> list[float]:
 
 
 def compare(report: Report, direction: str, ours: Runs, theirs: Runs) -> None:
-    """Rows of the marginal cost, the fixed part, whole rounds and peak memory; and the aims."""
+    """Report marginal cost, fixed cost, entire rounds, peak memory and the aims."""
     (slope, fixed), (their_slope, their_fixed) = line(ours), line(theirs)
     report.compare(f"100 MB more {direction}", slope, their_slope, unit="s")
     report.compare(f"100 MB more {direction}, by run", slopes(ours), slopes(theirs), unit="s")

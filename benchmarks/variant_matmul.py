@@ -2,12 +2,12 @@
 
     python benchmarks/variant_matmul.py [--quick] [--json] [--plot FILE]
 
-Row b of a batch of B uses variant b modulo 8. Measured side by side, turn by turn, in one process: the base alone in
-float32 and bfloat16; eight dense bfloat16 models instead; variants unpacked to floats for every batch; what the
-kernels add to the base, exact and by look-up in 8 and 16 bits; and how long memory takes to read as many bytes as the
-variants' bits are. Every turn takes the next of several layers, so that no bits are still in a cache. That native code
-multiplies, and by which kernel, is asserted. A figure is the median of its turns. Ratios count, not milliseconds: times
-drift with the machine and its other guests.
+Row b of a batch of B uses variant b modulo 8. The following are measured in turns in one process: the base alone in
+float32 and bfloat16; eight dense bfloat16 models; variants unpacked to floats for every batch; the cost that the
+kernels add to the base, exact and by look-up with 8 and 16 bits; and the time of reading as many bytes from memory as
+the variants' bits. Every turn uses the next of several layers, so that no bits are cached. The script asserts that
+native code multiplies, and with which kernel. A figure is the median of its turns. Ratios matter more than
+milliseconds, since times vary with the machine and its load.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TOTALS = {
     "lookup16": "base bf16 with look-up in 16 bits",
 }
 LAYERS = 10
-"""Whose variants are 160 MiB of bits, more than the caches hold."""
+"""Number of layers, whose variants have 160 MiB of bits, more than the caches hold."""
 
 Times = dict[str, float]
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 class Layer:
-    """The base's weights, eight dense models, and eight variants of each of several layers, all of random numbers."""
+    """The base's weights, eight dense models, and eight variants for each of several layers, all random."""
 
     def __init__(self) -> None:
         self.fp32 = torch.randn(SIZE, SIZE)
@@ -92,7 +92,7 @@ class Layer:
 
 
 def measure_batch(layer: Layer, batch: int, turns: int) -> Times:
-    """Milliseconds of every row of the table, and of base and extra cost together."""
+    """Return the milliseconds of every row of the table, and of base and extra cost together."""
     x = torch.randn(batch, SIZE).bfloat16()
     wide, y = x.float(), torch.zeros(batch, SIZE)
     index = np.arange(batch, dtype=np.int64) % VARIANTS
@@ -138,7 +138,7 @@ def dense_models(layer: Layer, x: Tensor) -> None:
 
 
 def unpacked(layer: Layer, x: Tensor, rows: int) -> None:
-    """The baseline without kernels: bits to floats by torch, then a matmul, for every row."""
+    """Run the baseline without kernels, which unpacks bits to floats with torch and multiplies, for every row."""
     with kernels.using("torch"):
         for row in range(rows):
             decoded = kernels.decode_signs(layer.matrix.bits, layer.matrix.scales, SIZE)
@@ -146,7 +146,7 @@ def unpacked(layer: Layer, x: Tensor, rows: int) -> None:
 
 
 def report(times: dict[int, Times], read: float) -> Report:
-    """Totals against eight dense models, every cell as a figure, and the aims."""
+    """Return a report of totals compared with eight dense models, with all cells as figures, and the aims."""
     made = Report("variant_matmul", peer="eight dense models (bf16)")
     for batch, found in times.items():
         for total in TOTALS.values():
@@ -154,7 +154,7 @@ def report(times: dict[int, Times], read: float) -> Report:
         for row in ROWS:
             if row in found:
                 made.figure(key(f"b{batch} {row} ms"), found[row])
-        # What the kernels could reach at best: a base whose variants cost nothing.
+        # upper bound for the kernels: variants that cost nothing
         made.figure(f"b{batch}_dense_models_over_base_alone", found[DENSE] / found["base bf16"])
     made.figure("memory_read_gb_s", read / 1e9)
     eight, many = times[8], times[32]
@@ -168,7 +168,7 @@ def report(times: dict[int, Times], read: float) -> Report:
     for mode, limit in (("lookup", 1.5), ("exact", 2.2)):
         share = eight[TOTALS[mode]] / eight["base bf16"]
         made.aim(f"B=8, {TOTALS[mode]}: times the base", share, limit)
-        # Where bfloat16 has no instructions it is slower than float32, and a share of it flatters.
+        # Without bfloat16 instructions it is slower than float32, and a ratio to it would look too good.
         faster = min(eight[name] for name in BASES)
         extra = eight[EXTRA[mode]]
         name = f"B=8, the faster base and {mode}: times that base"

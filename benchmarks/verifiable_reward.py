@@ -2,10 +2,10 @@
 
     python benchmarks/verifiable_reward.py FOLDER [--seeds SEED ...] [--steps N] [--quick] [--json]
 
-FOLDER is SmolLM2-135M-Instruct (``_smollm2.py``). A prompt is a sum such as ``3+4=``, as plain text; an answer is
-rewarded if its first number is right. 56 of the 81 problems are trained on and 25 are held out, the same
-for every seed. The reward before and after is the mean over four answers to each held-out problem, sampled at
-temperature 1. Both sides train LoRA factors of rank 16 in the same number of steps of 32 answers.
+FOLDER is SmolLM2-135M-Instruct (``_smollm2.py``). A prompt is a sum such as ``3+4=`` as plain text, and an answer is
+rewarded if its first number is correct. Of the 81 problems, 56 are for training and 25 are held out, the same for every
+seed. The reward before and after is the mean over four answers to each held-out problem, sampled at temperature 1. Both
+sides train LoRA factors of rank 16 for the same number of steps with 32 answers each.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def problems() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Problems to train on, and held-out ones; ``prompt`` and ``answer``."""
+    """Return training problems and held-out problems, with ``prompt`` and ``answer``."""
     pairs = [(a, b) for a in range(1, 10) for b in range(1, 10)]
     random.Random(0).shuffle(pairs)
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs]
@@ -73,7 +73,7 @@ def is_right(text: str, answer: str) -> float:
 
 @torch.inference_mode()
 def held_out_reward(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> float:
-    """Mean reward of sampled answers to each problem; every prompt has the same length."""
+    """Return the mean reward of sampled answers to all problems; all prompts have the same length."""
     model.eval()
     torch.manual_seed(1234)
     ids = tokenizer([row["prompt"] for row in rows], return_tensors="pt")["input_ids"]
@@ -95,7 +95,7 @@ def held_out_reward(model: Any, tokenizer: Any, rows: list[dict[str, str]]) -> f
 def ours(
     folder: str, train: list[dict[str, str]], held_out: list[dict[str, str]], seed: int, steps: int
 ) -> tuple[float, float]:
-    """Reward on held-out problems before and after ``gym_fed.Trainer``."""
+    """Train with ``gym_fed.Trainer``; return the reward on held-out problems before and after."""
     from gym_fed import Trainer, TrainingConfig
     from gym_fed.base.models import load_model
 
@@ -130,7 +130,7 @@ def ours(
 def theirs(
     folder: str, train: list[dict[str, str]], held_out: list[dict[str, str]], seed: int, steps: int
 ) -> tuple[float, float]:
-    """The same by TRL alone."""
+    """Train with TRL only; return the same figures as ``ours``."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -4,13 +4,13 @@
         [--dtype bfloat16] [--threads 1] [--quick]
 
 The model is SmolLM2-135M-Instruct unless a folder is given. Requests go through the gateway's engine, with a signed
-store of one-bit variants of all matrices. First, eight users ask with a variant each, then the base, in turns: 32 + 32
-tokens, greedy, without a prompt cache. The aims are the medians of the turns' ratios, by the clock and by CPU seconds
-of vLLM's processes. Then every variant is asked once, eight at a time, in random order, so that each is verified, read
-and put into a slot; the aim is the longest time to a first token. The engine's counters assert that every token was
-computed.
+store of one-bit variants of all matrices. In alternating turns, eight users use a variant each or the base, with 32 +
+32 tokens, greedy decoding and no prompt cache. The aims are the medians of the turns' ratios, in wall time and in CPU
+seconds of vLLM's processes. Then every variant is used once, eight at a time, in random order, so that each is
+verified, read and loaded into a slot; the aim is the longest time to a first token. The engine's counters assert that
+every token was computed.
 
-vLLM runs in its own environment (`make vllm`). On a shared machine seconds say little; ratios hold.
+vLLM runs in its own environment (`make vllm`). On a shared machine only the ratios are meaningful, not the seconds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHARE, FIRST_TOKEN_SECONDS = 0.85, 2.0
 
 
 def store_of(folder: Path, spec: BaseSpec, number: int) -> list[str]:
-    """Fill a store with signed variants: random signs, and a small scale for every row."""
+    """Fill a store with signed variants of random signs and a small scale per row; return their names."""
     key = SigningKey.generate()
     names = [f"v{n}" for n in range(number)]
     with VariantStore.open(folder, base=spec) as store:
@@ -64,7 +64,7 @@ def store_of(folder: Path, spec: BaseSpec, number: int) -> list[str]:
 def ask(
     serving: Serving, users: list[tuple[str, str | None]], tokens: int, seed: int
 ) -> list[CompletionOutput]:
-    """Answer one request of each user, all at once."""
+    """Send one request of each user, all at once; return the answers."""
     draw = random.Random(seed)
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     started = [
@@ -77,7 +77,7 @@ def ask(
 
 
 def cpu_seconds(serving: Serving) -> float:
-    """CPU seconds of vLLM's processes so far."""
+    """Return the CPU seconds of vLLM's processes so far."""
     assert isinstance(serving.engine, VllmEngine)
     server = serving.engine.server
     assert isinstance(server, VllmProcess)
@@ -87,7 +87,7 @@ def cpu_seconds(serving: Serving) -> float:
 
 
 def rates(serving: Serving, users: list[tuple[str, str | None]], seed: int) -> tuple[float, float]:
-    """Tokens of answers per second, and per CPU second."""
+    """Return the answer tokens per second and per CPU second."""
     began, used = time.perf_counter(), cpu_seconds(serving)
     answers = ask(serving, users, ANSWER, seed)
     seconds, used = time.perf_counter() - began, cpu_seconds(serving) - used
@@ -96,7 +96,7 @@ def rates(serving: Serving, users: list[tuple[str, str | None]], seed: int) -> t
 
 
 def first_tokens(serving: Serving, names: list[str]) -> list[float]:
-    """Seconds to the first token of every variant, at most eight at once."""
+    """Return the seconds to the first token of every variant, at most eight at once."""
     order = random.Random(0).sample(names, len(names))
     seconds: list[float] = []
     for start in range(0, len(order), USERS):
@@ -106,7 +106,7 @@ def first_tokens(serving: Serving, names: list[str]) -> list[float]:
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark."""
     parser = options(__doc__)
     parser.add_argument("--model", type=Path, help="a model folder")
     parser.add_argument("--python", type=Path, help="the interpreter of vLLM's environment")
@@ -143,12 +143,12 @@ def main() -> None:
 
 
 def measured(serving: Serving, names: list[str], turns: int) -> Report:
-    """Run all measurements on an open server."""
+    """Run all measurements on a running server."""
     base: list[tuple[str, str | None]] = [(str(n), None) for n in range(USERS)]
     own: list[tuple[str, str | None]] = [(name, name) for name in names[:USERS]]
     report = Report("vllm_engine", peer="vLLM's base")
     ask(serving, base, 2, 0)
-    ask(serving, own, 2, 0)  # loaded
+    ask(serving, own, 2, 0)  # loads the variants
     turn_rates = [(rates(serving, own, turn), rates(serving, base, turn)) for turn in range(1, turns + 1)]
     for kind, unit in enumerate(("tokens/s", "tokens/CPU s")):
         ours = statistics.median(mine[kind] for mine, _ in turn_rates)
