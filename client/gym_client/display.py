@@ -19,11 +19,12 @@ from rich.text import Text
 from gym_fed.core.text import plain, readable_bytes
 
 MAX_NEWS = 1000
-"""Maximum characters of one reported line; much of it comes from the hub."""
+"""Maximum characters of one reported line, since much of it comes from the hub."""
 
 _LINES_PER_PHASE = 10
 _SILENT_SECONDS = 1.5
-"""Silence after which the current activity is printed: continuously on a terminal, otherwise at doubling intervals."""
+"""Seconds of silence after which the current activity is printed, repeatedly on a terminal, else at doubling
+intervals."""
 _TICK_SECONDS = 0.25
 _LABELS = {
     "fetch": "fetching",
@@ -45,19 +46,19 @@ def _amount(phase: str, done: int, total: int) -> str:
 
 
 class Display:
-    """The interface of displays; the base class displays nothing."""
+    """The interface of displays. The base class displays nothing."""
 
     def report(self, event: str, text: str, /, **fields: Any) -> None:
-        """Report an event: a name and fields for programs, a text for people."""
+        """Report an event, with a name and fields for programs and a text for people."""
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
-        """Report the progress of a phase; ``done == total`` ends it."""
+        """Report the progress of a phase, which ends when ``done == total``."""
 
     def busy(self, activity: str) -> None:
-        """Set the current activity, which is shown if it takes long; empty for none."""
+        """Set the current activity, which is shown if it takes long; an empty string clears it."""
 
     def still(self, activity: str, seconds: float) -> None:
-        """Print an activity that has lasted for ``seconds`` without other output."""
+        """Print an activity that has run for ``seconds`` without other output."""
 
     def close(self) -> None:
         """Restore the terminal."""
@@ -68,7 +69,7 @@ class EventReporter(Display):
 
     Args:
         inner: The display that events are forwarded to.
-        often: True to update the activity on every tick (a terminal), False to repeat it at doubling intervals.
+        often: True to repeat the activity on every tick, for a terminal; False to repeat it at doubling intervals.
         clock: Returns monotonic time in seconds.
     """
 
@@ -126,7 +127,7 @@ class EventReporter(Display):
 
 
 class PhaseLines:
-    """Selects the steps of a phase that are printed: about ten, plus some after silence at doubling intervals."""
+    """Selects the progress lines of a phase to print: about ten, plus some after silence at doubling intervals."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -142,7 +143,7 @@ class PhaseLines:
 
 
 class PlainDisplay(Display):
-    """Plain lines on standard error."""
+    """A display that prints plain lines to standard error."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -162,7 +163,7 @@ class PlainDisplay(Display):
 
 
 class JsonDisplay(Display):
-    """JSON lines on standard output."""
+    """A display that prints JSON lines to standard output."""
 
     def __init__(self) -> None:
         self._lines = PhaseLines()
@@ -183,7 +184,7 @@ class JsonDisplay(Display):
 
 
 class TerminalDisplay(Display):
-    """Progress bars on a terminal."""
+    """A display that shows progress bars on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -249,7 +250,7 @@ class TerminalDisplay(Display):
 
 @contextmanager
 def warnings_shown(display: Display) -> Iterator[None]:
-    """Report training's warnings through ``display`` inside the block, instead of in Python's format."""
+    """Report warnings from training through ``display`` inside the block, instead of in Python's format."""
     before = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
@@ -268,7 +269,7 @@ def warnings_shown(display: Display) -> Iterator[None]:
 
 
 def make_display(console: Console, as_json: bool) -> Display:
-    """Create the display for the output."""
+    """Create the display for a console, or for JSON output."""
     if as_json:
         return EventReporter(JsonDisplay(), often=False)
     if console.is_terminal:

@@ -1,7 +1,7 @@
-"""Register the program that opens ``gym://`` links on this machine: `gym-client ui`, for Linux, macOS and Windows.
+"""Register `gym-client ui` as the program that opens ``gym://`` links, on Linux, macOS and Windows.
 
-A link is an argument after ``--``, so no part of it is read as an option. The page shows the invite in it; joining
-needs the same consent as a pasted one. Nothing outside the user's own folders is changed.
+A link is passed as an argument after ``--``, so no part of it is read as an option. The page shows the invite in the
+link; joining requires the same consent as for a pasted invite. Nothing outside the user's own folders is changed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _NAME = "gym-client-links"
 _TITLE = "gym-fed: open an invite"
 _COMMAND_SECONDS = 60.0
 _SAFE_WORD = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
-"""Words of an ``Exec`` line without quotes, which the plain xdg-open does not understand."""
+"""Words that need no quotes in an ``Exec`` line; the plain ``xdg-open`` does not understand quotes."""
 
 
 @dataclass(frozen=True)
 class LinkHandler:
-    """What makes a platform open links with the page of a home.
+    """The registration that makes a platform open links with the page of a home.
 
     Attributes:
-        path: A file whose existence with ``own_mark`` means that the links are registered for this home.
+        path: A file that contains ``own_mark`` if the links are registered for this home.
         content: The bytes of that file.
         text: The same content as text for display.
         register: Commands to run after the file is written.
         unregister: Commands to run when the file is deleted.
-        own_mark: Bytes that are in the file of this home alone; empty for a file in the home.
-        defaults: A list of default programs with a line ``default_line`` of this handler; None if there is none.
-        default_line: That line.
+        own_mark: Bytes that only the file of this home contains; empty if the file is in the home.
+        defaults: A list of default programs that contains ``default_line`` for this handler; None if there is none.
+        default_line: The line of this handler in ``defaults``.
     """
 
     path: Path
@@ -62,11 +62,11 @@ class LinkHandler:
             return False
 
     def add(self) -> None:
-        """Register.
+        """Register the handler.
 
         Raises:
-            GymError: ``MISSING_DEPENDENCY`` for a program that is not installed, before anything is written, or that
-                fails.
+            GymError: ``MISSING_DEPENDENCY`` for a program that is not installed, before anything is written, or for a
+                program that fails.
         """
         _require_programs(self.register)
         make_folder(self.path.parent)
@@ -75,10 +75,10 @@ class LinkHandler:
             _run(words)
 
     def remove(self) -> bool:
-        """Undo the registration; return False if there was none of this home.
+        """Undo the registration. Return False if this home was not registered.
 
         Raises:
-            GymError: As ``add``. The file is deleted all the same, so that a second call does not fail.
+            GymError: As in ``add``. The file is deleted even then, so that a second call does not fail.
         """
         if not self.is_registered():
             return False
@@ -93,21 +93,21 @@ class LinkHandler:
 
 
 def link_handler_of(home: Home, passphrase_file: Path | None = None) -> LinkHandler:
-    """Return the handler of a home on this machine."""
+    """Return the link handler of a home for this machine's platform."""
     return link_handler(platform_of(None), home.folder, page_command(home, passphrase_file), Path.home())
 
 
 def link_handler(platform: Platform, home: Path, command: Sequence[str], user_home: Path) -> LinkHandler:
-    """Create the handler for a platform.
+    """Create the link handler of a home for a platform.
 
     Args:
         platform: The platform.
         home: The contributor's home.
-        command: The command that gets the link as its last argument.
+        command: The command, to which the link is appended as the last argument.
         user_home: Home directory of the user.
 
     Raises:
-        GymError: ``USAGE`` for a path that a registration cannot hold.
+        GymError: ``USAGE`` for a path that the registration cannot represent.
     """
     require_writable([*command, str(home), str(user_home)])
     return {"linux": _desktop_entry, "macos": _applet, "windows": _registry_file}[platform](
@@ -116,7 +116,7 @@ def link_handler(platform: Platform, home: Path, command: Sequence[str], user_ho
 
 
 def page_command(home: Home, passphrase_file: Path | None) -> list[str]:
-    """Return the command of a page that ends when it is closed, since nobody sees a terminal."""
+    """Return the command for a page that exits when it is closed, since no terminal is visible."""
     words = [*client_command(), "ui", f"--home={home.folder}", "--port=0", "--open", "--until-closed"]
     if passphrase_file is not None:
         words.append(f"--passphrase-file={passphrase_file.expanduser().absolute()}")
@@ -124,7 +124,7 @@ def page_command(home: Home, passphrase_file: Path | None) -> list[str]:
 
 
 def _desktop_entry(home: Path, command: Sequence[str], user_home: Path) -> LinkHandler:
-    """Create the desktop entry of Linux desktops (freedesktop.org's Desktop Entry Specification 1.5)."""
+    """Create the desktop entry for Linux (freedesktop.org's Desktop Entry Specification 1.5)."""
     data = Path(os.environ.get("XDG_DATA_HOME") or user_home / ".local/share")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or user_home / ".config")
     path = data / "applications" / f"{_NAME}.desktop"
@@ -148,7 +148,7 @@ def _desktop_entry(home: Path, command: Sequence[str], user_home: Path) -> LinkH
         register=[["xdg-mime", "default", path.name, scheme]],
         unregister=[],
         own_mark=f"\n{mark}\n".encode(),
-        defaults=config / "mimeapps.list",  # xdg-mime writes the line, and has no command that removes it
+        defaults=config / "mimeapps.list",  # xdg-mime writes the line, but has no command to remove it
         default_line=f"{scheme}={path.name}",
     )
 
@@ -162,12 +162,12 @@ def _entry_word(word: str) -> str:
 
 
 def _entry_text(text: str) -> str:
-    """Escape a value of a desktop entry, on top of the quotes of an ``Exec`` line."""
+    """Escape a value of a desktop entry, in addition to the quotes of an ``Exec`` line."""
     return text.replace("\\", "\\\\")
 
 
 def _applet(home: Path, command: Sequence[str], user_home: Path) -> LinkHandler:
-    """Create the applet of macOS, which hands links to applications as events, never as arguments."""
+    """Create the applet for macOS, which passes links to applications as events, never as arguments."""
     app = user_home / "Applications" / f"{_NAME}.app"
     info = str(app / "Contents/Info.plist")
     path = home / "links.applescript"
@@ -195,7 +195,7 @@ def _applet(home: Path, command: Sequence[str], user_home: Path) -> LinkHandler:
                 "--sign",
                 "-",
                 str(app),
-            ],  # the applet was signed before its list was changed
+            ],  # sign again, since the property list was changed
             [f"{services}/Support/lsregister", "-f", str(app)],
         ],
         unregister=[["rm", "-rf", str(app)]],
@@ -203,7 +203,7 @@ def _applet(home: Path, command: Sequence[str], user_home: Path) -> LinkHandler:
 
 
 def _registry_file(home: Path, command: Sequence[str], user_home: Path) -> LinkHandler:
-    """Create the registry file of Windows, for the user's own classes."""
+    """Create the registry file for Windows, which changes only the user's own classes."""
     for word in command:
         if "%" in word:
             raise GymError(
@@ -221,7 +221,7 @@ def _registry_file(home: Path, command: Sequence[str], user_home: Path) -> LinkH
     )
     return LinkHandler(
         path,
-        b"\xff\xfe" + text.encode("utf-16-le"),  # regedit wants the mark
+        b"\xff\xfe" + text.encode("utf-16-le"),  # regedit requires the byte order mark
         text,
         register=[["reg", "import", str(path)]],
         unregister=[["reg", "delete", key, "/f"]],

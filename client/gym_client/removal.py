@@ -1,6 +1,6 @@
-"""Remove from this machine what `gym-client` has written: its files, the service file, and the handler of links.
+"""Remove what `gym-client` has written on this machine: its files, the service file and the link handler.
 
-`gym` keeps variants, models and data sets in the same folder by default. They stay, and are named.
+By default, `gym` keeps variants, models and data sets in the same folder. They are listed, but not deleted.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _OWN = (
     *("residuals", "secure", "seeding.json", "seeds", "servers", "service.log", "settings.json", "tasks"),
     *("traffic.json", "versions"),
 )
-"""Names of the files and folders of a home."""
+"""Names of the client's files and folders in a home."""
 _LOCK = "lock"
 
 
 @dataclass(frozen=True)
 class ClientFiles:
-    """What `gym-client uninstall` deletes.
+    """The files that `gym-client uninstall` deletes, and those that stay.
 
     Attributes:
         files: Files and folders of the client.
         others: Files and folders of other programs in the same folder, which stay.
-        hubs: Names of hubs that still have an account of this home.
+        hubs: Names of the hubs where this home still has an account.
     """
 
     files: tuple[Path, ...]
@@ -49,10 +49,10 @@ class ClientFiles:
     hubs: tuple[str, ...]
 
     def require_left(self, abandon: bool) -> None:
-        """Check that no account would be lost with the key, unless ``abandon`` is True.
+        """Check that no account would be lost together with the key, unless ``abandon`` is True.
 
         Raises:
-            GymError: ``USAGE`` with the hubs that were not left.
+            GymError: ``USAGE`` with the hubs where the account is still active.
         """
         if self.hubs and not abandon:
             raise GymError(
@@ -63,8 +63,8 @@ class ClientFiles:
 
 
 def client_files_of(home: Home) -> ClientFiles:
-    """List what is deleted, without deleting anything."""
-    hubs = tuple(pin.name or pin.address for pin in enrolled(home))  # first, as it may make an empty folder
+    """List the files to delete, without deleting anything."""
+    hubs = tuple(pin.name or pin.address for pin in enrolled(home))  # first, as this may create a folder
     inside = sorted(home.folder.iterdir())
     links = link_handler_of(home)
     outside = [*written_files(home), *([links.path] if links.is_registered() else [])]
@@ -75,10 +75,10 @@ def client_files_of(home: Home) -> ClientFiles:
 
 
 def remove(home: Home, removal: ClientFiles) -> None:
-    """Delete the files, and the home if nothing else is in it.
+    """Delete the files, and then the home if it is empty.
 
     Raises:
-        GymError: ``STATE_LOCKED`` while an agent of this home runs; as ``LinkHandler.remove``.
+        GymError: ``STATE_LOCKED`` while an agent of this home is running; errors from ``LinkHandler.remove``.
     """
     with home.locked():
         link_handler_of(home).remove()
@@ -87,6 +87,6 @@ def remove(home: Home, removal: ClientFiles) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-    (home.folder / _LOCK).unlink(missing_ok=True)  # taking the lock creates its file
+    (home.folder / _LOCK).unlink(missing_ok=True)  # taking the lock has created this file
     if not removal.others:
         home.folder.rmdir()

@@ -1,6 +1,6 @@
-"""Service files that run `gym-client join` in the background, for systemd, launchd and Windows' Task Scheduler.
+"""Service files that run `gym-client join` in the background: for systemd, launchd and the Windows Task Scheduler.
 
-The files contain no secrets; a passphrase stays in its own file.
+The files contain no secrets; a passphrase remains in its own file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STOP_SECONDS = 300
 _TASK = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 _CREDENTIAL = "passphrase"
 _NO_PROGRAM = "\"'\\$"
-"""Characters that systemd refuses in the path of a program, or expands there."""
+"""Characters that systemd rejects or expands in the path of a program."""
 
 _FINAL = (
     ErrorCode.USAGE,
@@ -56,16 +56,16 @@ _FINAL = (
     ErrorCode.LEDGER_FORKED,
     ErrorCode.HUB_RESTORED,
 )
-"""Errors that only a person can fix; the service is not restarted after them."""
+"""Errors that only a person can fix; the service is not restarted after one of them."""
 
 
 def needs_a_person(code: ErrorCode) -> bool:
-    """Return True if a restart of `gym-client join` would end with the same error."""
+    """Return True if `gym-client join` would fail with the same error after a restart."""
     return code in _FINAL
 
 
 def platform_of(given: str | None) -> Platform:
-    """Return a platform by its name; None for that of this machine.
+    """Return the platform with the given name; None means this machine's platform.
 
     Raises:
         GymError: ``USAGE`` for an unknown name.
@@ -79,7 +79,7 @@ def platform_of(given: str | None) -> Platform:
 
 
 def written_files(home: Home) -> tuple[Path, ...]:
-    """Return the service file of this home, if `gym-client install-service` wrote one on this machine."""
+    """Return the service file of this home, if `gym-client install-service` has written one on this machine."""
     file = service_file(platform_of(None), service_of(home, None), Path.home())
     try:
         is_own = file.own_mark in file.path.read_bytes()
@@ -110,9 +110,9 @@ class ServiceJob:
 
     Attributes:
         command: Program and first arguments, before ``join``.
-        home: The contributor's folder.
+        home: The contributor's home folder.
         environment: Additional environment variables, such as ``HOME``.
-        passphrase_file: A file with the passphrase in its first line; None if the key has none.
+        passphrase_file: A file with the passphrase in its first line; None if the key has no passphrase.
     """
 
     command: Sequence[str]
@@ -121,14 +121,14 @@ class ServiceJob:
     passphrase_file: Path | None
 
     def words(self) -> list[str]:
-        """Return the whole command."""
+        """Return the complete command."""
         passphrase = ["--passphrase-file", str(self.passphrase_file)] if self.passphrase_file else []
         return [*self.command, "join", *passphrase]
 
 
 @dataclass(frozen=True)
 class ServiceFile:
-    """A file for a service manager.
+    """A configuration file for a service manager.
 
     Attributes:
         path: The file's path.
@@ -136,7 +136,7 @@ class ServiceFile:
         text: The same content as text for display.
         start: Commands that start the service.
         remove: Commands that stop the service before the file is deleted.
-        own_mark: Bytes that occur only in the file of this home, whatever its command is.
+        own_mark: Bytes that only the file of this home contains, regardless of its command.
     """
 
     path: Path
@@ -163,10 +163,10 @@ def service_file(platform: Platform, service: ServiceJob, user_home: Path) -> Se
 
 
 def require_writable(texts: Sequence[str]) -> None:
-    """Check that files for a system can hold these words and paths.
+    """Check that words and paths can be written to service files.
 
     Raises:
-        GymError: ``USAGE`` for control characters, or bytes that are not UTF-8.
+        GymError: ``USAGE`` for control characters or bytes that are not UTF-8.
     """
     for text in texts:
         if not all(map(_is_writable, text)):
@@ -185,7 +185,7 @@ def _systemd(service: ServiceJob, user_home: Path) -> ServiceFile:
         begun = ["/usr/bin/env", _argument(program)]
     words = [*begun, *map(_argument, [*others, "join"])]
     if service.passphrase_file:
-        words += ["--passphrase-file", f'"%d/{_CREDENTIAL}"']  # systemd puts the LoadCredential file there
+        words += ["--passphrase-file", f'"%d/{_CREDENTIAL}"']  # systemd writes the LoadCredential file there
     variables = {**service.environment, "GYM_HOME": str(service.home)}
     lines = [
         "[Unit]",
@@ -221,13 +221,13 @@ def _systemd(service: ServiceJob, user_home: Path) -> ServiceFile:
 
 
 def _unit_quoted(text: str) -> str:
-    """Quote a word of a unit file and escape systemd's specifiers."""
+    """Quote a word of a unit file, escaping systemd's specifiers."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
 
 
 def _argument(text: str) -> str:
-    """Quote an argument of a program, in which systemd also expands variables."""
+    """Quote an argument of a program, escaping the variables that systemd also expands there."""
     return _unit_quoted(text.replace("$", "$$"))
 
 
@@ -248,7 +248,7 @@ def _unit_plain(path: Path) -> str:
 
 
 def _is_writable(character: str) -> bool:
-    """Return True if all three formats can represent a character; XML excludes U+FFFE and U+FFFF."""
+    """Return True if all three file formats can represent a character; XML excludes U+FFFE and U+FFFF."""
     return unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp") and character not in "\ufffe\uffff"
 
 
@@ -258,7 +258,7 @@ def _launchd(service: ServiceJob, user_home: Path) -> ServiceFile:
     content = plistlib.dumps(
         {
             "Label": _LABEL,
-            # --service, since launchd only distinguishes 0 and other codes
+            # --service maps the exit codes, since launchd only distinguishes 0 from other codes.
             "ProgramArguments": [*service.words(), "--service"],
             "EnvironmentVariables": {**service.environment, "GYM_HOME": str(service.home)},
             "RunAtLoad": True,
@@ -294,7 +294,7 @@ def _task(service: ServiceJob, user_home: Path) -> ServiceFile:
     settings = _child(task, "Settings")
     for name, value in (
         ("MultipleInstancesPolicy", "IgnoreNew"),
-        ("DisallowStartIfOnBatteries", "false"),  # policy.yaml has on_battery
+        ("DisallowStartIfOnBatteries", "false"),  # battery behaviour is set in policy.yaml
         ("StopIfGoingOnBatteries", "false"),
         ("ExecutionTimeLimit", "PT0S"),
     ):
@@ -310,7 +310,7 @@ def _task(service: ServiceJob, user_home: Path) -> ServiceFile:
     content = f'<?xml version="1.0" encoding="UTF-16"?>\n{text}\n'
     start = [subprocess.list2cmdline(["schtasks", "/Create", "/TN", _NAME, "/XML", str(path)])]
     remove = [f"schtasks /Delete /TN {_NAME} /F"]
-    return ServiceFile(path, content.encode("utf-16"), content, start, remove, b"")  # it is in the home
+    return ServiceFile(path, content.encode("utf-16"), content, start, remove, b"")  # needs no mark in the home
 
 
 def _child(parent: ElementTree.Element, name: str, text: str | None = None) -> ElementTree.Element:

@@ -1,4 +1,4 @@
-"""Remove a variant from all joined hubs, and verify the receipts."""
+"""Remove a variant from all hubs that were joined, and verify the hubs' receipts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gym_fed.trust.ledger.entries import Entry
 
 
 def pushed_to(home: Home, name: str) -> list[ServerPin]:
-    """List the hubs where a variant of this name still exists according to this home's receipts."""
+    """List the hubs that still have a variant of this name, according to this home's receipts."""
     held: dict[str, bool] = {}
     for receipt in home.receipts():
         if receipt.get("variant") == name and isinstance(receipt.get("held"), bool):
@@ -28,19 +28,20 @@ def pushed_to(home: Home, name: str) -> list[ServerPin]:
 
 
 def remove_everywhere(home: Home, name: str, owner: str | None, insecure: bool) -> Iterator[HubRemoval]:
-    """Remove a variant from all hubs, one after the other; safe to repeat.
+    """Remove a variant from all hubs, one after another; safe to repeat.
 
     Args:
         home: The home with the accounts.
         name: Name of the variant.
-        owner: Id of the owner's account; hubs where this home has another account are skipped. None for a user id.
+        owner: Id of the owner's account; hubs where this home has another account are skipped. None to accept any
+            account.
         insecure: Use plain text for loopback addresses.
 
     Raises:
-        GymError: For the first hub that is unreachable or refuses; earlier removals remain.
+        GymError: For the first hub that is unreachable or refuses; earlier removals remain in effect.
     """
     for pin in with_account(home):
-        if not pin.contributor:  # an account that was left cannot make requests
+        if not pin.contributor:  # an account that has left cannot make requests
             yield HubRemoval(address=pin.address, server=pin.server, status="not asked")
         elif owner is not None and owner != pin.contributor:
             yield HubRemoval(address=pin.address, server=pin.server, status="another's")
@@ -57,15 +58,15 @@ def remove_everywhere(home: Home, name: str, owner: str | None, insecure: bool) 
 
 
 def check_hubs(home: Home, signed: SignedRemoval) -> list[dict[str, Any]]:
-    """Verify the hubs' receipts with the ledger keys known to this home.
+    """Verify the hubs' receipts with the ledger keys that this home knows.
 
     Returns:
-        One row per hub: ``address``, ``server``, ``status`` and ``proven``, and if its entry was checked,
+        One row per hub: ``address``, ``server``, ``status`` and ``proven``. If the hub's entry was checked, also
         ``ledger_sequence`` and ``is_same_document`` (True if the entry is for a revision in the receipt). ``proven``
-        requires that, or a receipt of this home that links the entry to the variant.
+        requires that, or a receipt in this home that links the entry to the variant.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID`` if the hub did not sign a receipt, or it is for something else.
+        GymError: ``SIGNATURE_INVALID`` if the hub did not sign a receipt, or if it is a receipt for something else.
     """
     keys = {pin.server: pin.ledger_key for pin in with_account(home) if pin.ledger_key}
     rows: list[dict[str, Any]] = []
@@ -84,7 +85,7 @@ def check_hubs(home: Home, signed: SignedRemoval) -> list[dict[str, Any]]:
 
 
 def _entry(hub: HubRemoval, owner: str, ledger_key: bytes) -> Entry:
-    """Verify a hub's receipt and return the entry it proves.
+    """Verify a hub's receipt and return the ledger entry that it proves.
 
     Raises:
         GymError: As in ``check_hubs``.

@@ -1,4 +1,4 @@
-"""Personal variants at a hub: push, pull, list and remove."""
+"""Push, pull, list and remove personal variants at a hub."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gym_fed.trust.ledger.heads import EntryProof
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 Progress = Callable[[str, int, int], None]
-"""Called with the phase (``upload``, ``fetch`` or ``ledger``), done and total."""
+"""Called with the phase (``upload``, ``fetch`` or ``ledger``) and the done and total amounts."""
 
 _TRIES = 3
 _MAX_PAGES = 1000
@@ -30,16 +30,16 @@ _MAX_PAGES = 1000
 
 @dataclass(frozen=True)
 class HubVariant:
-    """A variant as reported by the hub.
+    """A variant, as reported by the hub.
 
     Attributes:
-        signed: Manifest signed by the owner.
-        base: The hub's model that it belongs to: ``base``, or ``version N``.
+        signed: The manifest, signed by the owner.
+        base: The hub's model that the variant belongs to: ``base``, or ``version N``.
         key_status: Current status of the signing key: active, rotated or revoked.
         put_at: Time of the push in Unix seconds.
-        is_public: True if all enrolled contributors may read it.
+        is_public: True if all enrolled contributors may read the variant.
         num_readers: Number of other readers; reported only to the owner.
-        readers: Ids of the readers, if a single variant was requested.
+        readers: Ids of the readers; only known if a single variant was requested.
     """
 
     signed: SignedVariant
@@ -64,7 +64,7 @@ class HubVariant:
 
 @dataclass(frozen=True)
 class PulledVariant:
-    """A fetched and verified variant: the file, the owner's signed manifest and its ledger entry."""
+    """A fetched and verified variant: its file, the manifest signed by the owner, and its ledger entry."""
 
     path: Path
     signed: SignedVariant
@@ -72,7 +72,7 @@ class PulledVariant:
 
 
 def sign_variant(client: HubClient, manifest: VariantManifest) -> SignedVariant:
-    """Sign a manifest for the account at the hub, with the key that the hub knows."""
+    """Sign a manifest for the account at the hub, with the key that the hub knows for the account."""
     issued_at = int(client.now("PutVariant"))
     own = manifest.model_copy(update={"owner": client.pin.contributor, "issued_at": issued_at})
     return SignedVariant.sign(own, key_for(client.home, client.pin))
@@ -81,13 +81,13 @@ def sign_variant(client: HubClient, manifest: VariantManifest) -> SignedVariant:
 def to_push(
     client: HubClient, manifest: VariantManifest, signed: SignedVariant | None = None
 ) -> SignedVariant:
-    """Return the signed manifest to push: an earlier one if its key is current, the hub's copy, or a new one.
+    """Return the signed manifest to push: an earlier one if its key is still current, the hub's copy, or a new one.
 
-    Using the hub's copy of an equal manifest makes an interrupted push repeatable.
+    The hub's copy is used if its manifest is equal, so that an interrupted push can be repeated.
 
     Args:
         client: Client of the hub.
-        manifest: The manifest; its owner is replaced by the account at the hub.
+        manifest: The manifest; its owner is replaced with the account at the hub.
         signed: The manifest signed earlier; None if there is none.
     """
     present = key_for(client.home, client.pin).public_key
@@ -101,7 +101,7 @@ def to_push(
 
 
 def held_variant(client: HubClient, name: str) -> SignedVariant | None:
-    """Return the account's variant of this name on the hub; None if there is no valid one."""
+    """Return the hub's copy of the account's variant of this name; None if there is no valid one."""
     try:
         return get_variant(client, "", name).signed
     except GymError as error:
@@ -122,18 +122,18 @@ def push_variant(
 
     Args:
         client: Client of the hub.
-        delta: The file that the manifest names.
+        delta: The file that the manifest refers to.
         signed: The manifest, signed by the account at the hub.
         readers: Ids of other accounts that may read it, ``*`` for everyone enrolled; None leaves them unchanged.
         progress: Called with the upload's progress.
         should_stop: Checked between chunks.
 
     Returns:
-        The hub's receipt, verified and stored in the home.
+        The hub's receipt, which is verified and stored in the home.
 
     Raises:
-        GymError: ``HASH_MISMATCH`` if the file does not match the manifest; the hub's errors, before the upload;
-            ``INTERRUPTED``; ``SIGNATURE_INVALID`` if the hub's ledger key did not sign the receipt.
+        GymError: ``HASH_MISMATCH`` if the file does not match the manifest; errors from the hub, before the upload;
+            ``INTERRUPTED``; ``SIGNATURE_INVALID`` if the receipt is not signed with the hub's ledger key.
     """
     manifest = signed.manifest
     if (digest := file_sha256(delta)) != manifest.delta_sha256:
@@ -167,7 +167,7 @@ def get_variant(client: HubClient, owner: str, name: str) -> HubVariant:
 
     Args:
         client: Client of the hub.
-        owner: Id of the account; empty for one's own.
+        owner: Id of the owner's account; empty for one's own.
         name: Name of the variant.
 
     Raises:
@@ -194,20 +194,20 @@ def pull_variant(
     should_stop: Callable[[], bool] = lambda: False,
     local: Path | None = None,
 ) -> PulledVariant:
-    """Download a variant and verify it. Call again to resume.
+    """Download and verify a variant. Call again to resume.
 
-    The variant must be signed by the owner with a key that the hub's ledger assigns to the owner and that was not
-    revoked, and be the newest revision in the ledger. The file must have its SHA-256, be a valid delta, and match its
-    base.
+    The owner must have signed the variant with a key that the hub's ledger assigns to the owner and that is not
+    revoked, and it must be the newest revision in the ledger. The file must match its SHA-256 and the variant's base,
+    and be a valid delta.
 
     Args:
         client: Client of the hub.
-        owner: Id of the account; empty for one's own.
+        owner: Id of the owner's account; empty for one's own.
         name: Name of the variant.
         folder: Folder for the file, which is named by its SHA-256.
-        progress: Called with the progress of ledger and download.
+        progress: Called with the progress of the ledger and the download.
         should_stop: Checked between chunks.
-        local: A file to use instead of a download if its digest matches.
+        local: A local file that is used in place of a download if its digest matches.
 
     Raises:
         GymError: Errors from ``get_variant``, ``check_variant`` and ``download``; ``DELTA_INVALID``, ``BASE_MISMATCH``.
@@ -232,12 +232,12 @@ def pull_variant(
 
 
 def list_variants(client: HubClient) -> Iterator[HubVariant]:
-    """List the account's variants and those it may read, by owner and name."""
+    """List the account's own variants and those that it may read, by owner and name."""
     return map(_read, _pages(client))
 
 
 def list_public(client: HubClient) -> Iterator[tuple[pb.VariantInfo, SignedVariant]]:
-    """List the public variants, each as the hub's message and the manifest signed by its owner."""
+    """List the public variants, each as the hub's message and the manifest that its owner has signed."""
     return ((info, _read(info).signed) for info in _pages(client) if info.is_public)
 
 
@@ -260,10 +260,10 @@ def remove_variant(client: HubClient, name: str) -> dict[str, Any]:
     """Remove one of the account's variants from the hub.
 
     Returns:
-        The hub's receipt, verified and stored in the home.
+        The hub's receipt, which is verified and stored in the home.
 
     Raises:
-        GymError: ``NOT_FOUND``; ``SIGNATURE_INVALID`` if the hub's ledger key did not sign the receipt, or it is for
+        GymError: ``NOT_FOUND``; ``SIGNATURE_INVALID`` if the receipt is not signed with the hub's ledger key, or is for
             another variant.
     """
     reply = client.call("DeleteVariant", pb.DeleteVariantRequest(name=name))
@@ -271,7 +271,7 @@ def remove_variant(client: HubClient, name: str) -> dict[str, Any]:
 
 
 def known_slots(home: Home, server: str) -> dict[str, str]:
-    """Return the names of this home's variants by their slot in a hub's ledger, from stored receipts.
+    """Return the names of this home's variants by their slot in a hub's ledger, according to stored receipts.
 
     The ledger contains no variant names; only the receipt of a push links an entry to a name.
     """
@@ -285,7 +285,7 @@ def known_slots(home: Home, server: str) -> dict[str, str]:
 
 
 def _require_slot(client: HubClient, proof: EntryProof, name: str) -> None:
-    """Reject a removal proof for a variant that this home knows under a different name."""
+    """Reject a removal proof if this home knows the removed variant under a different name."""
     slots, slot = known_slots(client.home, client.pin.server), str(proof.entry.body.get("variant"))
     if slots.get(slot, name) != name or (name in slots.values() and slot not in slots):
         raise GymError(
@@ -332,7 +332,7 @@ def _read(info: pb.VariantInfo) -> HubVariant:
 
 
 def _same(first: VariantManifest, other: VariantManifest) -> bool:
-    """Return True if two manifests are equal except for owner and time."""
+    """Return True if two manifests are equal except for the owner and the time."""
     ignored = {"owner", "issued_at"}
     return first.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
 

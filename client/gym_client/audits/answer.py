@@ -1,8 +1,9 @@
 """The answer to an audit: one safetensors file with the task, the manifest, the rows, the delta and the drawn states.
 
-Its tensors are ``document`` (JSON as bytes), ``delta`` (the bytes of the update's file), and the states as
-``<step>/<name>``: before and after every drawn step, before training and at its end. An auditor does not trust it: the
-size is limited, and everything in it is checked against the update's id and the draw, which the hub's ledger records.
+Its tensors are ``document`` (JSON as bytes), ``delta`` (the bytes of the update's file), and the states, named
+``<step>/<name>``: before and after every drawn step, before training, and at the end of training. An auditor does not
+trust the file. Its size is limited, and its contents are checked against the update's id and the draw, both of which
+the hub's ledger records.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MAX_DOCUMENT_BYTES = 256 << 20
 
 
 class ProvedLeaf(StrictModel):
-    """The digests of one step, with the path from its leaf to ``training_root``."""
+    """The digests of one step, with the Merkle path from its leaf to ``training_root``."""
 
     step: int = Field(ge=0, le=100_000)
     batch: str = Field(pattern=r"^([0-9a-f]{64})?$")
@@ -47,7 +48,7 @@ class ProvedLeaf(StrictModel):
 
 
 class AnswerDocument(StrictModel):
-    """The text part of an answer."""
+    """The JSON document of an answer."""
 
     format: Literal["gym-audit-answer-1"] = "gym-audit-answer-1"
     manifest: UpdateManifest
@@ -66,7 +67,7 @@ def write_answer(path: Path, evidence: Evidence, draw: Draw) -> None:
     """Write the answer to a draw.
 
     Raises:
-        GymError: ``FILE_EXISTS``; ``STATE_CORRUPT`` if the evidence is not what the update committed to.
+        GymError: ``FILE_EXISTS``; ``STATE_CORRUPT`` if the evidence differs from what the update committed to.
     """
     import torch
     from safetensors.torch import load_file, save
@@ -108,11 +109,11 @@ def write_answer(path: Path, evidence: Evidence, draw: Draw) -> None:
 
 @dataclass
 class AuditAnswer:
-    """An answer to a draw. Its document and proofs are verified; its states are verified when they are read.
+    """An answer to a draw. The document and proofs are already verified; states are verified when they are read.
 
     Attributes:
-        document: The text part.
-        delta: Content of the update's file.
+        document: The JSON document.
+        delta: Contents of the update's file.
     """
 
     path: Path
@@ -126,8 +127,8 @@ class AuditAnswer:
         """Read and verify an answer.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``; ``TOO_LARGE`` before anything is read; ``AUDIT_INVALID`` with the part that
-                is malformed, or is not what the update committed to.
+            GymError: ``FILE_NOT_FOUND``; ``TOO_LARGE`` before anything is read; ``AUDIT_INVALID`` with the part that is
+                malformed or differs from what the update committed to.
         """
         _check_size(path, max_bytes)
         file = _open(path)
@@ -139,11 +140,11 @@ class AuditAnswer:
         return answer
 
     def batches(self) -> dict[int, str]:
-        """Return the committed digests of batches by step."""
+        """Return the committed digests of the batches, by step."""
         return {leaf.step: leaf.batch for leaf in self.document.leaves}
 
     def state(self, number: int, num_weights: int) -> dict[str, Tensor]:
-        """Read the state after a step, and compare it with its leaf.
+        """Read the state after a step and compare it with its committed leaf.
 
         Args:
             number: Number of the step; 0 for the state before training.
@@ -199,7 +200,7 @@ class AuditAnswer:
 
 
 def invalid(path: Path, problem: str) -> GymError:
-    """Return the error for an answer that cannot be used."""
+    """Create the error for an answer that cannot be used."""
     return GymError(
         ErrorCode.AUDIT_INVALID,
         plain(f"{path}: {problem}", 500),
@@ -249,7 +250,7 @@ def _bytes_of(path: Path, file: Any, name: str, max_bytes: int) -> bytes:
 def _parse(path: Path, text: bytes, draw: Draw) -> AnswerDocument:
     try:
         value = strict_json(text)
-        # Before it is parsed, which imports the plug-ins that a task names.
+        # Plug-ins are checked before the task is parsed, since parsing imports the plug-ins that the task names.
         task = value.get("task") if isinstance(value, dict) else None
         if canonical_digest(task) != draw.task:
             raise invalid(path, f"its task is not the one of round {draw.server_round}")

@@ -1,4 +1,4 @@
-"""The auditor's side: repeat the drawn steps of an answer, and sign a verdict."""
+"""The auditor's side of an audit: repeat the drawn steps of an answer, and sign a verdict."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.ledger.audits import AuditVerdict, SignedVerdict
 
 _MOST = 1e30
-"""Stands for larger distances, infinity and NaN, which JSON cannot represent."""
+"""Upper limit for reported distances; replaces infinity and NaN, which JSON cannot represent."""
 _ROUNDING = 1e-6
-"""Tolerance between the delta and the auditor's encoding of the final state; both round to the same format."""
+"""Tolerance between the delta and the auditor's encoding of the final state, due to rounding in both."""
 
 
 def repeat_steps(
@@ -34,21 +34,21 @@ def repeat_steps(
     public_rows: Iterable[dict[str, Any]] | None,
     device: str = "auto",
 ) -> tuple[dict[int, float], str]:
-    """Repeat the drawn steps of an update with the project's own training step.
+    """Repeat the drawn steps of an update with gym-fed's own training step.
 
     Args:
         answer: The contributor's answer.
-        draw: The draw that it answers.
+        draw: The draw that the answer is for.
         model: The federation's base.
         soup_path: Returns the file of a soup, or of the sum of soups that add up, by its sha256.
-        public_rows: The auditor's own copy of the public rows; None if the rows are disclosed.
-        device: Device of the training.
+        public_rows: The auditor's own copy of the public rows; None if the answer contains the rows.
+        device: Device for the training steps.
 
     Returns:
-        The difference of each step by number, and the reason why the audit failed; empty if it passed.
+        The distance of each drawn step, by step number, and the reason why the audit failed; empty if it passed.
 
     Raises:
-        GymError: ``AUDIT_INVALID`` for states that are not those committed to; errors from the model and the rows.
+        GymError: ``AUDIT_INVALID`` for states that differ from the committed ones; errors from the model and the rows.
     """
     if public_rows is not None:
         known = {canonical_digest(row) for row in public_rows}
@@ -88,7 +88,7 @@ def repeat_steps(
 
 
 def _is_encoded(answer: AuditAnswer, spec: TaskSpec, model: GlobalModel, tuned: Any, folder: Path) -> bool:
-    """Return True if the update's delta has the factors of ``tuned``, as its codec rounds them."""
+    """Return True if the update's delta contains the factors of ``tuned``, rounded by its codec."""
     from gym_fed.delta.encode import lora_delta
     from gym_fed.delta.file import DeltaFile
     from gym_fed.training.tuning.lora import lora_factors
@@ -112,7 +112,7 @@ def _is_encoded(answer: AuditAnswer, spec: TaskSpec, model: GlobalModel, tuned: 
 
 
 def fetched_sum(spec: TaskSpec, soup_path: Callable[[str], Path], folder: Path) -> VersionSum:
-    """Return a sum in a new folder, which holds a copy of the downloaded sum of the task's soups if they add up."""
+    """Return a sum in a new folder, with a copy of the downloaded sum if the task's soups are additive."""
     folder.mkdir()
     sums = VersionSum(folder)
     if spec.soups and (name := spec.soups[-1].sum_sha256) is not None:
@@ -124,7 +124,7 @@ def fetched_sum(spec: TaskSpec, soup_path: Callable[[str], Path], folder: Path) 
 def signed_verdict(
     draw: Draw, server: str, key: SigningKey, now: float, distances: dict[int, float], problem: str
 ) -> SignedVerdict:
-    """Sign the verdict on an audit; ``problem`` is empty if it passed."""
+    """Sign the verdict on an audit. ``problem`` is empty if the audit passed."""
     finite = {str(step): distance if distance < _MOST else _MOST for step, distance in distances.items()}
     verdict = AuditVerdict(
         auditor=key.contributor,
@@ -141,10 +141,10 @@ def signed_verdict(
 
 
 def unanswered(draw: Draw, server: str, key: SigningKey, now: float) -> SignedVerdict:
-    """Sign that the contributor did not answer in time.
+    """Sign a verdict that the contributor did not answer in time.
 
     Raises:
-        GymError: ``USAGE`` while there is time to answer.
+        GymError: ``USAGE`` before the deadline for the answer.
     """
     left = draw.drawn_at + draw.terms.answer_seconds - now
     if left > 0:

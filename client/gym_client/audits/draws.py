@@ -22,14 +22,14 @@ class Draw:
 
     Attributes:
         update: Id of the update.
-        contributor: Its contributor.
-        server_round: Its round.
+        contributor: Id of its contributor.
+        server_round: Round of the update.
         steps: Numbers of the drawn steps, from 1.
-        num_steps: Number of steps of the training.
+        num_steps: Number of training steps of the update.
         task: Digest of the round's task.
         terms: The terms of the audit.
-        drawn_at: Hub time of the draw, Unix seconds.
-        verdict: Kind of the entry of the verdict; empty before.
+        drawn_at: Time of the draw in Unix seconds, by the hub's clock.
+        verdict: Kind of the ledger entry with the verdict; empty if there is none yet.
     """
 
     update: str
@@ -44,7 +44,7 @@ class Draw:
 
     @property
     def chance(self) -> float:
-        """The probability that these steps contain a single false step of the training."""
+        """The probability that the drawn steps contain the false one, if exactly one training step is false."""
         return chance_of_catching(self.num_steps, 1, len(self.steps))
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Draw:
 
 
 class Draws:
-    """Ledger visitor that collects draws, and all updates that took part in one."""
+    """Ledger visitor that collects draws, and all updates that could have been drawn."""
 
     def __init__(self) -> None:
         self.drawn: dict[str, Draw] = {}
@@ -98,10 +98,10 @@ class Draws:
             )
 
     def find(self, beginning: str) -> Draw:
-        """Return the draw of an update by the first characters of its id.
+        """Return the draw for an update, given the first characters of the update's id.
 
         Raises:
-            GymError: ``NOT_FOUND`` if there is none, ``USAGE`` if there are several.
+            GymError: ``NOT_FOUND`` if there is none; ``USAGE`` if there are several.
         """
         matches = [draw for update, draw in self.drawn.items() if update.startswith(beginning)]
         if not matches:
@@ -116,7 +116,7 @@ class Draws:
 
 
 def read_draws(home: Home, client: HubClient) -> Draws:
-    """Download and verify the hub's ledger, return its draws, and delete evidence of updates that were not drawn."""
+    """Download and verify the hub's ledger, delete evidence of updates that were not drawn, and return the draws."""
     client.status()
     key = bytes.fromhex(client.pin.ledger_key)
     copy = LedgerCopy(home, key)
@@ -128,7 +128,7 @@ def read_draws(home: Home, client: HubClient) -> Draws:
 
 
 def drop_unneeded(home: Home, server: str, draws: Draws) -> None:
-    """Delete evidence that a hub no longer needs: of updates that were not drawn, or that have a verdict."""
+    """Delete evidence that a hub no longer needs: of updates that were not drawn or already have a verdict."""
     for evidence in list(kept_evidence(home)):
         if evidence.task.server != server:
             continue

@@ -1,9 +1,9 @@
-"""Evidence that a contributor keeps of an admitted update, to answer an audit: ``audits/<update id>/`` in the home.
+"""The evidence of an admitted update, kept by the contributor to answer an audit: ``audits/<update id>/`` in the home.
 
-The folder contains ``task.json`` (the task), ``manifest.json``, ``rows.jsonl``, ``update.gymdelta``, and the record of
-the training (``leaves.jsonl`` and a file of weights and moments per step). It is created in the task's folder and moved
-here when the hub admits the update. It is deleted when the time to answer has passed, when the update was not drawn, or
-when the contributor leaves the hub.
+The folder contains ``task.json``, ``manifest.json``, ``rows.jsonl``, ``update.gymdelta``, and the record of the
+training: ``leaves.jsonl`` and a file of weights and moments per step. It is created in the task's folder and moved here
+when the hub admits the update. It is deleted when the time to answer has passed, when the update was not drawn, or when
+the contributor leaves the hub.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _DAY = 86400
 
 @dataclass(frozen=True)
 class Evidence:
-    """The folder of one update."""
+    """The evidence folder of one update."""
 
     folder: Path
 
     @property
     def update(self) -> str:
-        """Id of the update."""
+        """The id of the update."""
         return self.folder.name
 
     @property
@@ -70,14 +70,14 @@ class Evidence:
         return self.folder / _DELTA
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the training, in their order."""
+        """Return the training rows in their original order."""
         return [json.loads(line) for line in (self.folder / _ROWS).read_text(encoding="utf-8").splitlines()]
 
     def size_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.folder.iterdir())
 
     def drop(self) -> None:
-        """Delete the folder. If the process is killed meanwhile, the next listing deletes the rest."""
+        """Delete the folder. After a kill, the next call of ``kept_evidence`` deletes the rest."""
         hidden = self.folder.with_name("." + self.folder.name)
         os.replace(self.folder, hidden)
         shutil.rmtree(hidden)
@@ -86,15 +86,15 @@ class Evidence:
 def begin_record(
     home: Home, spec: TaskSpec, folder: TaskFolder, data: Data, max_bytes: int, now: float
 ) -> StepRecorder:
-    """Return the recorder of a task's training, after deleting expired evidence.
+    """Delete expired evidence, then return a recorder for a task's training.
 
     Args:
         home: The contributor's home.
-        spec: The task, which has audits.
+        spec: The task, which requires audits.
         folder: The task's folder.
         data: The contributor's rows.
-        max_bytes: Maximum bytes of all evidence of this home.
-        now: The hub's time, in Unix seconds.
+        max_bytes: Maximum bytes of all evidence in this home.
+        now: The hub's time in Unix seconds.
     """
     from gym_fed.training.audits.recorder import StepRecorder
 
@@ -110,7 +110,7 @@ def begin_record(
 
 
 def keep_evidence(home: Home, folder: TaskFolder, update: str) -> None:
-    """Move the record of an admitted update from its task's folder to ``audits/``."""
+    """Move the training record of an admitted update from its task's folder to ``audits/``."""
     finished = folder.finished()
     if finished is None or finished.manifest.digest != update or not folder.audit.exists():
         return
@@ -125,7 +125,7 @@ def keep_evidence(home: Home, folder: TaskFolder, update: str) -> None:
 
 
 def kept_evidence(home: Home) -> Iterator[Evidence]:
-    """Yield the evidence in a home, sorted by update."""
+    """Yield the evidence in a home, sorted by update id."""
     for path in sorted(home.audits.iterdir()):
         if path.name.startswith("."):
             shutil.rmtree(path)
@@ -136,16 +136,16 @@ def kept_evidence(home: Home) -> Iterator[Evidence]:
 def drop_expired(home: Home, server: str, now: float) -> None:
     """Delete evidence whose time to answer has passed.
 
-    Evidence for other hubs is deleted a week later by this machine's clock, since a hub that is gone reports no time.
+    Evidence for other hubs is deleted a week later by this machine's clock, since a hub may no longer exist.
 
     Args:
         home: The contributor's home.
         server: Id of the hub.
-        now: Its time, in Unix seconds. A hub that claims a later time than this machine's is not believed.
+        now: The hub's time in Unix seconds. It is not trusted if it is later than this machine's time.
     """
     for evidence in list(kept_evidence(home)):
         task = evidence.task
-        # The draw follows when the round ends.
+        # The hub draws updates only after the round has ended.
         ends = max(evidence.manifest.issued_at_seconds, task.deadline_seconds) + _DAY
         passed = min(now, time.time()) if task.server == server else time.time() - 7 * _DAY
         if task.audit is None or passed > ends + task.audit.answer_seconds:
@@ -153,7 +153,7 @@ def drop_expired(home: Home, server: str, now: float) -> None:
 
 
 def drop_all(home: Home, server: str) -> None:
-    """Delete all evidence of a hub, which contains copies of the rows."""
+    """Delete all evidence for a hub, which contains copies of the rows."""
     for evidence in list(kept_evidence(home)):
         if evidence.task.server == server:
             evidence.drop()

@@ -1,1 +1,1 @@
-"""Base models missing on this machine: the hub's offer, download, verification and storage."""
+"""Base models that are missing on this machine: the hub's offer, download, verification and storage."""

@@ -1,4 +1,4 @@
-"""Fetch and verify the files of a base from its hub, with resumable and bounded downloads."""
+"""Fetch and verify the files of a base model from a hub, with resumable and bounded downloads."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from gym_fed.trust.wire.limits import CALL_SECONDS
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _SPARE_VALUES = 1 << 24
-"""Maximum number of values in buffers that no file contains, such as position tables."""
+"""Maximum number of values in buffers that are not stored in any file, such as position tables."""
 
 
 MAX_VALUE = 1 << 30
-"""Limit for integers in a config; public models need at most tens of millions (positions, RoPE)."""
+"""Maximum integer in a config; public models need at most tens of millions (positions, RoPE)."""
 MAX_EXPERTS = 4096
 _LAYERS = re.compile(r"(^|_)(n|num)_(.*_)?(layer|block|stage)s?$|depth", re.ASCII)
 _EXPERTS = re.compile(r"(^|_)(n|num)_(.*_)?experts?$", re.ASCII)
 
 _DIGEST_BYTES = 16
 _MAX_BYTES = 64 << 20
-"""Limit for a listing; one with 20,000 tensors has about 2 MB."""
+"""Maximum size of a listing in bytes; one with 20,000 tensors has about 2 MB."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The hub's list of base files, and 16-byte digests of the base's tensors; either may be empty."""
+    """The hub's list of base files, and the 16-byte digests of the base's tensors. Either may be empty."""
 
     files: tuple[BaseFile, ...]
     tensors: Mapping[str, bytes]
 
     def require(self, sha256: str, size_bytes: int) -> None:
-        """Check that these are the offered files and that they may be transferred.
+        """Check that this is the offered list of files and that the files may be transferred.
 
         Raises:
             GymError: ``HASH_MISMATCH`` for a different list; ``MODEL_INVALID`` as in ``check_listing``.
@@ -70,10 +70,10 @@ class Listing:
 
 
 def read_listing(client: HubClient) -> Listing:
-    """Request the listing of a hub's base.
+    """Request the listing of a hub's base model.
 
     Raises:
-        GymError: ``TOO_LARGE`` if it exceeds any base's size, ``UNAVAILABLE`` if the connection breaks.
+        GymError: ``TOO_LARGE`` if it exceeds the size limit; ``UNAVAILABLE`` if the connection breaks.
     """
     files: list[BaseFile] = []
     tensors: dict[str, bytes] = {}
@@ -97,11 +97,11 @@ def read_listing(client: HubClient) -> Listing:
 
 
 def differences(listing: Listing, tensors: Mapping[str, bytes], folder: Path | None) -> str:
-    """Describe how a local model differs from the hub's base; empty if that is unknown.
+    """Describe how a local model differs from the hub's base; empty if the differences are unknown.
 
     Args:
         listing: The hub's listing.
-        tensors: Digests of the local model from ``digests_by_tensor``.
+        tensors: Digests of the local model's tensors, from ``digests_by_tensor``.
         folder: Folder of the local model; None if unknown.
     """
     if listing.tensors:
@@ -131,7 +131,7 @@ def _in_words(unlike: list[str], count: int, theirs: Mapping[str, bytes], ours: 
 T = TypeVar("T")
 
 SPARE_BYTES = 256 << 20
-"""Bytes to keep free on the disk."""
+"""Bytes that must stay free on the disk."""
 
 
 def fetch_files(
@@ -143,20 +143,20 @@ def fetch_files(
     should_stop: Callable[[], bool],
     count: Callable[[int], None],
 ) -> None:
-    """Download the files that ``folder`` lacks; call again to resume.
+    """Download the files that are missing in ``folder``; call again to resume.
 
     Args:
         client: Client of the hub; the caller must have an account there.
-        folder: A folder for this base only: files outside the listing are deleted.
+        folder: A folder that is used only for this base: files that are not in the listing are deleted.
         files: The verified listing.
-        retry: Repeats a download while the hub is unreachable.
+        retry: Retries a download while the hub is unreachable.
         progress: Called with downloaded and total bytes.
         should_stop: Checked between chunks; True stops the download.
-        count: Called with the bytes of each received chunk.
+        count: Called with the number of bytes of each received chunk.
 
     Raises:
-        GymError: ``DISK_FULL`` before the download, ``HASH_MISMATCH``, ``TOO_LARGE``, ``INTERRUPTED``,
-            ``MODEL_INVALID`` for JSON that refers to code or other files.
+        GymError: ``DISK_FULL`` before the download; ``HASH_MISMATCH``; ``TOO_LARGE``; ``INTERRUPTED``;
+            ``MODEL_INVALID`` for JSON files that refer to code or to other files.
     """
     missing = [file for file in files if not _is_here(folder, file)]
     _delete_strangers(folder, files, missing)
@@ -188,7 +188,7 @@ def _is_here(folder: Path, file: BaseFile) -> bool:
 
 
 def _delete_strangers(folder: Path, files: Sequence[BaseFile], missing: Sequence[BaseFile]) -> None:
-    """Delete damaged files and files that are not in the listing."""
+    """Delete damaged files, and files that are not in the listing."""
     lacking = {file.name for file in missing}
     keep = {file.name for file in files if file.name not in lacking}
     keep |= {f"{file.sha256}.part" for file in missing}
@@ -214,10 +214,10 @@ def _require_space(folder: Path, missing: Sequence[BaseFile]) -> None:
 
 
 def require_own_weights(folder: Path, names: Sequence[str]) -> None:
-    """Check that the model of ``config.json`` is no larger than the weight files in the folder.
+    """Check that the model in ``config.json`` is no larger than the weight files in the folder.
 
-    Loading allocates every tensor of the config, including those that no file contains, so a config of a few bytes
-    could exhaust memory.
+    Loading allocates every tensor that the config describes, even if no file contains it. A config of a few bytes could
+    therefore exhaust memory.
 
     Raises:
         GymError: ``MODEL_INVALID``.
@@ -263,7 +263,7 @@ def _require_bounded(config: object, num_tensors: int) -> None:
 
 
 def _values_of(folder: Path) -> int:
-    """Return the number of values in the parameters and buffers of a folder's config, without allocating them."""
+    """Return the number of values in the parameters and buffers of a folder's model, without allocating them."""
     import torch
     from transformers import AutoConfig
 

@@ -19,16 +19,16 @@ _COMMIT = re.compile(r"([0-9a-f]{40})?", re.ASCII)
 
 @dataclass(frozen=True)
 class BaseOffer:
-    """An offer of the base. All values are the hub's claims; only the digest is verified.
+    """A hub's offer of its base model. All values are the hub's claims; only the digest is verified.
 
     Attributes:
         base_model: The hub's plain name for the base.
-        base_digest: Digest of the base's tensors, which is verified.
+        base_digest: Digest of the base's tensors.
         size_bytes: Total size of the files that the hub serves; 0 if it serves none.
         num_files: Number of files.
-        listing_sha256: Digest of the list of files, so that exactly the accepted list is fetched.
-        licence: Licence in the hub's model card; empty if unknown.
-        public_name: Name on the Hugging Face Hub; empty if there is none.
+        listing_sha256: Digest of the list of files, so that only the accepted list is fetched.
+        licence: Licence from the hub's model card; empty if unknown.
+        public_name: Repository name on the Hugging Face Hub; empty if there is none.
         commit: Commit of the files on the Hugging Face Hub; empty if unknown.
     """
 
@@ -41,15 +41,15 @@ class BaseOffer:
     public_name: str
     commit: str
     source: str = ""
-    """The source as text, with bytes and licence; empty if the hub itself serves the base."""
+    """A description of the source, with size and licence; empty if the hub itself serves the base."""
     duration: str = ""
-    """The expected download time as text; not part of the accepted terms."""
+    """A description of the expected download time; not part of the accepted terms."""
     seeding: tuple[str, ...] = ()
-    """What seeding does on this machine, as text; seeding begins with the download of the base."""
+    """A description of what seeding does on this machine; seeding begins with the download of the base."""
 
     @classmethod
     def of(cls, status: pb.StatusReply) -> BaseOffer | None:
-        """Parse the offer in a hub's status; None if there is none.
+        """Parse the offer in a hub's status; None if it contains none.
 
         Raises:
             GymError: ``POLICY_REFUSED`` for an invalid offer or digest.
@@ -87,13 +87,13 @@ class BaseOffer:
         return asdict(self)
 
     def fixed_terms(self) -> dict[str, Any]:
-        """Return the terms that ``--accept`` identifies."""
+        """Return the terms that are identified by the value of ``--accept``."""
         terms = self.to_dict()
         del terms["duration"]
         return terms
 
     def summary(self) -> str:
-        """Summarize name, size and licence."""
+        """Describe name, size and licence in one line."""
         size, licence = readable_bytes(self.size_bytes), plain(self.licence, 80) or "not known"
         return f"{quoted(self.base_model)} ({size}, licence: {licence})"
 
@@ -120,10 +120,10 @@ class BaseOffer:
 
 
 def require_digest(text: str) -> str:
-    """Return ``text`` if it has the form of a base's digest.
+    """Return ``text`` if it has the format of a base digest.
 
     Raises:
-        GymError: ``POLICY_REFUSED``.
+        GymError: ``POLICY_REFUSED`` otherwise.
     """
     if not _DIGEST.fullmatch(text):
         raise _refused(f"has an invalid base_digest {plain(text, 80)!r}")

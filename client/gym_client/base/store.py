@@ -1,4 +1,4 @@
-"""Downloaded base models in the home: one folder per digest, present only when complete.
+"""Storage of downloaded base models in the home: one folder per digest, which exists only when complete.
 
 bases/<digest>/            all files, with verified digest
 bases/<digest>.partial/    completed files, and <sha256>.part of the current download
@@ -17,13 +17,13 @@ from gym_fed.core.files import fsync_folder, make_folder, write_atomically
 
 
 class BaseStore:
-    """The base models in a home. The caller holds the home's lock."""
+    """The base models in a home. The caller must hold the home's lock."""
 
     def __init__(self, home: Home) -> None:
         self._folder = home.bases
 
     def find(self, digest: str) -> str | None:
-        """Return the folder of a fetched base, or None. Its digest is verified again on load."""
+        """Return the folder of a fetched base, or None. The digest is verified again when the base is loaded."""
         folder = self._place(digest)
         if folder.is_dir():
             return str(folder)
@@ -34,18 +34,18 @@ class BaseStore:
         return noted if (Path(noted) / "config.json").is_file() else None
 
     def note(self, digest: str, folder: Path) -> None:
-        """Record the folder of a verified base outside the home."""
+        """Record the folder of a verified base that is outside the home."""
         write_atomically(self._place(digest, ".folder"), str(folder).encode())
 
     def forget(self, digest: str) -> bool:
-        """Forget a recorded folder that is no longer valid. Return True if there was one."""
+        """Delete the record of a folder that no longer contains the base. Return True if there was one."""
         pointer = self._place(digest, ".folder")
         noted = pointer.is_file()
         pointer.unlink(missing_ok=True)
         return noted
 
     def is_begun(self, digest: str) -> bool:
-        """Return True if a download has started."""
+        """Return True if a download has been started."""
         return self._place(digest, ".partial").is_dir()
 
     def partial(self, digest: str) -> Path:
@@ -55,7 +55,7 @@ class BaseStore:
         return folder
 
     def reopen(self, digest: str) -> None:
-        """Treat a damaged base as an incomplete download; intact files are kept."""
+        """Turn a damaged base back into an incomplete download; intact files are kept."""
         whole, partial = self._place(digest), self._place(digest, ".partial")
         if partial.exists():
             shutil.rmtree(partial)

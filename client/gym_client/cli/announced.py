@@ -28,11 +28,11 @@ SOUP_FORMS = {
     "values": "full matrices",
     "full": "full updates",
 }
-"""Descriptions of the forms in which a hub may send its soups. Any other value from a hub is ignored."""
+"""Descriptions of the forms in which a hub may send its soups. Other values from a hub are ignored."""
 
 
 def announced_pay(status: pb.StatusReply) -> PayTerms | None:
-    """Return the terms of pay that the hub announces; None if it announces none.
+    """Return the pay terms that the hub announces; None if it announces none.
 
     Raises:
         GymError: ``POLICY_REFUSED`` for unreadable terms.
@@ -41,7 +41,7 @@ def announced_pay(status: pb.StatusReply) -> PayTerms | None:
 
 
 def announced_audit(status: pb.StatusReply) -> AuditTerms | None:
-    """Return the terms of audits that the hub announces; None if it has no audits.
+    """Return the audit terms that the hub announces; None if it has no audits.
 
     Raises:
         GymError: ``POLICY_REFUSED`` for unreadable terms.
@@ -50,7 +50,7 @@ def announced_audit(status: pb.StatusReply) -> AuditTerms | None:
 
 
 def announced_mirrors(status: pb.StatusReply) -> list[MirrorConfig]:
-    """Return the mirrors that the hub names; errors as ``SignedMirrors.verified``."""
+    """Return the mirrors that the hub announces. Raises the errors of ``SignedMirrors.verified``."""
     document = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
     if "mirrors" not in document:
         return []
@@ -58,7 +58,7 @@ def announced_mirrors(status: pb.StatusReply) -> list[MirrorConfig]:
 
 
 def announced_region(status: pb.StatusReply) -> RegionConfig | None:
-    """Return the root that receives the hub's merged rounds; None if it is not a region.
+    """Return the root hub that receives this hub's merged rounds; None if it is not a region.
 
     Raises:
         GymError: ``POLICY_REFUSED`` for unreadable terms.
@@ -67,7 +67,7 @@ def announced_region(status: pb.StatusReply) -> RegionConfig | None:
 
 
 def announced_seeding(status: pb.StatusReply) -> SeedingTerms | None:
-    """Return the hub's seeding settings; None if it does not allow seeding.
+    """Return the seeding settings that the hub announces; None if it does not allow seeding.
 
     Raises:
         GymError: ``POLICY_REFUSED`` for unreadable terms.
@@ -90,7 +90,7 @@ def _announced_terms(status: pb.StatusReply, key: str, schema: type[Announced]) 
 
 
 def bytes_to_join(client: HubClient, status: pb.StatusReply) -> int:
-    """Return the bytes to fetch before the first round: the hub's soups, minus what is already on this machine."""
+    """Return the bytes to fetch before the first round: the hub's soups that are missing on this machine."""
     here = 0
     if client.pin.account:
         folders = client.home.objects, client.home.versions(client.pin.server)
@@ -106,7 +106,7 @@ def announced_soup_form(status: pb.StatusReply) -> str:
 
 
 def announced_continuous(status: pb.StatusReply) -> dict[str, int] | None:
-    """Return ``merge_every`` and ``max_staleness`` of a hub with continuous rounds; None for synchronous rounds."""
+    """Return ``merge_every`` and ``max_staleness`` if the hub has continuous rounds; None for synchronous rounds."""
     document = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
     named = document.get("continuous")
     if not isinstance(named, dict):
@@ -116,22 +116,20 @@ def announced_continuous(status: pb.StatusReply) -> dict[str, int] | None:
 
 
 def rounds_to_come(status: pb.StatusReply, limit: int | None) -> int | None:
-    """Return the smaller of the hub's remaining rounds and the requested rounds; None if neither is known."""
+    """Return the remaining or the requested number of rounds, whichever is less; None if both are unknown."""
     left = max(0, int(status.num_rounds) - int(status.version_height)) if status.num_rounds else None
     document = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
-    announced_left = document.get(
-        "rounds_left"
-    )  # unlike num_rounds - height, this excludes abandoned versions
+    announced_left = document.get("rounds_left")  # num_rounds - height would count abandoned versions
     left = announced_left if type(announced_left) is int and announced_left >= 0 else left
     known = [number for number in (left, limit) if number is not None]
     return min(known) if known else None
 
 
 def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
-    """Return the recipe and codec that the hub announces for its rounds.
+    """Return the recipe and codec that the hub announces.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` with a plug-in that is missing or different on this machine;
+        GymError: ``MISSING_DEPENDENCY`` with the plug-in that is missing or different on this machine;
             ``POLICY_REFUSED`` with unknown keys or invalid values.
     """
     plugins = recorded_in(status.recipe_json)

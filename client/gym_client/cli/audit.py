@@ -197,7 +197,7 @@ def _repeated(
     columns: str | None,
     device: str,
 ) -> tuple[dict[int, float], str]:
-    """Check the task against the policy, fetch its soups, and repeat the steps within the policy's time."""
+    """Check the task against the policy, fetch its soups, and repeat the steps within the policy's time limit."""
     from gym_client.agent.data import load_data
     from gym_client.agent.global_model import base_source, global_model
     from gym_client.agent.hooks import TimeLimit, current_hooks
@@ -221,7 +221,7 @@ def _repeated(
 
 
 def fetch_version(client: HubClient, cache: ObjectCache, policy: Policy, spec: TaskSpec) -> None:
-    """Download the soups that lead from the base to a task's version, with the sum of the last ones if they add up."""
+    """Download the soups from the base to a task's version; additive ones are downloaded as one sum."""
     from gym_client.hub.transfers import download
     from gym_fed.config.hub.task import bytes_to_join, first_summed
 

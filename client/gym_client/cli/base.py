@@ -1,4 +1,4 @@
-"""Find the base of a hub: the contributor's folder, an earlier download, a local copy, or the hub's offer."""
+"""Find a hub's base model: in the contributor's folder, an earlier download, a local copy, or the hub's offer."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _ELSEWHERE = (
     *_DAMAGED,
     ErrorCode.UNAVAILABLE,
     ErrorCode.HASH_MISMATCH,
-    ErrorCode.PERMISSION_DENIED,  # a gated model that the coordinator has declared shareable
+    ErrorCode.PERMISSION_DENIED,  # a gated model that the coordinator is allowed to share
     ErrorCode.DEADLINE_EXCEEDED,
 )
 _OWN = "pass the folder of the federation's base with --base PATH"
 
 
 class _Declined(GymError):
-    """The user declined; another source would not change that."""
+    """Raised when the user declines, so that no other source is tried."""
 
 
 class BaseFinder:
-    """Finds the base named in a hub's status, or fetches it after consent.
+    """Finds the base named in a hub's status, or fetches it after the user's consent.
 
     Args:
-        home: The home, which stores fetched files.
+        home: The home that stores fetched files.
         client: Client of the hub.
         status: Status of the hub.
         policy: Limits on downloads.
@@ -56,7 +56,7 @@ class BaseFinder:
         display: Displays progress.
         stop: Event that stops a download.
         retrying: Retries calls while the hub is unreachable.
-        log_in: Enrols if needed, and opens a session.
+        log_in: Enrols if needed and opens a session.
         rounds: Number of rounds to take part in; None for all.
     """
 
@@ -82,22 +82,22 @@ class BaseFinder:
 
     @property
     def fetched_bytes(self) -> int:
-        """Bytes of the base fetched in this run; 0 if it was on this machine."""
+        """Bytes of the base that were fetched in this run; 0 if it was already on this machine."""
         return self._fetched_bytes
 
     @property
     def bandwidth(self) -> Bandwidth | None:
-        """Return the download bandwidth; None if unknown."""
+        """The download bandwidth; None if unknown."""
         return self._pace.bandwidth()
 
     def find(self, given: str | None) -> GlobalModel:
         """Load and verify the base.
 
         Args:
-            given: ``--base`` of this or an earlier run; if set, no other source is tried.
+            given: Value of ``--base``, from this run or an earlier one; if set, no other source is tried.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` with the differences; ``MODEL_NOT_FOUND`` if the hub offers nothing;
+            GymError: ``BASE_MISMATCH`` with the differences; ``MODEL_NOT_FOUND`` if the hub offers no base;
                 ``PERMISSION_DENIED`` if the user declines; errors from ``fetch_files``.
         """
         named = self._status.base_model
@@ -126,10 +126,10 @@ class BaseFinder:
         return model or self._fetch(offer, again=False)
 
     def _public(self, offer: BaseOffer) -> GlobalModel | None:
-        """Get the base by its public name from the local cache or the Hugging Face Hub.
+        """Load the base by its public name, from the local cache or the Hugging Face Hub.
 
         Returns:
-            The model; None if it is only available from the hub.
+            The model; None if only the hub has the base.
         """
         from gym_fed.base.downloads import ensure_model
         from gym_fed.base.models import is_hub_name
@@ -197,7 +197,7 @@ class BaseFinder:
 
         self._ask_for_copy(source)
         model = self._load(source)
-        self._store.note(self._digest, Path(resolve(source)))  # so that the question is not repeated
+        self._store.note(self._digest, Path(resolve(source)))  # so that the user is not asked again
         return model
 
     def _ask_for_copy(self, source: str) -> None:
@@ -217,14 +217,14 @@ class BaseFinder:
         return model
 
     def _other(self, model: GlobalModel, source: str) -> GymError:
-        """Create the error for a model that is not the federation's base, with the known differences."""
+        """Create the error for a model that is not the federation's base, with the differences if known."""
         from gym_fed.base.models import resolve
         from gym_fed.delta.base import digests_by_tensor
 
         try:
             listing = self._retrying(lambda: read_listing(self._client))
             details = differences(listing, digests_by_tensor(model.model), Path(resolve(source)))
-        except GymError as error:  # the list only explains the refusal
+        except GymError as error:  # the listing is only needed for the error message
             details = f"the differences are unknown: {error.message}"
         refusal = model.mismatch(self._digest, self._status.base_model)
         return GymError(
@@ -274,7 +274,7 @@ class BaseFinder:
         self._policy.check_base(size_bytes, join_bytes, status.round_download_bytes, rounds)
 
     def _checked(self, folder: Path, names: list[str]) -> GlobalModel:
-        """Load and verify a complete download; it is only adopted if it is the base."""
+        """Load and verify a complete download. It is moved to the store only if it is the base."""
         self._display.busy("checking the base")
         require_own_weights(folder, names)
         model = GlobalModel(str(folder))

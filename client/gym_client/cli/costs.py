@@ -20,16 +20,16 @@ from gym_fed.core.text import counted, plain, readable_bytes, readable_seconds
 _HEAD = "lm_head"
 
 _STEPS = 2
-"""Timed steps, after one warm-up step."""
+"""Number of timed steps, after one warm-up step."""
 
 _MAX_SECONDS = 6.0
-"""Time limit for all steps; slower recipes are timed on fewer rows."""
+"""Time limit for all timed steps; slow recipes are timed on fewer rows."""
 
 _TOO_MANY_SECONDS = 18.0
-"""No step is tried if the smallest batch would take longer than this."""
+"""Maximum expected seconds of the smallest batch; above this, nothing is timed."""
 
 _PASSES = 3
-"""Forward passes per training step: a backward pass costs two (Kaplan et al. 2020, section 2.1)."""
+"""Cost of a training step in forward passes: a backward pass costs two (Kaplan et al. 2020, section 2.1)."""
 
 _FIRST_TOKENS = 16
 _LONG_ENOUGH_SECONDS = 2.0
@@ -61,10 +61,10 @@ def time_round(
     device: str,
     stop: threading.Event,
 ) -> RoundTime:
-    """Time training steps of ``recipe`` on some of ``rows``; the model's tensors are restored afterwards.
+    """Time training steps of ``recipe`` on some of ``rows``. The model's tensors are restored afterwards.
 
     Raises:
-        GymError: ``INTERRUPTED`` after ``stop``. A recipe that cannot be timed does not raise.
+        GymError: ``INTERRUPTED`` after ``stop``. Nothing is raised for a recipe that cannot be timed.
     """
     if stop.is_set():
         raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again")
@@ -90,8 +90,10 @@ def time_round(
 
 
 def _row_tokens(model: GlobalModel, recipe: TrainingRecipe, rows: Sequence[dict[str, Any]]) -> int:
-    """Return the 95th percentile of row lengths in tokens, with padding; ``max_length`` for packed rows or rows that
-    cannot be encoded."""
+    """Return the 95th percentile of row lengths in tokens, including padding.
+
+    The result is ``max_length`` for packed rows and for rows that cannot be encoded.
+    """
     from gym_fed.config.hub.round_training import round_training
     from gym_fed.core.registries import ALGORITHMS
     from gym_fed.data.chat_templates.choice import use_chat_template
@@ -118,7 +120,7 @@ def _step_seconds(
     stop: threading.Event,
     fitting: int,
 ) -> tuple[float, int]:
-    """Return seconds per step and rows per step: the recipe's batch if it fits into the time limit."""
+    """Return seconds per step and rows per step; the rows are the recipe's batch if that fits into the time limit."""
     from gym_fed.config.hub.round_training import round_training
     from gym_fed.training.trainer import Trainer
 
@@ -166,9 +168,9 @@ def _least_rows(recipe: TrainingRecipe) -> int:
 
 
 def _pace(model: Any, most_tokens: int, device: str, stop: threading.Event) -> tuple[float, int]:
-    """Return seconds per token of a forward pass and the number of tokens tried.
+    """Return the seconds per token of a forward pass and the number of tokens in the longest measured pass.
 
-    Lengths are doubled, because short passes are inefficient.
+    Lengths are doubled until the time suffices, because short passes are inefficient.
     """
     from gym_fed.base.models import pick_device
 
@@ -194,22 +196,22 @@ def _pass_seconds(model: Any, tokens: int, place: Any) -> float:
     ids = torch.zeros((1, tokens), dtype=torch.long, device=place)
     begun = time.perf_counter()
     with torch.no_grad():
-        float(model(input_ids=ids, use_cache=False).logits[0, -1, 0])  # waits for a GPU
+        float(model(input_ids=ids, use_cache=False).logits[0, -1, 0])  # waits for the GPU to finish
     return time.perf_counter() - begun
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured and announced costs. Not part of the accepted terms, since they change from run to run.
+    """Measured and announced costs. They are not part of the accepted terms, since they change from run to run.
 
     Attributes:
         round_seconds: Seconds of training in one round; None if it could not be measured.
-        total_seconds: Seconds of all remaining rounds; None if their number is unknown.
+        total_seconds: Seconds of training in all remaining rounds; None if their number is unknown.
         measured: Description of what was timed, or the reason why nothing was.
-        base_bytes: Bytes of the base model, if it was fetched in this run.
+        base_bytes: Bytes of the base model that were fetched in this run.
         total_download_bytes: Bytes of the base, the soups to join, and the soups of all remaining rounds.
         down_bytes_per_second: The download bandwidth; None if unknown.
-        bandwidth_known_by: Source of the bandwidth.
+        bandwidth_known_by: Description of how the bandwidth was measured.
     """
 
     round_seconds: float | None
@@ -235,7 +237,7 @@ class Costs:
             time: The time of one round.
             rounds: Number of remaining rounds; None if unknown.
             base_bytes: Bytes of the base model that were fetched in this run.
-            soup_bytes: Bytes of the soups to join and of all remaining rounds.
+            soup_bytes: Bytes of the soups, both to join and in all remaining rounds.
             bandwidth: The download bandwidth.
         """
         total = None if time.seconds is None or rounds is None else time.seconds * rounds
@@ -256,7 +258,7 @@ class Costs:
         return f"about {readable_seconds(self.round_seconds)} a round"
 
     def total_time(self) -> str:
-        """Describe the training time of all rounds, in brackets; empty if it is unknown."""
+        """Describe the training time of all remaining rounds, in brackets; empty if it is unknown."""
         return "" if self.total_seconds is None else f" ({readable_seconds(self.total_seconds)})"
 
     def base_in_words(self) -> str:
@@ -272,17 +274,17 @@ class Costs:
         return f" (about {readable_seconds(self.total_download_bytes / self.down_bytes_per_second)})"
 
     def pace_in_words(self) -> list[str]:
-        """Describe the bandwidth, if it is known."""
+        """Describe the bandwidth; empty if it is unknown."""
         if self.down_bytes_per_second is None:
             return []
         return [f"at {readable_bytes(self.down_bytes_per_second)}/s ({self.bandwidth_known_by})"]
 
 
 def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy) -> int:
-    """Return the maximum bytes of the ``.gymdelta`` file of a round, computed before training.
+    """Compute the maximum size in bytes of a round's ``.gymdelta`` file, before training.
 
-    The result is exact except for ``group_size: auto`` (the larger choice), budgets (the budget), and ``factors:
-    auto``, where the header may differ by a few bytes.
+    The result is exact except in three cases: ``group_size: auto`` (the larger size is assumed), budgets (the budget is
+    returned), and ``factors: auto``, where the header may differ by a few bytes.
     """
     from gym_quant.codecs.lora import factor_budget
     from gym_quant.registry import get_codec
@@ -306,7 +308,7 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
 
 
 def _factor_params(recipe: LoraRecipe, codec: CodecPolicy) -> dict[str, Any]:
-    """Return the codec's parameters without the rank; ``factors: auto`` is represented by one candidate."""
+    """Return the codec's parameters without the rank; for ``factors: auto``, those of one candidate."""
     if not codec.quantises_factors:
         return {"scaling": recipe.lora_alpha / recipe.r, "factors": codec.factors}
     return {
@@ -316,7 +318,7 @@ def _factor_params(recipe: LoraRecipe, codec: CodecPolicy) -> dict[str, Any]:
 
 
 def _adapted(model: Any, recipe: LoraRecipe) -> list[tuple[str, tuple[int, int]]]:
-    """Return names and shapes of the linear weights that the recipe adapts, by PEFT's rules."""
+    """Return the names and shapes of the linear weights that the recipe adapts, by PEFT's rules."""
     import torch
 
     weights: list[tuple[str, tuple[int, int]]] = []

@@ -68,7 +68,7 @@ class _Joining:
         self._clock_report = ClockReport(display)
         self._target = find_target(options, last_address(home) if options.server is None else None)
         self._setup, self._name = remembered(home, options)
-        # Taken before the file is read: the user may edit it while the terms are on the screen.
+        # Taken before the file is read, since the user may edit the file while the terms are displayed.
         self._policy_stamp = PolicyStamp.of(home)
         self._policy = Policy.load(home.policy_path)
         self._region = RegionalHub(Path(self._setup.region)) if self._setup.region else None
@@ -137,7 +137,7 @@ class _Joining:
     def _terms(self, client: HubClient, data: Data) -> tuple[pb.StatusReply, Offer]:
         """Fetch the terms and check them against the policy.
 
-        Until consent, only files named by the contributor are read.
+        Before consent, only files that the contributor named are read.
         """
         self._display.busy(f"asking {client.address} for its terms")
         status: pb.StatusReply = self._with_restores(client, lambda: self._retrying(client, client.status))
@@ -195,7 +195,7 @@ class _Joining:
                 return status, offer
             time = self._round_time(model, recipe, data)
         finally:
-            model.release()  # consent and the first task may take a long time
+            model.release()  # waiting for consent and for the first task may take a long time
         return status, offer.with_costs(time, finder.fetched_bytes, finder.bandwidth)
 
     def _round_time(self, model: GlobalModel, recipe: TrainingRecipe, data: Data) -> RoundTime:
@@ -207,7 +207,7 @@ class _Joining:
         return time_round(model, recipe, data.rows, self._setup.device, self._stop)
 
     def _agreement(self, client: HubClient, status: pb.StatusReply, data: Data) -> Agreement:
-        """Return the hub's current terms with those accepted before."""
+        """Create the agreement from the hub's current terms and those accepted before."""
         from gym_client.agent.agreement import Agreement, Terms
         from gym_client.cli.announced import announced, announced_audit, announced_pay, announced_region
 
@@ -282,7 +282,7 @@ class _Joining:
 
         def work() -> AgentResult:
             nonlocal begun
-            if begun:  # a restored hub may not know the account
+            if begun:  # after a restore, the hub may not know the account
                 self._retrying(client, lambda: self._log_in(client))
             begun = True
             return agent.run(self._options.rounds)
@@ -296,7 +296,7 @@ class _Joining:
         enter(client, self._name, self._target.token, self._stop.is_set)
 
     def _with_restores(self, client: HubClient, action: Callable[[], T]) -> T:
-        """Run ``action``, and repeat it if the user accepts that the hub was restored from a backup."""
+        """Run ``action``; repeat it if the hub was restored from a backup and the user accepts that."""
         agrees = self._consent.restored
         return with_restores(self._home, lambda: bytes.fromhex(client.pin.ledger_key), agrees, action)
 
@@ -307,13 +307,13 @@ class _Joining:
 
 
 def _speaks_no_tls(error: GymError) -> bool:
-    """Return True if the peer answers without TLS; waiting does not help then."""
+    """Return True if the server does not use TLS, so that waiting would not help."""
     cause = error.__cause__
     return isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
 
 
 def enter(client: HubClient, name: str, token: str, should_stop: Callable[[], bool] = lambda: False) -> None:
-    """Authenticate, after enrolling if needed."""
+    """Authenticate; enrol first if needed."""
     if client.pin.contributor:
         try:
             client.authenticate()

@@ -1,4 +1,4 @@
-"""The options of `gym-client join`, and those of the last join, which are stored in the home."""
+"""The options of `gym-client join`, merged with those of the last join, which are stored in the home."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REMEMBERED = ("data", "data_format", "columns", "region", "model", "name")
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """Options of the command; None keeps the value of the last join, or the default."""
+    """Options of the command. None means the value from the last join, or the default."""
 
     server: str | None = None
     invite: str | None = None
@@ -27,7 +27,7 @@ class JoinOptions:
     data_format: str | None = None
     columns: str | None = None
     region: Path | None = None
-    """Folder of a regional hub, whose merged rounds are sent instead of updates from data."""
+    """Folder of a regional hub, whose merged rounds are sent in place of updates trained on data."""
     model: str | None = None
     name: str | None = None
     device: str = "auto"
@@ -35,7 +35,7 @@ class JoinOptions:
     fingerprint: str | None = None
     insecure: bool = False
     wait: bool = True
-    """True to wait for a hub that cannot be reached."""
+    """True to wait for a hub that is unreachable."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget
 
     Args:
         options: The command's options.
-        last: The hub that this home joined last, used if the options name none.
+        last: The hub that this home joined last, used if the options specify none.
 
     Raises:
         GymError: ``USAGE`` if there is no address, or two different ones; ``INVITE_INVALID``.
@@ -80,7 +80,7 @@ def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget
 
 
 def remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
-    """Merge the options with those of the last join and the defaults; also return the contributor's name."""
+    """Merge the options with those of the last join and the defaults. Also return the contributor's name."""
     settings: dict[str, Any] = home.settings()
     require_utf8("the name", options.name or "", "choose another with --name")
     require_utf8("the file", options.data or "", "rename it, then pass it with --data")
@@ -97,7 +97,7 @@ def remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
     }
     for key in ("data_format", "columns"):
         if now["data"] is not None and now[key] is None:
-            settings.pop(key, None)  # the stored value belongs to another file
+            settings.pop(key, None)  # the stored value is for a different file
     for given, other in (("data", "region"), ("region", "data")):
         if now[given] is not None:
             settings.pop(other, None)
@@ -123,5 +123,5 @@ def remember(home: Home, setup: Setup, options: JoinOptions, address: Address) -
 
 
 def node_config_of(setup: Setup) -> dict[str, str | bool | int | float]:
-    """Return the setup as the node config of the app."""
+    """Convert the setup to the node config of the Flower app."""
     return {key.replace("_", "-"): value for key, value in asdict(setup).items() if value is not None}

@@ -77,7 +77,7 @@ def encrypt(
     folder = open_home(home, passphrase_file)
     store = Keystore(folder.folder)
     new = new_passphrase_file or (None if store.is_encrypted else passphrase_file)
-    # GYM_PASSPHRASE contains the old passphrase, so a change needs another variable.
+    # GYM_PASSPHRASE is already used for the old passphrase.
     variable = f"{PASSPHRASE_VARIABLE}_NEW" if store.is_encrypted else PASSPHRASE_VARIABLE
     with folder.locked():
         files = store.encrypt(PassphraseSource(variable, new))
@@ -278,7 +278,7 @@ def transfer(
 
 
 def _report(servers: list[dict[str, Any]], done: str, remedy: str, as_json: bool) -> None:
-    """Print the result for each hub; the exit code is that of the first hub that refused."""
+    """Print the result for each hub. The exit code is that of the first hub that refused."""
     for line in servers:
         who = f"{line['contributor']} at {line['address']}"
         if not as_json:

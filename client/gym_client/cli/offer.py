@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 
 _MANY_PASSES = 5
-"""Minimum passes over the rows per round that are displayed; a model memorizes rows that it sees often."""
+"""Passes over the rows per round from which the offer displays their number, since the model may memorize rows."""
 _BF16_BYTES = 2
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
-"""Lower bounds (in bits) for values that change every round: below 64 MiB, 1 MiB and 64 rounds, changes do not change
-the name of an offer."""
+"""Lower bounds, in bits, for values that change every round. Changes below 64 MiB, 1 MiB and 64 rounds do not change
+the identifier of an offer."""
 _OF_REGION = ("the region's members train with their own hub's recipe; only what its rounds merge is sent",)
 _SPENT = ("epsilon_spent", "epsilon_after_next_round")
-"""Spending of a hub's own privacy; its budget is fixed."""
+"""Fields for the spent part of a hub's privacy budget, which changes while the budget does not."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The terms of joining, for display and as JSON."""
+    """The terms of joining, which are displayed and printed as JSON."""
 
     server: str
     address: str
@@ -65,37 +65,37 @@ class Offer:
     device: str
     data: str
     num_examples: int
-    """Rows that can be learned, as signed in the manifest where it contains a count."""
+    """Number of rows that the recipe can learn from; signed in the manifest unless it omits counts."""
     privacy: PrivacyTerms
     secure: SecureTerms | None = None
     join_download_bytes: int = 0
-    """Bytes to fetch before the first round, as announced by the hub."""
+    """Announced number of bytes to fetch before the first round."""
     kept_bytes: int = 0
-    """Bytes of AdamW's moments that are kept here between rounds."""
+    """Bytes of AdamW moments that are kept on this machine between rounds."""
     round_download_bytes: int = 0
-    """Approximate bytes to fetch per further round, as announced by the hub."""
+    """Announced approximate number of bytes to fetch per further round."""
     soup_form: str = ""
     """``factors``, ``values`` or ``full``; empty if unknown."""
     pay: dict[str, Any] | None = None
-    """The terms of pay; None if the hub announces none."""
+    """The pay terms; None if the hub announces none."""
     seeding: tuple[str, ...] = ()
-    """What seeding does on this machine, as text; empty if the hub or the policy does not allow it."""
+    """A description of what seeding does on this machine; empty if the hub or the policy does not allow it."""
     mirrors: tuple[str, ...] = ()
-    """Addresses of the mirrors; empty if the hub names none or the policy uses none."""
+    """Addresses of the mirrors; empty if the hub announces none or the policy does not use them."""
     audit: dict[str, Any] | None = None
-    """The terms of audits; None if the hub has none."""
+    """The audit terms; None if the hub has no audits."""
     region: dict[str, Any] | None = None
-    """The root that receives the hub's merged rounds; None if it is not a region."""
+    """The root hub that receives the hub's merged rounds; None if the hub is not a region."""
     rounds: int | None = None
-    """Remaining rounds; None if unknown."""
+    """Number of remaining rounds; None if unknown."""
     continuous: dict[str, int] | None = None
     """Settings of continuous rounds; None for synchronous rounds."""
     rows: dict[str, Any] = field(default_factory=dict)
-    """Counts of the given rows by use; see ``RowCounts``."""
+    """Counts of the rows by how they are used; see ``RowCounts``."""
     rows_in_words: tuple[str, ...] = ()
-    """The same as text, as a warning if much is lost, then details."""
+    """A description of the same counts: a warning if many rows are lost, then details."""
     changes: tuple[str, ...] = ()
-    """Differences to the terms that were accepted last; empty at the first join."""
+    """Changes since the terms that were accepted last; empty at the first join."""
     costs: Costs | None = None
     """Training time and downloads; None if nothing was measured."""
 
@@ -104,10 +104,10 @@ class Offer:
         return asdict(self)
 
     def fixed_terms(self) -> dict[str, Any]:
-        """Return the terms that ``--accept`` identifies.
+        """Return the terms that are identified by the value of ``--accept``.
 
-        These are all terms except downloads, remaining rounds, a decaying learning rate (apart from doublings), the
-        hub's privacy spending, and measured costs, which change between rounds or runs; and the list of changes.
+        These are all terms except those that change between rounds or runs: downloads, remaining rounds, the learning
+        rate within a factor of two, the hub's privacy spending, measured costs and the list of changes.
         """
         terms = self.to_dict()
         del terms["costs"], terms["changes"]
@@ -123,18 +123,18 @@ class Offer:
         return terms
 
     def with_costs(self, time: RoundTime, base_bytes: int, bandwidth: Bandwidth | None) -> Offer:
-        """Return the same terms with measured costs.
+        """Return a copy of the terms with measured costs.
 
         Args:
             time: The time of one round.
-            base_bytes: Bytes of the base, if it was fetched in this run.
-            bandwidth: The download bandwidth.
+            base_bytes: Bytes of the base that were fetched in this run.
+            bandwidth: The download bandwidth; None if unknown.
         """
         soups = self.join_download_bytes + (self.rounds or 0) * self.round_download_bytes
         return replace(self, costs=Costs.of(time, self.rounds, base_bytes, soups, bandwidth))
 
     def check(self, policy: Policy) -> None:
-        """Raise ``POLICY_REFUSED`` if kept moments or masked votes exceed the policy; training cannot reduce them."""
+        """Raise ``POLICY_REFUSED`` if kept moments or masked votes are too large, which training cannot change."""
         policy.check_optimizer_state(self.kept_bytes)
         if self.secure is not None:
             policy.check_update(self.update_bytes)
@@ -149,11 +149,11 @@ def make_offer(
     name: str,
     rounds: int | None = None,
 ) -> Offer:
-    """Create the offer from the hub's status and this machine; ``rounds`` limits the rounds, None for all.
+    """Create the offer from the hub's status and this machine's setup. ``rounds`` limits the rounds; None for all.
 
     Raises:
         GymError: ``BASE_MISMATCH`` for a base other than the federation's; ``POLICY_REFUSED`` for a recipe that
-            requires anything a contributor does not have.
+            requires something that contributors do not have.
     """
     model.require_base(status.base_digest, status.base_model)
     recipe, codec = announced(status)
@@ -218,10 +218,10 @@ def _in_words(counts: RowCounts, recipe: TrainingRecipe) -> tuple[str, ...]:
 
 
 def require_rows(data: Data, recipe: TrainingRecipe) -> None:
-    """Reject data that the recipe cannot learn from before joining, instead of in every round.
+    """Reject data that the recipe cannot learn from; checked before joining instead of in every round.
 
     Raises:
-        GymError: ``DATA_INVALID`` with the row and the required kind.
+        GymError: ``DATA_INVALID`` with the row and the required kind of row.
     """
     from gym_fed.data.rows import iter_kind
 
@@ -233,10 +233,10 @@ def require_rows(data: Data, recipe: TrainingRecipe) -> None:
 
 
 def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
-    """Count the rows that a round will learn, by encoding them as the round does.
+    """Count the rows that a round will learn from, by encoding them in the same way.
 
     Raises:
-        GymError: Errors from ``require_rows``; ``DATA_INVALID`` if there is nothing to learn, or the model's chat
+        GymError: Errors from ``require_rows``; ``DATA_INVALID`` if no row can be learned, or if the model's chat
             template rejects a row.
     """
     from gym_fed.base.models import quiet_loading
@@ -246,16 +246,16 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
 
     require_rows(data, recipe)
     config = round_training(recipe, 1, Path("unused"))
-    with quiet_loading():  # transformers would warn about long rows, which are counted here
+    with quiet_loading():  # transformers would warn about long rows, which are counted here anyway
         rows = rows_to_learn(config, data.rows)
         _, counts = encode_part(config, ALGORITHMS.new(recipe.algorithm), tokenizer, rows)
-    if not counts.learned:  # private training skips no rows
+    if not counts.learned:  # not for private training, which never skips rows
         raise counts.nothing_learned(recipe.max_length)
     return counts
 
 
 def _describe_device(name: str) -> str:
-    """Describe the device ``name``."""
+    """Describe the device named ``name``."""
     import torch
 
     from gym_fed.base.models import pick_device

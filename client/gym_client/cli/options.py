@@ -38,7 +38,7 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Use plain text; for 
 
 
 def open_home(folder: Path | None, passphrase_file: Path | None) -> Home:
-    """Open the home with its passphrase source."""
+    """Open the home with the given source of its passphrase."""
     from gym_client.identity.home import Home
     from gym_client.identity.keystore import passphrases
 

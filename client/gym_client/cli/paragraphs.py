@@ -1,4 +1,4 @@
-"""Paragraphs with labels for a terminal, in which text from a hub cannot imitate a label."""
+"""Labelled paragraphs for a terminal, in which text from a hub cannot imitate a label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 _INDENT = 2
 MORE = " (more: --json)"
-"""Ends the title if details were left out."""
+"""Appended to the title if details are omitted."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Term:
     """One of the terms of joining.
 
     Attributes:
-        label: Its name; empty for a term that continues the last one.
-        text: What everybody must know before agreeing.
-        details: What is left out on a terminal if all terms together need too many lines.
+        label: Name of the term; empty if it continues the previous term.
+        text: What the user must know before agreeing.
+        details: Text that is omitted on a terminal if all terms together would need too many lines.
     """
 
     label: str
@@ -33,14 +33,15 @@ class Term:
 
 
 class Paragraphs:
-    """Paragraphs of a label and a text; continuation lines are indented, so that only labels begin a line.
+    """A list of labelled paragraphs, with indented continuation lines so that only labels start a line.
 
-    If they need more than ``max_lines``, the longest details are left out, and the title says so. If that
-    is not enough, paragraphs share lines, the lower ones first; the first and the last paragraph never do.
+    If the paragraphs need more than ``max_lines``, the longest details are omitted, and the title says so. If that is
+    not enough, paragraphs are joined into shared lines, starting from the bottom. The first and last paragraph are
+    never joined.
 
     Args:
         title: The first paragraph.
-        terms: The others.
+        terms: The other paragraphs.
         max_lines: Maximum number of lines.
     """
 

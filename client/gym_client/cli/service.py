@@ -82,7 +82,7 @@ def install_service(
         write_atomically(file.path, file.content)
     report = {"path": str(file.path), "written": not only_print, "content": file.text, "commands": file.start}
     place = f"{'would be' if only_print else 'is'} in {file.path}; to start it:"
-    commands = "\n".join([place, *file.start])  # on standard error, since the file may be piped
+    commands = "\n".join([place, *file.start])  # printed to standard error, since the file may be piped
     print_result(as_json, report, lambda: sys.stdout.write(file.text), note=commands)
 
 
@@ -118,10 +118,10 @@ def install_links(
 
 
 def _require_consent(home: Home) -> None:
-    """Require accepted terms, since a service cannot prompt.
+    """Require terms that were already accepted, since a service cannot prompt.
 
     Raises:
-        GymError: ``USAGE`` if no hub was joined, or no terms were accepted.
+        GymError: ``USAGE`` if no hub was joined or no terms were accepted.
     """
     from gym_client.agent.agreement import has_agreed
     from gym_client.hub.known import last_address
@@ -138,10 +138,10 @@ def _require_consent(home: Home) -> None:
 
 
 def _require_unattended(home: Home, passphrase_file: Path | None) -> None:
-    """Require a key that a service can use without a prompt.
+    """Require a key that a service can load without a prompt.
 
     Raises:
-        GymError: ``KEY_LOCKED``.
+        GymError: ``KEY_LOCKED`` otherwise.
     """
     from gym_client.identity.keystore import Keystore
 

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 class Consent:
-    """Interface for a user's consent: the command line prompts on the terminal, tests answer automatically."""
+    """Interface for the user's consent. The command line prompts on the terminal; tests answer automatically."""
 
     def server_key(self, address: Address, fingerprint: str) -> bool:
-        """Return True to trust a key that no known authority has certified."""
+        """Return True to trust a key that is not certified by a known authority."""
         raise NotImplementedError
 
     def local_copy(self, name: str) -> bool:
-        """Return True to read the local copy of a base that only the hub named, which the terms need."""
+        """Return True to read the local copy of a base that only the hub has named."""
         raise NotImplementedError
 
     def base(self, offer: BaseOffer) -> bool:
-        """Return True to fetch a base that this machine lacks, which requires enrolment."""
+        """Return True to fetch a base that is missing on this machine, which requires enrolment."""
         raise NotImplementedError
 
     def offer(self, offer: Offer) -> bool:
@@ -46,11 +46,11 @@ class Consent:
         raise NotImplementedError
 
     def renewed(self, renewal: Renewal) -> bool:
-        """Return True to continue with a hub whose terms changed."""
+        """Return True to continue with a hub whose terms have changed."""
         raise NotImplementedError
 
     def accepts(self, name: str) -> bool:
-        """Return True if these terms were accepted on the command line."""
+        """Return True if the terms with this identifier were accepted on the command line."""
         return False
 
     def restored(self, loss: Loss) -> bool:
@@ -67,13 +67,13 @@ _ALL_CHANGES = "all {} in full: gym-client join --json"
 class TerminalConsent(Consent):
     """Displays the terms and prompts for consent.
 
-    ``--yes`` accepts all prompts except for a restored hub, and is required without a terminal.
+    ``--yes`` accepts all prompts except those for a restored hub. It is required if there is no terminal.
 
     Args:
         yes: Accept all prompts.
         as_json: Print the terms as JSON to standard output.
-        accept_restore: Continue with a restored hub, which ``yes`` does not cover.
-        accepted: Identifiers of terms accepted by ``--accept``; JSON output contains them as ``accept``.
+        accept_restore: Continue with a restored hub; ``yes`` does not imply this.
+        accepted: Identifiers of terms passed to ``--accept``; JSON output contains them as ``accept``.
     """
 
     def __init__(
@@ -171,9 +171,9 @@ class TerminalConsent(Consent):
     def _is_accepted(
         self, question: dict[str, Any], named: dict[str, Any] | None = None, **shown: Any
     ) -> bool:
-        """Return True if this was accepted before.
+        """Return True if the question was already accepted.
 
-        JSON output contains its identifier, a digest of ``named`` or of all of it.
+        JSON output contains the question's identifier, a digest of ``named``, or of the whole question.
         """
         digest = hashlib.sha256(json.dumps(named or question, sort_keys=True).encode()).hexdigest()[:32]
         name = f"{question['event']}:{digest}"
@@ -187,17 +187,17 @@ class TerminalConsent(Consent):
 
 
 def _screenful(lines: list[str]) -> list[str]:
-    """Return lines that fit on a screen of 80 columns with their title and the question; the last says what is cut."""
+    """Return lines that fit, with title and question, on a screen of 80 columns; the last line says what is omitted."""
     if len(lines) <= _MAX_CHANGES and all(len(line) <= _COLUMNS for line in lines):
         return lines
     return [*(plain(line, _COLUMNS) for line in lines[:_MAX_CHANGES]), f"  {_ALL_CHANGES.format(len(lines))}"]
 
 
 def confirm(question: str, problem: str, remedy: str = "--yes") -> bool:
-    """Ask for a yes or no.
+    """Ask a yes-or-no question.
 
     Raises:
-        GymError: ``USAGE`` if there is no terminal, with the option to use instead.
+        GymError: ``USAGE`` without a terminal, with the option to use instead.
     """
     if not (sys.stdin.isatty() and err.is_terminal):
         raise GymError(ErrorCode.USAGE, f"{problem}, and there is no terminal to prompt on", f"pass {remedy}")
@@ -205,19 +205,19 @@ def confirm(question: str, problem: str, remedy: str = "--yes") -> bool:
 
 
 def _answer(question: str) -> bool:
-    """Prompt for yes or no, after discarding input typed before the question was displayed."""
+    """Prompt for yes or no, after discarding input that was typed before the question was displayed."""
     with suppress(ImportError, OSError, ValueError):
         import termios
 
         with suppress(termios.error):
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-    # No work runs during a prompt, so Ctrl-C or SIGTERM may end the command at once.
+    # No work is running during a prompt, so Ctrl-C or SIGTERM may end the command at once.
     with _handlers_set(signal.default_int_handler):
         return typer.confirm(question, err=True)
 
 
 def account_table(account: dict[str, Any]) -> TextTable:
-    """Create the table of an account with its verdicts, newest first."""
+    """Create the table of an account and its verdicts, newest first."""
     who = f"{account['name']} ({account['contributor']})"
     title = f"{who} at {account['server']}: {counted(account['balance'], 'credit')}, {account['status']}"
     if account["paused"]:
@@ -236,7 +236,7 @@ def account_table(account: dict[str, Any]) -> TextTable:
 
 
 def traffic_line(account: dict[str, Any]) -> str:
-    """Describe the traffic between this home and the hub, and that of the next round."""
+    """Describe the traffic between this home and the hub so far, and that of the next round."""
     line = (
         f"{readable_bytes(account['bytes_down'])} down and {readable_bytes(account['bytes_up'])} up by this home; "
         f"each further round moves about {readable_bytes(account['round_download_bytes'])} down"
@@ -267,7 +267,7 @@ def privacy_table(rows: list[dict[str, Any]]) -> TextTable:
 
 @contextmanager
 def signals_set(stop: threading.Event) -> Iterator[None]:
-    """Request a stop at a checkpoint on the first SIGINT or SIGTERM; interrupt on the second."""
+    """Request a stop at the next checkpoint on the first SIGINT or SIGTERM; interrupt on the second."""
 
     def request_stop(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
@@ -280,7 +280,7 @@ def signals_set(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def _handlers_set(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM inside the block, if this is the main thread."""
+    """Handle SIGINT and SIGTERM inside the block if it runs in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

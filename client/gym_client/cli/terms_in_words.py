@@ -1,4 +1,4 @@
-"""The terms of joining as text: what leaves the machine first."""
+"""Describe the terms of joining as text, starting with what leaves the machine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _COLUMNS, _MAX_LINES, _FEWEST_CHARS = 80, 15, 8
 
 
 def offer_panel(offer: Offer) -> Paragraphs:
-    """Return an offer as text for a terminal of 80 columns."""
-    # The address comes first and is never cut, so that no name can imitate another address.
+    """Format an offer as text for a terminal of 80 columns."""
+    # The address comes first and is never truncated, so that no name can imitate another address.
     address = plain(offer.address, _MAX_CHARS)
     name = quoted(offer.server, max(_FEWEST_CHARS, _COLUMNS - len(f'join {address}: ""{MORE}')))
     title = Text.assemble(("join", "bold"), f" {address}: {name}")
@@ -29,7 +29,7 @@ def offer_panel(offer: Offer) -> Paragraphs:
 
 
 def offer_lines(offer: Offer) -> list[tuple[str, str]]:
-    """Return label and text of every term of an offer; each change is a line of its own."""
+    """Return the label and text of every term of an offer; each change is a separate line."""
     lines: list[tuple[str, str]] = []
     for term in terms_in_words(offer):
         if term.label == "changed":
@@ -41,7 +41,7 @@ def offer_lines(offer: Offer) -> list[tuple[str, str]]:
 
 
 def terms_in_words(offer: Offer) -> list[Term]:
-    """Describe an offer, one term each; everything is on one line and visible."""
+    """Describe an offer as a list of terms; each is on one line, with control characters made visible."""
     terms = [
         _leaving(offer),
         Term(
@@ -90,7 +90,7 @@ def _passed_on(offer: Offer) -> list[Term]:
 
 
 def _seen_by(offer: Offer) -> list[Term]:
-    """Describe who learns the address of this machine, apart from the hub."""
+    """Describe who learns the address of this machine, in addition to the hub."""
     who, details = [], list(offer.seeding)
     if offer.seeding:
         who.append("all contributors (seeding)")
@@ -155,7 +155,7 @@ def _pay(offer: Offer) -> list[Term]:
 
 
 def _changed(offer: Offer) -> list[Term]:
-    """Describe the differences to the terms that were accepted last."""
+    """Describe the changes since the terms that were accepted last."""
     if not offer.changes:
         return []
     first, *others = offer.changes
@@ -174,5 +174,5 @@ def _data(offer: Offer) -> Term:
 
 
 def _ending(text: str, limit: int) -> str:
-    """Return the end of a path, which has the file's name."""
+    """Return the end of a path, which contains the file's name."""
     return text if len(text) <= limit else f"...{text[3 - limit :]}"

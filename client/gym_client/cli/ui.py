@@ -15,7 +15,7 @@ from gym_fed.core.progress import spinner
 from gym_fed.trust.identity.login import require_link
 
 _UNUSED_SECONDS = 600.0
-"""Time without an open page after which the server stops; browsers also close the pages of a sleeping machine."""
+"""Seconds without an open page after which the server stops. Browsers also close pages while a machine sleeps."""
 
 
 def ui(
@@ -48,7 +48,7 @@ def ui(
     err.print("Ctrl-C stops the page, not the contributing")
     if as_json:
         print_event({"event": "ui", "url": server.url})
-    elif not until_closed:  # without a terminal, the token would end up in the desktop's log
+    elif not until_closed:  # without a terminal, the token would be written to the desktop's log
         out.print(server.url)
     if open_page or (open_page is None and out.is_terminal):
         server.open_browser()
@@ -58,9 +58,9 @@ def ui(
 
 
 def _link(invite: str, shows_problem: bool) -> tuple[str, str]:
-    """Return the invite to show on the page, or an empty one and why it was refused.
+    """Return the invite to show on the page. If it is refused, return an empty invite and the reason.
 
-    A page that a click opened has no terminal, so it must show the problem itself.
+    A page that was opened by a click has no terminal, so the page must show the problem itself.
 
     Raises:
         GymError: ``INVITE_INVALID`` unless ``shows_problem``.

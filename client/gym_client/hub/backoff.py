@@ -1,4 +1,4 @@
-"""Retry calls while a hub is unreachable, with exponential backoff, jitter, and a check of the hub's key."""
+"""Retry calls while a hub is unreachable, with exponential backoff, jitter and a check of the hub's key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import readable_seconds
 
 GONE = (ErrorCode.LEASE_LOST, ErrorCode.STALE, ErrorCode.NOT_FOUND, ErrorCode.REPLAYED)
-"""Errors after which the hub no longer needs the reply."""
+"""Errors after which the hub no longer needs the task's answer."""
 FATAL = (
     ErrorCode.UNAUTHENTICATED,
     ErrorCode.PERMISSION_DENIED,
@@ -26,7 +26,7 @@ FATAL = (
     ErrorCode.LEDGER_FORKED,
     ErrorCode.HUB_RESTORED,
 )
-"""Errors after which every further task would fail too."""
+"""Errors after which every further task would fail as well."""
 TASKS_OWN = (
     ErrorCode.POLICY_REFUSED,
     ErrorCode.TOO_LARGE,
@@ -36,14 +36,14 @@ TASKS_OWN = (
     ErrorCode.TASKS_DIFFER,
     ErrorCode.INTERNAL,
 )
-"""Errors of a single task, after which the next one may succeed. All other errors require action by the contributor."""
+"""Errors that concern a single task, so the next one may succeed. Other errors require action by the contributor."""
 
 FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 30.0
 MAX_INTERNAL = 3
-"""Maximum consecutive internal errors of the hub that are retried, since a defect may be transient."""
+"""Maximum consecutive internal errors of the hub after which calls are still retried, since they may be transient."""
 LINE_SECONDS = 60.0
-"""Interval between reports that a hub is still unreachable."""
+"""Seconds between reports that a hub is still unreachable."""
 
 _PASSING = (
     ErrorCode.UNAVAILABLE,
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class Retry(Protocol):
-    """Repeats an action while the hub is unreachable; stops with the agent or when the lease is lost."""
+    """Interface that repeats an action while the hub is unreachable, until the agent stops or the lease is lost."""
 
     def __call__(self, action: Callable[[], T], /) -> T:
         """Return the result of ``action``."""
@@ -77,27 +77,27 @@ class Backoff:
         return seconds
 
     def reset(self) -> None:
-        """Return to the shortest delay after the hub has answered."""
+        """Return to the shortest delay after a reply from the hub."""
         self._next, self._internal = FIRST_SECONDS, 0
 
     def tolerates(self, error: GymError) -> bool:
-        """Return True for one of the hub's first ``MAX_INTERNAL`` internal errors in a row."""
+        """Return True for the first ``MAX_INTERNAL`` consecutive internal errors of the hub."""
         self._internal += error.code is ErrorCode.INTERNAL
         return error.code is ErrorCode.INTERNAL and self._internal <= MAX_INTERNAL
 
 
 def is_passing(error: GymError) -> bool:
-    """Return True if waiting may help: the connection, a busy hub, a full disk or a wrong clock."""
+    """Return True if waiting may help: for connection errors, a busy hub, a full disk or a wrong clock."""
     return error.code in _PASSING
 
 
 def may_pass(error: GymError) -> bool:
-    """Return True if a later call may succeed: ``is_passing``, or an internal error of the hub."""
+    """Return True if a later call may succeed: for ``is_passing`` errors and internal errors of the hub."""
     return is_passing(error) or error.code is ErrorCode.INTERNAL
 
 
 class Outage:
-    """Reports when a hub becomes unreachable, once a minute while it stays so, and when it is back.
+    """Reports when a hub becomes unreachable, once a minute while it stays unreachable, and when it is back.
 
     Args:
         display: Displays the reports.
@@ -127,7 +127,7 @@ class Outage:
             self._display.report("away", text, **fields)
 
     def back(self) -> None:
-        """Record a reply of the hub; thread-safe."""
+        """Record a reply from the hub; thread-safe."""
         with self._lock:
             if self._since < 0:
                 return
@@ -146,8 +146,8 @@ def retry_while_away(
     """Call ``action``, and retry it with backoff while the hub is unreachable, or after a few internal errors.
 
     Args:
-        stop: Event set by a signal, which ends the waiting.
-        outage: Reports when the hub is unreachable, and when it is back.
+        stop: Event that ends the waiting.
+        outage: Reports when the hub is unreachable and when it is back.
         action: Function to call; must be safe to repeat.
         before_retry: Called before every retry.
         worth_waiting: Returns True for errors to retry after.
@@ -178,5 +178,5 @@ def retry_while_away(
 def retry_at_known_hub(
     client: HubClient, stop: threading.Event, outage: Outage, action: Callable[[], T]
 ) -> T:
-    """Retry like ``retry_while_away``, checking the hub's pinned key before each further try."""
+    """Retry like ``retry_while_away``; also check the hub's pinned key before every retry."""
     return retry_while_away(stop, outage, action, client.check_key)

@@ -1,7 +1,7 @@
 """The hub's time on a contributor's machine, and detection of wrong clocks.
 
-``Status`` returns the hub's time, and the monotonic clock advances it from then on. Signatures contain this time, so
-a local clock that is wrong, or set during a round, has no effect.
+``Status`` returns the hub's time, and from then on this machine's monotonic clock advances it. Signatures contain this
+time, so a wrong local clock, or one that is set during a round, has no effect.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gym_fed.core.text import readable_seconds
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 TOLERANCE_SECONDS = 60.0
-"""Maximum difference between clocks that count as equal."""
+"""Maximum difference in seconds between clocks that are considered equal."""
 
 _END_OF_TIME = 253_402_300_800.0
-"""The year 10000 in Unix seconds, the limit of ``datetime``."""
+"""The year 10000 in Unix seconds, which ``datetime`` cannot represent."""
 
 _FEW_CLOCKS = 2
-"""Minimum number of other contributors' clocks needed to decide which side is wrong."""
+"""Minimum number of other contributors' clocks that are needed to decide which side is wrong."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Clocks:
 
     Attributes:
         here: Time of this machine.
-        hub: The hub's time, unaffected by changes to its machine's clock.
+        hub: The hub's time, which is unaffected by changes to the clock of its machine.
         hub_machine: Time of the hub's machine.
-        others: Median of the other contributors' clocks; None if too few reported theirs.
-        set_by: Seconds by which this machine's clock was set since both machines' clocks last agreed; negative if it
-            was set back, 0 if they never agreed in this process.
+        others: Median time of the other contributors' machines; None if too few have reported theirs.
+        set_by: Seconds by which this machine's clock was changed since it last agreed with the hub machine's; negative
+            if it was set back, 0 if they never agreed in this process.
     """
 
     here: float
@@ -54,7 +54,7 @@ class Clocks:
 
     @property
     def differ(self) -> bool:
-        """True if the difference exceeds what latency and drift explain."""
+        """True if the difference is larger than latency and drift can explain."""
         return abs(self.ahead) > TOLERANCE_SECONDS
 
     def note(self, earliest: float) -> str:
@@ -91,14 +91,14 @@ class Clocks:
 
 
 class ClockReport:
-    """Reports once that the clocks differ, and again if the difference changes."""
+    """Reports that the clocks differ: once, and again whenever the difference changes."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
         self._reported = 0.0
 
     def look(self, clocks: Clocks | None) -> None:
-        """Report the clocks of the last ``Status`` if their difference is new or has changed."""
+        """Report the clocks from the last ``Status`` if their difference is new or has changed."""
         if clocks is None or not clocks.differ:
             self._reported = 0.0
         elif abs(clocks.ahead - self._reported) > TOLERANCE_SECONDS:
@@ -107,11 +107,11 @@ class ClockReport:
 
 
 class HubTime:
-    """The hub's time, measured by ``Status``.
+    """The hub's time, measured with ``Status``.
 
     Args:
         wall: Returns this machine's time in Unix seconds.
-        steady: Returns the time of a clock that cannot be set and includes sleep, in seconds.
+        steady: Returns the time in seconds of a clock that nobody can set and that advances during sleep.
     """
 
     def __init__(
@@ -119,25 +119,25 @@ class HubTime:
     ) -> None:
         self._wall, self._steady = wall, steady
         self._measured: tuple[float, float] | None = None
-        """The hub's time, and the time of ``steady`` at that moment."""
+        """The measured hub time, and the time of ``steady`` at that moment."""
         self._agreed: float | None = None
         """``wall`` minus ``steady`` when both machines' clocks last agreed."""
         self.clocks: Clocks | None = None
 
     @property
     def is_known(self) -> bool:
-        """True if the time was measured."""
+        """True if the hub's time has been measured."""
         return self._measured is not None
 
     def now(self) -> float:
-        """Return the hub's time; this machine's before the first measurement."""
+        """Return the hub's time; before the first measurement, this machine's time."""
         if self._measured is None:
             return self._wall()
         hub, steady = self._measured
         return hub + self._steady() - steady
 
     def measure(self, call: Callable[[], pb.StatusReply]) -> pb.StatusReply:
-        """Make the call and take the hub's time from its answer, as of the middle of the call."""
+        """Make the call and take the hub's time from its reply, assuming that it was read halfway through the call."""
         began = self._steady()
         reply = call()
         half = (self._steady() - began) / 2
@@ -163,7 +163,7 @@ class HubTime:
 
 
 def _earliest() -> float:
-    """Return the release date of this version, the earliest time that a correct clock can show."""
+    """Return the release date of this version; no correct clock can show an earlier time."""
     from gym_fed.doctor.checks.clock import RELEASED
 
     return datetime(RELEASED.year, RELEASED.month, RELEASED.day, tzinfo=UTC).timestamp()

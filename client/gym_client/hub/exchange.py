@@ -1,4 +1,4 @@
-"""Interfaces of other sources of public objects for a hub's client: seeding contributors and mirrors."""
+"""Interfaces through which a hub's client uses other sources of public objects: seeding contributors and mirrors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.trust.ledger.entries import Entry
 
 
 class ObjectExchange(Protocol):
-    """See ``gym_client.seeding.seeding.Seeding``, the only implementation."""
+    """An exchange of objects with contributors; implemented by ``gym_client.seeding.seeding.Seeding``."""
 
     def start(self) -> None: ...
 
@@ -40,7 +40,7 @@ class ObjectExchange(Protocol):
 
 
 class MirrorSource(Protocol):
-    """See ``gym_client.mirror.source.Mirrors``, the only implementation."""
+    """A download source; implemented by ``gym_client.mirror.source.Mirrors``."""
 
     @property
     def addresses(self) -> list[str]: ...

@@ -1,11 +1,11 @@
-"""Signed ledger heads of a hub, and checks for contradictions between them.
+"""Signed ledger heads of a hub, and checks that they do not contradict each other.
 
-Heads are stored in ``servers/<hub id>/heads.jsonl``. A hub that rewrites its ledger, or shows different ledgers to
-different contributors, must contradict a head that it signed. The contradiction is written to ``proofs/``, and
+Heads are stored in ``servers/<hub id>/heads.jsonl``. If a hub rewrites its ledger, or shows different ledgers to
+different contributors, it signs heads that contradict each other. The contradiction is then written to ``proofs/``, and
 further calls to that hub are refused.
 
-A hub restored from a backup contradicts itself too. If a signed statement explains that, the contributor may accept
-it. The statement is then appended to the file, and supersedes the lost heads before it.
+A hub that was restored from a backup contradicts itself too. If a signed statement explains this, the contributor may
+accept it. The statement is then appended to the file, where it supersedes the lost heads before it.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from gym_fed.trust.ledger.restored import HubRestored, SignedRestored
 log = logging.getLogger("gym_client")
 
 Prove = Callable[[int, int], EntryProof]
-"""Requests the ledger entry with a sequence number under the head of a size; size 0 is the newest."""
+"""Requests a proof: the entry with a sequence number under the head of a size; size 0 means the newest head."""
 
 Statements = Callable[[], Sequence[str]]
-"""Requests the hub's statements that it was restored, in the form of ``StatusReply.restored_json``."""
+"""Requests the hub's restore statements, in the format of ``StatusReply.restored_json``."""
 
 
 def no_statements() -> Sequence[str]:
-    """Return no statements, for a hub that cannot be reached."""
+    """Return no statements; used for a hub that is unreachable."""
     return ()
 
 
 @dataclass
 class _Conflict(Exception):
-    """Raised if a stored head and the hub's answer cannot belong to the same ledger.
+    """Raised if a stored head and the hub's reply cannot belong to the same ledger.
 
     Attributes:
         kept: The stored head.
-        shown: The head that contradicts it; None if the hub only stopped showing the stored head.
+        shown: The head that contradicts it; None if the hub only fails to show the stored head.
         reason: Description of the contradiction.
-        proof: Additional data needed to prove it.
+        proof: The entry proof that is needed to prove it, if any.
     """
 
     kept: SignedHead
@@ -73,14 +73,14 @@ class Heads:
 
     @property
     def path(self) -> Path:
-        """The file of heads, one per line in the order of arrival."""
+        """The path of the file of heads, one per line in the order of arrival."""
         return self._home.servers / self.server / "heads.jsonl"
 
     def kept(self) -> dict[int, SignedHead]:
-        """Read the stored heads by size.
+        """Read the stored heads, by size.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for an invalid line. Signatures are verified when heads are compared.
+            GymError: ``STATE_CORRUPT`` for an invalid line. Signatures are only verified when heads are compared.
         """
         if not self.path.exists():
             return {}
@@ -91,22 +91,22 @@ class Heads:
         return dict(known)
 
     def accepted(self) -> list[SignedRestored]:
-        """Read the accepted statements of restores, oldest first."""
+        """Read the accepted restore statements, oldest first."""
         return [SignedRestored.from_json(line) for line in self._lines() if is_statement(line)]
 
     def newest(self) -> SignedHead | None:
-        """Return the largest head seen."""
+        """Return the largest stored head; None if there is none."""
         return max(self.kept().values(), key=lambda head: head.size, default=None)
 
     def require_one_ledger(self, prove: Prove | None = None, statements: Statements = no_statements) -> None:
-        """Raise ``LEDGER_FORKED`` if ``proofs/`` contains a proof that this hub has two ledgers.
+        """Raise ``LEDGER_FORKED`` if ``proofs/`` already contains a proof that this hub has two ledgers.
 
         Args:
-            prove: Requests a proof from the hub; None if it is unreachable.
-            statements: Requests the hub's statements; one that explains the proof is raised instead.
+            prove: Requests a proof from the hub; None if the hub is unreachable.
+            statements: Requests the hub's statements. If one explains the proof, ``HUB_RESTORED`` is raised instead.
 
         Raises:
-            GymError: ``LEDGER_FORKED``; ``HUB_RESTORED``; ``STATE_CORRUPT`` for a file that proves nothing.
+            GymError: ``LEDGER_FORKED``; ``HUB_RESTORED``; ``STATE_CORRUPT`` for a file that does not prove a fork.
         """
         for path in sorted(self._home.proofs.glob(f"{self.server}-*.json")):
             try:
@@ -136,17 +136,17 @@ class Heads:
         is_newest: bool = False,
         statements: Statements = no_statements,
     ) -> None:
-        """Compare a head with all heads seen before and store it.
+        """Compare a head with all stored heads, and store it.
 
         Args:
             head: The head to check, from the hub or another source.
-            prove: Requests the hub's proof that the head extends the stored one.
-            is_newest: True if the hub sent it as its newest head.
-            statements: Called if the head contradicts a stored one.
+            prove: Requests the hub's proof that the head extends a stored one.
+            is_newest: True if the hub sent the head as its newest.
+            statements: Requests the hub's statements if the head contradicts a stored one.
 
         Raises:
             GymError: ``SIGNATURE_INVALID``; ``LEDGER_FORKED`` with the path of the proof; ``HUB_RESTORED`` if a
-                statement of the hub explains it; errors from ``prove``.
+                statement of the hub explains the contradiction; errors from ``prove``.
         """
         with refused_as_unsigned(NOT_ITS_OWN):
             head.verify(self._key)
@@ -184,13 +184,13 @@ class Heads:
         prove: Prove,
         statements: Statements = no_statements,
     ) -> None:
-        """Raise an error for a fork between a stored head and a verified ledger that does not contain it.
+        """Raise the error for a fork between a stored head and a verified ledger that does not contain it.
 
         Args:
             kept: The stored head. The ledger has a different entry at its size, or different entries before it.
-            others: Heads of the ledger; the last one covers all of it.
+            others: Heads of the ledger; the last one covers the whole ledger.
             prove: Proves an entry under the last head.
-            statements: Restore statements in the ledger.
+            statements: The restore statements in the ledger.
 
         Raises:
             GymError: ``LEDGER_FORKED`` with its proof; ``HUB_RESTORED``; ``STATE_CORRUPT`` if the file of stored
@@ -216,7 +216,7 @@ class Heads:
         self._refuse_if(old, new, None)
         if new.size >= old.size:
             low, size, shown = old, new.size, new
-        elif is_newest:  # another thread may have seen a later one, so ask the hub again
+        elif is_newest:  # another thread may have stored a later head, so ask the hub again
             low, size, shown = old, 0, new
         else:
             low, size, shown = new, old.size, old
@@ -252,10 +252,10 @@ class Heads:
         return self._forked(f"it signed {conflict.reason}", (conflict.kept, conflict.shown), conflict.proof)
 
     def require_shown(self, prove: Prove, statements: Statements) -> None:
-        """Raise an error for a hub that shows no head although one was stored.
+        """Raise the error for a hub that shows no head although it has signed one.
 
         Raises:
-            GymError: ``HUB_RESTORED``, otherwise ``STATE_CORRUPT``.
+            GymError: ``HUB_RESTORED`` if the hub has a statement for it; otherwise ``STATE_CORRUPT``.
         """
         newest = self.newest()
         if newest is not None:
@@ -263,7 +263,7 @@ class Heads:
             raise self.withheld(newest)
 
     def _require_unexplained(self, kept: SignedHead, prove: Prove, statements: Statements) -> None:
-        """Raise ``HubRestored`` if a statement in the hub's ledger explains a stored head."""
+        """Raise ``HUB_RESTORED`` if a statement in the hub's ledger explains the conflict with a stored head."""
         accepted = {signed.to_json() for signed in self.accepted()}
         for text in reversed(statements()):
             try:
@@ -290,7 +290,7 @@ class Heads:
         """Accept a restore, which supersedes the lost heads.
 
         Returns:
-            Number of superseded heads, which stay in the file before the statement.
+            The number of superseded heads; they stay in the file before the statement.
         """
         signed.verify(self._key)
         gone = [head for head in self.kept().values() if signed.covers(head)]
@@ -304,7 +304,7 @@ class Heads:
         return len(gone)
 
     def keep_proof(self, document: dict[str, Any]) -> tuple[Path, str]:
-        """Verify the proof of a fork and store it in ``proofs/``. Return its path and a description.
+        """Verify the proof of a fork and store it in ``proofs/``. Return its path and a description of the fork.
 
         Raises:
             GymError: ``STATE_CORRUPT`` if it does not prove a fork.
@@ -316,11 +316,10 @@ class Heads:
         return path, reason
 
     def withheld(self, head: SignedHead | None) -> GymError:
-        """Create the error for a hub that does not show a head that it signed.
+        """Create the error for a hub that does not show a head that it has signed.
 
-        Either it was restored without a statement, or it hides entries.
-
-        The signatures prove this to others only after the hub signs a different entry instead of a hidden one.
+        Either the hub was restored without a statement, or it hides entries. The signatures do not prove this to others
+        until the hub signs a different entry in place of a hidden one.
         """
         entry = f"entry {head.size}" if head is not None else "any head"
         return GymError(
@@ -340,7 +339,7 @@ class Heads:
         )
 
     def _require_own(self, head: SignedHead) -> None:
-        """Verify a stored head again before using it as evidence against the hub."""
+        """Verify a stored head again before it is used as evidence against the hub."""
         try:
             head.verify(self._key)
         except GymError as error:
@@ -357,7 +356,7 @@ class Heads:
 
     def _lines(self) -> list[str]:
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        return text[: text.rfind("\n") + 1].splitlines()  # the last line may be truncated by a kill
+        return text[: text.rfind("\n") + 1].splitlines()  # a crash may have truncated the last line
 
     def _write(self, line: str) -> None:
         make_folder(self.path.parent)
@@ -366,7 +365,7 @@ class Heads:
 
 
 _parsed: dict[Path, tuple[tuple[int, int], dict[int, SignedHead]]] = {}
-"""Parsed heads by file, with the file's size and modification time, since a long file is read often."""
+"""Parsed heads by file, with the file's size and modification time. A cache, since long files are read often."""
 
 
 def _stamp(path: Path) -> tuple[int, int]:

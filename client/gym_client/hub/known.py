@@ -1,4 +1,4 @@
-"""Clients of known hubs, for commands that query them."""
+"""Create clients for hubs that this home already knows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 
 def enrolled_client(home: Home, server: str | None, insecure: bool, may_have_left: bool = False) -> HubClient:
-    """Create the client of a hub where the home has an account.
+    """Create the client for a hub where the home has an account.
 
     Args:
         home: The contributor's home.
         server: Address of the hub; None for the only known hub.
-        insecure: Use plain text.
-        may_have_left: Also accept an account that was left, whose balance can still be read.
+        insecure: Use plain text, without TLS.
+        may_have_left: Accept an account that has left the hub, too; its balance can still be read.
 
     Raises:
         GymError: ``UNAUTHENTICATED`` if the home has no account; errors from ``address_of`` and ``establish``.

@@ -18,7 +18,7 @@ from gym_fed.trust.ledger.restored import SignedRestored
 NOT_ITS_OWN = "the hub sent something that it did not sign"
 
 MAX_DOCUMENT = 1 << 20
-"""Maximum characters; a wire message cannot hold more."""
+"""Maximum characters of a document, which is also what a wire message can hold."""
 
 Kind = type | tuple[type, ...]
 _MAX_WHOLE = 2**63
@@ -74,18 +74,18 @@ def parse_object(
     Args:
         text: Text from the hub.
         what: Noun phrase for error messages, such as "a verdict".
-        refusal: Code of the error.
+        refusal: Code of the raised error.
         optional: Types of the other keys to keep; all others are left out. None keeps and checks no others.
-        kinds: Types of the required keys; a bool does not count as a number.
+        kinds: Types of the required keys; a bool is not accepted as a number.
 
     Raises:
-        GymError: ``refusal`` if it is not such an object.
+        GymError: ``refusal`` if the text is not such an object.
     """
     if len(text) > MAX_DOCUMENT:
         raise _refused(what, f"has {counted(len(text), 'character')}", refusal)
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # RecursionError: thousands of nested lists
+    except (ValueError, RecursionError) as error:  # RecursionError: deeply nested lists
         raise _refused(what, "is not JSON", refusal) from error
     if not isinstance(value, dict):
         raise _refused(what, "is not a JSON object", refusal)
@@ -184,12 +184,12 @@ def _refused(what: str, why: str, code: ErrorCode = ErrorCode.INTERNAL) -> GymEr
 
 
 def is_statement(line: str) -> bool:
-    """Return True if a line of the heads file is an accepted statement instead of a head."""
+    """Return True if a line in the file of heads is an accepted restore statement instead of a head."""
     return line.startswith('{"signature":')  # keys of canonical JSON are sorted; a head starts with "head"
 
 
 def heads_in_force(lines: Iterable[str]) -> dict[int, SignedHead]:
-    """Return the heads that no later statement supersedes, by size."""
+    """Return the heads that are not superseded by a later statement, by size."""
     known: dict[int, SignedHead] = {}
     for line in lines:
         if is_statement(line):
@@ -211,10 +211,10 @@ def refused_as_unsigned(hint: str = "") -> Iterator[None]:
 
 
 def read_proof(reply: Any) -> EntryProof:
-    """Parse the proof in a ``LedgerProofReply``, without verifying it.
+    """Parse the proof in a ``LedgerProofReply`` without verifying it.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID`` if it is not a proof.
+        GymError: ``SIGNATURE_INVALID`` if the reply is not a proof.
     """
     with refused_as_unsigned(NOT_ITS_OWN):
         return EntryProof(read_entry(reply.entry), SignedHead.from_json(reply.head_json), tuple(reply.path))
@@ -224,7 +224,7 @@ def read_entry(message: Any) -> Entry:
     """Parse a ``LedgerEntry`` and verify its hash.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID``.
+        GymError: ``SIGNATURE_INVALID`` if it is malformed or its hash does not match.
     """
     entry = Entry(int(message.sequence), message.kind, message.body_json, message.previous_hash, message.hash)
     with refused_as_unsigned():

@@ -1,7 +1,7 @@
 """Rotate and revoke the keys of a home's accounts.
 
-The new key is written before any hub receives it, each hub's reply is stored immediately, and a replaced key is stored
-until no hub needs it. If the process is killed, the same command resumes.
+The new key is written to disk before any hub receives it, and each hub's reply is stored immediately. A replaced key is
+kept until no hub needs it. If the process is killed, the same command resumes the rotation.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
 def rotate(home: Home, another: bool = False) -> dict[str, Any]:
-    """Rotate the key of every account, or resume a rotation that some hub has not answered.
+    """Rotate the key of every account, or resume a rotation that some hub has not answered yet.
 
     Args:
         home: The home with the keys, locked by the caller.
         another: True to create a new key even if some hub still has an older one.
 
     Returns:
-        ``public_key`` (hex) and ``servers``: for each hub its ``address``, ``server``, ``contributor``, whether it
-        ``rotated``, and the ``error`` if not.
+        ``public_key`` (hex) and ``servers``: for each hub its ``address``, ``server`` and ``contributor``, whether it
+        was ``rotated``, and the ``error`` if it was not.
     """
     store = Keystore(home.folder)
     if not store.next_path.exists() and (another or not _lagging(home, store)):
@@ -55,12 +55,13 @@ def revoke(
 
     Args:
         home: The home with the accounts.
-        key: The signing key; None for the account's key at each hub.
+        key: The key that signs the revocation; None for the account's key at each hub.
         address: Address of the hub; None for all hubs.
-        contributor: Id of the account, if the home has none at ``address``.
+        contributor: Id of the account, if the home has no account at ``address``.
 
     Returns:
-        For each hub its ``address``, ``server``, ``contributor``, whether ``revoked``, and the ``error`` if not.
+        For each hub its ``address``, ``server`` and ``contributor``, whether it was ``revoked``, and the ``error`` if
+        it was not.
 
     Raises:
         GymError: ``UNAUTHENTICATED`` if the home has no account whose key could be revoked.
@@ -97,7 +98,7 @@ def _begin(home: Home, store: Keystore) -> None:
 
 
 def _lagging(home: Home, store: Keystore) -> bool:
-    """Return True if some hub where the home is enrolled has an older key than the home's."""
+    """Return True if some hub where the home is enrolled still has an older key than the home's."""
     newest = store.main().public_key.hex()
     return any(pin.public_key not in ("", newest) for pin in enrolled(home))
 

@@ -1,4 +1,4 @@
-"""Background threads of the agent: the work stream, and heartbeats that keep a task's lease."""
+"""Background threads of the agent: the work stream, and the heartbeats that renew a task's lease."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STREAM_SECONDS = 3600.0
 
 
 class WorkStream:
-    """The hub's events in order. Use as a context manager."""
+    """The hub's work events in order; a context manager."""
 
     def __init__(self, client: HubClient) -> None:
         self._client = client
@@ -43,8 +43,8 @@ class WorkStream:
     def next(self, seconds: float) -> pb.WorkEvent | GymError | None:
         """Return the next event, or None if none arrives within ``seconds``.
 
-        A ``GymError`` for which ``is_passing`` is True is informational, since the stream reconnects; any other error
-        ends the stream.
+        A ``GymError`` for which ``is_passing`` is True is only informational, because the stream reconnects. Any other
+        error ends the stream.
         """
         try:
             return self._events.get(timeout=seconds)
@@ -55,7 +55,7 @@ class WorkStream:
         backoff, refused, away = Backoff(), False, False
         while not self._stop.is_set():
             try:
-                if away:  # a new stream may stay silent for a long time, so report that the hub is back
+                if away:  # the new stream may stay silent for a long time, so report now that the hub is back
                     self._client.call("Status", pb.StatusRequest())
                     self._events.put(pb.WorkEvent(keep_alive=pb.KeepAlive()))
                     away = False
@@ -79,7 +79,7 @@ class WorkStream:
                 return
 
     def _listen_once(self, backoff: Backoff) -> bool:
-        """Listen until the stream ends. Return True if any event arrived."""
+        """Receive events until the stream ends. Return True if at least one event arrived."""
         heard = False
         try:
             with self._client.errors():
@@ -93,12 +93,12 @@ class WorkStream:
                         return True
         except GymError as error:
             if error.code is ErrorCode.DEADLINE_EXCEEDED and heard:
-                return True  # the stream has reached its one-hour deadline; open the next one
+                return True  # the stream has reached its one-hour deadline
             raise
         return heard
 
     def _wait(self, seconds: float) -> bool:
-        """Wait before the next try. Return False if the stream must end."""
+        """Wait before the next attempt. Return False if the stream must end."""
         if self._stop.wait(seconds):
             return False
         try:
@@ -110,7 +110,7 @@ class WorkStream:
 
 
 class Lease:
-    """The lease of one task, shared by the heartbeat thread and the working thread."""
+    """The lease of one task, shared by the heartbeat thread and the thread that works on the task."""
 
     def __init__(self, message_id: str, seconds: float) -> None:
         self.message_id = message_id
@@ -121,7 +121,7 @@ class Lease:
         self._beating = threading.Lock()
 
     def note(self, phase: str, done: int, total: int) -> None:
-        """Set the progress to report with the next heartbeat."""
+        """Set the progress that the next heartbeat reports."""
         self.phase, self.done, self.total = phase, done, total
 
     @property
@@ -139,14 +139,14 @@ class Lease:
                 reply = client.call("Heartbeat", self.request, seconds=max(1.0, self.seconds))
                 self.seconds = reply.lease_seconds or self.seconds
             except GymError as error:
-                # The hub may be restarting, or only this call failed; the lease survives on the hub's disk.
+                # The hub may be restarting, or only this call failed; the hub keeps the lease on its disk.
                 if not may_pass(error):
                     self.lost = error
 
     def end(self, client: HubClient) -> None:
-        """Renew the lease once more and stop heartbeats, before the result is sent.
+        """Renew the lease once more and stop the heartbeats, before the result is sent.
 
-        No heartbeat is running when this returns, so none can reach the hub after the answer.
+        No heartbeat is running when this returns, so none can reach the hub after the result.
         """
         self.beat(client)
         with self._beating:
@@ -154,20 +154,20 @@ class Lease:
 
     def touch(self, client: HubClient) -> None:
         """Renew a lease that may have expired while the hub was unreachable, before the result is sent again."""
-        with contextlib.suppress(GymError):  # if the lease is lost, the hub refuses the result and says why
+        with contextlib.suppress(GymError):  # if the lease is lost, the hub refuses the result with a reason
             client.call("Heartbeat", self.request, seconds=max(1.0, self.seconds))
 
 
 @contextmanager
 def heartbeats(client: HubClient, lease: Lease) -> Iterator[Lease]:
-    """Send heartbeats, three per lease, while the block runs or until ``lease.end``."""
+    """Send three heartbeats per lease duration while the block runs, or until ``lease.end``."""
     thread = threading.Thread(target=_beat, args=(client, lease), name="heartbeats", daemon=True)
     thread.start()
     try:
         yield lease
     finally:
         lease.ended.set()
-        thread.join(timeout=1.0)  # a running call ends by its deadline
+        thread.join(timeout=1.0)  # a running call ends at its deadline
 
 
 def _beat(client: HubClient, lease: Lease) -> None:

@@ -1,4 +1,4 @@
-"""Traffic with a hub: byte counts, measured bandwidth and rate limits."""
+"""Network traffic with a hub: byte counts, measured bandwidth and rate limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gym_fed.core.text import readable_bytes, readable_seconds
 
 _POLL_SECONDS, _LEAST_SECONDS = 0.2, 0.001
 _SECONDS_A_CALL = 10
-"""Maximum seconds that one upload call takes at the rate limit, so that a hub never waits long for its end."""
+"""Maximum seconds of one upload call at the rate limit, so that the hub does not wait long for the call's end."""
 
 _SETTING = "down_bytes_per_second"
 _ENOUGH_BYTES = 1_000_000
@@ -26,7 +26,7 @@ _UNKNOWN = "the duration is unknown: nothing large has been downloaded here befo
 
 @dataclass(frozen=True)
 class Bytes:
-    """Byte counts of soups, tensors and deltas, excluding message overhead."""
+    """Byte counts of soups, tensors and deltas, without message overhead."""
 
     down: int = 0
     up: int = 0
@@ -35,12 +35,12 @@ class Bytes:
         return Bytes(self.down + other.down, self.up + other.up)
 
     def to_dict(self) -> dict[str, int]:
-        """Return ``bytes_down`` and ``bytes_up``, as in receipts and ``--json``."""
+        """Convert to ``bytes_down`` and ``bytes_up``, as used in receipts and ``--json``."""
         return {"bytes_down": self.down, "bytes_up": self.up}
 
 
 class Traffic:
-    """Counts bytes exchanged with one hub. The caller must hold the home's lock; counting is thread-safe."""
+    """Counts the bytes exchanged with one hub. The caller must hold the home's lock; counting is thread-safe."""
 
     def __init__(self, home: Home, server: str) -> None:
         self._home, self._server = home, server
@@ -54,7 +54,7 @@ class Traffic:
             return self._task
 
     def begin(self) -> None:
-        """Start counting for a new task."""
+        """Start counting the bytes of a new task."""
         with self._lock:
             self._task = Bytes()
 
@@ -89,10 +89,10 @@ class Traffic:
 
 
 def total_of(home: Home, server: str) -> Bytes:
-    """Return all bytes that this home has exchanged with a hub.
+    """Return the total bytes that this home has exchanged with a hub.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` with the file's name.
+        GymError: ``STATE_CORRUPT`` with the name of the file.
     """
     return _total(_read(home), server)
 
@@ -125,22 +125,22 @@ def _total(totals: dict[str, Any], server: str) -> Bytes:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A download bandwidth and its source."""
+    """A download bandwidth and how it was measured."""
 
     bytes_per_second: float
     known_by: str
 
     def duration(self, num_bytes: int) -> str:
-        """Describe how long a download takes."""
+        """Describe how long a download of ``num_bytes`` takes."""
         seconds = readable_seconds(num_bytes / self.bytes_per_second)
         return f"about {seconds} at {readable_bytes(self.bytes_per_second)}/s ({self.known_by})"
 
 
 class DownloadPace:
-    """Measures a download, and stores the last measurement.
+    """Measures the bandwidth of a download, and stores the last measurement.
 
     Args:
-        home: The home, which stores the measurement.
+        home: The home that stores the measurement.
         limit: Download limit of ``policy.yaml`` in bytes per second; None for no limit.
         clock: Returns monotonic time in seconds.
     """
@@ -158,7 +158,7 @@ class DownloadPace:
         self._first = self._first or self._last
 
     def bandwidth(self) -> Bandwidth | None:
-        """Return the bandwidth of this run, or of the last download, or None; at most the limit."""
+        """Return the bandwidth of this run or of the last download, at most the limit; None if neither is known."""
         measured = self._measured()
         best = None if measured is None else Bandwidth(measured, "just measured")
         if best is None:
@@ -170,7 +170,7 @@ class DownloadPace:
         return best
 
     def duration(self, num_bytes: int) -> str:
-        """Describe how long a download takes."""
+        """Describe how long a download of ``num_bytes`` takes."""
         bandwidth = self.bandwidth()
         return _UNKNOWN if bandwidth is None else bandwidth.duration(num_bytes)
 
@@ -188,7 +188,7 @@ class DownloadPace:
 
 
 class TokenBucket:
-    """Rate limiter for ``bytes_per_second``, with bursts of one second. Thread-safe.
+    """A rate limiter for ``bytes_per_second`` that allows bursts of one second. Thread-safe.
 
     Args:
         bytes_per_second: The rate; None for no limit.
@@ -208,7 +208,7 @@ class TokenBucket:
         self._tokens, self._at = float(bytes_per_second or 0), clock()
 
     def take(self, num_bytes: int, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Record transferred bytes, and block until the bucket is no longer empty or ``should_stop`` returns True."""
+        """Record transferred bytes, then block until the bucket is no longer empty or ``should_stop`` returns True."""
         with self._lock:
             self._fill()
             self._tokens -= num_bytes
@@ -221,11 +221,11 @@ class TokenBucket:
         return 0.0 if rate is None else num_bytes / rate
 
     def chunk(self, most: int) -> int:
-        """Return the number of bytes to send at once: one second's worth, at most ``most``."""
+        """Return the number of bytes to send at a time: those of one second, at most ``most``."""
         return most if self.bytes_per_second is None else min(most, self.bytes_per_second)
 
     def span(self, most: int) -> int:
-        """Return the number of bytes of one upload call, at most ``most``."""
+        """Return the number of bytes for one upload call, at most ``most``."""
         return most if self.bytes_per_second is None else min(most, _SECONDS_A_CALL * self.bytes_per_second)
 
     def _seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Resumable uploads and downloads of objects, bounded in size and verified by SHA-256."""
+"""Resumable uploads and downloads of objects, with bounded size and verified by SHA-256."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 CALL_BYTES = 64 * CHUNK_BYTES
-"""Maximum bytes of one upload call, to keep its deadline short; the next call resumes after it."""
+"""Maximum bytes of one upload call, which bounds its deadline; the next call continues after them."""
 
 Progress = Callable[[int, int], None]
 """Called with the completed and total bytes."""
 
 
 class ObjectCache:
-    """A folder of files named by their SHA-256."""
+    """A folder of files that are named by their SHA-256."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, sha256: str) -> Path:
-        """Return the path of an object, which may not exist.
+        """Return the path of an object; the file may not exist.
 
         Raises:
-            GymError: ``USAGE`` for a name that is not a sha256.
+            GymError: ``USAGE`` for a name that is not a SHA-256.
         """
         if not _SHA256.fullmatch(sha256):
             raise GymError(ErrorCode.USAGE, f"{sha256[:80]!r} is not a sha256")
@@ -49,7 +49,7 @@ class ObjectCache:
         return path.is_file() and path.stat().st_size == size_bytes
 
     def put(self, data: bytes) -> Path:
-        """Store bytes under their SHA-256."""
+        """Store bytes in a file named by their SHA-256."""
         path = self.path(hashlib.sha256(data).hexdigest())
         if not self.has(path.name, len(data)):
             write_atomically(path, data)
@@ -66,21 +66,21 @@ def download(
     count: Callable[[int], None] = lambda num_bytes: None,
     kind: Kind | None = None,
 ) -> Path:
-    """Download an object unless it is cached. Call again to resume.
+    """Download an object unless it is in the cache. Call again to resume.
 
     Args:
         client: Client of the hub.
-        cache: The cache; a partial download is stored there as ``<sha256>.part``.
+        cache: The cache, which also stores a partial download as ``<sha256>.part``.
         sha256: Digest and name of the object.
-        size_bytes: Size from the reference, which the download never exceeds.
+        size_bytes: Expected size; the download never exceeds it.
         progress: Called after each chunk.
         should_stop: Checked between chunks; True stops the download.
-        count: Called with the bytes of each chunk from the hub.
-        kind: Kind of a public object, which other contributors may serve too; None for any other object.
+        count: Called with the number of bytes of each chunk from the hub.
+        kind: Kind of a public object, which other contributors may also serve; None for any other object.
 
     Raises:
-        GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for wrong data, which is deleted; ``UNAVAILABLE`` if the
-            connection breaks, or ``INTERRUPTED``, with the partial download kept.
+        GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for wrong data, which is deleted; ``UNAVAILABLE`` if the connection
+            breaks, or ``INTERRUPTED``; the partial download is then kept.
     """
     target = cache.path(sha256)
     seeding = client.seeding if kind is not None else None
@@ -89,7 +89,7 @@ def download(
             seeding.add(target, sha256, kind)
         return target
     part = target.with_name(f"{sha256}.part")
-    part.with_suffix(".seed").unlink(missing_ok=True)  # left by a killed run
+    part.with_suffix(".seed").unlink(missing_ok=True)  # left by a killed process
     if part.exists() and part.stat().st_size > size_bytes:
         part.unlink()
     report = progress or (lambda done, total: None)
@@ -119,7 +119,7 @@ def _download_from_hub(
     should_stop: Callable[[], bool],
     count: Callable[[int], None],
 ) -> None:
-    """Complete ``part`` from the hub, and verify it."""
+    """Complete the file ``part`` from the hub, and verify it."""
     with part.open("a+b") as file, HashedFile(file) as written:
         done = part.stat().st_size
         while done < size_bytes:
@@ -163,7 +163,7 @@ def _receive(
                     raise _too_large(
                         client, part, f"{counted(chunk.size_bytes, 'byte')} instead of {size}", sha256
                     )
-                data = chunk.data  # each access copies the bytes
+                data = chunk.data  # every access to the attribute copies the bytes
                 if done + len(data) > size:
                     raise _too_large(client, part, f"more than {counted(size, 'byte')}", sha256)
                 written.write(data)
@@ -196,12 +196,13 @@ def upload(
 
     Args:
         client: Client of the hub.
-        sha256: Hex digest of the file, its name at the hub.
+        sha256: Hex digest of the file, which is its name at the hub.
         path: Path of the file.
-        progress: Called after each chunk handed to the network.
+        progress: Called after each chunk that is passed to the network.
         should_stop: Checked between chunks; True stops the upload.
-        count: Called with the bytes of each chunk handed to the network.
-        committed: Called with the hub's signed commitment before the first byte is sent; empty if the hub makes none.
+        count: Called with the number of bytes of each chunk that is passed to the network.
+        committed: Called with the hub's signed commitment before the first byte is sent; the commitment is empty if the
+            hub makes none.
 
     Raises:
         GymError: ``INTERRUPTED``; ``UNAVAILABLE`` if the connection breaks; errors from the hub.
@@ -259,7 +260,7 @@ def _chunks(
         while offset < end:
             data = file.read(min(rate.chunk(CHUNK_BYTES), end - offset))
             if not data:
-                return  # the file shrank; the hub's sha256 check refuses the object
+                return  # the file has shrunk; the hub's SHA-256 check refuses the object
             yield pb.UploadChunk(sha256=name, offset=offset, data=data)
             offset, name = offset + len(data), ""
             report(offset)

@@ -38,7 +38,7 @@ _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _MIN_SECONDS_LEFT = 60
 _SLOWEST_BYTES_PER_SECOND = 32 << 10
 _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
-"""Status codes of a call that fails because the hub died, not because it refused."""
+"""Status codes of a call that failed because the hub died, rather than because it refused the call."""
 _OPEN_CALLS = (
     "Status",
     "Base",
@@ -52,16 +52,16 @@ _OPEN_CALLS = (
 
 
 class HubClient:
-    """A connection to a hub. Thread-safe."""
+    """A client for one hub. Thread-safe."""
 
     def __init__(self, home: Home, address: Address, pin: ServerPin, key: SigningKey | None = None) -> None:
-        """Create a client; nothing is sent before the first call.
+        """Create the client; nothing is sent before the first call.
 
         Args:
             home: The home with key, instance and pins.
             address: Address of the hub.
-            pin: Result of ``establish``; without a fingerprint the channel is plain text.
-            key: Key that signs requests; None for the key that this hub knows.
+            pin: Result of ``establish``; if it has no fingerprint, the channel is plain text.
+            key: Key that signs requests; None for the key that the hub knows for this home.
         """
         self.home = home
         self.address = address
@@ -79,11 +79,11 @@ class HubClient:
         self._open_channel()
 
     def status(self) -> pb.StatusReply:
-        """Request the hub's status; its ledger key is checked against the pin, or pinned at first contact.
+        """Request the hub's status. Its ledger key is compared with the pin, or pinned at first contact.
 
         Raises:
-            GymError: ``PROTOCOL_MISMATCH``; ``SERVER_KEY_CHANGED`` if its ledger key differs from the pinned one, or
-                it claims the id of a hub that this home knows with a different key.
+            GymError: ``PROTOCOL_MISMATCH``; ``SERVER_KEY_CHANGED`` if its ledger key differs from the pinned one, or if
+                this home knows another hub with the same id and a different key.
         """
         try:
             reply = self._measure()
@@ -99,16 +99,16 @@ class HubClient:
         return reply
 
     def enrol(self, name: str, invite: str = "", should_stop: Callable[[], bool] = lambda: False) -> str:
-        """Register this home's key; return the contributor's id.
+        """Register this home's key and return the contributor's id.
 
         Args:
             name: Name shown to the coordinator and in the ledger.
-            invite: Token of an invite, or empty.
+            invite: Token of an invite; empty if there is none.
             should_stop: Checked during the proof of work.
 
         Raises:
-            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` by the hub's policy; ``BUSY`` while it accepts no
-                further enrolments from this network; ``INTERRUPTED`` after ``should_stop``.
+            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED``, by the hub's policy; ``BUSY`` while the hub accepts
+                no further enrolments from this network; ``INTERRUPTED`` after ``should_stop``.
         """
         bits, server = self.status().enrolment_work_bits, self._server()
         request = pb.EnrolRequest(
@@ -122,7 +122,7 @@ class HubClient:
         contributor = self.call("Enrol", request).contributor
         if not _CONTRIBUTOR.fullmatch(
             contributor
-        ):  # after a rotation it is derived from the account's first key
+        ):  # after a rotation, the id is derived from the account's first key
             raise GymError(
                 ErrorCode.INTERNAL, f"{self.address} enrolled {contributor!r}, which is not an account id"
             )
@@ -130,15 +130,15 @@ class HubClient:
         return str(contributor)
 
     def forget_enrolment(self) -> None:
-        """Forget the enrolment after ``Leave``; the next join enrols the account's key again."""
+        """Delete the record of the enrolment after ``Leave``; the next join enrols the account's key again."""
         self._repin(contributor="", left=self.pin.contributor, public_key=self._key.public_key.hex())
         self.renew_session()
 
     def note_leaving(self) -> bool:
-        """Ask the hub whether the account has left, which another process may have done; if so, forget the enrolment.
+        """Ask the hub whether the account has left, which another process may have done. If so, delete the enrolment.
 
         Returns:
-            True if it has left; False if it is active, or if the hub does not know it.
+            True if the account has left; False if it is active, or if the hub does not know it.
         """
         with self._lock:
             try:
@@ -153,10 +153,10 @@ class HubClient:
             return bool(status == "left")
 
     def authenticate(self, may_have_left: bool = False) -> None:
-        """Open a new session; an account that has left gets a session for queries and transfers only.
+        """Open a new session. An account that has left gets a session that only allows queries and transfers.
 
         Args:
-            may_have_left: Accept such a session too if this home does not know that the account was left.
+            may_have_left: Accept such a limited session even if this home did not know that the account has left.
         """
         with self._lock:
             account = self.pin.account
@@ -171,19 +171,19 @@ class HubClient:
             except GymError as error:
                 if error.code is not ErrorCode.CLOCK_SKEWED:
                     raise
-                self._measure()  # the hub restarted with a different time
+                self._measure()  # the hub was restarted with a different time
                 reply = self.call("Authenticate", self._login(account, may_have_left))
             self._session, self._expires_at = reply.session, reply.expires_at_seconds
             self.node_id = reply.node_id
 
     def now(self, method: str = "Status") -> float:
-        """Return the hub's time in Unix seconds, for signatures; measure it if needed.
+        """Return the hub's time in Unix seconds, for use in signatures; measure it if necessary.
 
         Args:
-            method: Name of the call that the time is signed for.
+            method: Name of the call that the signature is for.
 
         Raises:
-            GymError: ``LEDGER_FORKED`` if that call would be refused, even if the hub is unreachable.
+            GymError: ``LEDGER_FORKED`` if the call would be refused, even if the hub is unreachable.
         """
         self._require_one_ledger(method)
         if not self._time.is_known:
@@ -192,7 +192,7 @@ class HubClient:
 
     @property
     def clocks(self) -> Clocks | None:
-        """Readings of both clocks at the last ``Status``."""
+        """The readings of the clocks at the last ``Status``."""
         return self._time.clocks
 
     def sign(self, value: object) -> bytes:
@@ -200,15 +200,16 @@ class HubClient:
         return self._key.sign(value)
 
     def call(self, method: str, request: Any, seconds: float = CALL_SECONDS) -> Any:
-        """Make a call with a single reply.
+        """Make a call that returns a single reply.
 
         Args:
             method: Name of the method in ``hub.proto``.
-            request: A message, or a function that returns an iterator of messages, since a call may be repeated.
+            request: A message, or a function that returns an iterator of messages; a function, since a call may be
+                repeated.
             seconds: Deadline in seconds.
 
         Raises:
-            GymError: The hub's error, or ``UNAVAILABLE`` and ``DEADLINE_EXCEEDED`` of the transport.
+            GymError: The error from the hub, or the transport's ``UNAVAILABLE`` or ``DEADLINE_EXCEEDED``.
         """
         self._require_one_ledger(method)
         for attempt in range(2):
@@ -223,14 +224,14 @@ class HubClient:
         raise AssertionError("unreachable")
 
     def stream(self, method: str, request: Any, seconds: float | None) -> Any:
-        """Start a call with streamed replies; the caller iterates inside ``errors()`` and cancels it when done."""
+        """Start a call with streamed replies. The caller iterates inside ``errors()`` and then cancels the call."""
         self._require_one_ledger(method)
         metadata, _ = self._metadata(method)
         return getattr(self._stub, method)(request, timeout=seconds, metadata=metadata)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Convert a failed call to a ``GymError``."""
+        """Convert a failed call in the block to a ``GymError``."""
         try:
             yield
         except grpc.RpcError as error:
@@ -244,23 +245,23 @@ class HubClient:
             raise refusal from error
 
     def prove(self, sequence: int, size: int = 0) -> EntryProof:
-        """Request the proof of an entry; see ``gym_client.hub.heads.Prove``."""
+        """Request the proof of a ledger entry; see ``gym_client.hub.heads.Prove``."""
         return read_proof(self.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
 
     def statements(self) -> list[str]:
-        """Request the statements of restores; see ``gym_client.hub.heads.Statements``."""
+        """Request the hub's restore statements; see ``gym_client.hub.heads.Statements``."""
         return list(self.call("Status", pb.StatusRequest()).restored_json)
 
     def renew_session(self) -> None:
-        """Forget the session; the next call opens a new one."""
+        """Discard the session; the next call opens a new one."""
         with self._lock:
             self._session, self._expires_at = "", 0
 
     def check_key(self) -> None:
-        """Check after a failure that the hub still has the pinned key, and store a renewed certificate.
+        """Check, after a failed call, that the hub still has the pinned key, and store a renewed certificate.
 
         Raises:
-            GymError: ``SERVER_KEY_CHANGED``. An unreachable hub does not raise.
+            GymError: ``SERVER_KEY_CHANGED``. Nothing is raised if the hub is unreachable.
         """
         if not self.pin.fingerprint:
             return
@@ -277,12 +278,12 @@ class HubClient:
                 self._open_channel()
 
     def pause_seeding(self, reason: str, paused: bool) -> None:
-        """Stop serving other contributors while there is a reason to pause."""
+        """Pause or resume serving other contributors; serving resumes when no reason to pause is left."""
         if self.seeding is not None:
             self.seeding.pause(reason, paused)
 
     def close(self) -> None:
-        """Stop seeding, close the channel and cancel running calls."""
+        """Stop seeding, and close the channel, which cancels running calls."""
         if self.seeding is not None:
             self.seeding.close()
         self._channel.close()
@@ -295,7 +296,7 @@ class HubClient:
 
     def _open_channel(self) -> None:
         options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000)]
-        # Use the same proxy as for the certificate instead of gRPC's own interpretation of the environment.
+        # Use the proxy that was used to fetch the certificate, not gRPC's own interpretation of the environment.
         if (proxy := proxy_for(self.address)) is None:
             options.append(("grpc.enable_http_proxy", 0))
         else:
@@ -311,7 +312,7 @@ class HubClient:
         self._stub: Any = HubStub(self._channel)
 
     def _metadata(self, method: str) -> tuple[tuple[tuple[str, str], ...], str]:
-        if method in _OPEN_CALLS:  # with a session they count towards the account's limits
+        if method in _OPEN_CALLS:  # with a session, they would count towards the account's limits
             return (((SESSION_KEY, self._session),) if self._session else ()), ""
         with self._lock:
             if not self._session or self._expires_at < self._time.now() + _MIN_SECONDS_LEFT:
@@ -323,7 +324,7 @@ class HubClient:
         return self._time.measure(lambda: self.call("Status", pb.StatusRequest()))
 
     def _login(self, account: str, may_have_left: bool) -> pb.AuthenticateRequest:
-        """Create a login signed at the hub's time."""
+        """Create a login that is signed with the hub's current time."""
         nonce, issued_at, server = secrets.token_hex(16), int(self.now()), self._server()
         claim = login_claim(account, self._instance, issued_at, nonce, server, self.pin.fingerprint)
         return pb.AuthenticateRequest(
@@ -358,15 +359,15 @@ class HubClient:
             heads.require_shown(self.prove, statements)
 
     def _require_one_ledger(self, method: str) -> None:
-        """Reject calls to a hub with two ledgers, except revocations of lost keys.
+        """Refuse calls to a hub with two ledgers, except revocations of lost keys.
 
-        ``Status`` is allowed, since it may report that the hub was restored; ``status`` then rejects everything else.
+        ``Status`` is allowed, since it may report that the hub was restored; otherwise ``status`` refuses the hub.
         """
         if self.pin.ledger_key and method not in ("RevokeKey", "Status", "LedgerProof"):
             Heads(self.home, bytes.fromhex(self.pin.ledger_key)).require_one_ledger()
 
     def _check_ledger_key(self, key: bytes) -> None:
-        """Compare the full key with the pin, since collisions of its shorter id are feasible."""
+        """Compare the full key with the pin, since collisions of the shorter id are feasible."""
         server, pinned = server_id(key), self.pin
         if (pinned.server and server != pinned.server) or (
             pinned.ledger_key and key.hex() != pinned.ledger_key
@@ -392,5 +393,5 @@ class HubClient:
 
 
 def transfer_seconds(num_bytes: int) -> float:
-    """Return the deadline of a call that moves ``num_bytes``, generous for slow connections."""
+    """Return the deadline in seconds of a call that transfers ``num_bytes``, long enough for slow connections."""
     return CALL_SECONDS + num_bytes / _SLOWEST_BYTES_PER_SECOND

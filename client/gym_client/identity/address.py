@@ -11,8 +11,8 @@ from gym_fed.core.text import plain, whole_number
 from gym_fed.trust.wire.limits import DEFAULT_PORT
 
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
-"""Allowed characters of names and IP addresses. Non-ASCII letters can look alike, and control characters affect
-terminals."""
+"""Allowed characters in host names and IP addresses. Non-ASCII letters can look alike, and control characters can
+manipulate a terminal."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """True if the address can only be this machine."""
+        """True if the address always refers to this machine."""
         if self.host == "localhost":
             return True
         try:
@@ -55,7 +55,7 @@ class Address:
 
     @property
     def file_name(self) -> str:
-        """The address as a valid file name, ``host_port``."""
+        """The address in the form ``host_port``, which is a valid file name."""
         safe = "".join(c if c.isalnum() or c in ".-" else "-" for c in self.host.lower())
         return f"{safe}_{self.port}"
 

@@ -1,8 +1,8 @@
-"""Detect home folders that were copied, and those shared by several machines.
+"""Detect home folders that were copied, and those that several machines share.
 
-A copy has the same ``instance`` as its original, so a hub takes both for one installation, and their work streams end
-each other. A copy therefore gets a new instance. A home on a network file system that was last used on another
-machine is not a copy: its tasks exist once and are resumed.
+A copy has the same ``instance`` as its original, so a hub treats both as one installation, and each opens a work stream
+that ends the other's. A copy therefore gets a new instance. A home on a network file system that was last used on
+another machine is not a copy; its tasks exist only once and are resumed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from gym_fed.core.text import counted
 MACHINE_ID = Path("/etc/machine-id")
 MOUNTS = Path("/proc/self/mountinfo")
 _NO_CARD = (1 << 40) | (1 << 41)
-"""Multicast and locally administered bits. One is set if ``uuid.getnode`` found no network card or a virtual one, whose
-address may change at each start."""
+"""The multicast and the locally administered bit. One of them is set if ``uuid.getnode`` found no network card or only
+a virtual one, whose address may change at each start."""
 _SHARED_TYPES = re.compile(
     r"nfs4?|cifs|smb3?|lustre|gpfs|beegfs|ceph|afs|orangefs|glusterfs|9p|virtiofs|fuse\..+"
 )
-"""File systems that several machines can mount at once."""
+"""File systems that several machines can mount at the same time."""
 _MAX_RECORD_CHARS = 10_000
 
 
 @dataclass(frozen=True)
 class _LastUse:
-    """The last use of a home, stored in its file ``machine``, one field per line."""
+    """The last use of a home, stored in the file ``machine`` with one field per line."""
 
     machine: str
-    """Digest that identifies the machine; empty if nothing does."""
+    """A digest that identifies the machine; empty if it has no identifier."""
     files: str = ""
-    """Inode numbers; those of a copy differ."""
+    """The inode numbers, which are different in a copy."""
     folder: str = ""
 
     @classmethod
@@ -53,15 +53,15 @@ class _LastUse:
         return cls(*(line.strip() for line in lines[:3])) if lines else None
 
     def exists_elsewhere(self, here: _LastUse) -> bool:
-        """True if the recorded folder still exists, in addition to the current one."""
+        """Return True if the recorded folder still exists and is not the current one."""
         return bool(self.folder) and self.folder != here.folder and _inodes(Path(self.folder)) == self.files
 
 
 def adopt_copy(home: Home) -> str:
-    """Make a copied home a separate installation. The caller holds the home's lock.
+    """Turn a copied home into a separate installation. The caller must hold the home's lock.
 
     Returns:
-        A message for the user; empty if the home is used where it was used before.
+        A message for the user; empty if the home is still where it was last used.
     """
     here, before = _LastUse.here(home), _LastUse.recorded(home)
     if before == here:
@@ -82,7 +82,7 @@ def adopt_copy(home: Home) -> str:
 
 
 def _separate(home: Home, original: str) -> str:
-    """Delete a copy's instance and tasks, which the original keeps."""
+    """Delete a copy's instance and tasks; the original keeps its own."""
     tasks = [task for task in home.tasks.iterdir() if task.is_dir()]
     for task in tasks:
         shutil.rmtree(task)
@@ -95,7 +95,7 @@ def _separate(home: Home, original: str) -> str:
 
 
 def _inodes(folder: Path) -> str:
-    """Return the inode numbers of a home and its tasks, which are the same on every machine that mounts it."""
+    """Return the inode numbers of a home and its tasks. All machines that mount the home see the same numbers."""
     try:
         return " ".join(str(path.stat().st_ino) for path in (folder, folder / "tasks"))
     except OSError:
@@ -103,7 +103,7 @@ def _inodes(folder: Path) -> str:
 
 
 def _is_shared(folder: Path) -> bool:
-    """Return True if a folder is on a file system that several machines can mount at once (Linux only)."""
+    """Return True if a folder is on a file system that several machines can mount at the same time (Linux only)."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -24,15 +24,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
 class Home:
-    """The contributor's files.
+    """The contributor's home folder. Open one with ``Home.open``.
 
-    ``key.pem`` and ``keys/`` (mode 0600), ``instance``, ``machine``, ``settings.json``, ``policy.yaml`` (optional),
-    ``servers/``, ``objects/``, ``bases/``, ``tasks/``, ``residuals/``, ``audits/``, ``seeds/``, ``seeding.json``,
-    ``receipts.jsonl``. Open one with ``Home.open``.
+    It contains ``key.pem`` and ``keys/`` (mode 0600), ``instance``, ``machine``, ``settings.json``, ``policy.yaml``
+    (optional), ``servers/``, ``objects/``, ``bases/``, ``tasks/``, ``residuals/``, ``audits/``, ``seeds/``,
+    ``seeding.json`` and ``receipts.jsonl``.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Create a home object; use ``open`` instead."""
+        """Create the object for a folder; use ``open`` instead."""
         self.folder = folder
 
     @classmethod
@@ -48,12 +48,12 @@ class Home:
 
     @property
     def key(self) -> SigningKey:
-        """The contributor's newest Ed25519 key, generated on first use. See ``pins.key_for`` for the key of a hub."""
+        """The contributor's newest Ed25519 key, generated on first use. See ``pins.key_for`` for the key at a hub."""
         return Keystore(self.folder).main()
 
     @property
     def instance(self) -> str:
-        """A random id of this installation; a hub returns leases to the same instance."""
+        """The random id of this installation. A hub assigns leased tasks to the same instance again."""
         path = self.folder / "instance"
         if not path.exists():
             write_atomically(path, secrets.token_hex(16).encode())
@@ -70,7 +70,7 @@ class Home:
 
     @property
     def consents_path(self) -> Path:
-        """The file of accepted terms."""
+        """The path of the file with the accepted terms."""
         return self.folder / "consents.json"
 
     @property
@@ -79,7 +79,7 @@ class Home:
 
     @property
     def objects(self) -> Path:
-        """The cache of objects, named by SHA-256."""
+        """The cache of objects, which are named by their SHA-256."""
         return self._made("objects")
 
     @property
@@ -94,12 +94,12 @@ class Home:
 
     @property
     def audits(self) -> Path:
-        """The folder of evidence for audits, by update."""
+        """The folder with the evidence for audits, by update."""
         return self._made("audits")
 
     @property
     def proofs(self) -> Path:
-        """The folder of proofs that a hub signed contradictory ledgers."""
+        """The folder with the proofs that a hub has signed contradictory ledgers."""
         return self._made("proofs")
 
     @property
@@ -118,7 +118,7 @@ class Home:
         return self.tasks / message_id
 
     def residuals(self, server: str) -> Path:
-        """Return the folder of error feedback residuals for a hub."""
+        """Return the folder with the error feedback residuals for a hub."""
         if not _NAME.fullmatch(server):
             raise GymError(ErrorCode.USAGE, f"server id {server[:140]!r} is not a plain name")
         return self._made(f"residuals/{server}")
@@ -143,7 +143,7 @@ class Home:
         return settings
 
     def remember(self, **settings: Any) -> None:
-        """Store settings for the next ``join``; None deletes one."""
+        """Store settings for the next ``join``; None deletes a setting."""
         merged = {**self.settings(), **settings}
         present = {key: value for key, value in merged.items() if value is not None}
         write_atomically(
@@ -151,19 +151,19 @@ class Home:
         )
 
     def append_receipt(self, receipt: dict[str, Any]) -> None:
-        """Append a receipt to ``receipts.jsonl`` durably, unless it is there already.
+        """Append a receipt to ``receipts.jsonl`` durably, unless it is already there.
 
-        Receipts are equal if they only differ in the bytes counted by this machine (``bytes_down``, ``bytes_up``).
+        Receipts are considered equal if only their byte counts (``bytes_down``, ``bytes_up``) differ.
         """
         line = json.dumps(receipt, sort_keys=True, ensure_ascii=False)
         if line in self._receipt_lines() or _signed(receipt) in map(_signed, self.receipts()):
             return
         known = self.receipts_path.read_bytes() if self.receipts_path.exists() else b""
-        # A line truncated by a crash stays, and the new one starts after it.
+        # A line that a crash has truncated stays in the file; the new line starts after it.
         append_lines(self.receipts_path, [line] if known[-1:] in (b"", b"\n") else ["", line])
 
     def receipts(self) -> list[dict[str, Any]]:
-        """Read all receipts, oldest first, without lines truncated by a crash."""
+        """Read all receipts, oldest first, skipping lines that a crash has truncated."""
         receipts: list[dict[str, Any]] = []
         for line in self._receipt_lines():
             try:
@@ -179,7 +179,7 @@ class Home:
         """Lock the home for this process.
 
         Raises:
-            GymError: ``STATE_LOCKED`` with the process that holds the lock.
+            GymError: ``STATE_LOCKED`` with the id of the process that holds the lock.
         """
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:

@@ -1,6 +1,6 @@
-"""Private keys of a home: the newest in ``key.pem``, former ones that some hub still knows in ``keys/``.
+"""The private keys of a home: the newest in ``key.pem``, and former keys that some hub still needs in ``keys/``.
 
-Either all keys are unencrypted or all have the same passphrase, which is requested once per process. Every change is
+Either all keys are unencrypted, or all have the same passphrase, which is requested once per process. Every change is
 an atomic rename, so a crash leaves each key in its old or new form.
 """
 
@@ -19,11 +19,11 @@ _NAME_DIGITS = 16
 
 _sources: dict[Path, PassphraseSource] = {}
 _opened: dict[Path, tuple[tuple[int, int, int], SigningKey]] = {}
-"""Loaded keys by file, with the file's inode, time and size; deriving a key from a passphrase takes half a second."""
+"""Loaded keys by file, with the file's inode, time and size. Deriving a key from a passphrase takes half a second."""
 
 
 def passphrases(folder: Path) -> PassphraseSource:
-    """Return the source of a home's passphrase, one object per process."""
+    """Return the source of a home's passphrase; there is one object per home and process."""
     return _sources.setdefault(folder.absolute(), PassphraseSource(PASSPHRASE_VARIABLE))
 
 
@@ -47,14 +47,14 @@ class Keystore:
         return self._load(self.main_path)
 
     def next(self) -> SigningKey:
-        """Load the key of an unfinished rotation."""
+        """Load the prepared key of an unfinished rotation."""
         return self._load(self.next_path)
 
     def find(self, public_key: str) -> SigningKey:
-        """Load a key by its public key in hex.
+        """Load a key, given its public key in hex.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND`` if the home has no such key.
+            GymError: ``FILE_NOT_FOUND`` if the home does not have the key.
         """
         main = self.main()
         if main.public_key.hex() == public_key:
@@ -83,7 +83,7 @@ class Keystore:
             write_atomically(path, self.main_path.read_bytes(), mode=0o600)
 
     def prepare(self, key: SigningKey) -> None:
-        """Write the next key of a rotation, with the same passphrase."""
+        """Write the next key of a rotation, encrypted with the same passphrase."""
         secret = self._secret() if self.is_encrypted else None
         make_folder(self.next_path.parent, 0o700)
         key.save(self.next_path, secret)
@@ -95,14 +95,14 @@ class Keystore:
         fsync_folder(self.next_path.parent)
 
     def forget_former(self, needed: set[str]) -> None:
-        """Delete former keys except those with the given public keys in hex."""
+        """Delete the former keys, except those whose public keys (hex) are in ``needed``."""
         keep = {self._former(public_key) for public_key in needed} | {self.next_path}
         for path in self._files():
             if path.parent == self.next_path.parent and path not in keep:
                 path.unlink()
 
     def encrypt(self, new: PassphraseSource) -> int:
-        """Encrypt all keys with a new passphrase. Return the number of files written.
+        """Encrypt all keys with a new passphrase, and return the number of files written.
 
         Raises:
             GymError: ``KEY_LOCKED`` if the current passphrase is missing or wrong.
@@ -118,7 +118,7 @@ class Keystore:
         return len(files)
 
     def decrypt(self) -> int:
-        """Remove the passphrase from all keys. Return the number of files written."""
+        """Remove the passphrase from all keys, and return the number of files written."""
         files = [path for path in self._files() if is_encrypted(path.read_bytes())]
         keys = [self._load(path) for path in files]
         for path, key in zip(files, keys, strict=True):
@@ -142,7 +142,7 @@ class Keystore:
         return key
 
     def _load_either(self, path: Path, new: bytes) -> SigningKey:
-        """Load a key with the current passphrase, or the new one if a change was interrupted."""
+        """Load a key with the current passphrase, or with the new one if a change was interrupted."""
         try:
             return SigningKey.load(path, lambda _: new)
         except GymError as error:
@@ -161,6 +161,6 @@ class Keystore:
         return [*former, self.main_path]
 
     def _drop_partial(self) -> None:
-        """Delete partial files of interrupted writes, which may contain an unencrypted key."""
+        """Delete the partial files of interrupted writes, which may contain an unencrypted key."""
         for path in [*self.folder.glob(".*.pem.*.partial"), *self.folder.glob("keys/.*.pem.*.partial")]:
             path.unlink()

@@ -1,4 +1,4 @@
-"""Pins of trusted hubs: one file per address with the key's fingerprint, the certificate and the hub's id.
+"""Pins of trusted hubs: one file per address with the fingerprint of the key, the certificate and the hub's id.
 
 A pin also records the home's key and account at that hub.
 """
@@ -25,7 +25,7 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class ServerPin(StrictModel):
-    """The identity of a hub since the first contact. A plain-text connection (loopback only) has no fingerprint."""
+    """The identity of a hub since first contact. For plain-text connections (loopback only) there is no fingerprint."""
 
     address: str
     fingerprint: str = Field(pattern=r"^(sha256:[0-9a-f]{64})?$")
@@ -38,13 +38,13 @@ class ServerPin(StrictModel):
     contributor: str = ""
     """The id of this contributor's account; empty before enrolment and after leaving."""
     left: str = ""
-    """The id of an account that was left; only its key can join it again."""
+    """The id of an account that has left the hub; only its key can join as that account again."""
     public_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
-    """The account's public key in hex; empty for the home's own key."""
+    """The account's public key in hex; empty if it is the home's newest key."""
 
     @property
     def account(self) -> str:
-        """The account's id, active or left; empty if there is none."""
+        """The id of the account, active or left; empty if there is none."""
         return self.contributor or self.left
 
     @classmethod
@@ -59,7 +59,7 @@ class ServerPin(StrictModel):
 
     @classmethod
     def read(cls, path: Path) -> ServerPin:
-        """Read a pin from its file; raises as ``load``."""
+        """Read a pin from its file; raises the same errors as ``load``."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
@@ -70,7 +70,7 @@ class ServerPin(StrictModel):
             ) from error
 
     def save(self, home: Home, address: Address) -> None:
-        """Write the pin durably, and update the account in the pins of the hub's other addresses."""
+        """Write the pin durably, and copy the account to the pins of the hub's other addresses."""
         write_atomically(pin_path(home, address), self.model_dump_json(indent=2).encode())
         if not (self.server and self.fingerprint):
             return
@@ -82,12 +82,12 @@ class ServerPin(StrictModel):
                 write_atomically(path, other.but(**account).model_dump_json(indent=2).encode())
 
     def but(self, **changes: str) -> ServerPin:
-        """Return a copy with changed fields."""
+        """Return a copy with some fields changed."""
         return self.model_copy(update=changes)
 
 
 def left_in_words(pin: ServerPin) -> str:
-    """Describe what an account that has left keeps."""
+    """Describe what remains of an account that has left."""
     return (
         f"{pin.left} has left {pin.name or pin.address}; its contributions and credits stay there; you can join "
         "again at any time"
@@ -95,21 +95,21 @@ def left_in_words(pin: ServerPin) -> str:
 
 
 def pin_with_key(home: Home, fingerprint: str) -> ServerPin | None:
-    """Return the pin with this TLS key, at any address; None if there is none."""
+    """Return a pin with this TLS key, for any address; None if there is none."""
     pins = (ServerPin.read(path) for path in sorted(home.servers.glob("*.json")))
     return next((pin for pin in pins if pin.fingerprint == fingerprint), None)
 
 
 def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) -> None:
-    """Check that all addresses with the same hub id have the same keys.
+    """Check that all addresses with the same hub id also have the same keys.
 
-    A hub is identified by its TLS key: a second address may lead to it, but with the same key. If the keys differ,
-    one of the addresses copies the other's id, and nothing is signed for either address with that id.
+    A hub is identified by its TLS key. A second address may lead to the same hub, but then with the same key. If the
+    keys differ, one of the addresses imitates the other's id, and nothing is signed for either of them.
 
     Args:
         home: The home with the pins.
         pin: The pin of the hub that answered.
-        server: Id derived from the ledger key that the hub showed.
+        server: Id that is derived from the ledger key of the hub.
         ledger_key: The ledger key in hex.
 
     Raises:
@@ -122,7 +122,7 @@ def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) ->
             or other.server != server
             or not (pin.fingerprint and other.fingerprint)
         ):
-            continue  # plain text (loopback) has no key to compare
+            continue  # plain-text connections (loopback) have no TLS key to compare
         same_ledger = not other.ledger_key or other.ledger_key == ledger_key
         if other.fingerprint == pin.fingerprint and same_ledger:
             continue
@@ -138,7 +138,7 @@ def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) ->
 
 
 def pin_path(home: Home, address: Address) -> Path:
-    """Return the file of an address's pin."""
+    """Return the path of an address's pin file."""
     return home.servers / f"{address.file_name}.json"
 
 
@@ -156,7 +156,7 @@ def parse_fingerprint(text: str) -> str:
 
 
 def key_for(home: Home, pin: ServerPin) -> SigningKey:
-    """Return the key that a hub knows for this home's account.
+    """Return the key of this home's account at a hub.
 
     Raises:
         GymError: ``STATE_LOCKED`` during an unfinished rotation.
@@ -173,7 +173,7 @@ def key_for(home: Home, pin: ServerPin) -> SigningKey:
 
 
 def key_at(home: Home, server: str) -> SigningKey:
-    """Return the key for a hub's id, as ``key_for``; the newest key if there is no account."""
+    """Return the key for a hub, given its id, like ``key_for``; the newest key if there is no account."""
     for pin in enrolled(home):
         if pin.server == server:
             return key_for(home, pin)
@@ -181,14 +181,14 @@ def key_at(home: Home, server: str) -> SigningKey:
 
 
 def enrolled(home: Home) -> list[ServerPin]:
-    """List the hubs where this home is enrolled, by address."""
+    """List the pins of the hubs where this home is enrolled, by address."""
     return [pin for pin in with_account(home) if pin.contributor]
 
 
 def with_account(home: Home) -> list[ServerPin]:
-    """List the hubs where this home has an account, including those it left, where it may still have credits.
+    """List the pins of hubs where this home has an account or had one, since an account that left may have credits.
 
-    A hub known at several addresses is listed once, at the one joined last.
+    A hub that is known at several addresses is listed once, with the address that was joined last.
     """
     last = home.settings().get(LAST_SERVER)
     pins = [ServerPin.read(path) for path in sorted(home.servers.glob("*.json"))]

@@ -1,7 +1,7 @@
-"""HTTP proxies for connections to a hub.
+"""HTTP proxies for the connections to a hub.
 
-gRPC reads the proxy variables itself, Python's sockets do not, and gRPC's rules differ from those of other tools.
-This module therefore selects the proxy for the certificate and for all calls.
+gRPC reads the proxy variables itself, while Python's sockets do not, and gRPC's rules differ from those of other tools.
+This module therefore selects the proxy, both for fetching the certificate and for all calls.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 
 VARIABLES = ("grpc_proxy", "https_proxy", "HTTPS_PROXY", "http_proxy")
-"""Environment variables in order of precedence. ``HTTP_PROXY`` is excluded, as in other tools, since web servers may
-set it from a request."""
+"""Environment variables in order of precedence. ``HTTP_PROXY`` is ignored, as in other tools, because a client can set
+it through a request header in CGI programs."""
 EXCEPTIONS = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
 
 _DEFAULT_PORT = 3128
@@ -29,11 +29,11 @@ _MAX_ANSWER_BYTES = 16 << 10
 
 @dataclass(frozen=True)
 class Proxy:
-    """A proxy that tunnels TCP (``CONNECT``).
+    """A proxy that tunnels TCP connections (``CONNECT``).
 
     Attributes:
         variable: Environment variable that specifies the proxy.
-        credentials: ``user:password``, or empty.
+        credentials: ``user:password``; empty if there are none.
     """
 
     host: str
@@ -43,7 +43,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """The URL with the password, for gRPC; must never appear in a message."""
+        """The URL including the password, for gRPC; it must never appear in a message."""
         user = f"{self.credentials}@" if self.credentials else ""
         return f"http://{user}{Address(self.host, self.port)}"
 
@@ -52,10 +52,10 @@ class Proxy:
 
 
 def proxy_for(address: Address, environment: Mapping[str, str] = os.environ) -> Proxy | None:
-    """Return the proxy to a hub; None for a direct connection, which loopback addresses always have.
+    """Return the proxy for a hub; None for a direct connection, which is always used for loopback addresses.
 
     Raises:
-        GymError: ``USAGE`` if a variable does not specify an HTTP proxy.
+        GymError: ``USAGE`` if a variable is not the URL of an HTTP proxy.
     """
     variable = next((name for name in VARIABLES if environment.get(name, "").strip()), None)
     if variable is None or address.is_loopback:
@@ -70,7 +70,7 @@ def connect(address: Address, seconds: float) -> socket.socket:
     """Open a TCP connection to a hub, through the proxy if there is one.
 
     Raises:
-        GymError: ``UNAVAILABLE`` if the proxy is unreachable or refuses; ``USAGE`` as in ``proxy_for``.
+        GymError: ``UNAVAILABLE`` if the proxy is unreachable or refuses the connection; ``USAGE`` as in ``proxy_for``.
         OSError: If the hub cannot be reached directly.
     """
     proxy = proxy_for(address)
@@ -113,7 +113,7 @@ def _ask(stream: socket.socket, proxy: Proxy, address: Address) -> str:
     stream.sendall(request)
     answer = b""
     while not answer.endswith(b"\r\n\r\n") and len(answer) < _MAX_ANSWER_BYTES:
-        byte = stream.recv(1)  # bytes after the empty line belong to the hub
+        byte = stream.recv(1)  # bytes after the empty line already come from the hub
         if not byte:
             break
         answer += byte
@@ -121,7 +121,7 @@ def _ask(stream: socket.socket, proxy: Proxy, address: Address) -> str:
 
 
 def _covers(entry: str, host: str) -> bool:
-    """Return True if an entry of ``no_proxy`` matches a host: ``*``, a name, a suffix, an address or a network."""
+    """Return True if an entry of ``no_proxy`` (``*``, a name, a suffix, an address or a network) matches a host."""
     if entry == "*":
         return True
     name = entry.lower().removeprefix("*").removeprefix(".")

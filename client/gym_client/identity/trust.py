@@ -1,4 +1,4 @@
-"""Trust in hubs: a hub is identified by its key's fingerprint, not by its address."""
+"""Establish trust in hubs: a hub is identified by the fingerprint of its key, not by its address."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def fetch_certificate(address: Address) -> bytes:
     """Fetch the certificate served at an address, as unverified PEM.
 
     Raises:
-        GymError: ``UNAVAILABLE`` if there is no answer or it is not TLS.
+        GymError: ``UNAVAILABLE`` if there is no answer, or the answer is not TLS.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = (
         False,
         ssl.CERT_NONE,
-    )  # the key is compared with the pin instead
+    )  # the key is compared with the pin instead of an authority
     try:
         with (
             connect(address, _FETCH_SECONDS) as stream,
@@ -56,11 +56,11 @@ def fetch_certificate(address: Address) -> bytes:
 
 
 def vouching_authority(address: Address, found: str) -> str:
-    """Return the trusted authority that certifies a hub's key for its address; empty if there is none.
+    """Return the trusted certificate authority that certifies a hub's key for its address; empty if there is none.
 
     Args:
         address: Address of the hub.
-        found: Fingerprint of the key that it presented before.
+        found: Fingerprint of the key that the hub presented before.
     """
     context = trusting_context()
     try:
@@ -70,7 +70,7 @@ def vouching_authority(address: Address, found: str) -> str:
         ):
             der = secure.getpeercert(True)
             issuer: Any = (secure.getpeercert() or {}).get("issuer", ())
-    except (OSError, GymError):  # includes SSLError: most hubs have self-signed certificates
+    except (OSError, GymError):  # includes SSLError, since most hubs have self-signed certificates
         return ""
     if der is None or fingerprint(ssl.DER_cert_to_PEM_cert(der).encode("ascii")) != found:
         return ""
@@ -87,18 +87,19 @@ def establish(
         home: The home with the pins.
         address: Address of the hub.
         expected: Fingerprint from an invite or ``--fingerprint``; None to use the pin or ask the user.
-        confirm: Called at first contact unless the key is confirmed otherwise, such as by the pin of another address.
+        confirm: Called at first contact, unless the key is confirmed in another way, such as by the pin of another
+            address.
         insecure: Use plain text.
 
     Raises:
-        GymError: ``SERVER_KEY_CHANGED`` if the key is not the pinned or expected one, ``PERMISSION_DENIED`` if the
-            user declines, ``USAGE`` for plain text beyond loopback, ``UNAVAILABLE``.
+        GymError: ``SERVER_KEY_CHANGED`` if the key is not the pinned or expected one; ``PERMISSION_DENIED`` if the user
+            declines; ``USAGE`` for plain text to an address other than loopback; ``UNAVAILABLE``.
     """
     pin = ServerPin.load(home, address)
     if insecure:
         return _plain(home, address, pin)
     if pin is not None and not pin.fingerprint:
-        pin = None  # first contact was in plain text, so the key is unverified
+        pin = None  # the first contact was in plain text, so no key is verified yet
     try:
         pem = fetch_certificate(address)
     except GymError:
@@ -121,14 +122,14 @@ def establish(
         known = ServerPin(address=str(address), fingerprint=presented, certificate_pem="")
     known = known.but(
         address=str(address)
-    )  # the key identifies the hub, so another address has the same account
+    )  # the key identifies the hub, so the account is the same at another address
     return _saved(home, address, known.but(certificate_pem=pem.decode("ascii")), pin)
 
 
 def check_dates(address: Address, pem: bytes) -> None:
-    """Raise ``CLOCK_SKEWED`` for a certificate that gRPC would refuse by this machine's clock.
+    """Raise ``CLOCK_SKEWED`` for a certificate that gRPC would refuse because of this machine's clock.
 
-    A hub's self-signed certificate never expires, but one signed by a CA does.
+    A hub's self-signed certificate never expires, but a certificate from a CA does.
     """
     begin, end = validity(pem)
     now = datetime.now(UTC)
@@ -148,7 +149,7 @@ def check_dates(address: Address, pem: bytes) -> None:
 
 
 def check_fingerprint(home: Home, address: Address, found: str, pinned: str | None) -> None:
-    """Raise ``SERVER_KEY_CHANGED`` if a pinned hub presents a different key."""
+    """Raise ``SERVER_KEY_CHANGED`` if a hub presents a different key than the pinned one."""
     if pinned is not None and found != pinned:
         raise GymError(
             ErrorCode.SERVER_KEY_CHANGED,

@@ -1,4 +1,4 @@
-"""A contributor's copy of a hub's ledger, downloaded incrementally in the format of an export."""
+"""A contributor's copy of a hub's ledger, downloaded incrementally and stored in the format of an export."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 _HINT = "do not use it; ask its owner and the hub's coordinator"
 
 Progress = Callable[[int, int], None]
-"""Called with the number of entries so far and in total."""
+"""Called with the number of downloaded entries and the total."""
 
 _HEAD = b'{"head":'
 _SECONDS = transfer_seconds(256 << 20)
@@ -48,7 +48,7 @@ class LedgerCopy:
         return self.heads.path.with_name("ledger.jsonl")
 
     def size(self) -> int:
-        """Return the number of entries under the last head, after truncating leftovers of an interrupted download."""
+        """Return the number of entries under the last head, after removing what an interrupted download has left."""
         if not self.path.exists():
             return 0
         end, size = 0, 0
@@ -65,10 +65,10 @@ class LedgerCopy:
         return size
 
     def sync(self, client: HubClient, progress: Progress = lambda done, total: None) -> SignedHead:
-        """Download the missing entries up to the newest.
+        """Download the missing entries, up to the newest one.
 
         Returns:
-            The head of all entries, checked against every earlier head.
+            The head that covers all entries, checked against every earlier head.
 
         Raises:
             GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and errors from the transport.
@@ -135,7 +135,7 @@ def check_variant(
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` if the ledger does not record that the owner pushed it with this key;
-            ``KEY_REVOKED``; ``STALE`` if there is a newer revision; errors from the ledger's verification.
+            ``KEY_REVOKED``; ``STALE`` if there is a newer revision; errors from the verification of the ledger.
     """
     client.status()
     key = bytes.fromhex(client.pin.ledger_key)
@@ -147,12 +147,12 @@ def check_variant(
 
 
 class LedgerVariant:
-    """Ledger visitor that collects the records of one variant.
+    """Ledger visitor that collects the entries of one variant.
 
     Args:
         server: Id of the hub.
         signed: The variant.
-        history: A history that the caller fills, for many variants in one pass; None to keep a separate one.
+        history: A key history that the caller updates, for checking many variants in one pass; None for a separate one.
     """
 
     def __init__(self, server: str, signed: SignedVariant, history: History | None = None) -> None:
@@ -178,7 +178,7 @@ class LedgerVariant:
             self._later = entry.sequence
 
     def checked(self) -> int:
-        """Return the sequence number of the variant's entry; raises as ``check_variant``."""
+        """Return the sequence number of the variant's entry; raises the errors of ``check_variant``."""
         manifest = self._signed.manifest
         description = f"variant {manifest.variant} of {manifest.owner}"
         if not self._at:

@@ -1,7 +1,7 @@
-"""Receipts: proofs, verifiable without the hub, that an update was admitted, judged and credited.
+"""Receipts prove, without contacting the hub, that an update was admitted, judged and credited.
 
 A receipt contains a ledger entry under a signed head. The receipt of a submission contains the verdict at admission;
-those of later verdicts and credits are fetched when the hub reports them.
+receipts of later verdicts and credits are fetched when the hub reports them.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ class Receipts:
             self._see(check_receipt(receipt, self._key()))
 
     def fetch(self, verdicts: Sequence[dict[str, Any]]) -> int:
-        """Fetch and store the proofs for judged updates.
+        """Fetch and store the receipts of judged updates.
 
         Args:
             verdicts: The verdicts of ``AccountReply.verdicts_json``, each with its ledger entries under ``entries``.
 
         Returns:
-            Number of new receipts. The others are fetched next time if the hub is unreachable or fails.
+            The number of new receipts. If the hub is unreachable or fails, the missing ones are fetched next time.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and the hub's refusal of an entry that it reported.
+            GymError: ``SIGNATURE_INVALID``; ``LEDGER_FORKED``; the hub's error if it refuses to prove an entry that it
+                reported.
         """
         reported = {int(number) for verdict in verdicts for number in verdict.get("entries", ())}
         missing = sorted(reported - self._sequences()) if reported else []
@@ -96,10 +97,10 @@ class Receipts:
 
 
 def kept_receipts(home: Home, server: str) -> list[dict[str, Any]]:
-    """List the receipts of a hub, oldest first, without those superseded by an accepted restore."""
+    """List the receipts from a hub, oldest first, without those superseded by an accepted restore."""
     receipts: list[dict[str, Any]] = []
     for receipt in home.receipts():
-        if receipt.get("server") != server or "commitment" in receipt:  # proves no entry
+        if receipt.get("server") != server or "commitment" in receipt:  # a commitment proves no entry
             continue
         if "restored" in receipt:
             last = int(receipt["restored"]["statement"]["restored_at_entry"])
@@ -110,15 +111,15 @@ def kept_receipts(home: Home, server: str) -> list[dict[str, Any]]:
 
 
 def sequence_of(receipt: dict[str, Any]) -> int | None:
-    """Return the ledger entry that a stored receipt proves; None if it proves none."""
+    """Return the sequence number of the entry that a stored receipt proves; None if it proves none."""
     return int(receipt["proof"]["entry"]["sequence"]) if "proof" in receipt else None
 
 
 def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof:
-    """Verify a stored receipt with only the hub's key.
+    """Verify a stored receipt, given only the hub's key.
 
     Returns:
-        The proof in it.
+        The proof in the receipt.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``.
@@ -131,7 +132,7 @@ def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof:
         proof.verify(key)
         check_fields(proof.entry, proof.entry.body)
     body = proof.entry.body
-    if "update" in receipt and not _SHA256.fullmatch(str(receipt["update"])):  # it becomes part of file names
+    if "update" in receipt and not _SHA256.fullmatch(str(receipt["update"])):  # becomes part of file names
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
             f"a receipt names the update {plain(receipt['update'], 80)!r}, which is not a digest",
@@ -146,7 +147,7 @@ def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof:
 
 
 def _is_of(proof: EntryProof, receipt: dict[str, Any]) -> bool:
-    """Return True if the entry matches the receipt; entries of private rounds are sealed."""
+    """Return True if the proven entry matches the receipt; entries of private rounds are sealed."""
     body, kind = proof.entry.body, proof.entry.kind
     if kind != SEALED:
         recorded = (kind, body.get("update"), body.get("verdict"))

@@ -1,4 +1,4 @@
-"""Handle hubs that were restored from a backup: report what the contributor loses, and accept the restore."""
+"""Handle hubs that were restored from a backup: report the contributor's loss, and accept the restore."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ MAX_RESTORES = 100
 
 @dataclass(frozen=True)
 class Loss:
-    """A contributor's loss from a restore.
+    """What a contributor loses through a restore.
 
     Attributes:
         server: Id of the hub.
-        restored_at_entry: Last valid entry of its ledger.
+        restored_at_entry: Sequence number of the last valid entry in the hub's ledger.
         at: Time of the statement in Unix seconds.
         reason: The coordinator's explanation.
-        lost_entries: Number of lost entries, if the coordinator knows it.
-        receipts: Stored receipts that are no longer valid.
+        lost_entries: Number of lost entries; None if the coordinator does not know it.
+        receipts: Number of stored receipts that are no longer valid.
         rounds: Rounds of these receipts, in order.
         credits: Credits in these receipts.
     """
@@ -68,7 +68,7 @@ class Loss:
 
 
 def loss_of(home: Home, signed: SignedRestored) -> Loss:
-    """Compute a restore's loss from the home's receipts."""
+    """Compute what a restore costs, from the home's receipts."""
     statement = signed.statement
     gone = [
         receipt
@@ -92,9 +92,9 @@ def loss_of(home: Home, signed: SignedRestored) -> Loss:
 
 
 def accept_restore(home: Home, key: bytes, signed: SignedRestored) -> int:
-    """Accept a restore: mark superseded receipts and heads, and move the copy of the ledger away.
+    """Accept a restore: mark superseded receipts and heads, and move the copy of the ledger aside.
 
-    Safe to repeat after a crash: the line in the file of heads is written last and completes the restore.
+    Safe to repeat after a crash: the line in the file of heads, which completes the restore, is written last.
 
     Args:
         home: The contributor's home, locked by the caller.
@@ -102,7 +102,7 @@ def accept_restore(home: Home, key: bytes, signed: SignedRestored) -> int:
         signed: The signed statement.
 
     Returns:
-        Number of superseded heads.
+        The number of superseded heads.
 
     Raises:
         GymError: ``STATE_CORRUPT`` if the hub did not sign the statement.
@@ -119,11 +119,11 @@ def accept_restore(home: Home, key: bytes, signed: SignedRestored) -> int:
 def with_restores(
     home: Home, key: Callable[[], bytes], agrees: Callable[[Loss], bool], action: Callable[[], T]
 ) -> T:
-    """Run an action; if it shows that the hub was restored, ask for consent and repeat it.
+    """Run an action. If it fails because the hub was restored, ask for consent and repeat it.
 
     Args:
         home: The contributor's home, locked by the caller.
-        key: Returns the hub's ledger key when it is needed.
+        key: Returns the hub's ledger key; called only if needed.
         agrees: Prompts the user.
         action: Function to run; must be safe to repeat.
 

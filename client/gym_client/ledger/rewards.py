@@ -1,4 +1,4 @@
-"""Rewards of a contributor, verified against the hub's signed ledger."""
+"""A contributor's rewards, verified against the hub's signed ledger."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _PAID = ("merged", "duplicate")
 """Verdicts of updates that can earn credits."""
 
 _TRIES = 3
-"""Attempts, because a round may end between the account reply and the download of the ledger."""
+"""Number of attempts, since a round may end between the account reply and the download of the ledger."""
 
 
 class Tally:
-    """Ledger visitor that computes a contributor's account.
+    """Ledger visitor that computes the state of a contributor's account.
 
     Args:
         contributor: The contributor's id.
 
     Attributes:
-        credits: Earned credits by round.
+        credits: Credits earned in rounds, by round.
         royalties: Credits earned from the use of versions, by usage id.
         verdicts: Last verdict on every update.
-        seals: Seals of all verdicts at admission in private rounds.
-        pending: Reserved amounts by pending transfer.
+        seals: Seals of all admission verdicts in private rounds.
+        pending: Reserved amounts, by pending transfer.
         moved: Credits received minus credits sent, in settled transfers.
     """
 
@@ -57,7 +57,7 @@ class Tally:
 
     @property
     def balance(self) -> int:
-        """Credits that are neither sent nor reserved."""
+        """The credits that are neither sent nor reserved."""
         earned = sum(self.credits.values()) + sum(self.royalties.values())
         return earned + self.moved - sum(self.pending.values())
 
@@ -79,11 +79,11 @@ class Tally:
             self._transfer(entry.kind, body)
 
     def contradictions(self, balance: int, verdicts: list[dict[str, Any]]) -> list[str]:
-        """List contradictions between the hub's reports and its ledger.
+        """List the contradictions between the hub's reports and its ledger.
 
         Args:
-            balance: Reported balance.
-            verdicts: Parsed verdicts of ``AccountReply.verdicts_json``.
+            balance: The balance that the hub reports.
+            verdicts: The parsed verdicts from ``AccountReply.verdicts_json``.
         """
         contradictions = []
         if balance != self.balance:
@@ -105,7 +105,7 @@ class Tally:
         return contradictions
 
     def _opened(self, reported: dict[str, Any]) -> str | None:
-        """Return the reported verdict at admission if the ledger has its seal."""
+        """Return the reported admission verdict if the ledger contains its seal."""
         text = [str(reported.get(key, "")) for key in ("manifest", "verdict", "code", "reason")]
         return text[1] if text[0] and seal(*text) in self.seals else None
 
@@ -121,13 +121,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verification:
-    """The results of a completed verification.
+    """The results of a successful verification.
 
     Attributes:
         server: Id of the hub.
         entries: Number of entries in the ledger.
         heads: Number of signed heads in the ledger.
-        heads_seen: Number of stored heads that it was checked against.
+        heads_seen: Number of stored heads that the ledger was checked against.
         own_entries: Number of entries that name the contributor.
         receipts: Number of stored receipts, all found in the ledger.
         rounds_credited: Number of rounds that credited the contributor.
@@ -147,7 +147,7 @@ class Verification:
         return asdict(self)
 
     def text(self) -> str:
-        """Summarize in one line."""
+        """Summarize the verification in one line."""
         return (
             f"verified: {counted(self.entries, 'entry')} and {counted(self.heads, 'signed head')} of {self.server}, "
             f"{counted(self.heads_seen, 'head')} seen before, {counted(self.own_entries, 'entry')} about you, "
@@ -184,13 +184,13 @@ def verify_online(
 
 
 def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verification:
-    """Verify a ledger file, and the home's receipts and heads against it.
+    """Verify a ledger file, and check the home's receipts and heads against it.
 
     Args:
         home: The contributor's home.
         path: An exported ledger, or the home's copy.
         key: Ledger key of the hub.
-        tally: Visitor that receives every entry.
+        tally: Visitor that processes every entry.
 
     Raises:
         GymError: ``STATE_CORRUPT``, ``SIGNATURE_INVALID``, ``LEDGER_FORKED``.
@@ -255,7 +255,7 @@ def heads_in(path: Path) -> list[SignedHead]:
 
 
 def proof_in(path: Path, sequence: int, head: SignedHead | None) -> EntryProof:
-    """Prove an entry of a ledger file under its last head."""
+    """Prove an entry of a ledger file under the file's last head."""
     hashes: list[str] = []
     matches: list[Entry] = []
 
@@ -272,7 +272,7 @@ def proof_in(path: Path, sequence: int, head: SignedHead | None) -> EntryProof:
 
 
 def _receipts(home: Home, server: str, key: bytes) -> list[tuple[int, str]]:
-    """Return sequence number and hash of each receipt's entry, after verifying it."""
+    """Verify the receipts, and return the sequence number and hash of the entry in each."""
     entries = []
     for receipt in kept_receipts(home, server):
         if "proof" in receipt:
@@ -282,7 +282,7 @@ def _receipts(home: Home, server: str, key: bytes) -> list[tuple[int, str]]:
 
 
 def proved_rounds(home: Home, server: str) -> dict[int, list[str]]:
-    """List the kinds of entries that receipts prove, by round."""
+    """List the kinds of ledger entries that receipts prove, by round."""
     kinds: dict[int, list[str]] = {}
     for receipt in kept_receipts(home, server):
         if "proof" in receipt:
@@ -294,7 +294,7 @@ def proved_rounds(home: Home, server: str) -> dict[int, list[str]]:
 
 
 def rewards_table(report: dict[str, Any]) -> TextTable:
-    """Create the table of rounds, newest first, with balance and reputation."""
+    """Create the table of rounds, newest first, with the balance and the reputation."""
     title = f"{report['contributor']} at {report['server']}: {counted(report['balance'], 'credit')}"
     if report.get("held"):
         title += f", {report['held']} of them held"

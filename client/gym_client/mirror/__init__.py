@@ -1,1 +1,1 @@
-"""Follow a hub, and keep a verified copy of what is public."""
+"""A mirror: follow a hub and keep a verified copy of its public objects."""

@@ -1,4 +1,4 @@
-"""The process that follows a hub for `gym-server mirror`, which starts it and closes its standard input to stop it."""
+"""The process that follows a hub for `gym-server mirror`; the parent closes its standard input to stop it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.mirrors.folder import MirrorFolder
 
 NAME = "mirror"
-"""Name of the account on the hub."""
+"""Name of the mirror's account at the hub."""
 
 
 def follow(out: Path, server: str, fingerprint: str | None, invite: str | None) -> None:
     """Follow a hub until SIGTERM.
 
     Raises:
-        GymError: See ``Follower.follow``; ``PERMISSION_DENIED`` for a hub whose key is neither given nor pinned.
+        GymError: Errors from ``Follower.follow``; ``PERMISSION_DENIED`` if the hub's key is neither given nor pinned.
     """
     folder, stop = MirrorFolder(out), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     leave_at_eof()
     home, display = Home.open(folder.home), make_display(err, False)
     target = find_target(JoinOptions(server=server, invite=invite, fingerprint=fingerprint))
@@ -51,7 +51,7 @@ def follow(out: Path, server: str, fingerprint: str | None, invite: str | None) 
 
 
 def main() -> int:
-    """Run the process; return its exit status."""
+    """Run the process and return its exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--server", required=True)
     parser.add_argument("--out", type=Path, required=True)

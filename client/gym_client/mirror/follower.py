@@ -1,6 +1,6 @@
-"""Follow a hub: verify its ledger under signed heads, and fetch the public objects that its versions name.
+"""Follow a hub: verify its ledger against signed heads, and fetch the public objects that its versions refer to.
 
-A hub that shows two ledgers, an older one or a different key is no longer followed. Verified data stays; the
+A hub that shows two ledgers, an older ledger or a different key is no longer followed. Verified data is kept; the
 contradicting heads are stored in the home's ``proofs/``.
 """
 
@@ -31,9 +31,9 @@ from gym_fed.trust.mirrors.folder import MirrorContent, MirrorFolder
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 FOLLOW_SECONDS = 5.0
-"""Polling interval of the hub."""
+"""Polling interval in seconds."""
 _RECENT = 64
-"""Soups that add up are kept for this many versions; members who missed more fetch the sum."""
+"""Number of versions for which additive soups are kept; contributors who missed more versions fetch the sum."""
 HALTS = frozenset(
     {
         ErrorCode.LEDGER_FORKED,
@@ -47,13 +47,13 @@ HALTS = frozenset(
 
 
 class Follower:
-    """Keeps a mirror's folder up to date.
+    """Updates a mirror's folder from a hub.
 
     Args:
         folder: The mirror's folder.
-        client: Client of the hub, whose home is that of the folder; it is enrolled there.
-        display: Shows what is fetched, and outages.
-        stop: Ends ``follow``.
+        client: Client of the hub, which uses the mirror folder's home and is enrolled at the hub.
+        display: Displays what is fetched, and outages.
+        stop: Event that ends ``follow``.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Follower:
         self._base: dict[str, int] | None = None
 
     def follow(self) -> None:
-        """Follow the hub until ``stop``.
+        """Follow the hub until ``stop`` is set.
 
         Raises:
-            GymError: An error in ``HALTS``, after it is recorded in the folder's content; ``INTERRUPTED``.
+            GymError: An error in ``HALTS``, after it is recorded in the folder; ``INTERRUPTED``.
         """
         while not self._stop.is_set():
             try:
@@ -82,7 +82,7 @@ class Follower:
             self._stop.wait(FOLLOW_SECONDS)
 
     def take(self) -> MirrorContent:
-        """Update the folder to the hub's newest head, and return what may be served."""
+        """Update the folder to the hub's newest head, and return the content that may be served."""
         status = self._retrying(self._client.status)
         key = bytes.fromhex(self._client.pin.ledger_key)
         copy = LedgerCopy(self._client.home, key)
@@ -119,7 +119,7 @@ class Follower:
         return content
 
     def _fetch(self, sha256: str, size: int) -> bool:
-        """Fetch an object; return False if the hub no longer has it, or it is no longer public."""
+        """Fetch an object. Return False if the hub no longer has it, or if it is no longer public."""
         if self._cache.has(sha256, size):
             return True
 
@@ -136,7 +136,7 @@ class Follower:
         return True
 
     def _base_files(self, status: pb.StatusReply) -> dict[str, int]:
-        """Return the files of the base that the hub serves to its contributors."""
+        """Return the size of each file of the base that the hub serves to its contributors, by sha256."""
         if self._base is None:
             offer, found = BaseOffer.of(status), dict[str, int]()
             if offer is not None and offer.num_files:
@@ -147,7 +147,7 @@ class Follower:
         return self._base
 
     def _variants(self, copy: LedgerCopy, key: bytes) -> Iterator[tuple[pb.VariantInfo, SignedVariant]]:
-        """Yield the public variants whose newest revision the ledger records under their owner's key."""
+        """Yield the public variants whose newest revision is recorded in the ledger under their owner's key."""
         server, records = self._client.pin.server, dict[str, list[LedgerVariant]]()
         history, public = History(server), list[tuple[pb.VariantInfo, SignedVariant, LedgerVariant]]()
         for info, signed in list_public(self._client):
@@ -162,7 +162,7 @@ class Follower:
             for record in records.get(str(body.get("contributor")), ()):
                 record(entry, body)
 
-        verify_file(copy.path, key, visit)  # one pass for all
+        verify_file(copy.path, key, visit)  # one pass over the ledger for all variants
         for info, signed, record in public:
             try:
                 record.checked()
@@ -187,7 +187,7 @@ class Follower:
 
 
 class _PublicFacts:
-    """Ledger visitor that collects the objects of its versions."""
+    """Ledger visitor that collects the objects that versions refer to."""
 
     def __init__(self) -> None:
         self.entries = 0
@@ -200,7 +200,7 @@ class _PublicFacts:
             self._versions[body["digest"]] = body
 
     def objects(self, current: str) -> dict[str, int]:
-        """Return sha256 and size of the soups that lead to a version, and of its sum."""
+        """Return the sizes of the soups that lead to a version, and of its sum, by sha256."""
         found, depth = dict[str, int](), 0
         digest = current
         while (body := self._versions.get(digest)) is not None:

@@ -1,7 +1,7 @@
-"""Download public objects and the ledger from the mirrors that a hub names; the hub serves the rest.
+"""Download public objects and the ledger from the mirrors that a hub announces; the hub serves the rest.
 
-A mirror is not trusted: its key is the one that the hub signed, every byte is verified, and time and size are bounded.
-One that fails is not asked again for some minutes, and its messages are never attributed to the hub.
+A mirror is not trusted: its key must be the one that the hub has signed, every byte is verified, and time and size are
+bounded. A mirror that fails is not tried again for some minutes, and its messages are never attributed to the hub.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 log = logging.getLogger("gym_client")
 
 _AVOID_SECONDS = 600.0
-"""Seconds for which a mirror that failed is not tried again."""
+"""Seconds before a mirror that failed is tried again."""
 _REFUSED_SECONDS = 15.0
-"""The same for a mirror that refused the request: it may not know this account yet."""
+"""Seconds before a mirror that refused the request is tried again; it may not know this account yet."""
 _MAX_TRIED = 2
-"""Maximum number of mirrors to try for an object before it is fetched from the hub."""
+"""Maximum number of mirrors that are tried for an object before it is fetched from the hub."""
 _LOGIN_SECONDS = 10.0
 _SESSION_SECONDS = 1800.0
-"""Time for which a session is used; a mirror keeps it longer."""
+"""Seconds for which a session is used; a mirror keeps a session longer than this."""
 _LEAST_BYTES = 256 << 10
-"""Smaller objects come from the hub, since a login takes longer."""
+"""Size below which objects are fetched from the hub, since a login at a mirror would take longer."""
 _LEAST_ENTRIES, _MOST_ENTRIES = 500, 100_000
 _MOST_ENTRY_BYTES = 64 << 20
 _ENTRIES_SECONDS = 60.0
@@ -77,10 +77,10 @@ class Mirrors:
     """The mirrors of one hub. Thread-safe.
 
     Args:
-        client: Client for the hub; its account must be enrolled there before anything is fetched.
-        mirrors: The hub's list of mirrors, already verified.
+        client: Client of the hub; its account must be enrolled there before anything is fetched.
+        mirrors: The hub's verified list of mirrors.
         grace_seconds: See ``fetch_from``.
-        clock: Monotonic clock in seconds.
+        clock: Returns monotonic time in seconds.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Mirrors:
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of the mirrors, sorted."""
+        """The addresses of the mirrors, sorted."""
         return sorted(mirror.config.address for mirror in self._mirrors)
 
     def fetch(
@@ -107,23 +107,22 @@ class Mirrors:
         report: Callable[[int, int], None],
         should_stop: Callable[[], bool],
     ) -> bool:
-        """Fetch an object from a mirror; return False if the hub must serve it.
+        """Fetch an object from a mirror. Return False if it must be fetched from the hub.
 
         Args:
-            part: File to write; it does not exist after a failure.
+            part: File to write; deleted on failure.
             sha256: Digest of the object.
-            size_bytes: Its size.
+            size_bytes: Size of the object.
             report: Called with completed and total bytes.
             should_stop: Checked between chunks.
 
         Raises:
-            GymError: ``INTERRUPTED`` after ``should_stop``, or ``DISK_FULL``. After a mirror's failure, the hub serves
-                the object.
+            GymError: ``INTERRUPTED`` after ``should_stop``, or ``DISK_FULL``. A failure of a mirror is not raised.
         """
         if size_bytes < _LEAST_BYTES:
             return False
         left = time_limit(self._client, size_bytes, self._grace_seconds)
-        unverified = part.with_suffix(".seed")  # never resume unverified bytes from the hub
+        unverified = part.with_suffix(".seed")  # the hub's download must not resume unverified bytes
         for mirror in self._candidates():
             begun, done = self._clock(), 0
 
@@ -155,12 +154,12 @@ class Mirrors:
         return False
 
     def entries(self, first: int, last: int, last_hash: str) -> list[Entry] | None:
-        """Fetch entries of the ledger from a mirror; None if the hub must send them.
+        """Fetch ledger entries from a mirror. Return None if they must be fetched from the hub.
 
         Args:
             first: Sequence number of the first entry.
-            last: That of the last one.
-            last_hash: Its hash under the hub's signed head; the chain of hashes must end there.
+            last: Sequence number of the last entry.
+            last_hash: Hash of the last entry under the hub's signed head; the chain of hashes must end there.
         """
         if not _LEAST_ENTRIES <= last - first + 1 <= _MOST_ENTRIES:
             return None
@@ -196,7 +195,7 @@ class Mirrors:
         return found
 
     def _candidates(self) -> list[_Mirror]:
-        """Return the mirrors to try, in an order that spreads the load."""
+        """Return the mirrors to try, in an order that distributes the load."""
         now = self._clock()
         if not (self._direct and self._client.pin.contributor):
             return []
@@ -204,11 +203,11 @@ class Mirrors:
         return random.sample(usable, min(len(usable), _MAX_TRIED))
 
     def _target(self, mirror: _Mirror) -> FetchTarget:
-        """Resolve a mirror's address; its key must be the one that the hub signed.
+        """Resolve the address of a mirror, and check that its key is the one that the hub has signed.
 
         Raises:
-            GymError: ``UNAVAILABLE``, ``SERVER_KEY_CHANGED``, or ``POLICY_REFUSED`` for an address that a hub may not
-                direct this machine to.
+            GymError: ``UNAVAILABLE``; ``SERVER_KEY_CHANGED``; ``POLICY_REFUSED`` for an address to which a hub must not
+                direct this machine.
         """
         host, _, port = mirror.config.address.rpartition(":")
         try:
@@ -228,7 +227,7 @@ class Mirrors:
         return FetchTarget(ip, int(port), pem.decode("ascii"), "the mirror")
 
     def _metadata(self, mirror: _Mirror, channel: grpc.Channel) -> tuple[tuple[str, str], ...]:
-        """Return the metadata with a session, after a login if needed."""
+        """Return the call metadata with a session; log in first if necessary."""
         with mirror.lock:
             if not mirror.session or mirror.session_until < self._clock():
                 try:
@@ -239,7 +238,7 @@ class Mirrors:
             return ((SESSION_KEY, mirror.session),)
 
     def _login(self, mirror: _Mirror) -> pb.AuthenticateRequest:
-        """Create a login that names the mirror's key, so that it cannot be relayed to the hub."""
+        """Create a login that contains the mirror's key, so that the mirror cannot relay it to the hub."""
         pin, instance, nonce = self._client.pin, self._client.home.instance, secrets.token_hex(16)
         at = int(self._client.now())
         claim = login_claim(pin.contributor, instance, at, nonce, pin.server, mirror.config.fingerprint)
@@ -260,7 +259,7 @@ class Mirrors:
 
 
 def _require_chain(entries: Sequence[Entry], first: int, last: int, last_hash: str) -> None:
-    """Raise unless the hub signed the entries: their hash chain must end at the hash under its head."""
+    """Raise an error unless the hash chain of the entries ends at the hash that the hub has signed."""
     if len(entries) != last - first + 1:
         problem = f"the mirror sent {counted(len(entries), 'entry')} instead of {last - first + 1}"
         raise GymError(ErrorCode.SIGNATURE_INVALID, problem)

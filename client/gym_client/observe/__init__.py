@@ -1,1 +1,1 @@
-"""Observability of an agent for its contributor: metrics on this machine, and spans of its tasks."""
+"""Observability of the agent for the contributor: metrics on this machine, and spans of its tasks."""

@@ -1,4 +1,4 @@
-"""The agent's metrics, from its events: in a textfile for node_exporter, or on a port of this machine."""
+"""The agent's metrics, counted from its events; written to a textfile for node_exporter or served on a local port."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROWS = (
     MetricRow("gym_client_train_loss", "Loss of the last training step, nats"),
     MetricRow("gym_client_balance_credits", "Balance at the hub"),
 )
-"""All metric families of an agent."""
+"""All metric families of the agent."""
 
 PHASES = ("fetch", "base", "train", "distill", "encode", "upload", "ledger")
 VERDICTS = ("admitted", "refused", "merged", "duplicate", "rejected", "aborted", "received", "failed")
@@ -58,17 +58,17 @@ _STATES = {
     "room": ("gym_client_disk_full", 0.0),
 }
 _WRITE_SECONDS = 5.0
-"""Minimum time between two writes of the textfile."""
+"""Minimum seconds between two writes of the textfile."""
 
 
 class MeteredDisplay(Display):
-    """Forwards events and counts them. Thread-safe.
+    """A display that counts events and forwards them. Thread-safe.
 
-    Text from the hub never becomes a label: verdicts and phases that are not listed here count as ``other``.
+    Text from the hub never becomes a label; unknown verdicts and phases are counted as ``other``.
 
     Args:
         inner: The display that events are forwarded to.
-        textfile: File to write; None for none.
+        textfile: File to write; None to write none.
         clock: Returns Unix time in seconds.
     """
 
@@ -141,7 +141,7 @@ class MeteredDisplay(Display):
         self._write(self._clock())
 
     def exposition(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
+        """Return the metrics in the Prometheus text format."""
         with self._lock:
             counted: dict[str, dict[str, float]] = {}
             for (name, label), number in self._counts.items():
@@ -157,7 +157,7 @@ class MeteredDisplay(Display):
         self._phase = ""
 
     def _write(self, since: float) -> None:
-        """Write the textfile unless it was written after ``since``. A full disk must not end the work."""
+        """Write the textfile unless it was written after ``since``. A full disk must not stop the agent."""
         if self._textfile is None or self._written > since:
             return
         self._written = self._clock()
@@ -178,7 +178,7 @@ def _listed(word: object, known: tuple[str, ...]) -> str:
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Do not log requests."""
+        """Log no requests."""
 
 
 class _Threaded(ThreadingMixIn, WSGIServer):
@@ -189,10 +189,10 @@ class _Threaded(ThreadingMixIn, WSGIServer):
 def served(metrics: Callable[[], bytes], port: int) -> Iterator[None]:
     """Serve ``/metrics`` on 127.0.0.1 inside the block.
 
-    Pages in this machine's browser cannot read it: requests for other host names are refused.
+    Web pages in this machine's browser cannot read the metrics, since requests for other host names are refused.
 
     Raises:
-        GymError: ``ADDRESS_IN_USE``.
+        GymError: ``ADDRESS_IN_USE`` if the port is taken.
     """
     hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
 

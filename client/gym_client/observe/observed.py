@@ -1,4 +1,4 @@
-"""Start the metrics and traces of the policy's ``observe``, around the display of ``gym-client join``."""
+"""Enable the metrics and traces of the policy's ``observe`` section for `gym-client join`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_fed.core.tracing import set_traceparent, start_tracing, stop_tracing
 
 @contextmanager
 def observed(policy: ObservePolicy | None, display: Display) -> Iterator[Display]:
-    """Yield a display that also records metrics and traces; the given one if the policy enables neither.
+    """Yield a display that also records metrics and traces, or the given display if the policy enables neither.
 
     Raises:
         GymError: ``FILE_NOT_FOUND`` if the textfile's folder is missing, ``ADDRESS_IN_USE``, ``MISSING_DEPENDENCY``.

@@ -1,4 +1,4 @@
-"""Spans of the agent's tasks, from its events: one per task, with a child span per phase."""
+"""OpenTelemetry spans of the agent's tasks, created from its events: one per task, with a child span per phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDS = ("receipt", "failed", "lost", "stopped")
 
 
 class TracedDisplay(Display):
-    """Forwards events, and records the time between them as spans. Thread-safe.
+    """A display that forwards events and records the time between them as spans. Thread-safe.
 
     Args:
         inner: The display that events are forwarded to.
@@ -57,7 +57,7 @@ class TracedDisplay(Display):
         self._inner.close()
 
     def traceparent(self) -> str:
-        """Return the ids of the current phase or task, for the metadata of calls; empty between tasks."""
+        """Return the trace ids of the current phase or task for the metadata of calls; empty between tasks."""
         with self._lock:
             return traceparent_of(self._span or self._task)
 

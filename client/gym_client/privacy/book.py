@@ -1,12 +1,12 @@
-"""The privacy book: privacy spending of each data set at all hubs, in ``privacy.jsonl`` in the home.
+"""The privacy book: the privacy spending of each data set over all hubs, in ``privacy.jsonl`` in the home.
 
-A line is written durably before an update is signed, and nothing unsigned leaves this machine, so the book never
-contains less than was spent. An update is charged once, even if it is sent repeatedly. Training lost in a crash is
-not charged, since its noise is not in any sent update. After a crash between charge and signature, training resumes
+A line is written durably before an update is signed, and nothing unsigned leaves this machine. The book therefore never
+contains less than was spent. An update is charged once, even if it is sent repeatedly. Training that is lost in a crash
+is not charged, since its noise is not in any sent update. After a crash between charge and signature, training resumes
 from its last checkpoint and produces the same update, which is not charged again.
 
-Data is identified by the digest of its file: the same rows in another file are a separate entry. Training outside of
-rounds (`gym train`) is not recorded.
+A data set is identified by the digest of its file, so the same rows in another file are a separate entry. Training
+outside of rounds (`gym train`) is not recorded.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Charge:
-    """A private update and its parameters.
+    """The parameters of a private update, for computing its epsilon.
 
     Attributes:
-        data: Digest of the data.
+        data: Digest of the data file.
         server: Id of the hub that the update is for.
-        server_round: Round of the hub.
-        delta: sha256 of the update's file.
+        server_round: Round of the update.
+        delta: SHA-256 of the update's file.
         noise_multiplier: Noise multiplier of every step.
         sampling_probability: Per-example sampling probability.
-        steps: Number of steps.
-        target_delta: Delta for which epsilon is computed.
+        steps: Number of private steps.
+        target_delta: Delta at which epsilon is computed.
         at_seconds: Time of the charge in Unix seconds.
     """
 
@@ -63,16 +63,16 @@ class Charge:
 
 
 class PrivacyBook:
-    """The privacy book of a home; writers must hold the home's lock."""
+    """The privacy book of a home. Writers must hold the home's lock."""
 
     def __init__(self, home: Home) -> None:
         self.path: Path = home.folder / "privacy.jsonl"
 
     def charges(self) -> list[Charge]:
-        """Read all charges, oldest first, without a last line truncated by a crash.
+        """Read all charges, oldest first, skipping a last line that a crash has truncated.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` with the line.
+            GymError: ``STATE_CORRUPT`` with the line number.
         """
         text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
         charges = []
@@ -90,20 +90,20 @@ class PrivacyBook:
         return charges
 
     def has(self, data: str, server: str, delta: str) -> bool:
-        """Return True if an update was charged."""
+        """Return True if the update was already charged."""
         return any((c.data, c.server, c.delta) == (data, server, delta) for c in self.charges())
 
     def charge(self, charge: Charge) -> None:
-        """Record an update durably, unless it is there already."""
+        """Record an update durably, unless it is already recorded."""
         if self.has(charge.data, charge.server, charge.delta):
             return
         drop_torn_line(self.path)
         append_lines(self.path, [json.dumps(asdict(charge), sort_keys=True)])
 
     def epsilon(self, data: str, *more: NoiseEvent, target_delta: float | None = None) -> float:
-        """Return the epsilon of the data's examples over all hubs, including the events in ``more``.
+        """Return the epsilon of the data's examples over all hubs, including the additional events ``more``.
 
-        The value uses the smallest ``target_delta`` of all charges, so that it holds for each of them.
+        The smallest ``target_delta`` of all charges is used, so that the value holds for each of them.
         """
         from gym_fed.privacy.accountant import epsilon
 
@@ -112,7 +112,7 @@ class PrivacyBook:
         return epsilon([*(c.event() for c in own), *more], min(deltas)) if deltas else 0.0
 
     def summary(self) -> list[dict[str, Any]]:
-        """Summarize each data set with its hubs."""
+        """Summarize the spending of each data set, with its hubs."""
         from gym_fed.privacy.accountant import epsilon
 
         charges = self.charges()
@@ -134,5 +134,5 @@ class PrivacyBook:
 
 
 def now() -> float:
-    """Return Unix time rounded to seconds, the precision of the book."""
+    """Return the Unix time rounded to seconds, the book's precision."""
     return float(int(time.time()))

@@ -1,6 +1,7 @@
-"""Tasks under ``recipe.privacy``: budget check before training, charge before signing.
+"""Tasks under ``recipe.privacy``: check the budget before training, and charge the update before signing.
 
-All data that leaves this machine is derived from the private weights: no loss, no number of examples or tokens.
+Only data derived from the private weights leaves this machine: neither the loss nor the number of examples or tokens is
+sent.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from gym_fed.training.run.result import TrainResult
 
 _METRICS = ("update_norm", "num_steps")
-"""Metrics derived from private weights or chosen by the hub."""
+"""Metrics that are derived from private weights or chosen by the hub."""
 
 
 class PrivateTask:
-    """A private task on this machine."""
+    """The privacy accounting of one task on this machine."""
 
     def __init__(self, spec: TaskSpec, data: Data, folder: TaskFolder, book: PrivacyBook) -> None:
         self._spec, self._data, self._folder, self._book = spec, data, folder, book
@@ -38,14 +39,14 @@ class PrivateTask:
         """Check the budget, unless the round was already charged before a crash.
 
         Raises:
-            GymError: ``POLICY_REFUSED``.
+            GymError: ``POLICY_REFUSED`` if the budget would be exceeded.
         """
         if not self._marker.exists():
             plan = planned(self._spec.recipe, len(self._data.rows))
             require_within_budget(policy, self._book, self._data.digest, plan)
 
     def charged(self, trained: Trained, result: TrainResult) -> Trained:
-        """Charge the update and return it in the form that may be signed."""
+        """Charge the update to the book, and return it without data-dependent metadata, ready for signing."""
         if result.privacy is None:
             raise GymError(ErrorCode.INTERNAL, "the task requires privacy, but training had none")
         self._book.charge(
@@ -67,7 +68,7 @@ class PrivateTask:
 def kept_here() -> GymError:
     """Create the only error that a hub receives for a failed private task.
 
-    Messages may contain rows, their number or the budget, and even an error code could reveal a row's length.
+    Messages may contain rows, their number or the budget. Even an error code could reveal the length of a row.
     """
     return GymError(
         ErrorCode.POLICY_REFUSED, "the reason stays with the contributor, because the task is private"
@@ -75,14 +76,14 @@ def kept_here() -> GymError:
 
 
 class Spending:
-    """Reports the cost of a round and the total of its data."""
+    """Reports the privacy cost of a round and the total spending of its data."""
 
     def __init__(self, home: Home) -> None:
         self._book = PrivacyBook(home)
         self._reported = len(self._book.charges())
 
     def report(self, display: Display) -> None:
-        """Report the newest update unless it was reported before."""
+        """Report the newest update, unless it was already reported."""
         charges = self._book.charges()
         if len(charges) == self._reported:
             return

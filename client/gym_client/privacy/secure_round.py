@@ -1,10 +1,10 @@
-"""A contributor's side of secure aggregation: the round's secrets on disk, and a message per stage.
+"""The contributor's side of secure aggregation: the secrets of a round on disk, and one message per stage.
 
 ``secure/<server>-<round>/state.json`` (mode 0600) contains the round's private keys and commitments. It is written
-before any derived data leaves this machine. A restarted agent therefore resumes with the same keys, masks only one
-vector, and reveals for each other contributor a share either of its seed or of its mask key, never both. The state is
+before any derived data leaves this machine. A restarted agent therefore resumes with the same keys and masks only one
+vector. For each other contributor it reveals a share either of the seed or of the mask key, never of both. The state is
 not in the task's folder, whose name the hub chooses. It is deleted when the round is over. ``secure/begun.json``
-records the last round begun with each hub; that round and earlier ones cannot begin again.
+records the last round that was begun with each hub; this round and earlier ones cannot begin again.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ _OPEN = ("", "admitted")
 
 
 class SecureRound:
-    """A secure round on this machine.
+    """One round of secure aggregation on this machine.
 
     Args:
         home: The contributor's home.
-        spec: Task of the round, with ``secure_aggregation`` set.
+        spec: Task of the round, whose ``secure_aggregation`` is set.
         key: Key that signs this contributor's public keys.
     """
 
@@ -91,7 +91,7 @@ class SecureRound:
         self._rounds = rounds_folder(home)
         self._folder = self._rounds / f"{spec.server}-{spec.server_round}"
         self._begun = Begun(home, spec.server)
-        # The participant name is derived from the first key, even if the key is rotated during the round.
+        # The participant name is derived from the account's first key, even if the key is rotated during the round.
         begun = self._load().advert if self._path.exists() else None
         self._me = begun.advert.contributor if begun is not None else contributor_id(key.public_key)
         if begun is not None and begun.advert.task != self._task:
@@ -106,7 +106,7 @@ class SecureRound:
         """Return the signed public keys of this round; repeated calls return the same keys.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` for a round that was begun and deleted, or an earlier one.
+            GymError: ``UPDATE_REFUSED`` for a round that was already begun and deleted, or for an earlier one.
         """
         if self._path.exists():
             self._begun.note(self._spec.server_round)
@@ -141,11 +141,11 @@ class SecureRound:
         return signed
 
     def share(self, text: object) -> SealedShares:
-        """Split this round's secrets among all participants.
+        """Split this round's secrets into shares for all participants.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID`` for keys that their owners did not sign, ``UPDATE_REFUSED`` for a list
-                that differs from an earlier one, lacks this contributor, or is too long for the threshold,
+            GymError: ``SIGNATURE_INVALID`` for keys that their owners did not sign; ``UPDATE_REFUSED`` for a list of
+                participants that differs from an earlier one, lacks this contributor, or is too long for the threshold;
                 ``TASKS_DIFFER`` if participants signed a different task.
         """
         from gym_fed.privacy.secure_aggregation.shares import split_secret
@@ -177,11 +177,11 @@ class SecureRound:
         return shares
 
     def receive(self, text: object) -> None:
-        """Store the other participants' shares. From then on, the senders and this contributor are those who mask.
+        """Store the other participants' shares. Their senders and this contributor are now the ones who mask votes.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` if senders did not begin or are too few, if the list differs from an earlier
-                one, or if a share does not match what its sender sealed or committed to.
+            GymError: ``UPDATE_REFUSED`` if a sender is not a participant or there are too few, if the list differs from
+                an earlier one, or if a share does not match what its sender sealed or committed to.
         """
         state, masking = self._load(), parse(Masking, text)
         adverts = self._adverts(state)
@@ -213,15 +213,15 @@ class SecureRound:
         Args:
             folder: The task's folder; ``update.gymdelta`` is replaced by the masked votes.
             trained: The encoded update.
-            base: Spec of the version that the update is for.
+            base: Spec of the version that the update is relative to.
             uses: Other inputs that determine the votes, for the error message.
 
         Returns:
-            The masked object. It has no metrics, since they would describe this contributor alone.
+            The masked object, without metrics, since they would describe this contributor alone.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` if other votes were already masked in this round: the hub could compute their
-                difference.
+            GymError: ``UPDATE_REFUSED`` if other votes were already masked in this round, since the hub could then
+                compute their difference.
         """
         from gym_fed.delta.file import DeltaFile
         from gym_fed.privacy.secure_aggregation.votes import bits_for, signs, write_masked
@@ -249,11 +249,11 @@ class SecureRound:
         return Trained(sha256, size, 1, {})
 
     def confirm(self, text: object) -> Confirmation:
-        """Sign the list of survivors; only one list per round.
+        """Sign the list of survivors, at most one list per round.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` for a second, different list of survivors, one that is too short, or one
-                without this contributor, whose votes the hub has.
+            GymError: ``UPDATE_REFUSED`` for a second, different list; for a list that is too short; or for one without
+                this contributor, whose votes the hub has.
         """
         state, reported = self._load(), parse(Survivors, text)
         if state.received is None or state.own is None or state.votes is None:
@@ -276,11 +276,11 @@ class SecureRound:
         return Confirmation.sign(survivors, self._participants(state), self._key)
 
     def unmask(self, text: object) -> Revealed:
-        """Reveal a share for each participant: of its seed if its votes are in the sum, otherwise of its mask key.
+        """Reveal a share for each participant: of its seed if the sum contains its votes, otherwise of its mask key.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` for a list that this contributor did not sign, or that too few signed;
-                ``SIGNATURE_INVALID`` for an invalid signature.
+            GymError: ``UPDATE_REFUSED`` for a list that this contributor did not sign, or that too few participants
+                signed; ``SIGNATURE_INVALID`` for an invalid signature.
         """
         state, request = self._load(), parse(Unmasking, text)
         if state.survivors is None or state.survivors != request.survivors:
@@ -360,7 +360,7 @@ def _pair_of_shares(plain: bytes, sender: str) -> tuple[str, str]:
 
 
 def stage_of(task: pb.Task) -> str | None:
-    """Return the stage of a task in a secure round; None for other tasks."""
+    """Return the secure aggregation stage of a task; None for any other task."""
     kind = task.metadata.message_type
     if kind == MessageType.TRAIN:
         return TRAIN if RECORD in task.content.configs else None
@@ -368,13 +368,13 @@ def stage_of(task: pb.Task) -> str | None:
 
 
 def titled(task: pb.Task) -> str:
-    """Describe a task with its round and, in a secure round, its stage."""
+    """Describe a task by its round and, in a secure round, its stage."""
     stage, title = stage_of(task), f"round {task.metadata.group_id}: task {task.message_id[:12]}"
     return title if stage is None else f"{title} ({stage}, stage {STAGES.index(stage) + 1} of {len(STAGES)})"
 
 
 def forget(home: Home, server: str, verdicts: Iterable[dict[str, Any]]) -> None:
-    """Delete the secrets of rounds with a final verdict, and those that were not used for a week."""
+    """Delete the secrets of rounds that have a final verdict or were not used for a week."""
     if rounds_folder(home).exists():
         drop_old(rounds_folder(home))
     for verdict in verdicts:
@@ -385,7 +385,7 @@ def forget(home: Home, server: str, verdicts: Iterable[dict[str, Any]]) -> None:
 
 
 def _drop_earlier(rounds: Path, spec: TaskSpec) -> None:
-    """Delete rounds before ``spec``'s; a hub that opens a round has ended all earlier ones."""
+    """Delete the rounds before the round of ``spec``; a hub that opens a round has ended all earlier ones."""
     stem = f"{spec.server}-"
     for folder in rounds.glob(f"{stem}*"):
         number = folder.name.removeprefix(stem)

@@ -1,8 +1,8 @@
-"""Stored state of secure rounds: the secrets of a round, and the last round begun with each hub.
+"""The stored state of secure rounds: the secrets of each round, and the last round that was begun with each hub.
 
-After a crash, the stored state ensures that nothing already sent is repeated with different content. The secrets are
-deleted when the hub reports the end of the round. If the round could begin again, the same votes would be masked with
-new secrets, and the difference of two sums could reveal one contributor's votes.
+Due to the stored state, a message that was sent before a crash is never repeated with different content. The secrets
+are deleted when the hub reports the end of the round. If the round could then begin again, the same votes would be
+masked with new secrets, and the difference of two sums could reveal the votes of one contributor.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from gym_fed.privacy.secure_aggregation.messages import Participants, SealedShar
 
 
 def rounds_folder(home: Home) -> Path:
-    """Return the folder of secure rounds' secrets, separate from tasks, whose names the hub chooses."""
+    """Return the folder for the secrets of secure rounds. It is not in task folders, whose names the hub chooses."""
     return home.folder / "secure"
 
 
 class Begun:
-    """The last secure round begun with a hub, which is kept after the round's secrets are deleted."""
+    """The last secure round that was begun with a hub; kept after the round's secrets are deleted."""
 
     def __init__(self, home: Home, server: str) -> None:
         self._path, self._server = rounds_folder(home) / "begun.json", server
 
     @property
     def last(self) -> int:
-        """Return the last round, or 0 if there is none. Raises ``STATE_CORRUPT`` for an unreadable file."""
+        """The last round; 0 if there is none. Raises ``STATE_CORRUPT`` for an unreadable file."""
         return self._read().get(self._server, 0)
 
     def note(self, server_round: int) -> None:
@@ -55,20 +55,20 @@ class Begun:
 
 
 class SecureState(StrictModel):
-    """The contents of a round's ``state.json``, written before anything derived from it is sent."""
+    """The content of a round's ``state.json``, written before anything derived from it is sent."""
 
     mask_private: str
     cipher_private: str
     seed: str
     advert: SignedAdvert
     participants: Participants | None = None
-    """The participants with their keys."""
+    """The participants and their keys."""
     shares: SealedShares | None = None
-    """The shares sealed for the others, sent unchanged on every call."""
+    """The sealed shares for the other participants; every call sends the same ones."""
     own: tuple[str, str] | None = None
-    """This contributor's own shares of its seed and mask key."""
+    """This contributor's shares of its own seed and mask key."""
     received: dict[str, tuple[str, str]] | None = None
-    """Shares of the others' seeds and mask keys; they fix the list of masking participants."""
+    """The shares of the others' seeds and mask keys, which determine the list of masking participants."""
     votes: str | None = None
-    """SHA-256 of the only vector that was masked."""
+    """The SHA-256 of the only vector that was masked."""
     survivors: list[str] | None = None

@@ -1,4 +1,4 @@
-"""Privacy terms of a hub: cost of a round, promises, and their check against the policy."""
+"""Privacy terms of a hub: the cost of a round, the hub's promises, and their check against the policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _PER_CONTRIBUTOR_BYTES = 1000
-"""Bytes for each other contributor, rounded up: sealed shares, commitments and revealed shares."""
+"""Bytes of messages per other contributor, rounded up: sealed shares, commitments and revealed shares."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class SecureTerms:
 
     @classmethod
     def parse(cls, text: str) -> SecureTerms | None:
-        """Parse ``StatusReply.privacy_json``; None for a hub that sees every update.
+        """Parse ``StatusReply.privacy_json``. Return None for a hub that sees every update.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` if the hub does not state its threshold.
+            GymError: ``POLICY_REFUSED`` if the hub does not announce its threshold.
         """
         promised = parse_object(text, "a privacy promise", ErrorCode.POLICY_REFUSED) if text else None
         terms = promised.get("secure_aggregation") if isinstance(promised, dict) else None
@@ -56,27 +56,27 @@ class SecureTerms:
 
     @property
     def most(self) -> int:
-        """Maximum contributors of a round; a hub could split more than that into two groups, see ``check_majority``."""
+        """Maximum contributors of a round; more could be split into two groups by the hub, see ``check_majority``."""
         return 2 * self.threshold - 1
 
     def update_bytes(self, base: BaseSpec) -> int:
-        """Return the size of masked votes with the maximum number of contributors."""
+        """Return the size in bytes of masked votes, for the maximum number of contributors."""
         from gym_fed.privacy.secure_aggregation.votes import bits_for, masked_bytes
 
         return masked_bytes(base, bits_for(self.most))
 
     @property
     def message_bytes(self) -> int:
-        """Maximum size of all other messages of a round."""
+        """Maximum size in bytes of all other messages of a round."""
         return _PER_CONTRIBUTOR_BYTES * self.most
 
 
 @dataclass(frozen=True)
 class Promises:
-    """A hub's privacy promises before joining, from ``StatusReply.privacy_json``.
+    """A hub's privacy promises from ``StatusReply.privacy_json``.
 
     Attributes:
-        central: The hub's own contributor-level differential privacy (budget, spending, adjacency); None if it has
+        central: The hub's own contributor-level differential privacy (budget, spending, adjacency); None if the hub has
             none.
         secure_aggregation: True if the hub learns only sums of updates.
         threshold: Minimum number of updates in a sum; 0 if the hub sees each update.
@@ -88,10 +88,10 @@ class Promises:
 
     @classmethod
     def parse(cls, text: str) -> Promises:
-        """Parse the promises in a hub's status; empty text promises nothing.
+        """Parse the promises in a hub's status; an empty text means no promises.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` if it is not a valid promise.
+            GymError: ``POLICY_REFUSED`` if the text is invalid.
         """
         try:
             document = parse_object(text or "{}", "a privacy promise", ErrorCode.POLICY_REFUSED)
@@ -113,25 +113,25 @@ class Promises:
 
     @property
     def hub_epsilon(self) -> float:
-        """The budget of the hub's own privacy; infinite if it has none."""
+        """The epsilon of the hub's own privacy budget; infinite if it has none."""
         return math.inf if self.central is None else float(self.central["epsilon"])
 
     @property
     def hub_delta(self) -> float:
-        """The delta of that budget; infinite if there is none."""
+        """The delta of the hub's own privacy budget; infinite if it has none."""
         return math.inf if self.central is None else float(self.central["target_delta"])
 
 
 @dataclass(frozen=True)
 class PrivacyTerms:
-    """Privacy terms as displayed before joining.
+    """The privacy terms that are displayed before joining.
 
     Attributes:
         epsilon_per_round: Epsilon of an example in one round; None without ``recipe.privacy`` (infinite).
         epsilon_after_all: Epsilon after ``num_rounds`` rounds of this hub alone.
-        epsilon_spent: Epsilon that this data has spent at all hubs.
+        epsilon_spent: Epsilon that was already spent on this data at all hubs.
         epsilon_with_spent: Epsilon at all hubs after all rounds of this hub.
-        target_delta: Delta of these values.
+        target_delta: Delta of these epsilons.
         num_rounds: Number of rounds of the hub.
         local: Privacy settings of the recipe.
         central: The hub's promise of contributor-level privacy.
@@ -179,11 +179,11 @@ class PrivacyTerms:
 
 
 def planned(recipe: TrainingRecipe, num_rows: int) -> Plan:
-    """Plan a private round before training; raises as ``make_plan``.
+    """Plan a private round before training; raises the errors of ``make_plan``.
 
     Args:
         recipe: Recipe of the round.
-        num_rows: Number of all rows, including those with nothing to learn, which are sampled like the others.
+        num_rows: Number of all rows, including those with nothing to learn, since all rows are sampled alike.
     """
     from pathlib import Path
 
@@ -224,10 +224,10 @@ def make_terms(
 
 
 def check_promises(policy: Policy, promises: Promises) -> None:
-    """Check a hub's promises against the policy.
+    """Check a hub's promises against the contributor's policy.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` with the limit.
+        GymError: ``POLICY_REFUSED`` with the policy's limit.
     """
     if policy.max_hub_epsilon is not None and promises.hub_epsilon > policy.max_hub_epsilon:
         promise = "no central privacy" if promises.central is None else f"epsilon {promises.hub_epsilon:g}"
@@ -252,10 +252,10 @@ def check_promises(policy: Policy, promises: Promises) -> None:
 
 
 def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> None:
-    """Reject a hub that promises less privacy than before joining, or than the policy requires.
+    """Reject a hub that now promises less privacy than before joining, or less than the policy requires.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` with the promise.
+        GymError: ``POLICY_REFUSED`` with the broken promise.
     """
     check_promises(policy, now)
     for name, before, later in (
@@ -273,7 +273,7 @@ def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> No
 
 
 def require_sums(promised: Promises, asked: SecureTask | None) -> None:
-    """Reject a task that reveals more of an update than the sum promised before joining.
+    """Reject a task that reveals more of an update than the sums promised before joining.
 
     Raises:
         GymError: ``POLICY_REFUSED``.
@@ -287,10 +287,10 @@ def require_sums(promised: Promises, asked: SecureTask | None) -> None:
 
 
 def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe) -> None:
-    """Reject a task that protects examples less than the recipe announced before joining.
+    """Reject a task that protects examples less than the recipe that was announced before joining.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` with the setting.
+        GymError: ``POLICY_REFUSED`` with the weaker setting.
     """
     if announced is None or announced.privacy is None:
         return
@@ -344,7 +344,7 @@ def require_within_budget(policy: Policy, book: PrivacyBook, data: str, plan: Pl
     """Reject a round if ``data`` would exceed the policy's privacy budget over all hubs.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` with the current and the resulting spending.
+        GymError: ``POLICY_REFUSED`` with the current spending and the spending after the round.
     """
     if policy.max_epsilon is None:
         return

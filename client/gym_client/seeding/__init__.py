@@ -1,1 +1,1 @@
-"""Seeding: contributors fetch public objects from each other, and serve them."""
+"""Seeding: contributors fetch public objects from each other and serve them."""

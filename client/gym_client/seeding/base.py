@@ -1,4 +1,4 @@
-"""Serve the files of a base that is already on this machine."""
+"""Announce the files of a base model that is already on this machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ log = logging.getLogger("gym_client")
 
 
 def share_base(client: HubClient, status: pb.StatusReply, source: str) -> threading.Thread | None:
-    """Announce a base's files on a separate thread, since hashing them takes a long time.
+    """Announce the files of a base on a separate thread, since hashing them takes long.
 
-    Only files that the hub serves and offers are announced.
+    Only files that the hub also offers and serves are announced.
 
     Args:
         client: Client of the hub, with seeding.
         status: Status of the hub, with its offer.
-        source: Where the base was loaded from; nothing happens if it is not a folder.
+        source: Source of the base model; nothing is announced if it is not a folder.
     """
     offer, seeding, folder = BaseOffer.of(status), client.seeding, Path(source)
     if offer is None or not offer.num_files or seeding is None or not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Download one object from a contributor that the hub names, within bounded time and bytes."""
+"""Download one object from a contributor that the hub has named, with bounded time and size."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from gym_fed.trust.wire.service import SeederStub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 GRACE_SECONDS = 10.0
-"""Maximum silence of a seeder, and maximum delay of a whole download behind the minimum rate."""
+"""Maximum seconds of silence of a seeder, and maximum delay of a whole download relative to the minimum rate."""
 _LEAST_PORT = 1_024
 _MAX_CERTIFICATE_CHARS = 4_096
 _POLL_SECONDS = 0.1
 
 
 def require_seeder(seeder: pb.SeederInfo, hub_host: str) -> None:
-    """Check the address that a hub names: never this machine or its own network.
+    """Check the address of a seeder, which must not be this machine or in its own network.
 
     Args:
-        seeder: The hub's answer.
-        hub_host: Address of the hub, as the contributor gave it; see ``may_connect``.
+        seeder: The seeder that the hub has named.
+        hub_host: Address of the hub, as given by the contributor; see ``may_connect``.
 
     Raises:
-        GymError: ``POLICY_REFUSED``.
+        GymError: ``POLICY_REFUSED`` for a forbidden address.
     """
     is_port = _LEAST_PORT <= seeder.port <= 65_535
     sizes = (
@@ -68,21 +68,21 @@ def fetch_from(
     """Download an object into ``part`` and verify it.
 
     Args:
-        seeder: Address, certificate and ticket.
+        seeder: Address, certificate and ticket of the seeder.
         sha256: Digest of the object.
-        size_bytes: Its size, which the download never exceeds.
+        size_bytes: Size of the object; the download never exceeds it.
         part: The file to write; deleted on failure.
         rate: Limit of the download rate.
         on_bytes: Called with the number of bytes of each chunk.
         should_stop: Checked between chunks and while waiting for one.
         grace_seconds: See ``GRACE_SECONDS``.
-        most_seconds: Time limit of the download.
+        most_seconds: Time limit of the download in seconds.
 
     Raises:
         GymError: ``INTERRUPTED`` after ``should_stop``; ``BUSY`` for a seeder that could not be reached, refused the
-            download or needs longer than ``most_seconds``. The other errors are the seeder's fault: ``HASH_MISMATCH``
+            download or needs longer than ``most_seconds``. All other errors are the seeder's fault: ``HASH_MISMATCH``
             or ``TOO_LARGE`` for wrong data, ``DEADLINE_EXCEEDED`` if it is silent or slow, ``UNAVAILABLE`` if the
-            download ended before its end.
+            download was cut off.
     """
     target = FetchTarget(seeder.host, seeder.port, seeder.certificate_pem, "the seeder")
 
@@ -95,7 +95,7 @@ def fetch_from(
 
 @dataclass(frozen=True)
 class FetchTarget:
-    """A machine that serves objects: IP address, port, the certificate that it must present, and what to call it."""
+    """A machine that serves objects: its address, port, required certificate, and role for error messages."""
 
     host: str
     port: int
@@ -108,7 +108,7 @@ class FetchTarget:
 
 @dataclass(frozen=True)
 class FetchLimits:
-    """Limits of a download; see ``fetch_from``."""
+    """The limits of a download; see ``fetch_from``."""
 
     rate: TokenBucket
     on_bytes: Callable[[int], None]
@@ -131,12 +131,12 @@ def fetch_bounded(
         target: The machine.
         begin: Starts the call, which streams ``DownloadChunk`` messages.
         sha256: Digest of the object.
-        size_bytes: Its size, which the download never exceeds.
+        size_bytes: Size of the object; the download never exceeds it.
         part: The file to write; deleted on failure.
-        limits: Rate and times.
+        limits: Limits of rate and time.
 
     Raises:
-        GymError: See ``fetch_from``.
+        GymError: Errors of ``fetch_from``.
     """
     digest = hashlib.sha256()
     try:
@@ -158,7 +158,7 @@ def fetch_bounded(
 
 
 def begin_channel(target: FetchTarget) -> grpc.Channel:
-    """Open a direct channel that trusts only the target's certificate."""
+    """Open a direct channel that trusts only the certificate of the target."""
     pem = target.certificate_pem.encode()
     options: list[tuple[str, Any]] = [
         *CHANNEL_OPTIONS,
@@ -171,9 +171,9 @@ def begin_channel(target: FetchTarget) -> grpc.Channel:
 
 
 class _BoundedCall:
-    """A download call. Its messages are read on a thread, so that the wait for one can end at any time.
+    """A download call whose messages are read on a separate thread, so that waiting for one can end at any time.
 
-    Time in which this machine itself limits the rate does not count as waiting.
+    Time in which this machine itself limits the rate does not count as waiting for the seeder.
     """
 
     def __init__(
@@ -187,10 +187,10 @@ class _BoundedCall:
         self._call = begin(channel)
 
     def chunks(self, size_bytes: int) -> Iterator[bytes]:
-        """Yield the data of an object.
+        """Yield the chunks of an object.
 
         Raises:
-            GymError: See ``fetch_from``.
+            GymError: Errors of ``fetch_from``.
         """
         with ThreadPoolExecutor(1, "seeder-download") as thread:
             try:
@@ -223,7 +223,7 @@ class _BoundedCall:
             self._waited += time.monotonic() - began
 
     def _ended(self, reason: str) -> GymError:
-        """Return the error of a call that the seeder ended; its message is never trusted."""
+        """Create the error for a call that the seeder ended; the seeder's own message is not used."""
         code = ErrorCode.UNAVAILABLE if self._has_begun else ErrorCode.BUSY
         return GymError(code, f"{self._where}: {plain(reason, 200)}")
 
@@ -243,10 +243,10 @@ class _BoundedCall:
 
 
 def time_limit(client: HubClient, size_bytes: int, grace_seconds: float = GRACE_SECONDS) -> float:
-    """Return the time limit of all downloads of an object from others: eight times that of the hub, if it is known.
+    """Return the time limit in seconds for all downloads of an object from other machines.
 
-    Another machine is not expected to send more than 256 KiB/s, and less than the minimum rate only on a slow
-    connection.
+    It is eight times the hub's expected time, if the hub's bandwidth is known. Other machines are not expected
+    to send more than 256 KiB/s; a rate below the minimum is only accepted if this machine's own connection is slow.
     """
     pace = DownloadPace(client.home, client.rates.down.bytes_per_second).bandwidth()
     hubs = LEAST_BYTES_PER_SECOND if pace is None else pace.bytes_per_second

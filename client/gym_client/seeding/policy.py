@@ -14,7 +14,7 @@ Kind = Literal["base", "soups"]
 """Kinds of objects that contributors serve to each other."""
 
 LEAST_BYTES_PER_SECOND = 64 << 10
-"""Rate below which a downloader gives up on a seeder."""
+"""Rate in bytes per second below which a downloader gives up on a seeder."""
 
 TOO_SLOW = "max_upload_bytes_per_second is below 64 KiB/s, at which downloaders give up"
 
@@ -54,10 +54,10 @@ class SeedingPolicy(StrictModel):
         return text
 
     def slots(self, max_upload_bytes_per_second: int | None = None) -> int:
-        """Return how many downloads to serve at once so that none is too slow for its downloader; 0 for none.
+        """Return the number of concurrent downloads at which none is too slow for its downloader; 0 for none.
 
         Args:
-            max_upload_bytes_per_second: The policy's limit of all uploads.
+            max_upload_bytes_per_second: The policy's limit for all uploads.
         """
         rate = self._rate(max_upload_bytes_per_second)
         if rate < LEAST_BYTES_PER_SECOND:
@@ -68,7 +68,7 @@ class SeedingPolicy(StrictModel):
         return min(self.max_bytes_per_second, max_upload_bytes_per_second or self.max_bytes_per_second)
 
     def in_words(self, max_upload_bytes_per_second: int | None = None) -> list[str]:
-        """Describe what seeding does on this machine."""
+        """Describe in words what seeding does on this machine."""
         slots = self.slots(max_upload_bytes_per_second)
         lines = [
             "fetches the base and soups from other contributors too; every contributor of the hub can learn this "

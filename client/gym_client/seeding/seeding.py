@@ -1,4 +1,4 @@
-"""Seeding in one run of ``join``: fetch public objects from other contributors, and announce and serve them."""
+"""Seeding during one run of ``join``: fetch public objects from other contributors, announce and serve own ones."""
 
 from __future__ import annotations
 
@@ -38,44 +38,44 @@ _SEEDER_ERRORS = {
     ErrorCode.TOO_LARGE,
     ErrorCode.UNAVAILABLE,
 }
-"""Errors after which the next seeder is tried: from ``fetch_from``, a refused address, or a malformed certificate."""
+"""Errors after which the next seeder is tried: errors of ``fetch_from``, refused addresses, malformed certificates."""
 _MAX_FAILED = 4
-"""Maximum number of failed seeders before an object is fetched from the hub."""
+"""Maximum number of failed seeders before the object is fetched from the hub."""
 _MAX_WAIT_SECONDS = 3600.0
-"""Maximum time that this machine waits on a hub's advice."""
+"""Maximum seconds that this machine waits when the hub tells it to."""
 _MAX_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _ANNOUNCE_SECONDS = 10.0
-"""Deadline of an announcement, during which the hub connects to this machine."""
+"""Deadline in seconds of an announcement, during which the hub connects back to this machine."""
 _END_SECONDS = 2.0
-"""Deadline of best-effort calls, whose failure only costs the hub time."""
+"""Deadline in seconds of best-effort calls; if they fail, the hub finds out by itself later."""
 _MOST_ANNOUNCED = 1_000
 _MAX_ANNOUNCE_SECONDS = 100.0
 _BUSY_SECONDS = 3.0
-"""Delay before repeating an announcement that the hub was too busy to check."""
+"""Seconds before an announcement is repeated that the hub was too busy to check."""
 
 
 @dataclass
 class _Failed:
-    """Fingerprints of seeders that did not deliver an object."""
+    """The fingerprints of seeders that failed to deliver an object."""
 
     broken: list[str] = field(default_factory=list)
     busy: list[str] = field(default_factory=list)
 
     @property
     def count(self) -> int:
-        """Return the number of failures."""
+        """The number of failed seeders."""
         return len(self.broken) + len(self.busy)
 
 
 class Seeding:
-    """Exchanges public objects with other contributors of one hub. The caller holds the home's lock.
+    """Exchanges public objects with other contributors of one hub. The caller must hold the home's lock.
 
     Args:
-        client: Client of the hub; it knows the ledger key once the status has been requested.
+        client: Client of the hub; its ledger key is known only after the status was requested.
         policy: The contributor's settings.
         terms: The hub's settings.
-        display: Shows what is fetched from others, and why this machine is not listed.
+        display: Displays what is fetched from others, and why this machine is not listed.
         grace_seconds: See ``fetch_from``.
     """
 
@@ -100,9 +100,9 @@ class Seeding:
         self._direct = proxy_for(client.address) is None and bool(client.pin.fingerprint)
 
     def start(self) -> None:
-        """Serve and announce the stored objects, if the policy allows it; later calls do nothing.
+        """Serve and announce the stored objects if the policy allows it; repeated calls have no effect.
 
-        Call it after the contributor has accepted the text of ``in_words``.
+        Must be called only after the contributor has accepted the text from ``in_words``.
         """
         if self._begun:
             return
@@ -131,11 +131,11 @@ class Seeding:
         return self._policy.in_words(self._client.rates.up.bytes_per_second)
 
     def slots(self) -> int:
-        """Return how many downloads the limits of this machine allow at once."""
+        """Return the number of concurrent downloads that this machine's limits allow."""
         return self._policy.slots(self._client.rates.up.bytes_per_second)
 
     def follow(self, policy: SeedingPolicy | None) -> None:
-        """Adopt a changed policy; None ends seeding. A new ``listen`` takes effect at the next ``join``."""
+        """Apply a changed policy; None ends seeding. A new ``listen`` takes effect at the next ``join``."""
         if policy is None:
             self.close()
             return
@@ -157,14 +157,14 @@ class Seeding:
             self._news.set()
 
     def pause(self, reason: str, paused: bool) -> None:
-        """Refuse downloads while there is a reason to pause; withdraw the announcement, then end running downloads."""
+        """Refuse downloads while there is a reason to pause: withdraw the announcement, then end running downloads."""
         (self._pause_reasons.add if paused else self._pause_reasons.discard)(reason)
         if self._server is not None and bool(self._pause_reasons) != self._server.is_paused:
             self._server.pause(bool(self._pause_reasons))
             self._news.set()
 
     def close(self) -> None:
-        """Withdraw the announcement and stop serving."""
+        """Withdraw the announcement and stop the server."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -179,10 +179,10 @@ class Seeding:
         if server is None:
             return
         self._news.set()
-        is_mine = self._announcing.acquire(timeout=_END_SECONDS)  # a running announcement would list it again
+        is_mine = self._announcing.acquire(timeout=_END_SECONDS)  # a running announcement would undo it
         try:
             if self._is_listed:
-                self._client.call("Seed", pb.SeedRequest(), _END_SECONDS)  # port 0 withdraws
+                self._client.call("Seed", pb.SeedRequest(), _END_SECONDS)  # port 0 withdraws the announcement
         except GymError as error:
             log.info("the announcement was not withdrawn: %s", error)
         finally:
@@ -191,7 +191,7 @@ class Seeding:
             server.close()
 
     def add(self, path: Path, sha256: str, kind: Kind) -> None:
-        """Announce a verified public object to the hub, if it is large enough."""
+        """Announce a verified public object to the hub if it is large enough."""
         if self._server is not None and self._store.add(path, sha256, kind, self._terms.min_bytes):
             self._news.set()
 
@@ -216,19 +216,19 @@ class Seeding:
         report: Callable[[int, int], None],
         should_stop: Callable[[], bool],
     ) -> bool:
-        """Fetch an object from another contributor; return False if the hub must serve it.
+        """Fetch an object from another contributor. Return False if it must be fetched from the hub.
 
         Args:
-            part: File to write; it does not exist after a failure.
+            part: File to write; deleted on failure.
             sha256: Digest of the object.
-            size_bytes: Its size.
-            kind: Its kind; this machine need not serve that kind.
+            size_bytes: Size of the object.
+            kind: Kind of the object; it is fetched even if this machine does not serve objects of this kind.
             report: Called with completed and total bytes.
             should_stop: Checked between chunks and while waiting.
 
         Raises:
-            GymError: ``INTERRUPTED`` after ``should_stop``, or an error from this machine such as ``DISK_FULL``.
-                A seeder's failure is not raised; the hub serves the object.
+            GymError: ``INTERRUPTED`` after ``should_stop``, or an error on this machine such as ``DISK_FULL``. A
+                failure of a seeder is not raised.
         """
         if self._stop.is_set() or size_bytes < self._terms.min_bytes or not self._direct:
             return False
@@ -257,7 +257,7 @@ class Seeding:
                 text = f"{readable_bytes(size_bytes)} came from another contributor"
                 self._display.report("seeding", text, sha256=sha256, bytes=size_bytes)
                 return True
-            ends_search = False  # the hub serves the object, and others may wait for this copy
+            ends_search = False  # the hub serves the object now, and others may wait for this machine's copy
             return False
         finally:
             if ends_search:
@@ -281,13 +281,13 @@ class Seeding:
             self.totals.receive(num_bytes)
             report(done, size_bytes)
 
-        unverified = part.with_suffix(".seed")  # a download from the hub must never resume unverified bytes
+        unverified = part.with_suffix(".seed")  # the hub's download must not resume unverified bytes
         down, grace = self._client.rates.down, self._grace_seconds
         fetch_from(seeder, sha256, size_bytes, unverified, down, on_bytes, should_stop, grace, most_seconds)
         os.replace(unverified, part)
 
     def _end_search(self, failed: _Failed) -> None:
-        """Free the slot of the last seeder at the hub, and report its failure."""
+        """Release the last seeder's slot at the hub, and report the seeder's failure."""
         try:
             request = pb.FindSeederRequest(failed=failed.broken, busy=failed.busy)
             self._client.call("FindSeeder", request, _END_SECONDS)
@@ -302,7 +302,7 @@ class Seeding:
         until: float,
         should_stop: Callable[[], bool],
     ) -> pb.SeederInfo | None:
-        """Return a seeder, after the waits that the hub advises; None if the hub must serve the object."""
+        """Return a seeder, after waiting as long as the hub advises; None if the hub must serve the object."""
         while True:
             try:
                 request = pb.FindSeederRequest(
@@ -340,7 +340,7 @@ class Seeding:
             self._announce()
 
     def _announce(self) -> None:
-        """Announce the objects, or withdraw them; a failed call is retried with the next announcement."""
+        """Announce the objects or withdraw them. A failed call is repeated with the next announcement."""
         with self._announcing:
             if (server := self._server) is None:
                 return
@@ -362,14 +362,14 @@ class Seeding:
                 return
             finally:
                 if is_paused:
-                    server.end_downloads()  # only now, so that nobody can report a seeder that pauses
+                    server.end_downloads()  # after the withdrawal, so that nobody reports a failure
             self._announce_seconds = min(max(1.0, reply.lease_seconds / 3), _MAX_ANNOUNCE_SECONDS)
             self._is_listed = request.port != 0 and not reply.why_not
-            if request.port != 0 or not slots:  # a withdrawal has no reason, and lists nothing
+            if request.port != 0 or not slots:  # a withdrawal lists nothing, so there is no reason to show
                 self._show(reply.why_not if slots else TOO_SLOW)
 
     def _show(self, why_not: str) -> None:
-        """Report once why this machine is not listed, and once that it is listed again."""
+        """Report, once each, why this machine is not listed and that it is listed again."""
         if why_not != self._why_not:
             text = f"this machine is not listed: {why_not}" if why_not else "this machine is listed again"
             self._display.report("seeding", text)

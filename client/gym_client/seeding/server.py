@@ -1,7 +1,7 @@
-"""Serve objects to contributors who present a ticket of the hub.
+"""A server that sends objects to contributors who present a ticket from the hub.
 
-The TLS key is new in every run. A caller learns nothing before its ticket is verified: neither which objects are here,
-nor to whom the machine belongs. A ticket is good for one download.
+A new TLS key is generated for every run. Before its ticket is verified, a caller learns neither which objects are
+stored here nor who owns the machine. A ticket is valid for one download.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _WRITE_SECONDS = 30.0
 _START_SECONDS = 10.0
 _STOP_SECONDS = 2.0
 _IDLE_SECONDS = 10
-"""Time after which a connection without a download is closed: strangers may open them too."""
+"""Seconds after which a connection without a download is closed, since anybody can open one."""
 _SPARE_THREADS = 2
-"""Threads that verify tickets while all downloads wait for their rate limits."""
+"""Number of additional threads, which verify tickets while all downloads wait for their rate limits."""
 
 
 class SeederServer:
-    """Serves the objects of a store on its own thread.
+    """Serves the objects of a store on a separate thread.
 
     Args:
-        policy: Address and limits.
-        slots: Returns how many downloads may be served at once.
-        store: The objects.
-        totals: Counts the bytes and enforces the daily limit.
-        upload_rate: The policy's rate limit of all uploads.
-        ticket: Verifies a ticket for the seeder with a fingerprint: ``ticket(text, fingerprint)``.
-        now: The hub's time, Unix seconds.
+        policy: Address and limits of the server.
+        slots: Returns the number of downloads that may be served concurrently.
+        store: The objects to serve.
+        totals: Counts the served bytes and enforces the daily limit.
+        upload_rate: The policy's rate limit for all uploads.
+        ticket: Verifies a ticket for the seeder with a given fingerprint: ``ticket(text, fingerprint)``.
+        now: Returns the hub's time in Unix seconds.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SeederServer:
         self.rate = TokenBucket(policy.max_bytes_per_second)
         self._policy, self._slots, self._store, self._totals = policy, slots, store, totals
         self._upload_rate, self._ticket, self._now = upload_rate, ticket, now
-        self._used: dict[str, int] = {}  # nonces of tickets, with their expiry
+        self._used: dict[str, int] = {}  # nonces of used tickets, with their expiry
         self._busy, self.is_paused, self._ends_downloads = 0, False, False
         self._closed = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -83,11 +83,11 @@ class SeederServer:
 
     @property
     def certificate_pem(self) -> str:
-        """The certificate that downloaders pin."""
+        """The certificate that downloaders accept as the only one."""
         return self._certificate.decode("ascii")
 
     def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
             GymError: ``ADDRESS_IN_USE`` if the address cannot be used.
@@ -104,13 +104,13 @@ class SeederServer:
             ) from error
 
     def pause(self, paused: bool) -> None:
-        """Refuse new downloads, or serve again."""
+        """Refuse new downloads if ``paused``, otherwise serve again."""
         self.is_paused = paused
         if not paused:
             self._ends_downloads = False
 
     def end_downloads(self) -> None:
-        """End the running downloads of a paused server."""
+        """End the running downloads if the server is paused."""
         self._ends_downloads = self.is_paused
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class SeederServer:
         return port
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> None:
-        """Send one object."""
+        """Send one object to the caller."""
         try:
             ticket = await asyncio.to_thread(self._ticket, request.ticket_json, self.fingerprint)
             seed, file, day = self._admit(ticket)
@@ -161,12 +161,12 @@ class SeederServer:
             file.close()
 
     def _admit(self, ticket: SeedTicket) -> tuple[Seed, BinaryIO, str]:
-        """Return the object of a ticket, its open file, and the day whose limit its bytes count against.
+        """Use up a ticket. Return its object, the open file, and the day whose limit the bytes count against.
 
-        This uses up the ticket. The object may be deleted afterwards.
+        The open file stays readable even if the object is deleted afterwards.
 
         Raises:
-            GymError: ``PERMISSION_DENIED`` for a used ticket, ``NOT_FOUND``, ``BUSY`` beyond the policy's limits.
+            GymError: ``PERMISSION_DENIED`` for a used ticket; ``NOT_FOUND``; ``BUSY`` beyond the policy's limits.
         """
         now = self._now()
         self._used = {nonce: until for nonce, until in self._used.items() if until >= now}
@@ -188,7 +188,7 @@ class SeederServer:
         return seed, file, day
 
     async def _send(self, file: BinaryIO, context: Any) -> AsyncIterator[int]:
-        """Send a file; yield the bytes of each chunk before it is sent."""
+        """Send a file; yield the number of bytes of each chunk before it is sent."""
         while data := await asyncio.to_thread(file.read, self.rate.chunk(_CHUNK_BYTES)):
             if self._ends_downloads:
                 await _abort(context, _busy())
@@ -199,7 +199,7 @@ class SeederServer:
             await asyncio.to_thread(self._pay, len(data))
 
     def _pay(self, num_bytes: int) -> None:
-        """Wait as the rate limits require."""
+        """Wait until the rate limits allow ``num_bytes``."""
         self.rate.take(num_bytes, self._closed.is_set)
         self._upload_rate.take(num_bytes, self._closed.is_set)
 

@@ -1,7 +1,7 @@
-"""The objects that this machine may serve, and counts of served bytes.
+"""The objects that this machine may serve to other contributors, and counts of the served bytes.
 
-An object is added once it is downloaded as a public one and its sha256 is verified. Nothing else is served: there is no
-listing, and no path comes from outside.
+An object is added after it was downloaded as a public object and its SHA-256 was verified. Nothing else is served:
+objects cannot be listed, and no path is ever received from outside.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SAVE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Seed:
-    """An object that may be served."""
+    """An object that this machine may serve."""
 
     path: Path
     size_bytes: int
@@ -36,11 +36,11 @@ class Seed:
 
 
 class SeedStore:
-    """Links to the objects, in a folder that is emptied at startup. Thread-safe.
+    """A folder of links to the objects, emptied at startup. Thread-safe.
 
     Args:
-        folder: The folder, on the disk of the objects.
-        policy: Kinds of objects, and the maximum bytes of soups.
+        folder: The folder, on the same disk as the objects.
+        policy: Kinds of objects to serve, and the maximum bytes of soups.
     """
 
     def __init__(self, folder: Path, policy: SeedingPolicy) -> None:
@@ -51,9 +51,9 @@ class SeedStore:
         self._lock = threading.Lock()
 
     def add(self, path: Path, sha256: str, kind: Kind, min_bytes: int = 0) -> bool:
-        """Add a verified object; return True if it is new here, and may be served.
+        """Add a verified object. Return True if it is new and may be served.
 
-        A file that cannot be read, linked or copied is not added: serving must not fail a download.
+        A file that cannot be read, linked or copied is skipped, since serving must never make a download fail.
         """
         target = self._folder / sha256
         with self._lock:
@@ -73,12 +73,12 @@ class SeedStore:
             return True
 
     def serves(self, kind: Kind, size_bytes: int) -> bool:
-        """Return True if the policy serves objects of a kind and size."""
+        """Return True if the policy allows serving objects of this kind and size."""
         fits = kind != "soups" or size_bytes <= self._policy.max_disk_bytes
         return kind in self._policy.serves and fits
 
     def follow(self, policy: SeedingPolicy) -> None:
-        """Adopt a changed policy, and drop what it no longer serves."""
+        """Apply a changed policy, and remove the objects that it no longer allows."""
         with self._lock:
             self._policy = policy
             for name, seed in list(self._seeds.items()):
@@ -87,7 +87,7 @@ class SeedStore:
             self._drop_oldest()
 
     def find(self, sha256: str) -> Seed | None:
-        """Return an object that may be served; None if it is not one, or its file was changed."""
+        """Return an object that may be served; None if there is no such object, or if its file was changed."""
         with self._lock:
             seed = self._seeds.get(sha256)
             if seed is None or not seed.path.is_file() or seed.path.stat().st_size != seed.size_bytes:
@@ -95,7 +95,7 @@ class SeedStore:
             return seed
 
     def names(self) -> list[str]:
-        """Return the sha256 values of all objects."""
+        """Return the SHA-256 of all objects."""
         with self._lock:
             return list(self._seeds)
 
@@ -119,7 +119,7 @@ class SeedStore:
 
 
 def remove_leftovers(home: Home) -> None:
-    """Delete the links and the unverified downloads of a run that was killed; both would keep disk space."""
+    """Delete the links and the unverified downloads of a killed process, since both occupy disk space."""
     shutil.rmtree(seeds_folder(home), ignore_errors=True)
     for path in home.objects.glob("*.seed"):
         path.unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def seeds_folder(home: Home) -> Path:
 
 
 def _link(path: Path, target: Path, may_copy: bool) -> None:
-    """Link the object, so that it survives when its file is deleted or moved; copy it from another disk."""
+    """Link the object, so that it stays available if its file is deleted or moved; copy it if it is on another disk."""
     try:
         os.link(path, target)
     except OSError:
@@ -142,7 +142,7 @@ def _link(path: Path, target: Path, may_copy: bool) -> None:
 
 @dataclass
 class SeedingBytes:
-    """Bytes exchanged with other contributors: in total, and served on one day (UTC)."""
+    """Bytes exchanged with other contributors: the totals, and those served on one day (UTC)."""
 
     received: int = 0
     served: int = 0
@@ -151,7 +151,7 @@ class SeedingBytes:
 
 
 class SeedingTotals:
-    """Counts the bytes in ``seeding.json`` of the home, whose lock the caller holds. Thread-safe."""
+    """Counts the bytes in ``seeding.json`` in the home. The caller must hold the home's lock. Thread-safe."""
 
     def __init__(self, home: Home, max_bytes_per_day: int = 0) -> None:
         self.max_bytes_per_day = max_bytes_per_day
@@ -161,25 +161,25 @@ class SeedingTotals:
 
     @property
     def now(self) -> SeedingBytes:
-        """Return the bytes so far; those of today are 0 if none were served today."""
+        """The bytes so far; those of today are 0 if nothing was served today."""
         with self._lock:
             self._begin_day()
             return SeedingBytes(**asdict(self._bytes))
 
     def receive(self, num_bytes: int) -> None:
-        """Count bytes from another contributor."""
+        """Count bytes that were received from another contributor."""
         with self._lock:
             self._bytes.received += num_bytes
             self._count(num_bytes)
 
     def may_serve(self, num_bytes: int) -> bool:
-        """Return True if today's limit leaves this many bytes."""
+        """Return True if today's limit allows this many bytes."""
         with self._lock:
             self._begin_day()
             return self._bytes.served_on_day + num_bytes <= self.max_bytes_per_day
 
     def reserve(self, num_bytes: int) -> str:
-        """Reserve bytes of today's limit for a download; return the day, empty if too few are left."""
+        """Reserve bytes of today's limit for a download. Return the day; empty if the limit does not allow them."""
         with self._lock:
             self._begin_day()
             if self._bytes.served_on_day + num_bytes > self.max_bytes_per_day:
@@ -188,13 +188,13 @@ class SeedingTotals:
             return self._bytes.day
 
     def serve(self, num_bytes: int) -> None:
-        """Count reserved bytes that were served."""
+        """Count reserved bytes as served."""
         with self._lock:
             self._bytes.served += num_bytes
             self._count(num_bytes)
 
     def release(self, num_bytes: int, day: str) -> None:
-        """Return bytes reserved on a day that were not served; those of earlier days no longer count."""
+        """Release bytes that were reserved on ``day`` but not served; those of earlier days no longer count."""
         with self._lock:
             self._begin_day()
             if self._bytes.day == day:

@@ -1,1 +1,1 @@
-"""The contributor's pages: join a hub, watch the work, pause, set hours, leave."""
+"""The contributor's web pages: join a hub, watch the work, pause it, set its hours, and leave."""

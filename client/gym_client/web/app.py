@@ -1,4 +1,4 @@
-"""The application of `gym-client ui`: the contributor's pages and their server, on loopback only."""
+"""The application of `gym-client ui`: the contributor's web pages and their server, on loopback only."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gym_fed.web.server import WebServer
 from gym_fed.web.uploads import Uploads, add_upload_routes
 
 SCREENS_FOLDER = Path(__file__).parent / "screens"
-"""Folder of the pages' scripts, which the workbench serves too."""
+"""Folder of the pages' scripts, which the workbench also serves."""
 _JOBS, _DATA = "jobs", "data"
-"""Folders in the home: the processes that were started from the page, and the files that were dropped on it."""
+"""Folders in the home: for the processes that the page started, and for the files that were dropped on it."""
 
 
 def open_ui(
@@ -36,13 +36,13 @@ def open_ui(
     link_problem: str = "",
     unused_seconds: float | None = None,
 ) -> tuple[WebServer, Jobs]:
-    """Create the server of a home's page and bind its address; return it with the jobs of the page.
+    """Create the server of a home's page and bind its address. Return it with the page's jobs.
 
     Args:
         home: The contributor's home.
         listen: Loopback address as ``host:port``; port 0 for a free port.
         passphrase_file: A file with the key's passphrase, for the commands that the page starts.
-        invite: An invite that the page shows.
+        invite: An invite that the page displays.
         link_problem: Why the link that opened the page is not a valid invite; shown on the page.
         unused_seconds: Seconds without an open page after which the server stops; None for never.
 

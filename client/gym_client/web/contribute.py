@@ -1,9 +1,9 @@
-"""The routes of the ``join`` screen, in `gym-client ui` and in the workbench.
+"""The HTTP routes of the ``join`` screen, in `gym-client ui` and in the workbench.
 
-The page does not run an agent itself: it starts `gym-client join` as a job, which outlives it. A job has no terminal,
-so `gym-client join --json` ends at its first open question. The page displays the question as the command printed it,
-and the answer restarts the command with exactly those terms accepted. An invite is passed in the environment, since
-commands are displayed and stored.
+The page does not run an agent itself: it starts `gym-client join` as a job, which keeps running when the page is
+closed. A job has no terminal, so `gym-client join --json` ends at its first open question. The page displays the
+question as the command printed it, and the user's answer restarts the command with exactly those terms accepted. An
+invite is passed through the environment, since command lines are displayed and stored.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _reports = threading.BoundedSemaphore(4)
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a page contributes.
+    """The settings of a page on which a user contributes.
 
     Attributes:
-        jobs: Processes started from the page.
-        folder: Folder of data files; relative names start here.
+        jobs: The processes that the page has started.
+        folder: Folder of the data files, to which relative names refer.
         home: The contributor's home; None for the default one.
-        options: Options that every command gets, such as ``--home``.
-        files: Returns the names of data files in the folder, newest first.
+        options: Options that are added to every command, such as ``--home``.
+        files: Returns the names of the data files in the folder, newest first.
         takes_any_path: True if a data file may be anywhere on this machine.
-        invite: An invite that the page shows.
-        link_problem: Why a link that opened the page is no invite; empty without one.
+        invite: An invite that the page displays.
+        link_problem: Why the link that opened the page is not a valid invite; empty if it is.
     """
 
     jobs: Jobs
@@ -74,7 +74,7 @@ AskedServer = Annotated[str, Query(max_length=255, pattern=r"^[A-Za-z0-9\[\]._:-
 
 
 class JoinRequest(StrictModel):
-    """Options of `gym-client join`; without a server, the invite or the last joined hub is used."""
+    """Options of `gym-client join`. Without a server, the hub is that of the invite or the one joined last."""
 
     server: Server | None = None
     invite: Invite = ""
@@ -87,7 +87,7 @@ class JoinRequest(StrictModel):
 
 
 class JoinAnswer(StrictModel):
-    """Consent to the question at which a job ended."""
+    """Consent to the question at which a job has ended."""
 
     job: str = Field(max_length=64)
     fingerprint: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
@@ -112,7 +112,7 @@ class LimitsRequest(StrictModel):
 
 
 def routes(place: Workplace) -> APIRouter:
-    """Create the routes below ``/join``."""
+    """Create the routes under ``/join``."""
     router, jobs = APIRouter(), place.jobs
 
     def begin(words: list[str], invite: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def routes(place: Workplace) -> APIRouter:
 
     @router.get("/join")
     def state(visitor: Looking) -> dict[str, Any]:
-        """Return the newest join job, the agent's state, the home's hubs and its receipts, and data files."""
+        """Return the newest join job, the agent's state, the home's hubs and receipts, and the data files."""
         job = next(iter(_join_jobs(jobs)), None)
         home = Home.open(place.home)
         return {
@@ -140,10 +140,10 @@ def routes(place: Workplace) -> APIRouter:
 
     @router.post("/join")
     def join(given: JoinRequest, visitor: Changing) -> dict[str, Any]:
-        """Start `gym-client join`; without any option, as it was joined last."""
+        """Start `gym-client join`; without options, with those of the last join."""
         words = [*_JOIN, *place.options, "--json"]
         if given != JoinRequest():
-            words.append("--no-wait")  # a user is waiting for the terms
+            words.append("--no-wait")  # the user is waiting for the terms
         if given.server is not None:
             words.append(f"--server={given.server}")
         if given.data:
@@ -158,9 +158,10 @@ def routes(place: Workplace) -> APIRouter:
 
     @router.post("/join/invite")
     def read_invite(given: InviteText, visitor: Changing) -> dict[str, Any]:
-        """Return the address and key of the hub that ``join`` would use with this text; null for no whole invite.
+        """Return the address and key of the hub in an invite; null if the text contains no complete invite.
 
-        Not an error, since the page asks while the user types; the text is in the body, since queries are logged.
+        A partial invite is not an error, since the page asks while the user types. The text is in the body, since
+        queries are logged.
         """
         try:
             invite = parse_invite(find_invite(given.invite))
@@ -174,7 +175,7 @@ def routes(place: Workplace) -> APIRouter:
 
     @router.post("/join/answer")
     def answer(given: JoinAnswer, visitor: Changing) -> dict[str, Any]:
-        """Accept the question at which a job ended and start the job that continues."""
+        """Accept the question at which a job has ended, and start the job that continues."""
         job = jobs.get(given.job)
         if job.command[:2] != _JOIN:
             raise GymError(ErrorCode.USAGE, f"job {job.id} does not join a hub")
@@ -194,12 +195,12 @@ def routes(place: Workplace) -> APIRouter:
 
     @router.get("/join/account")
     def account(server: AskedServer, visitor: Looking) -> dict[str, Any]:
-        """Return balance and verdicts at a hub from `gym-client status`."""
+        """Return the balance and verdicts at a hub, from `gym-client status`."""
         return _report(place, "status", server)
 
     @router.get("/join/rewards")
     def rewards(server: AskedServer, visitor: Looking) -> dict[str, Any]:
-        """Return the scores and credits of each round at a hub from `gym-client rewards`."""
+        """Return the scores and credits of each round at a hub, from `gym-client rewards`."""
         return _report(place, "rewards", server)
 
     @router.post("/join/leave")
@@ -210,7 +211,7 @@ def routes(place: Workplace) -> APIRouter:
 
     @router.post("/join/pause")
     def pause(visitor: Changing) -> dict[str, Any]:
-        """Pause the home's agent, however it was started."""
+        """Pause the home's agent, regardless of how it was started."""
         set_paused(Home.open(place.home))
         return {}
 
@@ -235,11 +236,10 @@ def _join_jobs(jobs: Jobs) -> list[WebJob]:
 
 
 def _agent(home: Home, job: WebJob | None) -> dict[str, Any]:
-    """Return the agent's state and the limits set on the page (``LimitsRequest``).
+    """Return the agent's state and the limits that the page sets (``LimitsRequest``).
 
-    The state is whether the agent is paused, and who runs it if this page did not start it.
-
-    ``problem`` is the message of an unreadable ``policy.yaml``; the limits are then missing.
+    The state is whether the agent is paused, and the process that runs it if it was not started by this page. If
+    ``policy.yaml`` is unreadable, the limits are missing, and ``problem`` contains the error message.
     """
     is_own = job is not None and job.status == "running"
     found = {"is_paused": is_paused(home), "elsewhere": None if is_own else _user_of(home)}
@@ -253,7 +253,7 @@ def _agent(home: Home, job: WebJob | None) -> dict[str, Any]:
 def _user_of(home: Home) -> int | None:
     """Return the id of the process that has the home's lock open; None if no agent uses it.
 
-    The lock itself is not tried, since an agent that starts at that moment would find it taken.
+    The lock itself is not taken, since an agent that starts at that moment would fail.
     """
     lock = home.folder / "lock"
     try:
@@ -265,16 +265,16 @@ def _user_of(home: Home) -> int | None:
 
 
 def _data(place: Workplace, name: str) -> str:
-    """Return the path of a data file for a command, which runs in the folder.
+    """Return the path of a data file in the form that a command needs; commands run in the folder.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``PERMISSION_DENIED`` for a path outside the folder, unless any path is taken.
+        GymError: ``FILE_NOT_FOUND``; ``PERMISSION_DENIED`` for a path outside the folder, unless any path is allowed.
     """
     folder = place.folder.resolve()
     try:
         file = (folder / Path(name).expanduser()).resolve()
         exists = file.is_file()
-    except (OSError, ValueError, RuntimeError):  # too long, a null character, or circular links
+    except (OSError, ValueError, RuntimeError):  # path too long, null character, or circular links
         file, exists = folder / "?", False
     if place.takes_any_path:
         shown = str(file)
@@ -292,7 +292,7 @@ def _data(place: Workplace, name: str) -> str:
 
 
 def _home(home: Home) -> dict[str, Any]:
-    """Return the home's hubs, its last settings and its receipts, but no keys."""
+    """Return the home's hubs, its last settings and its receipts, without any keys."""
     receipts = home.receipts()
     last = home.settings()
     return {
@@ -326,19 +326,19 @@ def _receipt(receipt: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_known(home: Home, server: str) -> None:
-    """Reject a hub that was never joined from here.
+    """Reject a hub that was never joined from this home.
 
     Otherwise a viewer could make this machine connect to arbitrary addresses.
 
     Raises:
-        GymError: ``NOT_FOUND`` for a hub that was never joined from here.
+        GymError: ``NOT_FOUND`` for an unknown hub.
     """
     if all(pin.address != server for pin in with_account(home)):
         raise GymError(ErrorCode.NOT_FOUND, f"this machine has no account at {server}", "join it first")
 
 
 def _report(place: Workplace, command: str, server: str) -> dict[str, Any]:
-    """Return what a `gym-client` command reports of a hub.
+    """Return the report of a `gym-client` command about a hub.
 
     Raises:
         GymError: ``NOT_FOUND``; ``BUSY``; the error from the command.
@@ -356,7 +356,7 @@ def _report(place: Workplace, command: str, server: str) -> dict[str, Any]:
             raise
         if error.code is ErrorCode.DEADLINE_EXCEEDED:
             raise GymError(error.code, f"{server} does not answer", "is the hub running?") from error
-        # Use status 503 for all errors of the hub, since 401 and 403 would refer to the page's own login.
+        # All errors of the hub become status 503, since 401 and 403 would refer to the login of the page itself.
         raise GymError(ErrorCode.UNAVAILABLE, error.message, error.hint) from error
     finally:
         _reports.release()

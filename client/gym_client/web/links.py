@@ -1,4 +1,4 @@
-"""The routes of `gym-client ui` that make invites open by a click, as `gym-client install-links` does."""
+"""The HTTP routes of `gym-client ui` for opening invites with a click, like `gym-client install-links`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LinksRequest(StrictModel):
 
 
 def link_routes(home: Home, passphrase_file: Path | None) -> APIRouter:
-    """Create the routes ``/links``."""
+    """Create the routes under ``/links``."""
     router = APIRouter()
 
     def found() -> dict[str, Any]:
@@ -31,7 +31,7 @@ def link_routes(home: Home, passphrase_file: Path | None) -> APIRouter:
 
     @router.post("/links")
     def change(given: LinksRequest, visitor: Changing) -> dict[str, Any]:
-        """Register the links, or undo it."""
+        """Register the link handler, or remove it."""
         handler = link_handler_of(home, passphrase_file)
         if given.is_registered:
             handler.add()

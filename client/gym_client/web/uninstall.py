@@ -1,4 +1,4 @@
-"""The routes of `gym-client ui` that delete what the client wrote on this machine."""
+"""The HTTP routes of `gym-client ui` that delete what the client has written on this machine."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gym_fed.web.app import Changing, Looking
 
 class UninstallRequest(StrictModel):
     abandon: bool = False
-    """True to lose the accounts of hubs that were not left."""
+    """True to lose the accounts at hubs that were not left."""
 
 
 def uninstall_routes(place: Workplace, ended: Callable[[], None]) -> APIRouter:
-    """Create the routes ``/uninstall``; ``ended`` is called after everything is deleted, to end the page's server."""
+    """Create the routes under ``/uninstall``. ``ended`` is called after the deletion, to stop the page's server."""
     router = APIRouter()
 
     @router.get("/uninstall")
     def listed(visitor: Looking) -> dict[str, Any]:
-        """List what would be deleted, what stays, and the hubs that were not left."""
+        """List what would be deleted, what would stay, and the hubs that were not left."""
         home = Home.open(place.home)
         removal = client_files_of(home)
         return {
@@ -39,7 +39,7 @@ def uninstall_routes(place: Workplace, ended: Callable[[], None]) -> APIRouter:
 
     @router.post("/uninstall")
     def uninstall(given: UninstallRequest, visitor: Changing) -> Response:
-        """Delete the files like `gym-client uninstall --yes`."""
+        """Delete the files, like `gym-client uninstall --yes`."""
         home = Home.open(place.home)
         removal = client_files_of(home)
         removal.require_left(given.abandon)
