@@ -310,7 +310,7 @@ def _task(service: ServiceJob, user_home: Path) -> ServiceFile:
     content = f'<?xml version="1.0" encoding="UTF-16"?>\n{text}\n'
     start = [subprocess.list2cmdline(["schtasks", "/Create", "/TN", _NAME, "/XML", str(path)])]
     remove = [f"schtasks /Delete /TN {_NAME} /F"]
-    return ServiceFile(path, content.encode("utf-16"), content, start, remove, b"")  # needs no mark in the home
+    return ServiceFile(path, content.encode("utf-16"), content, start, remove, b"")  # unneeded in the home
 
 
 def _child(parent: ElementTree.Element, name: str, text: str | None = None) -> ElementTree.Element:
