@@ -1,11 +1,11 @@
-"""Account for the privacy cost of a sequence of noisy releases, with dp-accounting.
+"""Compute the privacy cost of a sequence of noisy releases with dp-accounting.
 
-Gaussian releases without sampling are equivalent to a single one, whose epsilon has a closed form (Balle and Wang 2018,
-theorem 8). If some are sampled, privacy loss distributions are used (Koskela et al. 2020; Doroshenko et al. 2022). They
-bound epsilon from above, up to the width of a grid. A discrete Gaussian on vectors has no one-dimensional privacy loss
-distribution, but its Renyi divergences are bounded by those of the Gaussian with the same variance (Canonne, Kamath,
-Steinke 2020, theorem 14). So if any release is discrete, Renyi divergences are used for all. They also give an
-upper bound, which is somewhat looser.
+Gaussian releases without sampling are equivalent to a single release, whose epsilon has a closed form (Balle and Wang
+2018, theorem 8). If some releases are sampled, privacy loss distributions are used (Koskela et al. 2020; Doroshenko et
+al. 2022). They bound epsilon from above, up to the width of a grid. A discrete Gaussian on vectors has no
+one-dimensional privacy loss distribution, but its Renyi divergences are bounded by those of the Gaussian with the same
+variance (Canonne, Kamath, Steinke 2020, theorem 14). If any release is discrete, Renyi divergences are therefore used
+for all releases. They also give an upper bound, which is somewhat looser.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 
 _GRID = 1e-4
-"""Width of the grid of privacy losses; dp-accounting's default."""
+"""Width of the grid of privacy losses; the default of dp-accounting."""
 _ROOT_ERROR = 1e-9
 """Added to the closed form, which dp-accounting solves to 1e-12, so that the result is an upper bound."""
 _MAX_CELLS = 1_000_000
-"""Maximum grid size. With very little noise (epsilon in the hundreds) a coarser grid stays within it, which loosens the
-bound by a relative 1e-6."""
+"""Maximum grid size. With very little noise (epsilon in the hundreds), a coarser grid is used to stay within it, which
+loosens the bound by a relative 1e-6."""
 _MAX_LOSS = 1e4
-"""Maximum privacy loss for the closed form; beyond it, rounding errors come near ``_ROOT_ERROR``."""
+"""Maximum privacy loss for the closed form; above it, rounding errors approach ``_ROOT_ERROR``."""
 _MAX_MULTIPLIER = 8192
-"""Maximum noise multiplier to search."""
+"""Maximum noise multiplier that is searched."""
 MAX_TARGET_EPSILON = 1000
-"""Maximum epsilon to find a noise multiplier for; it gives no privacy long before."""
+"""Maximum target epsilon for a noise multiplier; much smaller values already give no meaningful privacy."""
 
 
 class NoiseEvent(StrictModel):
-    """A noisy release, or ``count`` releases of one kind.
+    """A noisy release, or ``count`` releases with the same parameters.
 
-    ``noise_multiplier`` is the standard deviation of the noise divided by the L2 sensitivity. With a
-    ``sampling_probability`` q below one, each record took part independently with probability q (Poisson sampling;
+    ``noise_multiplier`` is the standard deviation of the noise divided by the L2 sensitivity. If
+    ``sampling_probability`` is q < 1, each record takes part independently with probability q (Poisson sampling;
     neighbouring data sets differ by adding or removing one record).
     """
 
@@ -55,12 +55,12 @@ def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
     """Return an upper bound on the epsilon of all events under adaptive composition.
 
     Args:
-        events: The releases; without any, epsilon is 0.
-        target_delta: In (0, 1).
+        events: The releases; epsilon is 0 if there are none.
+        target_delta: Delta, in (0, 1).
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a delta out of range, or noise too small to compute with;
-            ``MISSING_DEPENDENCY`` without dp-accounting.
+        GymError: ``CONFIG_INVALID`` for a delta out of range or noise that is too small to compute with;
+            ``MISSING_DEPENDENCY`` if dp-accounting is not installed.
     """
     _require_probability(target_delta)
     if not events:
@@ -84,7 +84,7 @@ def accountant_name(events: Sequence[NoiseEvent]) -> str:
 def noise_multiplier_for(
     target_epsilon: float, target_delta: float, *, sampling_probability: float = 1.0, count: int = 1
 ) -> float:
-    """Return the smallest noise multiplier, to 0.1%, with which ``count`` Gaussian releases stay within the target.
+    """Return the smallest noise multiplier, to 0.1%, at which ``count`` Gaussian releases stay within the target.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for a target that is not in (0, ``MAX_TARGET_EPSILON``], or if a noise multiplier
@@ -106,7 +106,7 @@ def noise_multiplier_for(
 
     low, high = 0.0, 1.0
     if sampling_probability == 1.0:
-        # Without it, the search would pass through multipliers that take minutes to account for.
+        # Without these bounds, the search would try multipliers whose accounting takes minutes.
         low, high = _bracket(target_epsilon, target_delta, count)
     while high <= _MAX_MULTIPLIER and cost(high) > target_epsilon:
         low, high = high, 2 * high
@@ -130,7 +130,7 @@ def _require_probability(target_delta: float) -> None:
 
 
 def _bracket(target_epsilon: float, target_delta: float, count: int) -> tuple[float, float]:
-    """Return bounds, 0.1% apart, of the noise multiplier of ``count`` Gaussian releases without sampling."""
+    """Return bounds, 0.1% apart, on the noise multiplier of ``count`` Gaussian releases without sampling."""
     _dp_accounting()
     from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 
@@ -139,10 +139,10 @@ def _bracket(target_epsilon: float, target_delta: float, count: int) -> tuple[fl
 
 
 def _collected(events: Sequence[NoiseEvent]) -> tuple[NoiseEvent, ...]:
-    """Group equal events, and combine the unsampled ones of a mechanism into one equivalent event.
+    """Group equal events, and combine all unsampled events of a mechanism into one equivalent event.
 
-    Releases with multipliers z_i, even if chosen adaptively, are equivalent to one with multiplier (sum z_i^-2)^(-1/2):
-    Dong, Roth and Su 2022, "Gaussian Differential Privacy", corollary 3.3.
+    Releases with multipliers z_i, even if chosen adaptively, are equivalent to one release with multiplier (sum
+    z_i^-2)^(-1/2): Dong, Roth and Su 2022, "Gaussian Differential Privacy", corollary 3.3.
     """
     counts: dict[tuple[Any, ...], int] = {}
     precision = {"gaussian": 0.0, "discrete_gaussian": 0.0}
@@ -196,7 +196,7 @@ def _epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
 
 
 def _is_one_whole_gaussian(events: tuple[NoiseEvent, ...]) -> bool:
-    """True if the closed form applies and is exact enough."""
+    """Return True if the closed form applies and is accurate enough."""
     kinds = [(event.mechanism, event.sampling_probability) for event in events]
     return kinds == [("gaussian", 1.0)] and _widest_loss(events) <= _MAX_LOSS
 

@@ -1,13 +1,13 @@
-"""Clip updates onto an integer lattice with an exact L2 bound, and adapt the clipping norm.
+"""Clip updates to an integer lattice with an exact L2 bound, and adapt the clipping norm.
 
-A clipped value is divided by the lattice's step and truncated towards zero. This never makes a vector longer, so the
-norm of the integers is at most the clip. Rounding to nearest would cost a factor sqrt(d).
+A clipped value is divided by the step of the lattice and truncated towards zero. Truncation never makes a vector
+longer, so the norm of the integers is at most the clipping norm. Rounding to nearest would cost a factor sqrt(d).
 
 The clipping norm can follow a quantile of the updates' norms, which is estimated privately (Andrew et al. 2021,
 "Differentially Private Learning with Adaptive Clipping", arXiv:1905.03871, algorithm 1). Every update reports whether
-it is within the norm, the hub gets the count with noise, and the norm moves a geometric step towards the target
-quantile. A contributor reports +1/2 or -1/2. One that is zeroed out reports neither, although it is among the public n,
-so the sensitivity is 1/2.
+its norm is within the clipping norm. The hub gets the noisy count, and the clipping norm moves a geometric step towards
+the target quantile. A contributor reports +1/2 or -1/2. One that is zeroed out reports neither, although it is counted
+in the public n, so the sensitivity is 1/2.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.privacy.noise import NoiseSource
 
 UNITS = 1 << 20
-"""The clipping norm in steps of the lattice."""
+"""The clipping norm as a number of lattice steps."""
 
 GUARD = 1.0 - 1e-6
-"""Factor by which clips stay below the bound, so that the last bits of a float64 norm cannot exceed it."""
+"""Factor by which clipped norms stay below the bound, so that float64 rounding errors in a norm cannot exceed it."""
 
 Integers: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -36,17 +36,17 @@ Floats: TypeAlias = NDArray[np.float64]
 def scale_factors(
     norms: Sequence[Sequence[float]], clipping_norm: float, per_layer: bool, *, lengthen: bool = False
 ) -> Floats:
-    """Compute the factor that clips each tensor of each update, in lattice steps.
+    """Compute the factors, in lattice steps, that clip each tensor of each update.
 
     Args:
-        norms: L2 norms of the L tensors that an update may contain, for each of n updates; NaN or infinite if a norm
-            overflows float64, and the update then counts as zero.
+        norms: L2 norms of the L tensors that an update may contain, for each of n updates. NaN or infinite if a norm
+            overflows float64; the whole update then counts as zero.
         clipping_norm: The bound, C.
-        per_layer: Clip each tensor to ``C / sqrt(L)`` instead of the entire update to C.
-        lengthen: Also scale shorter ones up to the bound.
+        per_layer: Clip each tensor to ``C / sqrt(L)`` instead of the whole update to C.
+        lengthen: Also scale shorter updates or tensors up to the bound.
 
     Returns:
-        ``[n, L]`` float64.
+        The factors, ``[n, L]`` float64.
     """
     tensor_norms = np.asarray(norms, dtype=np.float64).reshape(len(norms), -1)
     if per_layer:
@@ -62,25 +62,26 @@ def scale_factors(
 
 
 def whole_norm(norms: Sequence[float] | Floats) -> float:
-    """L2 norm of a vector, from the norms of its parts."""
+    """Return the L2 norm of a vector, given the norms of its parts."""
     return math.sqrt(math.fsum(float(norm) ** 2 for norm in norms))
 
 
 def on_lattice(values: NDArray[np.floating], factors: Floats) -> Integers:
-    """Scale rows and truncate towards zero: ``[n, k]`` floats and ``[n]`` factors to ``[n, k]`` int64."""
+    """Scale rows and truncate towards zero: ``[n, k]`` floats and ``[n]`` factors give ``[n, k]`` int64."""
     with np.errstate(invalid="ignore"):
         scaled = values.astype(np.float64) * factors[:, None]
     scaled[factors == 0.0] = 0.0  # overflowed values count as zero
     np.trunc(scaled, out=scaled)
-    if not bool((np.abs(scaled) <= UNITS).all()):  # NaN fails too
+    if not bool((np.abs(scaled) <= UNITS).all()):  # also catches NaN
         raise _beyond()
     return scaled.astype(np.int64)
 
 
 class Ruler:
-    """Measures the squared norms of the lattice integers per update, and enforces the bound.
+    """Measures the squared norms of the lattice integers of each update, and enforces the bound.
 
-    The factors guarantee the bound. If it were exceeded, so would the sensitivity, and nothing could be released.
+    The factors already guarantee the bound. If it were exceeded, the sensitivity would be wrong, so nothing is
+    released.
     """
 
     def __init__(self, updates: int) -> None:
@@ -88,15 +89,15 @@ class Ruler:
         self._total = np.zeros(updates, dtype=np.int64)
 
     def begin(self, name: str) -> None:
-        """Start measuring a tensor at its first value; repeating a tensor restarts it."""
+        """Start measuring a tensor before its first value; a repeated tensor is measured again from the start."""
         self._total -= self._squares.pop(name, 0)
         self._squares[name] = np.zeros_like(self._total)
 
     def add(self, name: str, integers: Integers) -> None:
-        """Measure a block ``[n, k]`` of a tensor, with values of at most ``UNITS``.
+        """Measure a block of a tensor, ``[n, k]`` integers of magnitude at most ``UNITS``.
 
         Raises:
-            GymError: ``INTERNAL`` as soon as an update is over the bound.
+            GymError: ``INTERNAL`` as soon as an update exceeds the bound.
         """
         squares = np.square(integers).sum(axis=1)
         self._squares[name] += squares
@@ -106,7 +107,7 @@ class Ruler:
 
     @property
     def squares(self) -> Integers:
-        """``[n]`` squared norms measured so far."""
+        """The squared norms measured so far, ``[n]``."""
         return self._total.copy()
 
 
@@ -119,13 +120,13 @@ def _beyond() -> GymError:
 
 
 _UNITS = 1 << 20
-"""Lattice steps per update in the count of updates, so that its noise has a lattice too."""
+"""Lattice steps per update in the count of updates, so that the count's noise is also on a lattice."""
 
 STREAM = "count"
 
 
 def noise_left(noise_multiplier: float, adaptive: AdaptiveClipping | None) -> float:
-    """The noise multiplier of the sum at which sum and count together cost as much as ``noise_multiplier``.
+    """Return the noise multiplier at which sum and count together cost as much as ``noise_multiplier`` alone.
 
     Theorem 1 of the paper: ``z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)``.
     """
@@ -142,10 +143,10 @@ def next_norm(
 
     Args:
         clipping_norm: Clipping norm of this round.
-        within: Exact number of updates within it; the noise is added here.
-        updates: Number of updates; public.
-        adaptive: Quantile, step and noise.
-        noise: Noise of the round.
+        within: Exact number of updates whose norm is within the clipping norm; noise is added to it here.
+        updates: Number of updates, which is public.
+        adaptive: Settings for the quantile, step and noise.
+        noise: Noise source of the round.
     """
     halves = within * _UNITS - updates * (_UNITS // 2)
     drawn = int(noise.rounded_gaussian(adaptive.count_noise_std * _UNITS, 1, STREAM)[0])

@@ -1,18 +1,19 @@
-"""Exactly sampled integer noise from a cryptographic stream, independent of floating-point rounding.
+"""Sample exact integer noise from a cryptographic stream, independent of floating-point rounding.
 
-Adding ``numpy.random.normal`` to a sum of floats is not private: the generator can be predicted, and the set of
-possible float results reveals the sum (Mironov 2012, "On Significance of the Least Significant Bits for Differential
-Privacy"). Here sums are integers on a lattice, and so is the noise:
+Adding ``numpy.random.normal`` to a sum of floats is not private: the generator is predictable, and the set of possible
+float results reveals the sum (Mironov 2012, "On Significance of the Least Significant Bits for Differential Privacy").
+Here, both the sums and the noise are integers on a lattice:
 
-* ``rounded_gaussian`` is a normal variable rounded to the nearest integer. Added to an integer it equals the integer
-  plus the normal variable, rounded: post-processing of the Gaussian mechanism, whose privacy bound applies.
+* ``rounded_gaussian`` is a normal variable rounded to the nearest integer. The sum with an integer equals the sum with
+  the normal variable, rounded: a post-processing of the Gaussian mechanism, whose privacy bound applies.
 * ``discrete_gaussian`` has probability proportional to exp(-k^2 / 2 sigma^2) at each integer k (Canonne, Kamath,
-  Steinke 2020, arXiv:2004.00010); its concentrated-DP bound is that of the Gaussian of the same variance (theorem
+  Steinke 2020, arXiv:2004.00010). Its concentrated-DP bound is that of the Gaussian with the same variance (theorem
   14 there).
 
-Both invert a uniform number of which 64 bits are drawn. Floats decide only if their error, generously bounded, cannot
-change the result. Otherwise (a few in a million draws) more bits are drawn, and mpmath decides at sufficient precision.
-The same seed gives the same noise on every machine, however the draws are split into calls.
+Both invert the distribution at a uniform number, of which 64 bits are drawn at first. A float result is used only if
+its error, generously bounded, cannot change the integer. Otherwise (a few in a million draws), more bits are drawn, and
+mpmath computes the result with sufficient precision. The same seed gives the same noise on every machine, however the
+draws are split into calls.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gym_fed.core.lazy import torch
 
 SEED_BYTES = 32
 MAX_STD = 2.0**32
-"""Maximum standard deviation; above it the float filter would leave too many draws to mpmath."""
+"""Maximum standard deviation; above it, too many draws would need mpmath."""
 
 _CHUNK = 1 << 16
 _EXTRA_BITS = 192
@@ -40,10 +41,10 @@ _TOLERANCE = 1e-12
 
 
 class NoiseSource:
-    """Independent noise streams from one secret seed.
+    """Independent noise streams that are derived from one secret seed.
 
     Args:
-        seed: 32 unpredictable bytes, ``os.urandom(32)``. Anybody who knows them can remove the noise.
+        seed: 32 unpredictable bytes, such as ``os.urandom(32)``. Anybody who knows them can remove the noise.
     """
 
     def __init__(self, seed: bytes) -> None:
@@ -53,12 +54,12 @@ class NoiseSource:
         self._streams: dict[tuple[str, Any, str], _Buffered] = {}
 
     def rounded_gaussian(self, std: float, count: int, stream: str) -> np.ndarray:
-        """The next ``count`` draws of N(0, std^2) rounded to integers, ``[count]`` int64.
+        """Return the next ``count`` draws of N(0, std^2), rounded to integers, ``[count]`` int64.
 
         Args:
             std: Standard deviation before rounding, at most 2^32.
             count: Number of draws.
-            stream: Name of the stream; noise of different names is independent.
+            stream: Name of the stream; streams with different names are independent.
         """
         if not 0 < std <= MAX_STD:
             raise GymError(
@@ -69,7 +70,7 @@ class NoiseSource:
         return self._take(("gaussian", float(std), stream), lambda bits: _rounded_gaussian(bits, std), count)
 
     def discrete_gaussian(self, variance: int, count: int, stream: str) -> np.ndarray:
-        """The next ``count`` draws of the discrete Gaussian whose sigma^2 is ``variance``, ``[count]`` int64."""
+        """Return the next ``count`` draws of the discrete Gaussian with sigma^2 = ``variance``, ``[count]`` int64."""
         if not 1 <= variance <= int(MAX_STD) ** 2 >> 16:
             raise GymError(ErrorCode.USAGE, f"a variance of {variance} is outside [1, 2^48]")
         return self._take(
@@ -85,14 +86,14 @@ class NoiseSource:
 
 
 class _Bits:
-    """Uniform bits: AES-256 in counter mode under a key derived from seed and name."""
+    """A stream of uniform bits: AES-256 in counter mode with a key derived from the seed and the stream's name."""
 
     def __init__(self, seed: bytes, name: str) -> None:
         key = HKDF(SHA256(), 32, salt=b"gym-noise-1", info=name.encode()).derive(seed)
         self._stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
     def words(self, count: int) -> np.ndarray:
-        """``[count]`` uint64."""
+        """Return the next ``count`` words, ``[count]`` uint64."""
         return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
 
     def integer(self, bits: int) -> int:
@@ -100,7 +101,7 @@ class _Bits:
 
 
 class _Buffered:
-    """Draws in fixed-size chunks, so that the numbers do not depend on the sizes of requests."""
+    """A stream that draws in fixed-size chunks, so that the numbers do not depend on the sizes of requests."""
 
     def __init__(self, bits: _Bits, sample: Callable[[_Bits], np.ndarray]) -> None:
         self._bits, self._sample = bits, sample
@@ -118,7 +119,7 @@ class _Buffered:
 
 
 def _rounded_gaussian(bits: _Bits, std: float) -> np.ndarray:
-    """Draw a chunk: the top bit is the sign, the others start a uniform p in [0, 1/2), the tail probability."""
+    """Draw a chunk. The top bit of a word is the sign; the rest is a uniform p in [0, 1/2), the tail probability."""
     words = bits.words(_CHUNK)
     negative, tail = (words >> np.uint64(63)).astype(bool), words & np.uint64(2**63 - 1)
     low = _quantile(tail.astype(np.float64) + 1.0) * std
@@ -132,13 +133,13 @@ def _rounded_gaussian(bits: _Bits, std: float) -> np.ndarray:
 
 
 def _quantile(tail: np.ndarray) -> np.ndarray:
-    """The z that a normal variable exceeds with probability tail / 2^64, ``[n]`` float64; infinite at 0."""
+    """Return the z that a normal variable exceeds with probability tail / 2^64, ``[n]`` float64; infinite at 0."""
     quantiles: np.ndarray = torch.special.ndtri(torch.from_numpy(tail * 2.0**-64)).numpy()
     return -quantiles
 
 
 def _settled_gaussian(tail: int, std: float, least: int, bits: _Bits) -> int:
-    """The integer m with Q((m + 1/2) / std) <= p < Q((m - 1/2) / std), drawing as many bits of p as needed."""
+    """Return the integer m with Q((m + 1/2) / std) <= p < Q((m - 1/2) / std), drawing as many bits of p as needed."""
     import mpmath
 
     return _settled(
@@ -151,14 +152,14 @@ def _settled_gaussian(tail: int, std: float, least: int, bits: _Bits) -> int:
 
 
 def _settled(begun: int, length: int, value: int, edge: Callable[[int], Any], bits: _Bits) -> int:
-    """The smallest integer from ``value`` on whose ``edge`` does not exceed a uniform number.
+    """Return the smallest integer, starting from ``value``, whose ``edge`` does not exceed a uniform number.
 
     Args:
-        begun: First bits of the uniform number.
+        begun: The first bits of the uniform number.
         length: Number of bits in ``begun``; more are drawn as needed.
-        value: An integer that is at most the result.
-        edge: A function from an integer to a probability, decreasing, at mpmath's current precision.
-        bits: Source of more bits.
+        value: An integer that is not above the result.
+        edge: A decreasing function from an integer to a probability, computed at mpmath's current precision.
+        bits: Source of further bits.
     """
     import mpmath
 
@@ -175,9 +176,9 @@ def _settled(begun: int, length: int, value: int, edge: Callable[[int], Any], bi
 
 
 def _discrete_gaussian(bits: _Bits, variance: int) -> np.ndarray:
-    """Draw a chunk by rejection from a discrete Laplace variable of scale t (algorithm 3 of the paper).
+    """Draw a chunk by rejection sampling from a discrete Laplace variable of scale t (algorithm 3 of the paper).
 
-    ``floor(t E)`` for a standard exponential E is geometric with ratio exp(-1/t), exactly.
+    For a standard exponential variable E, ``floor(t E)`` is exactly geometric with ratio exp(-1/t).
     """
     scale = int(np.sqrt(variance)) + 1
     draws = bits.words(2 * _CHUNK).reshape(2, _CHUNK)
@@ -197,20 +198,20 @@ def _discrete_gaussian(bits: _Bits, variance: int) -> np.ndarray:
     accepted = uniform + margin < chance
     for index in np.flatnonzero(np.abs(uniform - chance) <= margin):
         accepted[index] = _settled_chance(int(draws[1][index]), int(size[index]), scale, variance, bits)
-    accepted &= ~(negative & (size == 0))  # zero has one sign
+    accepted &= ~(negative & (size == 0))  # zero must not be counted twice, as +0 and -0
     accepted_draws: np.ndarray = np.where(negative, -size, size)[accepted].astype(np.int64)
     return accepted_draws
 
 
 def _settled_geometric(first: int, scale: int, least: int, bits: _Bits) -> int:
-    """The m with exp(-(m + 1) / scale) <= u < exp(-m / scale), drawing as many bits of u as needed."""
+    """Return the m with exp(-(m + 1) / scale) <= u < exp(-m / scale), drawing as many bits of u as needed."""
     import mpmath
 
     return _settled(first, 63, least, lambda m: mpmath.exp(-mpmath.mpf(m + 1) / scale), bits)
 
 
 def _settled_chance(uniform: int, size: int, scale: int, variance: int, bits: _Bits) -> bool:
-    """True if a uniform number, drawn to as many bits as needed, is below the acceptance probability."""
+    """Return True if a uniform number, drawn to as many bits as needed, is below the acceptance probability."""
     import mpmath
 
     with mpmath.workprec(_PRECISION_BITS):

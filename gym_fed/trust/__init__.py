@@ -1,1 +1,1 @@
-"""Identities, signatures, ledger entries and wire messages."""
+"""Identities, signatures, the hub's ledger and wire messages."""

@@ -1,4 +1,4 @@
-"""Messages of contributors and hub in a secure round, as strict JSON."""
+"""Messages between contributors and hub in a secure round, as strictly validated JSON."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, contrib
 ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK = "advertise", "share", "train", "confirm", "unmask"
 STAGES = (ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK)
 RECORD = "secure"
-"""Name of the config record, with one key ``json``, that carries these messages."""
+"""Name of the config record that contains these messages, under the single key ``json``."""
 ACTIONS = {ADVERTISE: "advertise_keys", SHARE: "share_keys", CONFIRM: "confirm", UNMASK: "unmask"}
-"""Flower's query action of each stage except training, which is Flower's own ``train``."""
+"""Flower's query action for each stage, except for training, which uses Flower's own ``train``."""
 
 MAX_CONTRIBUTORS = 400
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Id = Annotated[str, Field(pattern=f"^{CONTRIBUTOR_PATTERN}$")]
 ShareCommitments = tuple[Key, Key]
-"""Commitments to the shares of a seed and of a mask key, for their holder."""
+"""Commitments to the shares of a seed and of a mask key for one holder."""
 T = TypeVar("T", bound=StrictModel)
 Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=1024)]
 
 
 class Advert(StrictModel):
-    """One contributor's public keys for one round."""
+    """The public keys of one contributor for one round."""
 
     format: Literal["gym-secagg-1", "gym-secagg-2"] = "gym-secagg-2"
     server: str = Field(max_length=64)
     server_round: int = Field(ge=1)
     threshold: int = Field(ge=2)
     public_key: Key
-    """The signing key; its hash is the contributor's id in the round, so that no list of names is needed."""
+    """The signing key. Its hash is the contributor's id in the round, so no separate list of ids is needed."""
     mask_key: Key
     cipher_key: Key
     seed_commitment: Key
     task: Key | None = None
-    """``task_digest`` of the task that its owner received; None in ``gym-secagg-1``, whose rounds can only be
+    """``task_digest`` of the task that the owner received; None in ``gym-secagg-1``, of which rounds can only be
     replayed."""
 
     @property
@@ -54,7 +54,7 @@ class Advert(StrictModel):
 
 
 class SignedAdvert(StrictModel):
-    """An advert signed by its owner's Ed25519 key."""
+    """An advert, signed with its owner's Ed25519 key."""
 
     advert: Advert
     signature: Signature
@@ -64,9 +64,9 @@ class SignedAdvert(StrictModel):
         return cls(advert=advert, signature=key.sign(advert.model_dump(mode="json")).hex())
 
     def verify(self, server: str, server_round: int, threshold: int) -> None:
-        """Raise ``SIGNATURE_INVALID`` unless its owner signed it for this hub, round and threshold.
+        """Raise ``SIGNATURE_INVALID`` unless the owner signed it for this hub, round and threshold.
 
-        Its keys must also be able to share a secret: one bad key would end the round for everybody who receives it.
+        The keys must also be able to share a secret, since a single bad key would end the round for all who receive it.
         """
         advert = self.advert
         claimed = (advert.server, advert.server_round, advert.threshold)
@@ -85,26 +85,26 @@ class SignedAdvert(StrictModel):
 
 
 class Participants(StrictModel):
-    """Hub to contributor, stage share: the contributors that started."""
+    """Hub to contributor, stage share: the adverts of the contributors that started."""
 
     adverts: list[SignedAdvert] = Field(max_length=MAX_CONTRIBUTORS)
 
     @property
     def digest(self) -> str:
-        """Digest of one run of a round, for which the keys were generated."""
+        """The digest that identifies one run of a round, since keys are generated for each run."""
         return canonical_digest(self.model_dump(mode="json"))
 
     def of(self) -> dict[str, Advert]:
-        """Adverts by contributor id."""
+        """Return the adverts by contributor id."""
         return {signed.advert.contributor: signed.advert for signed in self.adverts}
 
 
 class SealedShares(StrictModel):
-    """Contributor to hub, stage share: a sealed pair of shares per other contributor, by id."""
+    """Contributor to hub, stage share: a sealed pair of shares for each other contributor, by id."""
 
     sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
     commitments: dict[Id, ShareCommitments] = Field(max_length=MAX_CONTRIBUTORS)
-    """Commitments to the shares of all participants, including itself; see ``share_commitment``."""
+    """The commitments to the shares of all participants, including the sender; see ``share_commitment``."""
     signature: Signature
 
     @classmethod
@@ -119,10 +119,10 @@ class SealedShares(StrictModel):
         return cls(sealed=sealed, commitments=commitments, signature=signature)
 
     def verify(self, dealer: Advert, participants: Participants) -> None:
-        """Check that every other contributor gets a sealed pair, and the dealer's commitments to them.
+        """Check that every other contributor gets a sealed pair, and check the dealer's commitments to the pairs.
 
         Raises:
-            GymError: ``UPDATE_REFUSED``, ``SIGNATURE_INVALID``.
+            GymError: ``UPDATE_REFUSED`` or ``SIGNATURE_INVALID``.
         """
         everybody = {*participants.of()}
         if {*self.sealed} != everybody - {dealer.contributor} or {*self.commitments} != everybody:
@@ -135,22 +135,21 @@ class SealedShares(StrictModel):
 
 
 class Masking(StrictModel):
-    """Hub to contributor, stage train: the receiver's sealed shares by sender. The senders and the receiver mask
-    votes."""
+    """Hub to contributor, stage train: the receiver's sealed shares, by sender. Senders and receiver mask votes."""
 
     sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
     commitments: dict[Id, ShareCommitments] = Field(max_length=MAX_CONTRIBUTORS)
-    """Each sender's commitments to its pair in ``sealed``, as sent to the hub."""
+    """Each sender's commitments to its pair of shares in ``sealed``, as it sent them to the hub."""
 
 
 class Survivors(StrictModel):
-    """Hub to contributor, stage confirm: the contributors whose masked votes the hub has."""
+    """Hub to contributor, stage confirm: the ids of the contributors whose masked votes the hub has received."""
 
     survivors: list[Id] = Field(max_length=MAX_CONTRIBUTORS)
 
 
 class Confirmation(StrictModel):
-    """Contributor to hub, stage confirm: a signature over that list and the digest of the participants."""
+    """Contributor to hub, stage confirm: a signature over the list of survivors and the digest of the participants."""
 
     signature: Signature
 
@@ -159,20 +158,20 @@ class Confirmation(StrictModel):
         return cls(signature=key.sign(_confirmed(survivors, participants)).hex())
 
     def verify(self, advert: Advert, survivors: Sequence[str], participants: Participants) -> None:
-        """Raise ``SIGNATURE_INVALID`` unless the advert's owner signed this list in this run of the round."""
+        """Raise ``SIGNATURE_INVALID`` unless the advert's owner signed this list for this run of the round."""
         signed = _confirmed(survivors, participants)
         verify_signature(bytes.fromhex(advert.public_key), signed, bytes.fromhex(self.signature))
 
 
 class Unmasking(StrictModel):
-    """Hub to contributor, stage unmask: the list of survivors again, with its signatures."""
+    """Hub to contributor, stage unmask: the list of survivors again, with the signatures over it."""
 
     survivors: list[Id] = Field(max_length=MAX_CONTRIBUTORS)
     confirmations: dict[Id, Confirmation] = Field(max_length=MAX_CONTRIBUTORS)
 
 
 class Revealed(StrictModel):
-    """Contributor to hub, stage unmask: shares of the survivors' seeds, and of the others' mask keys."""
+    """Contributor to hub, stage unmask: shares of the survivors' seeds and of the other participants' mask keys."""
 
     seeds: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
     mask_keys: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
@@ -188,15 +187,15 @@ def _dealt(commitments: dict[str, ShareCommitments], participants: Participants)
 
 
 def check_confirmed(request: Unmasking, participants: Participants, threshold: int) -> None:
-    """Check that ``threshold`` contributors signed the same survivors for these participants.
+    """Check that ``threshold`` contributors have signed the same survivors for these participants.
 
     A contributor signs one list of survivors per run. While the threshold is more than half of the participants, no two
-    lists can collect that many signatures. Without this check a hub could name different survivors to each contributor,
-    and learn the sum of fewer votes than the threshold from shares that were not meant for the same sum. The
-    participants' keys are generated for one run, so a signature from a different run of the round does not count.
+    lists can collect enough signatures. Without this check, a hub could send different survivors to each contributor.
+    From shares that were meant for different sums, it could learn a sum of fewer votes than the threshold. The
+    participants' keys are generated for one run, so a signature from another run of the round does not count.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``.
+        GymError: ``SIGNATURE_INVALID`` or ``UPDATE_REFUSED``.
     """
     adverts = participants.of()
     for signer, confirmation in request.confirmations.items():
@@ -212,10 +211,10 @@ def check_confirmed(request: Unmasking, participants: Participants, threshold: i
 
 
 def parse(kind: type[T], text: object) -> T:
-    """Read a message strictly.
+    """Parse a message with strict validation.
 
     Raises:
-        GymError: ``UPDATE_REFUSED`` naming the first invalid field.
+        GymError: ``UPDATE_REFUSED`` with the first invalid field.
     """
     try:
         return kind.model_validate_json(text if isinstance(text, str) else "null")
@@ -225,10 +224,11 @@ def parse(kind: type[T], text: object) -> T:
 
 
 def check_majority(threshold: int, began: int) -> None:
-    """Raise ``UPDATE_REFUSED`` for a round in which a hub could send two groups different lists of survivors.
+    """Raise ``UPDATE_REFUSED`` if the hub could send different lists of survivors to two groups of contributors.
 
-    To learn a contributor's votes, a hub must list it as a survivor to ``threshold`` contributors and as dropped out to
-    ``threshold`` others. No two such groups exist as long as the threshold is more than half.
+    To learn the votes of one contributor, a hub must list it as a survivor to ``threshold`` contributors, and as
+    dropped out to ``threshold`` others. No two such groups exist while the threshold is more than half of the
+    contributors.
     """
     if began < threshold:
         raise GymError(
@@ -245,25 +245,25 @@ def check_majority(threshold: int, began: int) -> None:
 
 
 def task_digest(spec: TaskSpec) -> str:
-    """Digest of the task of a secure round, without its deadline.
+    """Compute the digest of a secure round's task, without its deadline.
 
     It covers the hub, the round, base model, version and soups, the recipe with its seed, the codec, the size limit and
-    the threshold. It omits ``deadline_seconds``, since no vote depends on it and a hub may change it.
+    the threshold. ``deadline_seconds`` is omitted, since no vote depends on it and a hub may change it.
 
     Returns:
-        Hex sha256 of the canonical JSON.
+        The hex SHA-256 of the canonical JSON.
     """
     return canonical_digest({"gym-secagg-2 task": spec.model_dump(mode="json", exclude={"deadline_seconds"})})
 
 
 def check_tasks(participants: Sequence[SignedAdvert], task: str) -> None:
-    """Check that every participant signed the same task; the caller has verified the signatures.
+    """Check that all participants signed the same task. The caller must have verified the signatures.
 
-    A hub that gives one participant a different model, learning rate or data seed could learn that participant's
+    If a hub gave one participant a different model, learning rate or data seed, it could learn that participant's
     contribution from the sum.
 
     Raises:
-        GymError: ``TASKS_DIFFER`` naming the participants with a different task.
+        GymError: ``TASKS_DIFFER`` with the participants that have a different task.
     """
     others = sorted(signed.advert.contributor for signed in participants if signed.advert.task != task)
     if others:
@@ -278,10 +278,10 @@ def check_tasks(participants: Sequence[SignedAdvert], task: str) -> None:
 def check_participants(
     participants: Sequence[SignedAdvert], server: str, server_round: int, threshold: int, task: str
 ) -> None:
-    """Check that participants are unique and sorted by id, with signed keys, for one task.
+    """Check that participants are unique and sorted by id, that their keys are signed, and that their tasks agree.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``, ``TASKS_DIFFER``.
+        GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED`` or ``TASKS_DIFFER``.
     """
     ids = [signed.advert.contributor for signed in participants]
     if ids != sorted(set(ids)):

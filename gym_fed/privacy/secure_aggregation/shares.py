@@ -1,8 +1,8 @@
-"""Shamir's secret sharing: any ``threshold`` shares restore a secret, fewer reveal nothing.
+"""Shamir's secret sharing: any ``threshold`` shares restore a secret, while fewer shares reveal nothing.
 
-This is the only module that uses a part of Flower's own secure aggregation (``crypto.shamir``, pycryptodome's sharing
-over GF(2^128)). The rest of it is not used: its masks come from numpy's Mersenne Twister seeded with 32 bits, its keys
-are not signed, and its state lives in memory.
+This is the only module that uses a part of Flower's secure aggregation: ``crypto.shamir``, which is pycryptodome's
+sharing over GF(2^128). The other parts are not used: the masks come from numpy's Mersenne Twister with a 32-bit seed,
+the keys are not signed, and the state is only in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 
 def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Split a secret into ``count`` shares; each contains its index."""
+    """Split a secret into ``count`` shares. Each share contains its index."""
     return [bytes(share) for share in create_shares(secret, threshold, count)]
 
 
@@ -24,18 +24,18 @@ def join_secret(
 ) -> bytes:
     """Restore the secret that ``is_right`` accepts, from shares that match their commitments.
 
-    Only the first ``threshold`` shares are tried: forged shares were already detected by the dealer's commitments, so
+    Only the first ``threshold`` shares are tried. Forged shares were already detected with the dealer's commitments, so
     if these shares do not restore the secret, the dealer did not split it correctly.
 
     Args:
         shares: Shares from different contributors, each checked against its ``share_commitment``.
-        threshold: Number of shares needed.
-        is_right: Returns True if the secret matches the dealer's published value.
-        dealer: Id of the secret's owner, for error messages.
+        threshold: Number of shares that are needed.
+        is_right: Returns True if the secret matches the value that the dealer published.
+        dealer: Id of the contributor who owns the secret, for error messages.
         what: Name of the secret, for error messages.
 
     Raises:
-        GymError: ``ROUND_ABORTED`` if the shares are too few, or do not restore the secret.
+        GymError: ``ROUND_ABORTED`` if there are too few shares, or if they do not restore the secret.
     """
     if len(shares) < threshold:
         raise GymError(

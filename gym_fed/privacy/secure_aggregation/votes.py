@@ -1,8 +1,8 @@
-"""Sign votes as a file of masked integers, and their sum modulo 2^k.
+"""Sign votes as a file of masked integers, and the sum of such files modulo 2^k.
 
-A vote is the sign of a coordinate of the decoded update: 1, -1, or 0, an abstention (a tensor that the update lacks, or
-a dense zero). Bits of ``bitdelta`` are votes without conversion. With n voters a sum lies in [-n, n]; numbers modulo
-2^k have room for it and for ``fold`` if 2^k is at least 4n.
+A vote is the sign of one coordinate of the decoded update: 1, -1, or 0 for an abstention (a tensor that the update
+lacks, or a dense zero). The bits of ``bitdelta`` are votes without conversion. With n voters, a sum is in [-n, n].
+Numbers modulo 2^k have room for it, and for ``fold``, if 2^k is at least 4n.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 MAGIC = b"gymvotes"
 HEADER_BYTES = 24
 PIECE = 1 << 20
-"""Maximum coordinates in memory; a multiple of eight."""
+"""Maximum number of coordinates in memory at a time; a multiple of eight."""
 
 
 def bits_for(voters: int) -> int:
-    """k, the number of bits per masked coordinate.
+    """Return k, the number of bits per masked coordinate.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for too many voters for 16 bits.
+        GymError: ``CONFIG_INVALID`` if there are too many voters for 16 bits.
     """
     bits = (4 * voters - 1).bit_length()
     if bits > MAX_BITS:
@@ -47,12 +47,12 @@ def bits_for(voters: int) -> int:
 
 
 def masked_bytes(spec: BaseSpec, bits: int) -> int:
-    """Size of a file of masked votes; every tensor is padded to a multiple of eight coordinates."""
+    """Return the size in bytes of a file of masked votes; each tensor is padded to a multiple of eight coordinates."""
     return HEADER_BYTES + sum(_groups(math.prod(shape)) * bits for shape in spec.shapes.values())
 
 
 def write_masked(delta: DeltaFile, spec: BaseSpec, masks: Sequence[Mask], bits: int, path: Path) -> None:
-    """Write the masked votes of an update to ``path``, atomically."""
+    """Write the masked votes of an update to ``path`` atomically."""
     stream = MaskSum(masks, bits)
     with atomic_file(path, mode=0o600) as file:
         file.write(_header(bits, spec))
@@ -66,7 +66,7 @@ def write_masked(delta: DeltaFile, spec: BaseSpec, masks: Sequence[Mask], bits: 
 
 
 def signs(delta: DeltaFile, name: str, spec: BaseSpec) -> NDArray[np.int8]:
-    """The votes of one tensor, flattened to ``[size]`` int8."""
+    """Return the votes of one tensor, flattened to ``[size]`` int8."""
     if name not in delta:
         return np.zeros(math.prod(spec.shapes[name]), np.int8)
     decoded = delta.decode(name).sign().reshape(-1)
@@ -76,10 +76,10 @@ def signs(delta: DeltaFile, name: str, spec: BaseSpec) -> NDArray[np.int8]:
 
 
 def check_masked(path: Path, spec: BaseSpec, bits: int) -> None:
-    """Check that a file has the layout of masked votes for this base and width; its content cannot be checked.
+    """Check that a file has the layout of masked votes for this base and width. Its content cannot be checked.
 
     Raises:
-        GymError: ``UPDATE_REFUSED``.
+        GymError: ``UPDATE_REFUSED`` otherwise.
     """
     size, expected = path.stat().st_size, masked_bytes(spec, bits)
     with path.open("rb") as file:
@@ -96,18 +96,19 @@ def check_masked(path: Path, spec: BaseSpec, bits: int) -> None:
 def sum_masked(
     paths: Sequence[Path], spec: BaseSpec, masks: Sequence[Mask], bits: int
 ) -> Iterator[tuple[str, NDArray[np.int16]]]:
-    """Sum the files and ``masks``, tensor by tensor in order of name.
+    """Sum the files and the ``masks``, tensor by tensor in order of name.
 
-    The sum may have any value, since masked content cannot be checked: call ``require_votes`` or ``fold`` next.
+    The sum can have any value, since masked content cannot be checked. Call ``require_votes`` or ``fold`` on the
+    result.
 
     Args:
         paths: Files of masked votes.
-        spec: The base.
-        masks: Inverses of the masks that do not cancel.
+        spec: Spec of the base.
+        masks: Inverses of the masks that do not cancel in the sum.
         bits: Number of bits per coordinate, k.
 
     Yields:
-        Name and ``[size]`` int16 sums modulo 2^k, as the representatives nearest to zero.
+        The name and the ``[size]`` int16 sums modulo 2^k, as the representatives nearest to zero.
 
     Raises:
         GymError: ``UPDATE_REFUSED`` for a file that does not contain masked votes.
@@ -131,9 +132,9 @@ def sum_masked(
 
 
 def require_votes(name: str, total: NDArray[np.int16], voters: int) -> None:
-    """Raise ``UPDATE_REFUSED`` for a sum that votes cannot have.
+    """Raise ``UPDATE_REFUSED`` for a sum that no votes can produce.
 
-    Use it only in rounds without noise, since the result reveals something about the exact sum.
+    Use this only in rounds without noise, since the outcome reveals something about the exact sum.
     """
     most = int(np.abs(total.astype(np.int32)).max(initial=0))
     if most > voters:
@@ -145,12 +146,12 @@ def require_votes(name: str, total: NDArray[np.int16], voters: int) -> None:
 
 
 def fold(total: NDArray[np.int16], bits: int) -> NDArray[np.int64]:
-    """Map ``[size]`` sums modulo 2^k to integers that one vote changes by one, for any input.
+    """Map ``[size]`` sums modulo 2^k to integers such that one vote changes each by at most one, for any input.
 
-    The map is a triangular wave: the identity within [-2^(k-2), 2^(k-2)], and back towards zero beyond, so that the
-    step from 2^(k-1) - 1 to -2^(k-1) has size one too. Sums of votes are unchanged, since n is at most 2^(k-2). Without
-    it a malicious client could place a coordinate next to the wrap-around or the limit of valid sums, and one honest
-    vote would change the result by more than the noise covers.
+    The map is a triangular wave: the identity within [-2^(k-2), 2^(k-2)], and back towards zero outside, so that the
+    step from 2^(k-1) - 1 to -2^(k-1) also has size one. Sums of votes are unchanged, since n is at most 2^(k-2).
+    Without the map, a malicious client could place a coordinate next to the wrap-around or the limit of valid sums. One
+    honest vote would then change the result by more than the noise covers.
     """
     wide = total.astype(np.int64)
     quarter = 1 << (bits - 2)
@@ -167,7 +168,7 @@ def _header(bits: int, spec: BaseSpec) -> bytes:
 
 
 def _pack(words: Words, bits: int) -> bytes:
-    """Pack k bits per word, lowest first; eight words take k bytes."""
+    """Pack words into k bits each, lowest bits first; eight words take k bytes."""
     shifts = np.arange(bits, dtype=words.dtype)
     return np.packbits(((words[:, None] >> shifts) & 1).astype(np.uint8), bitorder="little").tobytes()
 

@@ -1,7 +1,7 @@
 """Upload commitments: the hub's signed statement of when it first saw the digest of an update.
 
-A copy requires access to the bytes, and the hub receives no byte of an upload before its digest is declared. So of
-two identical updates, the one that was committed first is not a copy.
+Copying an update requires access to its bytes, and the hub receives no byte of an upload before its digest is declared.
+Of two identical updates, the one that was committed first is therefore not the copy.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _MAX_CHARACTERS = 4096
 
 @dataclass(frozen=True)
 class UploadCommitment:
-    """A commitment that the hub signs.
+    """A commitment, as signed by the hub.
 
     Attributes:
         server: Id of the hub.
         contributor: Id of the contributor who declared the object.
         sha256: Digest of the object.
-        committed_at: Time of the commitment on the hub's clock, in Unix seconds.
+        committed_at: Time of the commitment by the hub's clock, in Unix seconds.
     """
 
     server: str
@@ -34,7 +34,7 @@ class UploadCommitment:
     committed_at: int
 
     def signed(self, key: SigningKey) -> str:
-        """Sign the statement with the hub's ledger key, and return it as JSON."""
+        """Sign the commitment with the hub's ledger key, and return it as JSON."""
         return json.dumps(
             {"statement": asdict(self), "signature": key.sign(self._claim()).hex()}, sort_keys=True
         )
@@ -44,10 +44,10 @@ class UploadCommitment:
 
     @classmethod
     def verified(cls, text: str, key: bytes) -> UploadCommitment:
-        """Read and verify a signed statement.
+        """Parse and verify a signed commitment.
 
         Args:
-            text: JSON from ``signed``.
+            text: JSON, as returned by ``signed``.
             key: The hub's 32-byte ledger key.
 
         Raises:

@@ -1,8 +1,8 @@
-"""Replay a ledger to determine the keys of accounts and the transfers of credits, and verify a hub's claims.
+"""Replay a ledger to determine the keys of accounts and the transfers of credits, and to verify the hub's claims.
 
-Owners' signatures are verified wherever they exist: the first key must hash to the account's id, a rotation must be
-signed by both keys, and a transfer by the key of that time, and it must not settle within the hold period. Only a
-revocation by the coordinator, and the rebinding after it, rely on the coordinator.
+Owners' signatures are verified wherever they exist. The first key must hash to the account's id. A rotation must be
+signed with both keys, and a transfer with the account's key at that time; a transfer must not settle within the hold
+period. Only a revocation by the coordinator, and the rebinding that follows it, require trust in the coordinator.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from gym_fed.trust.identity.statements import (
 ACTIVE, ROTATED, REVOKED = "active", "rotated", "revoked"
 PENDING = "pending"
 _SLACK_SECONDS = 2
-"""Tolerance in seconds, since the times of entries are in whole seconds."""
+"""Tolerance in seconds, since ledger entries contain times in whole seconds."""
 _ANSWER_SECONDS = 60
-"""Tolerance in seconds, besides the clock skew, for the delay between a statement and its entry."""
+"""Tolerance in seconds, in addition to the clock skew, for the delay between a statement and its entry."""
 _ONCE = {"credit": "server_round", "royalty": "usage", "version": "height"}
-"""Kinds of entries of which each subject has at most one, with the key that names the subject."""
+"""Kinds of entries that occur at most once per subject, with the key that identifies the subject."""
 _KEY_KINDS = ("enrolled", "rotated", "revoked", "rebound")
 
 
 @dataclass
 class Key:
-    """A key of an account, with the times of its ledger entries."""
+    """A key of an account, with the times of its ledger entries in Unix seconds."""
 
     contributor: str
     status: str
@@ -60,7 +60,7 @@ class History:
     """Tracks keys and transfers through all entries of a ledger, in order.
 
     Args:
-        server: Id of the hub that statements must name; None skips this check.
+        server: Id of the hub that statements must be for; None to skip this check.
 
     Attributes:
         keys: Keys by their hex form.
@@ -91,7 +91,7 @@ class History:
         """Process the next entry; unrelated kinds are skipped.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for an entry that no owner signed, or that cannot follow the earlier ones.
+            GymError: ``STATE_CORRUPT`` for an entry that no owner signed, or that cannot follow the earlier entries.
         """
         follow = self._kinds.get(kind)
         if follow is None:
@@ -186,7 +186,7 @@ class History:
         self.keys[key].status, self.keys[key].until = status, at
 
     def _good(self, who: str, what: str) -> str:
-        """Return the account's key, if it may sign."""
+        """Return the account's newest key; raise ``STATE_CORRUPT`` if it has none or the key is revoked."""
         key = self._current.get(who)
         if key is None or self.keys[key].status != ACTIVE:
             raise _corrupt(who, f"{what} without a valid key")
@@ -250,7 +250,7 @@ def key_at(entries: Iterable[Mapping[str, Any]], contributor: str, at: float | N
     Args:
         entries: All ledger entries in order, each with ``kind`` and ``body``; unrelated kinds are skipped.
         contributor: Id of the account.
-        at: Unix seconds; None for the end of the entries.
+        at: Time in Unix seconds; None for the end of the entries.
 
     Returns:
         The 32-byte public key.

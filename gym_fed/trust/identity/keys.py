@@ -1,9 +1,10 @@
-"""Ed25519 keys that sign updates and ledgers, and their PEM files, optionally with a passphrase.
+"""Ed25519 keys that sign updates and ledgers, and their PEM files, which may be encrypted with a passphrase.
 
 An encrypted private key is PKCS#8 with PBES2, scrypt and AES-256-CBC (RFC 5958, RFC 8018, RFC 7914). ``cryptography``
-reads this format but writes only PBKDF2 with 2048 rounds, at which a GPU tests millions of guesses per second. So this
-module writes the envelope, with scrypt at N = 2^17, r = 8, p = 1 (OWASP's first choice: 128 MiB and half a second per
-guess). `load_pem_private_key` can read it; the openssl command rejects it with its default memory limit.
+reads this format, but writes only PBKDF2 with 2048 rounds, for which a GPU tests millions of guesses per second. This
+module therefore writes the envelope itself, with scrypt at N = 2^17, r = 8, p = 1 (OWASP's first choice: 128 MiB and
+half a second per guess). `load_pem_private_key` can read it; the openssl command rejects it because of its default
+memory limit.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ from gym_fed.core.json_files import canonical_json
 PUBLIC_KEY_BYTES = 32
 
 Passphrase = Callable[[str], bytes]
-"""A function that returns the passphrase of the named file."""
+"""Returns the passphrase for the file with the given name."""
 
 
 CONTRIBUTOR_PATTERN = r"c[0-9a-f]{32}"
-"""The pattern of an account id."""
+"""Regular expression for an account id."""
 
 
 def contributor_id(public_key: bytes) -> str:
-    """Return the id of an account: ``c`` and the first 32 hex digits (128 bits) of its first key's sha256."""
+    """Return the id of an account: ``c`` and the first 32 hex digits (128 bits) of the SHA-256 of its first key."""
     return "c" + hashlib.sha256(public_key).hexdigest()[:32]
 
 
 def server_id(ledger_public_key: bytes) -> str:
-    """Return the id of a hub: ``s`` and the first 16 hex digits of its ledger key's sha256."""
+    """Return the id of a hub: ``s`` and the first 16 hex digits of the SHA-256 of its ledger key."""
     return "s" + hashlib.sha256(ledger_public_key).hexdigest()[:16]
 
 
@@ -58,7 +59,7 @@ class SigningKey:
 
     Args:
         key: The private key.
-        account: Id of the account; if empty, the account whose first key this is.
+        account: Id of the account; if empty, the account with this key as its first key.
     """
 
     def __init__(self, key: Ed25519PrivateKey, account: str = "") -> None:
@@ -71,15 +72,15 @@ class SigningKey:
 
     @classmethod
     def load(cls, path: Path, passphrase: Passphrase | None = None) -> SigningKey:
-        """Read a PEM file.
+        """Read a key from a PEM file.
 
         Args:
-            path: The file.
-            passphrase: Called with the file's name for the passphrase of an encrypted file.
+            path: Path of the file.
+            passphrase: Called with the file's name if the file is encrypted; returns its passphrase.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` if it does not contain an Ed25519 key; ``KEY_LOCKED`` if the
-                passphrase is missing or wrong.
+            GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` if the file does not contain an Ed25519 key; ``KEY_LOCKED``
+                if the passphrase is missing or wrong.
         """
         try:
             pem = path.read_bytes()
@@ -88,7 +89,7 @@ class SigningKey:
         return cls(read_private_key(pem, str(path), passphrase))
 
     def save(self, path: Path, passphrase: bytes | None = None) -> None:
-        """Write the key with mode 0600, encrypted if a passphrase is given; never overwrites a file."""
+        """Write the key with mode 0600, encrypted if a passphrase is given. An existing file is never overwritten."""
         if path.exists():
             raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists; a key is never overwritten")
         write_atomically(path, self.to_pem(passphrase), mode=0o600)
@@ -104,11 +105,11 @@ class SigningKey:
 
     @property
     def contributor(self) -> str:
-        """Id of the account that the key signs for."""
+        """The id of the account for which the key signs."""
         return self._account or contributor_id(self.public_key)
 
     def of_account(self, contributor: str) -> SigningKey:
-        """Return the same key for an account whose first key was a different one."""
+        """Return a copy that signs for an account whose first key was a different one."""
         return SigningKey(self._key, contributor)
 
     def sign(self, value: object) -> bytes:
@@ -140,7 +141,7 @@ def load_or_create(path: Path, passphrase: Passphrase | None = None) -> SigningK
 
 
 def read_private_key(pem: bytes, what: str, passphrase: Passphrase | None) -> Ed25519PrivateKey:
-    """Read an Ed25519 key from PEM; raises the same errors as ``SigningKey.load``."""
+    """Read an Ed25519 private key from PEM; raises the same errors as ``SigningKey.load``."""
     secret: bytes | None = None
     if is_encrypted(pem):
         if passphrase is None:

@@ -1,10 +1,10 @@
 """Enrolment and login: one-time invites, the claims that a contributor signs, and proof of work.
 
-An invite is a link with an address, a fingerprint and a token: ``gym://HOST:PORT/FINGERPRINT_HEX/TOKEN``. The
-link of a hub that everybody can join has no token. The hub stores only the token's sha256.
+An invite is a link with an address, a fingerprint and a token: ``gym://HOST:PORT/FINGERPRINT_HEX/TOKEN``. The link of a
+hub that is open to everybody has no token. The hub stores only the SHA-256 of a token.
 
-Both claims name the hub's id and the TLS key of the contributor's connection. A hub that copies another hub's id
-cannot copy its TLS key, so a claim made to it is useless at the other hub.
+Both claims contain the hub's id and the TLS key of the contributor's connection. A hub that imitates another hub's id
+has a different TLS key, so a claim that was made to it is invalid at the other hub.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from gym_fed.core.text import counted, plain
 from gym_fed.trust.wire.limits import PROTOCOL
 
 MAX_WORK_BITS = 24
-"""Maximum proof of work that a hub may request: 16 million hashes, about half a minute."""
+"""Maximum proof of work, in bits, that a hub may request: 16 million hashes, about half a minute."""
 
 _HASHES_BETWEEN_LOOKS = 1 << 14
 
 PLAIN_TEXT = ""
-"""Value of the TLS key on a connection without TLS, which is possible on loopback only."""
+"""Value in place of the TLS key on a connection without TLS, which is only possible on loopback."""
 
 
 def enrolment_claim(name: str, invite: str, server: str, tls_fingerprint: str) -> dict[str, object]:
-    """Return the claim that a key signs to enrol.
+    """Return the claim that a contributor's key signs to enrol.
 
     Args:
         name: Name of the account, shown to the coordinator and in the ledger.
-        invite: Token of an invite, or empty.
+        invite: Token of an invite; empty if there is none.
         server: Id of the hub.
-        tls_fingerprint: ``sha256:<hex>`` of the TLS key of the caller's connection, or ``PLAIN_TEXT``.
+        tls_fingerprint: ``sha256:<hex>`` of the connection's TLS key, or ``PLAIN_TEXT``.
     """
     return {"enrol": name, "invite": invite, "protocol": PROTOCOL, "server": server, "tls": tls_fingerprint}
 
@@ -64,10 +64,11 @@ def work_is_done(server: str, public_key: bytes, work: bytes, bits: int) -> bool
 def do_work(
     server: str, public_key: bytes, bits: int, should_stop: Callable[[], bool] = lambda: False
 ) -> bytes:
-    """Find ``work`` that ``work_is_done`` accepts; takes 2**bits hashes on average.
+    """Find a ``work`` that ``work_is_done`` accepts, which takes 2**bits hashes on average.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` for more than ``MAX_WORK_BITS``; ``INTERRUPTED`` if ``should_stop`` returns True.
+        GymError: ``POLICY_REFUSED`` for more than ``MAX_WORK_BITS``; ``INTERRUPTED`` after ``should_stop`` returns
+            True.
     """
     if bits > MAX_WORK_BITS:
         raise GymError(
@@ -100,17 +101,17 @@ class Invite:
     host: str
     port: int
     fingerprint: str
-    """``sha256:`` and 64 hex digits, as ``gym_fed.trust.identity.tls.fingerprint`` gives it."""
+    """``sha256:`` and 64 hex digits, as returned by ``gym_fed.trust.identity.tls.fingerprint``."""
     token: str
 
 
 def new_token() -> str:
-    """Return 128 random bits in hex."""
+    """Generate a token of 128 random bits, in hex."""
     return secrets.token_hex(16)
 
 
 def token_hash(token: str) -> str:
-    """Return the hash of a token, which the hub stores."""
+    """Return the hash of a token; the hub stores only this hash."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -122,16 +123,16 @@ def format_invite(invite: Invite) -> str:
 
 
 def find_invite(text: str) -> str:
-    """Return the first invite in a message; the text itself, which may be a token, if there is none."""
+    """Return the first invite in a message. If there is none, return the whole text, which may be a token."""
     match = _PATTERN.search(text)
     return text.strip() if match is None else match[0]
 
 
 def require_link(text: str) -> str:
-    """Return a link that a system hands over, which must be one invite and nothing else.
+    """Check that a link from the operating system is exactly one invite, and return it.
 
     Raises:
-        GymError: ``INVITE_INVALID`` for any other text, such as two invites or one that is cut short.
+        GymError: ``INVITE_INVALID`` for any other text, such as two invites or a truncated one.
     """
     if _PATTERN.fullmatch(text) is None:
         raise _not_an_invite(text)
@@ -140,7 +141,7 @@ def require_link(text: str) -> str:
 
 
 def parse_invite(text: str) -> Invite:
-    """Parse an invite; raises ``INVITE_INVALID`` if the text is not one."""
+    """Parse an invite. Raises ``INVITE_INVALID`` if the text is not one."""
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
         raise _not_an_invite(text)

@@ -14,24 +14,24 @@ from gym_fed.trust.identity.keys import SigningKey, verify_signature
 
 MAX_MANIFEST_BYTES = 64 * 1024
 _NUMBERS_END = 2**53
-"""Exclusive bound of integers, below which JSON is exact in every language; databases hold less than 2**63."""
+"""Exclusive upper bound of integers, below which JSON is exact in every language and databases can store them."""
 _LIFETIME_SECONDS = 24 * 3600
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class UpdateManifest(StrictModel):
-    """The signed description of an update, named in the ledger: one manifest, one delta, one round."""
+    """The signed description of one delta for one round; the ledger refers to it by digest."""
 
     format: Literal["gym-update-1"] = "gym-update-1"
     contributor: str = Field(max_length=64)
     server: str = Field(max_length=128)
-    """Id of the hub that this update is for, so that it cannot be replayed at a different hub."""
+    """Id of the hub that the update is for, so that the update cannot be replayed at another hub."""
     task: str = Field(max_length=128)
     """Id of the message that the update answers."""
     server_round: int = Field(ge=1, lt=_NUMBERS_END)
     base_digest: str = Field(max_length=128)
-    """Digest of the global version that the delta was made against."""
+    """Digest of the global version that the delta is relative to."""
     delta_sha256: Sha256
     delta_bytes: int = Field(ge=1, lt=_NUMBERS_END)
     nonce: str = Field(pattern=r"^[0-9a-f]{32}$")
@@ -39,18 +39,17 @@ class UpdateManifest(StrictModel):
     expires_at_seconds: int = Field(ge=0, lt=_NUMBERS_END)
     num_examples: int = Field(ge=1, lt=_NUMBERS_END)
     metrics: dict[str, float] = Field(default_factory=dict, max_length=32)
-    """Self-reported, never trusted: shown, not used in the merge."""
+    """Self-reported metrics. They are displayed, but neither trusted nor used in the merge."""
 
     publish_name: bool = False
-    """True if the contributor agrees to be named, by the account's name, with the models that this update is part
-    of."""
+    """True if the contributor agrees to be named, by the account's name, in models that include this update."""
 
     training_root: Sha256 | None = None
-    """Merkle root of the training's steps (``gym_fed.trust.ledger.audits``), if the task has audits."""
+    """Merkle root of the training steps (``gym_fed.trust.ledger.audits``), if the task requires audits."""
 
     @model_serializer(mode="wrap")
     def _without_defaults_of_later_releases(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit newer fields that were not given, so that the digest does not depend on them."""
+        """Omit fields of later releases that have their default value, so that the digest does not depend on them."""
         data: dict[str, Any] = handler(self)
         if not self.publish_name:
             data.pop("publish_name")
@@ -60,7 +59,7 @@ class UpdateManifest(StrictModel):
 
     @property
     def digest(self) -> str:
-        """Return the hex sha256 of the canonical bytes, which identifies the update."""
+        """The hex SHA-256 of the canonical bytes, which identifies the update."""
         return canonical_digest(self.model_dump(mode="json"))
 
     def sign(self, key: SigningKey) -> bytes:
@@ -91,5 +90,5 @@ def new_nonce() -> str:
 
 
 def lifetime(now: float) -> tuple[int, int]:
-    """Return issue and expiry time of a manifest signed at ``now`` (hub time, Unix seconds)."""
+    """Return the issue and expiry times of a manifest that is signed at ``now`` (hub time, Unix seconds)."""
     return int(now), int(now) + _LIFETIME_SECONDS

@@ -1,6 +1,6 @@
-"""Read a passphrase from a file, an environment variable or the terminal, never from an argument.
+"""Read a passphrase from a file, an environment variable or the terminal, but never from an argument.
 
-It is requested once per process and key folder, and kept only in memory.
+The passphrase is requested once per process and key folder, and kept only in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 MIN_CHARACTERS = 8
 
 Ask = Callable[[str], str]
-"""A function that shows a question and returns the input, which is not echoed."""
+"""Displays a question and returns the user's input without echoing it."""
 
 
 def ask_on_terminal(question: str) -> str:
@@ -28,10 +28,10 @@ def ask_on_terminal(question: str) -> str:
 
 @dataclass
 class PassphraseSource:
-    """The source of the passphrase for the keys of a folder.
+    """The source of the passphrase for the keys in a folder.
 
     Args:
-        variable: Environment variable that may contain it.
+        variable: Environment variable that may contain the passphrase.
         file: File with the passphrase in its first line; takes precedence over the variable.
         ask: Function that prompts the user; None for ``ask_on_terminal`` if there is a terminal.
     """
@@ -42,17 +42,17 @@ class PassphraseSource:
     _known: bytes | None = field(default=None, repr=False)
 
     def get(self, what: str) -> bytes:
-        """Return the passphrase of existing keys.
+        """Return the passphrase of the existing keys.
 
         Raises:
-            GymError: ``KEY_LOCKED`` with the variable's name if the user cannot be prompted.
+            GymError: ``KEY_LOCKED``, with the variable's name, if the user cannot be prompted.
         """
         if self._known is None:
             self._known = self._given() or self._asked(what, f"passphrase of {what}")
         return self._known
 
     def create(self, what: str) -> bytes:
-        """Return a new passphrase, typed twice.
+        """Return a new passphrase, which the user types twice.
 
         Raises:
             GymError: ``USAGE`` if it is too short or the two entries differ; ``KEY_LOCKED`` as in ``get``.

@@ -1,8 +1,8 @@
-"""Signed statements of an account's owner: key rotation, revocation and transfer of credits.
+"""Signed statements by the owner of an account: key rotation, revocation and transfer of credits.
 
-A statement names its hub, the hub's TLS key, its time and a nonce, so that it is valid once and at one hub: a hub that
-copies another hub's id cannot replay a statement at that hub. Its canonical JSON is signed, sent and stored in the
-ledger.
+A statement contains its hub, the hub's TLS key, its time and a nonce, so it is valid only once and at one hub. A hub
+that imitates another hub's id cannot replay a statement at that hub. The canonical JSON of the statement is signed,
+sent and stored in the ledger.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Statement(StrictModel):
 
     server: str = Field(max_length=128)
     issued_at: int = Field(ge=0, lt=2**53)
-    """Unix seconds."""
+    """Time of the statement in Unix seconds."""
     nonce: str = Field(default_factory=lambda: secrets.token_hex(16), pattern=r"^[0-9a-f]{32}$")
     tls: str = Field(pattern=r"^(sha256:[0-9a-f]{64})?$")
-    """The hub's TLS key, as in ``gym_fed.trust.identity.login``."""
+    """The hub's TLS key, as ``sha256:<hex>``; see ``gym_fed.trust.identity.login``."""
 
     def signed(self) -> dict[str, Any]:
-        """Return the data to sign."""
+        """Return the data that is signed."""
         return self.model_dump(mode="json", by_alias=True)
 
     def to_json(self) -> str:
@@ -56,10 +56,10 @@ class Statement(StrictModel):
         verify_signature(public_key, self.signed(), signature)
 
     def check_fresh(self, server: str, tls: str, now: float) -> None:
-        """Check that the statement is recent, and for this hub and its TLS key.
+        """Check that the statement is recent and is for this hub and its TLS key.
 
         Raises:
-            GymError: ``STALE``, or ``CLOCK_SKEWED`` if the time is too far from ``now``.
+            GymError: ``STALE`` for another hub or key; ``CLOCK_SKEWED`` if the time is too far from ``now``.
         """
         if self.server != server:
             raise GymError(
@@ -89,21 +89,21 @@ class Statement(StrictModel):
 
 
 class Rotation(Statement):
-    """Replaces the key of account ``rotate`` by ``new_key``. Signed with both keys."""
+    """Replaces the key of account ``rotate`` with ``new_key``. Signed with both keys."""
 
     rotate: ContributorId
     new_key: PublicKeyHex
 
 
 class Revocation(Statement):
-    """Revokes ``key`` of account ``revoke``, which is lost or stolen.
+    """Revokes ``key`` of account ``revoke``, because the key is lost or stolen.
 
-    Signed with that key, or with one that it replaced recently.
+    Signed with that key, or with a key that it has recently replaced.
     """
 
     revoke: ContributorId
     key: PublicKeyHex
-    """The key that signs."""
+    """The key that signs the statement, in hex."""
 
 
 class TransferOrder(Statement):
@@ -116,11 +116,11 @@ class TransferOrder(Statement):
 
 
 def require_fresh(what: str, issued_at: float, now: float) -> None:
-    """Raise ``CLOCK_SKEWED`` unless ``what`` was signed recently.
+    """Raise ``CLOCK_SKEWED`` unless ``issued_at`` is recent.
 
     Args:
-        what: Name of the signed item in the error message.
-        issued_at: Signed time in Unix seconds.
+        what: Name of the signed item for the error message.
+        issued_at: Time of the signature in Unix seconds.
         now: The hub's time in Unix seconds.
     """
     ahead = issued_at - now

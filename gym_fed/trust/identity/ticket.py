@@ -1,7 +1,8 @@
-"""Tickets of a hub for one download from a contributor who seeds.
+"""Tickets from a hub, each for one download from a contributor who seeds.
 
-A ticket names the seeder by the fingerprint of its TLS key, and the object. It names no account: seeders do not learn
-who downloads, beyond the address of the connection. A stolen ticket fetches one public object for a short time.
+A ticket identifies the object, and the seeder by the fingerprint of its TLS key. It contains no account: a seeder
+learns nothing about the downloader except the address of the connection. A stolen ticket allows one download of a
+public object, for a short time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SeedTicket:
         seeder: ``sha256:<hex>`` of the seeder's TLS key.
         sha256: Digest of the object.
         nonce: Random text that makes the ticket unique.
-        expires_at_seconds: Time on the hub's clock, Unix seconds, until which a download may begin.
+        expires_at_seconds: Time by the hub's clock, in Unix seconds, until which a download may begin.
     """
 
     server: str
@@ -48,17 +49,17 @@ class SeedTicket:
 
     @classmethod
     def verified(cls, text: str, key: bytes, server: str, seeder: str, now: float) -> SeedTicket:
-        """Read and verify a signed ticket.
+        """Parse and verify a signed ticket.
 
         Args:
-            text: JSON from ``signed``.
+            text: JSON, as returned by ``signed``.
             key: The hub's 32-byte ledger key.
-            server: Id of the hub that must have issued it.
-            seeder: Fingerprint of the TLS key that it must name.
-            now: The hub's time, Unix seconds.
+            server: Id of the hub that must have issued the ticket.
+            seeder: Fingerprint of the TLS key that the ticket must contain.
+            now: The hub's time in Unix seconds.
 
         Raises:
-            GymError: ``PERMISSION_DENIED``, without the reason, if the ticket is not valid here at this time.
+            GymError: ``PERMISSION_DENIED``, without a reason, if the ticket is not valid for this hub, seeder and time.
         """
         refusal = GymError(ErrorCode.PERMISSION_DENIED, "no valid ticket", "request one from the hub")
         try:

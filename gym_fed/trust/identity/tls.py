@@ -1,8 +1,8 @@
-"""TLS certificates of hubs, and the key fingerprint that contributors pin.
+"""TLS certificates of hubs, and the key fingerprints that contributors pin.
 
-A contributor trusts the hub's *key*, not its address. The fingerprint is the sha256 of the DER SubjectPublicKeyInfo,
-so it stays the same for renewed or CA-signed certificates of the same key. The hub's own certificate is self-signed
-and names no host.
+A contributor trusts the hub's *key*, not its address. The fingerprint is the SHA-256 of the DER SubjectPublicKeyInfo,
+so it does not change if the certificate is renewed, or signed by a CA, with the same key. The hub's own certificate is
+self-signed and does not contain its host name.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from gym_fed.core.files import write_atomically
 from gym_fed.core.text import plain
 from gym_fed.trust.identity.keys import Passphrase, encrypted_pem, is_encrypted, plain_pem
 
-TLS_NAME = "gym-fed-hub"  # name in all hub certificates; clients override the target name with it
+TLS_NAME = "gym-fed-hub"  # the name in all hub certificates; clients use it as target name override
 _FIRST_DATE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NO_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
-"""The end of a certificate without an expiry in RFC 5280 (section 4.1.2.5)."""
+"""The date that means "no expiry" in RFC 5280 (section 4.1.2.5)."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?", re.ASCII)
 
 
 def create_certificate(key_path: Path, certificate_path: Path, passphrase: bytes | None = None) -> str:
-    """Write a P-256 key (mode 0600, encrypted with a passphrase) and its certificate; return the fingerprint."""
+    """Write a P-256 key (mode 0600, encrypted if a passphrase is given) and its certificate; return the fingerprint."""
     key = ec.generate_private_key(ec.SECP256R1())
     pem = plain_pem(key) if passphrase is None else encrypted_pem(key, passphrase)
     write_atomically(key_path, pem, mode=0o600)
@@ -47,7 +47,7 @@ def create_certificate(key_path: Path, certificate_path: Path, passphrase: bytes
 def self_signed(key_pem: bytes) -> bytes:
     """Create a self-signed PEM certificate for a hub's key, with the name that all hubs share.
 
-    It never expires: contributors trust the pinned key, and dates would only break clients with wrong clocks.
+    It never expires, since contributors trust the pinned key, and dates would only break clients with wrong clocks.
     """
     key = _signing_key(key_pem)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, TLS_NAME)])
@@ -67,14 +67,14 @@ def self_signed(key_pem: bytes) -> bytes:
 
 
 def certificate_request(key_pem: bytes, host: str) -> bytes:
-    """Create a PKCS #10 certificate request (RFC 2986) in PEM for the hub's key and a host.
+    """Create a PEM-encoded PKCS #10 certificate request (RFC 2986) for the hub's key and a host.
 
     Args:
         key_pem: The hub's private key, unencrypted.
         host: Host name or IP address, without a port.
 
     Raises:
-        GymError: ``USAGE`` if a certificate cannot name the host.
+        GymError: ``USAGE`` if a certificate cannot contain the host.
     """
     try:
         name: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
@@ -92,7 +92,7 @@ def certificate_request(key_pem: bytes, host: str) -> bytes:
 
 
 def certificate_host(certificate_pem: bytes) -> str:
-    """Return the first host name in a certificate, which TLS compares when the key itself is pinned.
+    """Return the first host name in a certificate, which clients that pin the key use as target name override.
 
     Raises:
         GymError: ``STATE_CORRUPT`` if the bytes are not a certificate.
@@ -111,7 +111,7 @@ def certificate_host(certificate_pem: bytes) -> str:
 
 
 def validity(certificate_pem: bytes) -> tuple[datetime.datetime, datetime.datetime]:
-    """Return the validity period of a certificate.
+    """Return the start and end of a certificate's validity.
 
     Raises:
         GymError: ``STATE_CORRUPT`` if the bytes are not a certificate.
@@ -121,10 +121,10 @@ def validity(certificate_pem: bytes) -> tuple[datetime.datetime, datetime.dateti
 
 
 def certificates_in(pem: bytes) -> bytes:
-    """Return the certificates of a PEM file in order, without other content such as a private key.
+    """Return the certificates in a PEM file in order, without other content such as a private key.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` if there is none.
+        GymError: ``STATE_CORRUPT`` if the file contains no certificate.
     """
     try:
         certificates = x509.load_pem_x509_certificates(pem)
@@ -134,10 +134,11 @@ def certificates_in(pem: bytes) -> bytes:
 
 
 def trusting_context() -> ssl.SSLContext:
-    """Create a client TLS context that trusts this machine's CAs, the same on every Python version.
+    """Create a client TLS context that trusts this machine's CAs, with the same rules on every Python version.
 
-    Since Python 3.13 the default context rejects CAs whose certificates lack extensions required by RFC 5280
-    (``VERIFY_X509_STRICT``). Corporate CAs often lack them, and other programs, including gRPC, accept them.
+    Since Python 3.13, the default context rejects CA certificates without some extensions that RFC 5280 requires
+    (``VERIFY_X509_STRICT``). Corporate CAs often lack these extensions, and other programs, including gRPC, accept
+    them.
     """
     context = ssl.create_default_context()
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -145,7 +146,7 @@ def trusting_context() -> ssl.SSLContext:
 
 
 def read_certificate(certificate_pem: bytes) -> x509.Certificate:
-    """Read the first certificate of a PEM file, which is the server's own in a chain.
+    """Parse the first certificate in a PEM file; in a chain, this is the server's own.
 
     Raises:
         GymError: ``STATE_CORRUPT`` if the bytes are not a certificate.
@@ -157,7 +158,7 @@ def read_certificate(certificate_pem: bytes) -> x509.Certificate:
 
 
 def private_pem(path: Path, passphrase: Passphrase) -> bytes:
-    """Decrypt a private key for TLS, in memory only.
+    """Read and decrypt a private key for TLS; the decrypted key exists only in memory.
 
     Raises:
         GymError: ``KEY_LOCKED`` if the passphrase is wrong.
@@ -174,10 +175,10 @@ def private_pem(path: Path, passphrase: Passphrase) -> bytes:
 
 
 def server_context(certificate: Path, key_pem: bytes) -> ssl.SSLContext:
-    """Create the TLS context of a server whose unencrypted private key is in memory.
+    """Create the TLS context of a server, given its unencrypted private key in memory.
 
-    ``ssl`` reads keys from files only. OpenSSL refuses our encrypted ones: their scrypt needs 128 MiB, and its limit is
-    32. The key therefore passes through a file that is encrypted with a random password and deleted at once.
+    ``ssl`` can only read keys from files. OpenSSL refuses the project's encrypted keys, since their scrypt needs 128
+    MiB and OpenSSL's limit is 32. The key is therefore written to a temporary file, encrypted with a random password.
     """
     key, password = serialization.load_pem_private_key(key_pem, None), secrets.token_hex(32)
     hidden = serialization.BestAvailableEncryption(password.encode())
@@ -190,7 +191,7 @@ def server_context(certificate: Path, key_pem: bytes) -> ssl.SSLContext:
 
 
 def fingerprint(certificate_pem: bytes) -> str:
-    """Return ``sha256:`` and 64 hex digits for the certificate's public key.
+    """Return the fingerprint of a certificate's public key: ``sha256:`` and 64 hex digits.
 
     Raises:
         GymError: ``STATE_CORRUPT`` if the bytes are not a certificate.

@@ -1,4 +1,4 @@
-"""Documents that a variant's owner signs: its manifest and the receipt of its removal."""
+"""Documents that the owner of a variant signs: its manifest and the receipt of its removal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DocumentT = TypeVar("DocumentT", bound=StrictModel)
 
 
 class SignedFile(StrictModel):
-    """Base class of the JSON of a signed file; subclasses add the document as a field."""
+    """The base class for the JSON of signed files; subclasses add the document as a field."""
 
     model_config = ConfigDict(strict=True)
 
@@ -28,9 +28,9 @@ class SignedFile(StrictModel):
 
 @dataclass(frozen=True)
 class Signed(Generic[DocumentT]):
-    """A document with its public key and signature; subclasses define the type of document.
+    """A document with its public key and signature. Subclasses define the type of the document.
 
-    The signed data is ``{SIGNED_AS: document}``, so a signature of one type is invalid for the others.
+    The signed data is ``{SIGNED_AS: document}``, so a signature for one document type is invalid for all others.
     """
 
     WHAT: ClassVar[str]
@@ -53,7 +53,7 @@ class Signed(Generic[DocumentT]):
         return cls(document, key.public_key, key.sign(cls._to_sign(document)))
 
     def verify(self) -> None:
-        """Verify the signature by ``public_key``. The caller must check who owns that key.
+        """Verify the signature with ``public_key``. The caller must check who owns that key.
 
         Raises:
             GymError: ``SIGNATURE_INVALID`` if it is invalid.
@@ -62,11 +62,11 @@ class Signed(Generic[DocumentT]):
 
     @property
     def signed_by(self) -> str:
-        """Id of the signing key."""
+        """The id derived from the signing key."""
         return contributor_id(self.public_key)
 
     def to_json(self) -> str:
-        """Return the file's canonical JSON."""
+        """Return the canonical JSON of the file."""
         return canonical_json(
             {
                 self.FIELD: self.document.model_dump(mode="json"),
@@ -77,7 +77,7 @@ class Signed(Generic[DocumentT]):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse JSON without verifying it.
+        """Parse a file's JSON without verifying the signature.
 
         Raises:
             GymError: ``TOO_LARGE``, or ``USAGE`` with the first invalid field.
@@ -99,8 +99,8 @@ class Signed(Generic[DocumentT]):
 MAX_MANIFEST_BYTES = 4096
 
 VariantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-"""Pattern of a variant's name. It follows the colon in an API's model name (``gym-nano:alice``), so it must not contain
-a colon or a slash."""
+"""The name of a variant. It follows the colon in an API's model name (``gym-nano:alice``), so it must not contain a
+colon or a slash."""
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -113,25 +113,25 @@ class VariantManifest(StrictModel):
 
     variant: VariantName
     owner: Annotated[str, Field(pattern=f"^{CONTRIBUTOR_PATTERN}$")]
-    """Account of the owner."""
+    """The id of the owner's account."""
 
     base_model: str = Field(max_length=256)
-    """The base's name, for display only."""
+    """The name of the base, for display only."""
 
     base_digest: Digest
-    """Digest of the tensors that the delta is added to."""
+    """The digest of the tensors to which the delta is added."""
 
     delta_sha256: Sha256
     size_bytes: int = Field(ge=1, lt=2**53)
     revision: int = Field(default=1, ge=1, lt=2**53)
-    """Revision number, which increases when the owner replaces the variant, so that an old one cannot replace a newer
+    """Revision number. The owner increases it to replace the variant, so that an old revision cannot replace a newer
     one."""
 
     issued_at: int = Field(default_factory=lambda: int(time.time()), ge=0, lt=2**53)
-    """Unix seconds."""
+    """Time of the signature in Unix seconds."""
 
     note: str = Field(default="", max_length=512)
-    """A note on its origin, for display only."""
+    """A note on the variant's origin, for display only."""
 
 
 class _VariantFile(SignedFile):
@@ -139,7 +139,7 @@ class _VariantFile(SignedFile):
 
 
 class SignedVariant(Signed[VariantManifest]):
-    """The owner-signed manifest of a variant, stored and sent with a delta."""
+    """The manifest of a variant, signed by the owner; stored and sent with the delta."""
 
     WHAT, SIGNED_AS, FIELD = "variant manifest", "variant_manifest", "manifest"
     FILE, MAX_CHARACTERS = _VariantFile, MAX_MANIFEST_BYTES
@@ -151,7 +151,7 @@ class SignedVariant(Signed[VariantManifest]):
 
     @property
     def digest(self) -> str:
-        """Return the hex sha256 of the JSON, used in the ledger; unpredictable, since it covers the signature."""
+        """The hex SHA-256 of the JSON, used in the ledger. It is unpredictable, since it covers the signature."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
@@ -163,13 +163,13 @@ NOT_COVERED = (
     "backups",
     "copies that others have pulled",
 )
-"""Kinds of copies that a removal does not search for, since no store knows of them."""
+"""Kinds of copies that a removal does not search for, since no variant store knows about them."""
 SERVERS_NOT_COVERED = "usage logs and API keys of servers"
-"""Also not searched, unless the removal names the serving config."""
+"""Also not searched for, unless the serving config is passed to the removal."""
 
 
 class RemovedRevision(StrictModel):
-    """A removed revision."""
+    """A revision that was removed."""
 
     model_config = ConfigDict(strict=True)
 
@@ -179,17 +179,17 @@ class RemovedRevision(StrictModel):
     base_model: str
     base_digest: str
     made_at: int
-    """Unix seconds."""
+    """Time of the revision in Unix seconds."""
 
     signed_by: str | None
-    """Id of the key that signed the revision."""
+    """The id of the key that signed the revision."""
 
     document: Sha256 | None
-    """Digest of the signed manifest, as named in a hub's ledger."""
+    """The digest of the signed manifest, as recorded in a hub's ledger."""
 
 
 class HubRemoval(StrictModel):
-    """The outcome of the removal at one hub."""
+    """The outcome of a removal at one hub."""
 
     model_config = ConfigDict(strict=True)
 
@@ -197,46 +197,46 @@ class HubRemoval(StrictModel):
     server: str
     status: Literal["removed", "absent", "another's", "not asked"]
     receipt: dict[str, Any] | None = None
-    """The hub's own receipt of the removal: the entry of its signed ledger, and the proof of it."""
+    """The hub's own receipt of the removal: the entry in its signed ledger, and the proof of the entry."""
 
 
 class VariantRemoval(StrictModel):
-    """The receipt of a removed variant: what was deleted, where and when."""
+    """The receipt of a removed variant: what was deleted, where, and when."""
 
     model_config = ConfigDict(strict=True)
 
     variant: VariantName
     owner: Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]{0,127})?$")]
-    """An account's id, or a plain user id; empty if the row was damaged."""
+    """The id of an account or of a local user; empty if the stored row was damaged."""
 
     removed_at: int = Field(default_factory=lambda: int(time.time()), ge=0, lt=2**53)
-    """Unix seconds."""
+    """Time of the removal in Unix seconds."""
 
     store: str
-    """The folder, on the machine where it was removed."""
+    """The path of the store's folder on the machine where the variant was removed."""
 
     revisions: list[RemovedRevision]
     unlinked: list[Sha256]
-    """Deleted files."""
+    """The deleted files."""
 
     shared: list[Sha256]
-    """Files that were not deleted, since another variant in the store has the same bytes."""
+    """Files that were kept, since another variant in the store has the same bytes."""
 
     work: list[str]
-    """Unfinished work that was deleted, below the store's folder."""
+    """Unfinished work that was deleted, as paths in the store's folder."""
 
     hubs: list[HubRemoval]
     usage_log: str = ""
-    """The usage log from which the variant and its callers were removed; empty if none was named."""
+    """The usage log from which the variant and its callers were removed; empty if none was specified."""
 
     usage_lines: int = Field(default=0, ge=0)
-    """Number of changed lines of the usage log; their tokens stay, for royalties."""
+    """Number of changed lines in the usage log; their token counts remain, since royalties depend on them."""
 
     keys_removed: list[str] = Field(default_factory=list)
-    """Names of API keys that allowed nothing else, and were removed."""
+    """Names of the API keys that allowed only this variant, and were removed."""
 
     keys_changed: list[str] = Field(default_factory=list)
-    """Names of API keys that no longer allow the variant."""
+    """Names of the API keys that no longer allow this variant."""
 
     not_covered: list[str]
     """Copies that were not searched for."""
@@ -247,9 +247,9 @@ class _RemovalFile(SignedFile):
 
 
 class SignedRemoval(Signed[VariantRemoval]):
-    """A removal receipt with its signature; ``is_owners`` checks whether the owner signed it.
+    """A removal receipt with its signature. ``is_owners`` is True if the owner signed it.
 
-    All other fields are the signer's claims, so another key's signature proves nothing about the owner's variant.
+    All other fields are claims by the signer, so a signature with another key proves nothing about the owner's variant.
     """
 
     WHAT, SIGNED_AS, FIELD = "receipt of a removal", "variant_removal", "removal"
@@ -262,10 +262,10 @@ class SignedRemoval(Signed[VariantRemoval]):
 
     @property
     def is_owners(self) -> bool:
-        """Return True if the owner signed; the owner's id is derived from the key."""
+        """True if the owner signed the receipt; the owner's id is derived from the key."""
         return self.signed_by == self.removal.owner
 
     @property
     def is_variants(self) -> bool:
-        """Return True if the receipt claims that its key also signed the newest revision."""
+        """True if, according to the receipt, its key also signed the newest revision."""
         return bool(self.removal.revisions) and self.removal.revisions[0].signed_by == self.signed_by

@@ -1,1 +1,1 @@
-"""Everything needed to verify a hub's ledger: entry hashes, signed heads, and inclusion proofs."""
+"""Verification of a hub's ledger: entry hashes, signed heads and inclusion proofs."""

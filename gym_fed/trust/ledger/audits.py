@@ -1,10 +1,10 @@
 """Audits in the ledger: the leaves that an update commits to, the draw of steps, and signed verdicts.
 
-A contributor commits to a training with ``training_root`` in the update's manifest: the Merkle root of one leaf for the
-state before training and one for the state after each step. When the round ends, an ``audit-draw`` entry reveals the
-round's seed, to which an ``evaluation-seed`` entry committed when the round opened. The seed and the update's id
-determine which updates and steps are drawn, so that neither side can choose them. An auditor repeats the drawn steps
-and signs a verdict, which the hub records as ``audited`` or ``audit-failed``.
+A contributor commits to a training run with ``training_root`` in the update's manifest: the Merkle root of one leaf for
+the state before training and one for the state after each step. When the round ends, an ``audit-draw`` entry reveals
+the round's seed, to which an ``evaluation-seed`` entry committed when the round opened. The seed and the update's id
+determine which updates and steps are drawn, so neither side can choose them. An auditor repeats the drawn steps and
+signs a verdict, which the hub records as ``audited`` or ``audit-failed``.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ MAX_VERDICT_BYTES = 32 * 1024
 StepNumber = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}$")]
 _MAX_STEPS = 64
 _MAX_DRAWN_STEPS = 10_000_000
-"""Maximum hashes of one draw, drawn updates times steps, when the ledger is verified."""
+"""Maximum number of hashes (drawn updates times steps) for the verification of one draw."""
 
 
 def step_leaf(step: int, batch_digest: str, state_digest: str) -> str:
-    """Return the hex sha256 that the Merkle tree of a training contains for the state after ``step``.
+    """Return the leaf for the state after ``step`` in the Merkle tree of a training run, as hex SHA-256.
 
     Args:
-        step: Number of the step from 1; 0 for the state before training.
+        step: Number of the step, starting from 1; 0 for the state before training.
         batch_digest: Digest of the step's batch; empty for step 0.
-        state_digest: Digest of the adapter's weights and the optimiser's moments after the step.
+        state_digest: Digest of the adapter's weights and the optimizer's moments after the step.
     """
     return canonical_digest({"gym-step-1": {"step": step, "batch": batch_digest, "state": state_digest}})
 
 
 def training_root(leaves: Iterable[str]) -> str:
-    """Return the Merkle root of a training's leaves."""
+    """Return the Merkle root over the leaves of a training run."""
     tree = Tree(leaves)
     return tree.root(tree.size)
 
 
 def is_drawn(seed: bytes, update: str, rate: float) -> bool:
-    """Return True if an update is drawn, with probability ``rate``."""
+    """Return True if an update is drawn, which happens with probability ``rate``."""
     word = hashlib.sha256(seed + f"audit {update}".encode()).digest()
     return int.from_bytes(word[:8], "big") / 2**64 < rate
 
 
 def drawn_steps(seed: bytes, update: str, num_steps: int, rate: float, steps: int) -> list[int]:
-    """Draw the steps of an update that are audited.
+    """Draw the steps of an update to audit.
 
     Args:
         seed: Seed of the round.
         update: Id of the update.
-        num_steps: Number of steps of its training.
+        num_steps: Number of training steps of the update.
         rate: Probability that an update is drawn.
         steps: Number of steps to draw.
 
@@ -82,15 +82,15 @@ def drawn_steps(seed: bytes, update: str, num_steps: int, rate: float, steps: in
 def draw(
     seed: bytes, updates: Iterable[str], num_steps: int, rate: float, steps: int
 ) -> dict[str, list[int]]:
-    """Return the drawn steps of every drawn update."""
+    """Return the drawn steps of every drawn update, by update id."""
     chosen = {update: drawn_steps(seed, update, num_steps, rate, steps) for update in sorted(updates)}
     return {update: numbers for update, numbers in chosen.items() if numbers}
 
 
 def chance_of_catching(num_steps: int, num_false: int, drawn: int) -> float:
-    """Return the probability that ``drawn`` of ``num_steps`` steps contain one of ``num_false`` false ones.
+    """Return the probability that at least one of ``num_false`` false steps is among ``drawn`` of ``num_steps`` steps.
 
-    It is ``1 - C(n - m, k) / C(n, k)``, and applies to updates that are drawn at all.
+    It is ``1 - C(n - m, k) / C(n, k)``, and applies only if the update is drawn.
 
     Raises:
         ValueError: Unless ``num_false`` and ``drawn`` are between 0 and ``num_steps``.
@@ -101,7 +101,7 @@ def chance_of_catching(num_steps: int, num_false: int, drawn: int) -> float:
 
 
 class AuditVerdict(StrictModel):
-    """The result of one audit, signed by the auditor."""
+    """The result of one audit, to be signed by the auditor."""
 
     format: Literal["gym-audit-verdict-1"] = "gym-audit-verdict-1"
     auditor: ContributorId
@@ -110,9 +110,9 @@ class AuditVerdict(StrictModel):
     update: Sha256
     outcome: Literal["passed", "failed", "unanswered"]
     reason: str = Field("", max_length=500)
-    """Why the audit failed; empty for ``passed``."""
+    """The reason why the audit failed; empty for ``passed``."""
     distances: dict[StepNumber, float] = Field(default_factory=dict, max_length=_MAX_STEPS)
-    """Difference of each repeated step, as a fraction of the step, by step number."""
+    """The difference of each repeated step as a fraction of the step, by step number."""
     tolerance: float = Field(gt=0)
     issued_at_seconds: int = Field(ge=0, lt=2**53)
 
@@ -126,12 +126,12 @@ class AuditVerdict(StrictModel):
 
     @property
     def kind(self) -> str:
-        """The kind of the ledger entry that records it."""
+        """The kind of the ledger entry that records the verdict."""
         return AUDITED if self.outcome == "passed" else FAILED
 
 
 class SignedVerdict(StrictModel):
-    """A verdict with its signature, the content of the file that an auditor sends to the coordinator."""
+    """A verdict with its signature; the content of the file that an auditor sends to the coordinator."""
 
     verdict: AuditVerdict
     public_key: PublicKeyHex
@@ -144,13 +144,13 @@ class SignedVerdict(StrictModel):
         return cls(verdict=verdict, public_key=key.public_key.hex(), signature=signature)
 
     def verify(self) -> None:
-        """Raise ``SIGNATURE_INVALID`` unless ``public_key`` signed the verdict."""
+        """Raise ``SIGNATURE_INVALID`` unless the verdict was signed with ``public_key``."""
         key, signature = bytes.fromhex(self.public_key), bytes.fromhex(self.signature)
         verify_signature(key, self.verdict.model_dump(mode="json"), signature)
 
     @classmethod
     def parse(cls, text: str, name: str) -> SignedVerdict:
-        """Parse the file of a verdict; errors call it ``name``.
+        """Parse the file of a verdict; ``name`` is used in error messages.
 
         Raises:
             GymError: ``AUDIT_INVALID`` with the first invalid field.
@@ -172,11 +172,11 @@ class SignedVerdict(StrictModel):
 
 
 class AuditCheck:
-    """Verifies that draws match the promised seeds, and that auditors signed the verdicts on drawn updates.
+    """Verifies that draws match the committed seeds, and that auditors signed the verdicts on drawn updates.
 
     Args:
-        promised: Commitments to the rounds' seeds so far, by round; the caller adds to it.
-        history: The keys of accounts so far.
+        promised: Commitments to the seeds of the rounds so far, by round; the caller keeps adding to it.
+        history: The keys of the accounts so far.
     """
 
     def __init__(self, promised: Mapping[int, str], history: History) -> None:
@@ -190,7 +190,7 @@ class AuditCheck:
         """Process the next entry.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` with the entry and its problem.
+            GymError: ``STATE_CORRUPT`` with the entry and what is wrong with it.
         """
         if entry.kind not in ("version", DRAW_KIND, *VERDICT_KINDS):
             return
@@ -215,7 +215,7 @@ class AuditCheck:
         updates, num_steps, terms = body["updates"], int(body["num_steps"]), body["terms"]
         if sorted(updates) != sorted(self._merged.get(server_round, [])):
             raise corrupt(f"{where}: its updates are not those of round {server_round}")
-        if not all(is_hash(update) for update in updates):  # commands name files after them
+        if not all(is_hash(update) for update in updates):  # the ids become file names in commands
             raise corrupt(f"{where}: an update's id is not a digest")
         num_drawn = sum(is_drawn(seed, update, float(terms["rate"])) for update in updates)
         if not 0 < num_steps * max(1, num_drawn) <= _MAX_DRAWN_STEPS:

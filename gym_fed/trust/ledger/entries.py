@@ -1,7 +1,8 @@
 """Hash-chained ledger entries in canonical form.
 
-``hash = sha256(canonical{body, kind, previous_hash, sequence})``. A body is stored as the hashed text, so verifiers
-hash the stored text. They also check that it *is* canonical: otherwise one JSON value could have two valid records.
+``hash = sha256(canonical{body, kind, previous_hash, sequence})``. The body is stored as the text that was hashed, so
+verifiers hash the stored text. They also check that the text *is* canonical; otherwise one JSON value could have two
+valid entries.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ GENESIS_HASH = "0" * 64
 """The previous hash of the first entry."""
 
 SEALED = "sealed"
-"""The kind of an entry for an admission verdict in a private round: ``{"server_round": N, "seal": HEX}``."""
+"""The kind of entry for an admission verdict in a private round: ``{"server_round": N, "seal": HEX}``."""
 
 _CONTRIBUTOR = re.compile(f'"({CONTRIBUTOR_PATTERN})"', re.ASCII)
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -32,7 +33,7 @@ _encode = json.JSONEncoder(
 
 
 def corrupt(message: str) -> GymError:
-    """Return the error for a failed check of a ledger."""
+    """Create the error for a failed check of a ledger."""
     return GymError(
         ErrorCode.STATE_CORRUPT,
         f"ledger: {message}",
@@ -46,7 +47,7 @@ class Entry:
 
     Attributes:
         sequence: Number of the entry: 1, 2, ... without gaps.
-        kind: Type of event: ``verdict``, ``version``, ``credit``, ...
+        kind: Kind of the entry: ``verdict``, ``version``, ``credit``, ...
         body_json: Canonical JSON of the body.
         previous_hash: Hash of the previous entry, or ``GENESIS_HASH``.
         hash: Hash of this entry.
@@ -60,7 +61,7 @@ class Entry:
 
     @classmethod
     def following(cls, previous: tuple[int, str] | None, kind: str, body: dict[str, Any]) -> Entry:
-        """Create the entry that follows ``previous``, a sequence number and hash; None creates the first.
+        """Create the entry after ``previous``, which is a sequence number and hash, or None for the first entry.
 
         Raises:
             ValueError: If canonical JSON cannot represent the body.
@@ -71,14 +72,14 @@ class Entry:
 
     @property
     def body(self) -> dict[str, Any]:
-        """Parse the body; returns a new object on every call."""
+        """The parsed body; a new object on every access."""
         body = json.loads(self.body_json)
         if not isinstance(body, dict):
             raise corrupt(f"entry {self.sequence} ({self.kind}): its body is not a JSON object")
         return body
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry as a dict, with a parsed body."""
+        """Convert to a dict that contains the parsed body."""
         return {
             "sequence": self.sequence,
             "kind": self.kind,
@@ -92,7 +93,7 @@ class Entry:
         """Create an entry from the dict that ``to_dict`` returns.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` unless ``data`` has exactly an entry's five fields and a matching hash.
+            GymError: ``STATE_CORRUPT`` unless ``data`` has exactly the five fields of an entry and a matching hash.
         """
         if not isinstance(data, dict) or set(data) != _FIELDS or not isinstance(data["body"], dict):
             raise corrupt(f"{str(data)[:80]} is not an entry")
@@ -112,11 +113,11 @@ class Entry:
 
 
 class Chain:
-    """Verifies entries in order; ``size`` and ``hash`` describe those verified so far.
+    """Verifies entries in order; ``size`` and ``hash`` describe the entries that were verified so far.
 
     Args:
-        size: Number of entries that were verified before.
-        hash: Hash of the last of them.
+        size: Number of entries that were already verified.
+        hash: Hash of the last verified entry.
     """
 
     def __init__(self, size: int = 0, hash: str = GENESIS_HASH) -> None:
@@ -127,7 +128,7 @@ class Chain:
         """Check the next entry and return its body.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` with the entry that is out of sequence, altered or not canonical.
+            GymError: ``STATE_CORRUPT``, with the entry, if it is out of sequence, altered or not canonical.
         """
         if entry.sequence != self.size + 1 or entry.previous_hash != self.hash:
             raise corrupt(f"entry {entry.sequence} ({entry.kind}) does not follow entry {self.size}")
@@ -140,7 +141,7 @@ class Chain:
 
 
 def entry_hash(sequence: int, kind: str, body_json: str, previous_hash: str) -> str:
-    """Return the hex sha256 of an entry's canonical JSON, built from the body's text."""
+    """Compute the hex SHA-256 of an entry's canonical JSON, given the body as text."""
     text = (
         f'{{"body":{body_json},"kind":{encode_basestring(kind)},'
         f'"previous_hash":{encode_basestring(previous_hash)},"sequence":{sequence}}}'
@@ -158,7 +159,7 @@ def canonical_text(value: Any) -> str:
 
 
 def parsed(text: str) -> Any:
-    """Parse canonical JSON; ``NotImplemented`` for text that is not canonical."""
+    """Parse canonical JSON; return ``NotImplemented`` if the text is not canonical."""
     try:
         value = json.loads(text)
         return value if _encode(value) == text else NotImplemented
@@ -167,31 +168,30 @@ def parsed(text: str) -> Any:
 
 
 def is_hash(text: object) -> bool:
-    """Return True if a value is a lower-case hex sha256."""
+    """Return True if a value is a SHA-256 in lower-case hex."""
     return isinstance(text, str) and _HASH.fullmatch(text) is not None
 
 
 def subjects(body_json: str) -> set[str]:
-    """Return the ids of all contributors in an entry's body."""
+    """Return the ids of all contributors that an entry's body refers to."""
     return set(_CONTRIBUTOR.findall(body_json))
 
 
 def seal(manifest_json: str, verdict: str, code: str, reason: str) -> str:
-    """Compute the ledger's commitment to an admission verdict in a private round, which only the contributor can
-    open.
+    """Compute the ledger's commitment to an admission verdict in a private round.
 
-    A verdict with its contributor's name would reveal when and in which order updates were sent. A ``sealed`` entry
-    has a digest of the update's manifest and the verdict instead. The manifest has 128 secret random bits, so the
-    content cannot be guessed; a holder of the manifest and the receipt can prove it.
+    A verdict with its contributor's id would reveal when and in which order updates were sent. A ``sealed`` entry
+    instead contains a digest of the update's manifest and the verdict. The manifest contains 128 secret random bits, so
+    the content cannot be guessed. Only a holder of the manifest and the receipt can prove the content.
 
     Args:
-        manifest_json: Signed text of the update's manifest.
+        manifest_json: The signed text of the update's manifest.
         verdict: ``admitted`` or ``refused``.
         code: Error code of the refusal; empty for an admission.
         reason: Full reason of the refusal; empty for an admission.
 
     Returns:
-        Hex sha256.
+        The SHA-256 in hex.
     """
     content = {"manifest": manifest_json, "verdict": verdict, "code": code, "reason": reason}
     return canonical_digest({"gym-seal-1": content})

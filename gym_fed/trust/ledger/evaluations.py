@@ -1,9 +1,9 @@
-"""Evaluations in the ledger: a secret seed is committed before its round and revealed after it.
+"""Evaluations in the ledger: the hub commits to a secret seed before the round and reveals it afterwards.
 
-An ``evaluation-seed`` entry contains a round's ``commitment``; it is written before the round begins. An ``evaluated``
-entry has the ``seed`` and, per task, the number of rows, a digest of the drawn rows and the result. Anyone with the
-ledger can repeat the draw. A coordinator cannot choose rows after seeing updates, and contributors cannot train on
-the rows of their evaluation.
+An ``evaluation-seed`` entry contains the ``commitment`` for a round and is written before the round begins. An
+``evaluated`` entry contains the ``seed`` and, per task, the number of rows, a digest of the drawn rows and the result.
+Anyone with the ledger can repeat the draw. The coordinator cannot choose rows after seeing the updates, and
+contributors cannot train on the rows that will evaluate them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ SEED_KIND = "evaluation-seed"
 EVALUATED = "evaluated"
 SEED_BYTES = 32
 _MAX_ROWS = 1_000_000
-"""Maximum rows over all tasks of one evaluation: each costs a hash when the ledger is verified."""
+"""Maximum number of rows over all tasks of one evaluation, since each costs a hash during verification."""
 
 
 def commitment(seed: bytes, server_round: int) -> str:
-    """Return the commitment to a secret seed: hex sha256 of seed and round."""
+    """Return the commitment to a secret seed: the hex SHA-256 of the seed and the round."""
     return canonical_digest({"gym-evaluation-seed-1": {"seed": seed.hex(), "server_round": server_round}})
 
 
 def drawn_rows(seed: bytes, task: str, total: int, limit: int) -> list[int]:
-    """Draw rows of a task: those with the ``limit`` smallest sha256 of seed, task and row.
+    """Draw rows of a task: the ``limit`` rows with the smallest SHA-256 of seed, task and row number.
 
     Args:
         seed: Seed of the round.
@@ -37,7 +37,7 @@ def drawn_rows(seed: bytes, task: str, total: int, limit: int) -> list[int]:
         limit: Number of rows to draw, at most ``total``.
 
     Returns:
-        Row numbers from 0, sorted.
+        Row numbers, starting from 0, sorted.
     """
     begin = hashlib.sha256(seed + task.encode("utf-8"))
 
@@ -50,18 +50,18 @@ def drawn_rows(seed: bytes, task: str, total: int, limit: int) -> list[int]:
 
 
 def rows_digest(rows: list[int]) -> str:
-    """Return the digest of row numbers, as stored in an ``evaluated`` entry."""
+    """Return the digest of row numbers, as recorded in an ``evaluated`` entry."""
     return canonical_digest(rows)
 
 
 class EvaluationCheck:
-    """Verifies that seeds match their commitments, and drawn rows match the seeds.
+    """Verifies that seeds match their commitments, and that drawn rows match the seeds.
 
     Attributes:
-        late: Rounds whose seed was drawn after they began, although the hub had drawn one for the previous round. This
-            happens once when a hub gets its first evaluations; otherwise the rows may have been chosen after the
-            updates.
-        promised: Commitments by round.
+        late: Rounds whose seed was committed only after they began, although the hub had one for the previous round.
+            When a hub starts to evaluate, this is expected once; otherwise the rows may have been chosen after the
+            updates were known.
+        promised: Commitments, by round.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class EvaluationCheck:
         """Process the next entry.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` with the entry and its problem.
+            GymError: ``STATE_CORRUPT`` with the entry and what is wrong with it.
         """
         if entry.kind == SEED_KIND:
             self._promise(entry, body)

@@ -4,8 +4,8 @@
     {"body":{...},"hash":HEX,"kind":TEXT,"previous_hash":HEX,"sequence":N}
     {"head":{...},"signature":HEX}
 
-Every line is canonical JSON and ends with a line feed. A head follows the entry of its size. The last line is a head,
-so that everything before it is signed.
+Every line is canonical JSON and ends with a line feed. A head follows the last entry that it covers. The last line is a
+head, so that everything before it is signed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gym_fed.trust.ledger.restored import SignedRestored
 FORMAT = "gym-ledger-1"
 
 Visit = Callable[[Entry, dict[str, Any]], None]
-"""A function that receives every verified entry with its body."""
+"""Called with every verified entry and its body."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The fields of ledger entries that readers use, and their types.
+"""The fields of ledger entries that readers depend on, and their types.
 
-A signature proves who wrote an entry, not that its body is well-formed: a hub may sign anything.
+A signature proves who wrote an entry, but not that its body is well-formed; a hub can sign anything.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _OPTIONAL: Mapping[str, Mapping[str, _Check]] = {
 
 
 def check_fields(entry: Entry, body: Mapping[str, Any]) -> None:
-    """Check the fields of an entry; kinds and fields that no reader uses are skipped.
+    """Check the fields of an entry; kinds and fields that no reader depends on are skipped.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` with the entry and its first field that is missing or has the wrong type.
+        GymError: ``STATE_CORRUPT`` with the entry and its first field that is missing or of the wrong type.
     """
     required, optional = _REQUIRED.get(entry.kind, {}), _OPTIONAL.get(entry.kind, {})
     for name, is_valid in (*required.items(), *optional.items()):

@@ -1,8 +1,8 @@
-"""Signed heads: the hub's signature of its entire ledger, and proofs that two heads contradict each other.
+"""Signed heads: the hub's signatures over its entire ledger, and proofs that two heads contradict each other.
 
-A hub signs at most one head per size, always for its newest entry, with times that never decrease. Two heads of a hub
-prove a fork if they have the same size and differ, or if the shorter one was signed later. A head and an entry included
-under it prove a fork if the head signed at that entry has a different hash.
+A hub signs at most one head per size, always for its newest entry, and with times that never decrease. Two heads of the
+same hub prove a fork if they have the same size but differ, or if the shorter one was signed later. A head of size *n*
+also proves a fork if a larger head includes an entry *n* with a different hash.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from gym_fed.trust.ledger.merkle import verify_inclusion
 FORMAT = "gym-head-1"
 FORK_FORMAT = "gym-fork-1"
 HEADS_BEFORE = "heads"
-"""Key of an entry's body with the number of heads that were signed before it. It reveals a deleted head."""
+"""Key in an entry's body for the number of heads that were signed before it, which reveals deleted heads."""
 _SIGNATURE = re.compile(r"[0-9a-f]{128}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Head:
-    """The state of the ledger at one size, which the hub signs.
+    """The state of the ledger at one size, as signed by the hub.
 
     Attributes:
         format: ``gym-head-1``.
         server: Id of the hub, derived from its key.
-        size: Number of entries, and sequence number of the last one.
+        size: Number of entries, which is also the sequence number of the last one.
         hash: Hash of the last entry, which covers all earlier ones.
         root: Merkle root of the hashes of all entries.
-        server_round: Latest round at that time; 0 before the first.
+        server_round: Latest round at the time; 0 before the first.
         at: Time of the signature in Unix seconds; never earlier than that of a previous head.
     """
 
@@ -48,7 +48,7 @@ class Head:
 
 @dataclass(frozen=True)
 class SignedHead:
-    """A head with the signature of ``{"ledger_head": head}``."""
+    """A head with the signature over ``{"ledger_head": head}``."""
 
     head: Head
     signature: str
@@ -94,7 +94,7 @@ class SignedHead:
 
     @classmethod
     def from_json(cls, text: str) -> SignedHead:
-        """Parse canonical JSON; other forms are rejected.
+        """Parse canonical JSON; text in any other form is rejected.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for invalid data.
@@ -102,7 +102,7 @@ class SignedHead:
         return cls.from_dict(parsed(text))
 
     def verify(self, public_key: bytes) -> None:
-        """Raise ``STATE_CORRUPT`` unless the hub with this key signed the head."""
+        """Raise ``STATE_CORRUPT`` unless the hub with this key has signed the head."""
         where = f"head {self.size}"
         if self.head.server != server_id(public_key):
             raise corrupt(f"{where} belongs to {self.head.server}, not to {server_id(public_key)}")
@@ -115,9 +115,10 @@ class SignedHead:
 
 @dataclass(frozen=True)
 class EntryProof:
-    """An entry, a signed head, and the Merkle path that proves the inclusion of the entry.
+    """A proof that a signed head includes an entry, through a Merkle path.
 
-    If the head has the entry's own size it contains the entry's hash, and no path is needed.
+    If the size of the head is the entry's sequence number, the head itself contains the entry's hash. No path is then
+    needed.
     """
 
     entry: Entry
@@ -142,7 +143,7 @@ class EntryProof:
         return cls(Entry.from_dict(data["entry"]), SignedHead.from_dict(data["head"]), tuple(path))
 
     def verify(self, public_key: bytes) -> None:
-        """Raise ``STATE_CORRUPT`` unless the hub signed a head that includes this entry."""
+        """Raise ``STATE_CORRUPT`` unless the hub with this key has signed a head that includes this entry."""
         self.entry.check_hash()
         self.head.verify(public_key)
         size, sequence = self.head.size, self.entry.sequence
@@ -155,12 +156,12 @@ class EntryProof:
 
 
 def contradiction(first: SignedHead, second: SignedHead, proof: EntryProof | None = None) -> str | None:
-    """Describe the contradiction between two verified heads of one hub; None if they are consistent.
+    """Describe the contradiction between two verified heads of the same hub; None if they are consistent.
 
     Args:
         first: A head.
         second: Another head of the same hub.
-        proof: For heads of different sizes, a proof of the entry at the smaller size under the larger head.
+        proof: For heads of different sizes, a proof that the larger head includes the entry at the smaller size.
     """
     old, new = sorted((first, second), key=lambda signed: signed.size)
     if old.size == new.size:
@@ -178,7 +179,7 @@ def contradiction(first: SignedHead, second: SignedHead, proof: EntryProof | Non
 def fork_document(
     public_key: bytes, heads: tuple[SignedHead, SignedHead], proof: EntryProof | None
 ) -> dict[str, Any]:
-    """Return the proof of a fork as a document to share; ``check_fork`` verifies it."""
+    """Return the proof of a fork as a document for sharing, which ``check_fork`` verifies."""
     return {
         "format": FORK_FORMAT,
         "public_key": public_key.hex(),
@@ -188,13 +189,13 @@ def fork_document(
 
 
 def check_fork(document: Any, public_key: bytes) -> str:
-    """Verify a fork proof from another party.
+    """Verify a fork document from another party.
 
     Returns:
         A description of the fork.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` if it does not prove a fork.
+        GymError: ``STATE_CORRUPT`` if the document does not prove a fork.
     """
     keys = {"format", "public_key", "heads", "proof"}
     if not isinstance(document, dict) or set(document) != keys or document["format"] != FORK_FORMAT:

@@ -1,8 +1,8 @@
 """Verify the lineage of versions in a ledger: each follows the current one, and rollbacks restore an earlier one.
 
-A ``version`` entry names ``parent``, ``soup``, ``digest`` and ``height``. Heights count all versions ever created. A
-``rolled-back`` entry names the previous current version (``from``) and the restored one (``to``), which the next
-version follows. Entries are never changed, so abandoned versions stay readable.
+A ``version`` entry contains ``parent``, ``soup``, ``digest`` and ``height``. The height counts all versions ever
+created. A ``rolled-back`` entry contains the current version (``from``) and the restored one (``to``), which becomes
+the parent of the next version. Entries are never changed, so abandoned versions remain readable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LineageCheck:
     """Tracks the current version through all entries of a ledger.
 
     Attributes:
-        current: Digest of the current version; None before the first entry that names one.
+        current: Digest of the current version; None until the first entry that contains a version.
     """
 
     def __init__(self) -> None:
@@ -32,8 +32,8 @@ class LineageCheck:
         """Process the next entry.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for a version that does not follow the current one, or a rollback from a
-                version that is not current or to one that does not exist.
+            GymError: ``STATE_CORRUPT`` for a version that does not follow the current one, for a rollback from a
+                version that is not current, or to one that does not exist.
         """
         if entry.kind not in (VERSION, ROLLED_BACK):
             return

@@ -1,8 +1,8 @@
 """The Merkle tree of a ledger's entries (RFC 6962, section 2.1): roots and inclusion proofs.
 
-A leaf is ``sha256(0x00 || hash)`` of an entry's 32-byte hash, a node ``sha256(0x01 || left || right)``. The left
-subtree of a node with *n* leaves has as many leaves as the largest power of two below *n*. So each tree consists of
-complete subtrees that never change as the ledger grows, and both classes store only those.
+A leaf is ``sha256(0x00 || hash)`` for an entry's 32-byte hash, and a node is ``sha256(0x01 || left || right)``. The
+left subtree of a node with *n* leaves has as many leaves as the largest power of two below *n*. Each tree thus consists
+of complete subtrees, which never change as the ledger grows, and both classes store only those.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gym_fed.trust.ledger.entries import corrupt, is_hash
 
 _BYTES = 32
 EMPTY_ROOT = hashlib.sha256(b"").hexdigest()
-"""Root of a tree without leaves (RFC 6962, 2.1)."""
+"""The root of a tree without leaves (RFC 6962, 2.1)."""
 
 
 def leaf_hash(entry_hash: str) -> bytes:
@@ -28,7 +28,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class Frontier:
-    """The complete subtrees of a growing tree, largest first: O(log n) state for computing the next root."""
+    """The complete subtrees of a growing tree, largest first: O(log n) state from which the next root is computed."""
 
     def __init__(self, size: int = 0, peaks: Sequence[bytes] = ()) -> None:
         self.size = size
@@ -44,7 +44,7 @@ class Frontier:
         self.size += 1
 
     def root(self) -> str:
-        """Return the root of the tree in hex."""
+        """Return the root of the tree, in hex."""
         if not self._peaks:
             return EMPTY_ROOT
         node = self._peaks[-1]
@@ -70,7 +70,7 @@ class Frontier:
 
 
 class Tree:
-    """All complete subtrees of a growing tree (64 bytes per leaf), for proofs under any earlier size."""
+    """All complete subtrees of a growing tree (64 bytes per leaf), for proofs at any earlier size."""
 
     def __init__(self, entry_hashes: Iterable[str] = ()) -> None:
         self._levels: list[bytearray] = [bytearray()]
@@ -93,7 +93,7 @@ class Tree:
             self._levels[level] += node
 
     def root(self, size: int) -> str:
-        """Return the root of the tree of the first ``size`` leaves in hex."""
+        """Return the root of the tree of the first ``size`` leaves, in hex."""
         return self._range(0, size).hex() if size else EMPTY_ROOT
 
     def inclusion(self, index: int, size: int) -> list[str]:
@@ -141,7 +141,7 @@ def inclusion_steps(
 def _climb(
     entry_hash: str, index: int, size: int, path: Sequence[str]
 ) -> tuple[list[tuple[str, str, str]], bool]:
-    """Follow a path, and check that its length matches the height of the tree."""
+    """Follow a path to the root. Also return True if its length matches the height of the tree."""
     node, first, last = leaf_hash(entry_hash), index, size - 1
     steps = list[tuple[str, str, str]]()
     for sibling in path:

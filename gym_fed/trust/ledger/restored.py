@@ -1,8 +1,8 @@
-"""A hub's signed statement that it was restored from a backup: where it resumes and what is lost.
+"""A hub's signed statement that it was restored from a backup: where the ledger resumes, and what is lost.
 
 A hub that resumes from an older state signs different entries than before, which is a fork. The statement is in the
-ledger as an entry of kind ``restored``, and is sent to everyone who has a head of the lost part. Without the
-statement and their consent, it counts as a fork.
+ledger as an entry of kind ``restored``, and is sent to everyone who has a head of the lost part. Without a statement
+and the contributor's consent, the restore is treated as a fork.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gym_fed.trust.ledger.heads import SignedHead
 
 FORMAT = "gym-restored-1"
 KIND = "restored"
-"""Kind of the ledger entry with the statement under ``statement`` and its signature under ``signature``."""
+"""The kind of entry that contains a statement (``statement``) and its signature (``signature``)."""
 
 MAX_REASON = 200
 _KINDS = {"format": str, "server": str, "restored_at_entry": int, "hash": str, "at": int, "reason": str}
@@ -25,16 +25,16 @@ _KINDS = {"format": str, "server": str, "restored_at_entry": int, "hash": str, "
 
 @dataclass(frozen=True)
 class Restored:
-    """The statement that the hub signs.
+    """The statement, as signed by the hub.
 
     Attributes:
         format: ``gym-restored-1``.
         server: Id of the hub.
         restored_at_entry: Sequence number of the last entry that is still valid; 0 if there is none.
         hash: Hash of that entry.
-        at: Time in Unix seconds; never earlier than a lost head.
+        at: Time of the statement in Unix seconds; not earlier than that of any lost head.
         reason: The coordinator's explanation.
-        lost: Highest lost head, as a document; None if the coordinator does not know one.
+        lost: The highest lost head, as a document; None if the coordinator knows of none.
     """
 
     format: str
@@ -47,13 +47,13 @@ class Restored:
 
     @property
     def lost_head(self) -> SignedHead | None:
-        """Parse the ``lost`` head."""
+        """The parsed ``lost`` head; None if there is none."""
         return None if self.lost is None else SignedHead.from_dict(self.lost)
 
 
 @dataclass(frozen=True)
 class SignedRestored:
-    """A statement with the signature of ``{"hub_restored": statement}`` by the hub's ledger key."""
+    """A statement with the hub's signature, by its ledger key, over ``{"hub_restored": statement}``."""
 
     statement: Restored
     signature: str
@@ -95,11 +95,11 @@ class SignedRestored:
 
     @classmethod
     def from_json(cls, text: str) -> SignedRestored:
-        """Parse canonical JSON; rejects other forms, and raises as ``from_dict``."""
+        """Parse canonical JSON; text in any other form is rejected. Raises the errors of ``from_dict``."""
         return cls.from_dict(parsed(text))
 
     def verify(self, public_key: bytes) -> None:
-        """Raise ``STATE_CORRUPT`` unless the hub with this key signed the statement and its lost head."""
+        """Raise ``STATE_CORRUPT`` unless the hub with this key has signed the statement and its lost head."""
         statement = self.statement
         if statement.server != server_id(public_key):
             raise corrupt(
@@ -115,12 +115,12 @@ class SignedRestored:
             statement.lost_head.verify(public_key)
 
     def covers(self, head: SignedHead) -> bool:
-        """Return True if this restore lost the head: it is after the entry, and was signed before the statement."""
+        """Return True if the head was lost: it is after the last valid entry, and was signed before the statement."""
         return head.size > self.statement.restored_at_entry and head.head.at <= self.statement.at
 
 
 class HubRestored(GymError):
-    """The error for a hub that was restored to a state older than the contributor's.
+    """Raised for a hub that was restored to an older state than the contributor has seen.
 
     Args:
         signed: The statement, with a verified signature.

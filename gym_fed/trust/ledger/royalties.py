@@ -1,9 +1,9 @@
-"""Royalties: split credits for the use of a version among its rounds and their credited contributors.
+"""Royalties: split credits for the use of a version among the rounds that led to it and their contributors.
 
-A version is the result of all rounds up to it, so only those are paid. A round's weight is its reduction of the
-held-out loss (``improvement``) or one (``equal``). Within a round, shares are proportional to the credits, and an
-update that was measured and did not lower the loss gets nothing. Both splits use largest remainders, so whole credits
-always add up to the amount.
+A version is the result of all rounds up to it, so only those are paid. The weight of a round is its reduction of the
+held-out loss (``improvement``) or one (``equal``). Within a round, shares are proportional to the earned credits; an
+update that was measured and did not lower the loss gets nothing. Both splits use the largest remainder method, so the
+shares are whole credits that add up to the amount.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass
 class PaidVersion:
-    """A version and the credits of its round.
+    """A version and the credits that were earned in its round.
 
     Attributes:
         height: Number of the version, from 1.
         digest: Digest of the version.
         server_round: Round that created the version.
-        improvement: Reduction of the held-out loss; None if not measured.
-        credits: Credits of the round, without those for updates that were measured and gained nothing.
+        improvement: Reduction of the held-out loss; None if it was not measured.
+        credits: Credits by contributor, without those for updates that were measured and gained nothing.
     """
 
     height: int
@@ -41,7 +41,7 @@ class PaidVersion:
 
 @dataclass(frozen=True)
 class RoundShare:
-    """One round's share of an amount, and its recipients."""
+    """The share of one round in an amount, and its recipients."""
 
     height: int
     server_round: int
@@ -58,7 +58,7 @@ class RoundShare:
 
 
 def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[PaidVersion]:
-    """Return the versions of a ledger, oldest first, from kinds and bodies of its entries."""
+    """Return the versions in a ledger, oldest first, given the kinds and bodies of the entries."""
     versions: list[PaidVersion] = []
     paid: dict[int, dict[str, int]] = {}
     without: dict[int, set[str]] = {}
@@ -81,7 +81,7 @@ def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Paid
 
 
 def find_version(versions: Sequence[PaidVersion], name: str, base_digest: str = "") -> int:
-    """Return the height of the version with this height or digest.
+    """Return the height of a version, given its height or digest as text.
 
     Raises:
         GymError: ``NOT_FOUND`` for an unknown version, or for the base, which has no contributors.
@@ -107,17 +107,17 @@ def attribute(
 ) -> list[RoundShare]:
     """Split an amount among the rounds of a version and their contributors.
 
-    With ``improvement``, a round without a measured loss gets the mean weight of the measured ones. If no measured
+    With ``improvement``, a round without a measured loss gets the mean weight of the measured rounds. If no measured
     round lowered the loss, all rounds have equal weight. Rounds without credited contributors are skipped.
 
     Args:
         versions: Versions from ``paid_versions``.
-        height: Height of the used version.
+        height: Height of the version that was used.
         amount: Number of credits.
         policy: ``improvement`` or ``equal``.
 
     Raises:
-        GymError: ``NOT_FOUND`` if no round up to the version credited anyone.
+        GymError: ``NOT_FOUND`` if no round up to the version has credited anyone.
     """
     chain = [version for version in _leading_to(versions, height) if version.credits]
     if not chain:
@@ -136,7 +136,7 @@ def attribute(
 
 
 def _leading_to(versions: Sequence[PaidVersion], height: int) -> list[PaidVersion]:
-    """Return the versions from the base to one, oldest first, without abandoned ones."""
+    """Return the versions from the base to the one with this height, oldest first, without abandoned ones."""
     by_digest = {version.digest: version for version in versions}
     by_height = {version.height: version for version in versions}
     path, at = list[PaidVersion](), by_height.get(height)
@@ -156,7 +156,7 @@ def totals(rounds: Iterable[RoundShare]) -> dict[str, int]:
 
 
 def split(amount: int, weights: Mapping[K, Fraction]) -> dict[K, int]:
-    """Split an amount into integer parts by weights, of which at least one is positive (largest remainders)."""
+    """Split an amount into integers by weights, at least one of which is positive (largest remainder method)."""
     total = sum(weights.values())
     exact = {key: amount * weight / total for key, weight in weights.items()}
     parts = {key: int(value) for key, value in exact.items()}

@@ -1,1 +1,1 @@
-"""Mirrors of a hub: the list that the hub signs, and the folder of a mirror."""
+"""Mirrors of a hub: the signed list of mirrors, and the folder of a mirror."""

@@ -1,7 +1,7 @@
-"""The folder of a mirror, shared by two processes: one follows the hub and writes, the other serves.
+"""The folder of a mirror, shared by two processes: one follows the hub and writes, the other serves the content.
 
-``content.json`` names what has been verified and may be served. It is replaced atomically after the objects and the
-ledger are on disk, so that a killed mirror still serves the previous content.
+``content.json`` lists what has been verified and may be served. It is replaced atomically after the objects and the
+ledger are on disk, so a mirror that was killed still serves the previous content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONTENT = "content.json"
 
 
 class MirrorContent(StrictModel):
-    """What a mirror may serve."""
+    """The content that a mirror may serve."""
 
     format: Literal["gym-mirror-1"] = "gym-mirror-1"
     server: str = Field(pattern=r"^s[0-9a-f]{16}$")
@@ -31,13 +31,13 @@ class MirrorContent(StrictModel):
     hub: str = Field(max_length=300)
     """Address of the hub."""
     entries: int = Field(ge=0)
-    """Entries of the ledger, all under a signed head."""
+    """Number of entries in the ledger, all under a signed head."""
     objects: dict[Sha256, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    """Sizes of the public objects by sha256."""
+    """The sizes of the public objects in bytes, by SHA-256."""
     variants: list[str] = Field(default_factory=list)
-    """Public variants: ``VariantInfo`` messages in hex, by owner and name."""
+    """The public variants, by owner and name, as ``VariantInfo`` messages in hex."""
     halted: str = Field("", max_length=2000)
-    """Why the hub is no longer followed: it showed two ledgers, an older one, or a different key."""
+    """The reason why the hub is no longer followed: it showed two ledgers, an older one, or a different key."""
 
 
 class MirrorFolder:
@@ -51,7 +51,7 @@ class MirrorFolder:
         self.path = path
         self.objects = path / "objects"
         self.home = path / "home"
-        """Home of the mirror's account at the hub, with its copy of the ledger and evidence in ``proofs/``."""
+        """The home of the mirror's account at the hub, with its copy of the ledger and evidence in ``proofs/``."""
         self.keys = path / "keys"
 
     @property
@@ -59,14 +59,14 @@ class MirrorFolder:
         return self.path / _CONTENT
 
     def ledger_path(self, server: str) -> Path:
-        """Return the verified copy of a hub's ledger."""
+        """Return the path of the verified copy of a hub's ledger."""
         return self.home / "servers" / server / "ledger.jsonl"
 
     def content(self) -> MirrorContent | None:
-        """Return what may be served; None before anything was verified.
+        """Return the content that may be served; None if nothing has been verified yet.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` naming the file and its problem.
+            GymError: ``STATE_CORRUPT`` with the file and what is wrong with it.
         """
         if not self.content_path.exists():
             return None
@@ -79,5 +79,5 @@ class MirrorFolder:
             raise GymError(ErrorCode.STATE_CORRUPT, problem, hint) from error
 
     def put(self, content: MirrorContent) -> None:
-        """Replace what may be served."""
+        """Replace the content that may be served."""
         write_atomically(self.content_path, content.model_dump_json(indent=1).encode())

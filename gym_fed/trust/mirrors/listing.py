@@ -13,7 +13,7 @@ from gym_fed.trust.identity.keys import SigningKey, server_id, verify_signature
 
 
 class SignedMirrors(StrictModel):
-    """The mirrors of one hub, signed by its ledger key."""
+    """The mirrors of one hub, signed with its ledger key."""
 
     server: str = Field(pattern=r"^s[0-9a-f]{16}$")
     mirrors: list[MirrorConfig] = Field(max_length=MAX_MIRRORS)
@@ -30,7 +30,7 @@ class SignedMirrors(StrictModel):
         """Parse and verify a hub's list.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID`` if it is malformed or the hub with this key did not sign it.
+            GymError: ``SIGNATURE_INVALID`` if the list is malformed or was not signed by the hub with this key.
         """
         try:
             found = cls.model_validate(values)

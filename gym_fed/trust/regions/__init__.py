@@ -1,1 +1,1 @@
-"""Hubs that contribute to another hub: the data that the two exchange, and the links between their ledgers."""
+"""Regional hubs, which contribute to a root hub: the data that they exchange, and the links between their ledgers."""

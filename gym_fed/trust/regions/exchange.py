@@ -1,8 +1,8 @@
-"""The folder through which a regional hub and its agent at the root, two separate processes, communicate.
+"""The folder through which a regional hub and its agent for the root, two separate processes, communicate.
 
-The agent writes ``root.json``, the root's version that the region must start from, and receipts of sent updates. The
-hub writes ``region.json``, the region's newest version since then. Files are replaced atomically and hold digests of
-the objects next to them, so that either process can be killed at any point.
+The agent writes ``root.json``, the root's version from which the region must start, and the receipts of sent updates.
+The hub writes ``region.json``, the region's newest version since then. Files are replaced atomically and contain
+digests of the objects next to them, so either process can be killed at any point.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gym_fed.trust.identity.manifest import Sha256
 from gym_fed.trust.identity.statements import PublicKeyHex
 
 FOLDER = "region"
-"""Name of the exchange in a hub's folder."""
+"""Name of the exchange's folder in a hub's folder."""
 
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 _SUFFIX = ".gymdelta"
@@ -35,14 +35,14 @@ Digest = Annotated[str, Field(pattern=_DIGEST)]
 
 
 class SummedVersion(StrictModel):
-    """A version as the base plus an integer sum of soups (``gym_fed.delta.integer_sum``); the base itself has none."""
+    """A version as the base plus an integer sum of soups (``gym_fed.delta.integer_sum``); the base has no sum."""
 
     base_digest: Digest
     version_digest: Digest
     integers: Digest | None = None
     """Digest of the sum."""
     sum_sha256: Sha256 | None = None
-    """The object with the sum, in the exchange's folder."""
+    """SHA-256 of the file with the sum, in the exchange's folder."""
 
     @model_validator(mode="after")
     def _validate_sum(self) -> SummedVersion:
@@ -53,35 +53,34 @@ class SummedVersion(StrictModel):
 
 
 class RootVersion(SummedVersion):
-    """The root's version that the region must start from."""
+    """The root's version from which the region must start."""
 
     format: Literal["gym-root-version-1"] = "gym-root-version-1"
     root: ServerId
     root_key: PublicKeyHex
-    """Key that signs the root's ledger; ``root`` is derived from it."""
+    """The key that signs the root's ledger; ``root`` is derived from it."""
     root_round: int = Field(ge=0)
     """The root's round with this task; 0 for the last version, after all rounds."""
     root_size: int = Field(ge=0)
-    """Number of entries of the root's ledger under a signed head that the agent has seen, including the version's
-    entry."""
+    """Number of entries in the root's ledger under a signed head seen by the agent, including the version's entry."""
     is_last: bool = False
     """True if the root has no more rounds."""
 
 
 class RegionVersion(SummedVersion):
-    """The region's newest version since a version of the root."""
+    """The region's newest version since it started from a version of the root."""
 
     format: Literal["gym-region-version-1"] = "gym-region-version-1"
     server: ServerId
     root_version: Digest
-    """The version of the root that it starts from."""
+    """Digest of the root's version from which the region started."""
     num_rounds: int = Field(ge=0)
-    """Rounds committed since then."""
+    """Number of rounds committed since then."""
     max_rounds: int = Field(ge=1)
-    """Rounds after which the region waits for the root."""
+    """Number of rounds after which the region waits for the root."""
     num_updates: int = Field(ge=0)
     num_examples: int = Field(ge=0)
-    """Examples of all members whose updates were merged since then; for each member, its maximum in one round."""
+    """Total examples of all members whose updates were merged since then, with each member's maximum in one round."""
 
 
 Document = TypeVar("Document", bound=StrictModel)
@@ -98,30 +97,30 @@ class RegionExchange:
         self.folder = hub_folder / FOLDER
 
     def root_version(self) -> RootVersion | None:
-        """Return the root's version; None before the first.
+        """Return the root's version; None if the agent has not written one yet.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` naming the file and its problem.
+            GymError: ``STATE_CORRUPT`` with the file and what is wrong with it.
         """
         return self._read(_ROOT, RootVersion)
 
     def region_version(self) -> RegionVersion | None:
-        """Return the region's newest version; None before the first; raises as ``root_version``."""
+        """Return the region's newest version; None if there is none yet. Raises the errors of ``root_version``."""
         return self._read(_REGION, RegionVersion)
 
     def put_root_version(self, version: RootVersion, sum_path: Path | None) -> None:
-        """Write the root's version, and a copy of its sum."""
+        """Write the root's version and a copy of its sum."""
         self._put(_ROOT, version, sum_path)
 
     def put_region_version(self, version: RegionVersion, sum_path: Path | None) -> None:
-        """Write the region's version, and a copy of its sum."""
+        """Write the region's version and a copy of its sum."""
         self._put(_REGION, version, sum_path)
 
     def sum_path(self, version: SummedVersion) -> Path | None:
-        """Return the verified file with a version's sum; None for the base.
+        """Return the verified file with the sum of a version; None for the base.
 
         Raises:
-            GymError: ``HASH_MISMATCH``, or ``STATE_CORRUPT`` if it is missing.
+            GymError: ``HASH_MISMATCH``; ``STATE_CORRUPT`` if the file is missing.
         """
         if version.sum_sha256 is None:
             return None
@@ -133,21 +132,21 @@ class RegionExchange:
         return path
 
     def put_receipt(self, receipt: dict[str, Any]) -> None:
-        """Store the root's receipt of an update for the hub, which records it in its ledger."""
+        """Store the root's receipt of an update, for the hub to record in its ledger."""
         folder = self.folder / _RECEIPTS
         make_folder(folder, 0o700)
         write_atomically(folder / f"{receipt['update']}.json", json.dumps(receipt, sort_keys=True).encode())
 
     def receipts(self) -> list[Path]:
-        """List the files of receipts stored for the hub."""
+        """List the files of the receipts that are stored for the hub."""
         return sorted((self.folder / _RECEIPTS).glob("*.json"))
 
     def receipt(self, path: Path) -> dict[str, Any]:
-        """Read a receipt stored for the hub; raises as ``root_version``."""
+        """Read a receipt that is stored for the hub; raises the errors of ``root_version``."""
         return read_object(path, ErrorCode.STATE_CORRUPT, _REMEDY)
 
     def set_aside(self, path: Path) -> Path:
-        """Rename a receipt that cannot be recorded, so that it does not block others; return its new path."""
+        """Rename a receipt that cannot be recorded, so that it does not block others. Return its new path."""
         return path.replace(path.with_suffix(_REFUSED))
 
     def _object(self, sha256: str) -> Path:
@@ -178,7 +177,7 @@ class RegionExchange:
         self._drop_others()
 
     def _drop_others(self) -> None:
-        """Delete the objects that neither document names."""
+        """Delete the objects that neither of the two documents refers to."""
         named = {one.sum_sha256 for one in (self.root_version(), self.region_version()) if one is not None}
         for path in self.folder.glob(f"*{_SUFFIX}"):
             if path.stem not in named:

@@ -1,7 +1,7 @@
 """The links between the ledgers of a regional hub and its root, and their verification.
 
-The region's ledger has an entry ``root-version`` for each version of the root that it took over, and ``root-update``
-with the root's signed receipt for each update that it sent.
+The region's ledger has a ``root-version`` entry for each version of the root from which it started, and a
+``root-update`` entry, with the root's signed receipt, for each update that it sent.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ROOT_VERSION, ROOT_UPDATE = "root-version", "root-update"
 
 
 def receipt_proof(receipt: Mapping[str, Any], public_key: bytes) -> EntryProof:
-    """Return the verified proof in a receipt of an update.
+    """Return the proof in a receipt of an update, after verifying it.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID`` if the hub with this key did not sign it, or its entry belongs to a different
+        GymError: ``SIGNATURE_INVALID`` if the hub with this key did not sign it, or if its entry belongs to another
             update.
     """
     try:
@@ -41,7 +41,7 @@ def receipt_proof(receipt: Mapping[str, Any], public_key: bytes) -> EntryProof:
 
 
 def _is_of(proof: EntryProof, receipt: Mapping[str, Any]) -> bool:
-    """Return True if the entry is the verdict of the receipt; entries of private rounds are sealed."""
+    """Return True if the entry is the verdict that the receipt is for; entries of private rounds are sealed."""
     body = proof.entry.body
     if proof.entry.kind != SEALED:
         recorded = (proof.entry.kind, body.get("update"), body.get("verdict"))
@@ -57,26 +57,26 @@ def _is_of(proof: EntryProof, receipt: Mapping[str, Any]) -> bool:
 
 
 def _check_version(body: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` unless ``RegionLinks.compare`` can read the body."""
+    """Raise ``ValueError`` unless the body has the fields that ``RegionLinks.compare`` reads."""
     for name in ("root", "version", "base"):
         if not isinstance(body.get(name), str):
             raise ValueError(f"{name} is not a text")
     if type(body.get("root_size")) is not int:
         raise ValueError("root_size is not a whole number")
     integers = body.get("integers")
-    is_base = body["version"] == body["base"]  # the only version without a sum
+    is_base = body["version"] == body["base"]  # only the base has no sum
     if not isinstance(integers, str) and not (is_base and integers is None):
         raise ValueError("integers is not a text")
 
 
 @dataclass(frozen=True)
 class LinkCounts:
-    """The links that were verified.
+    """Counts of the verified links.
 
     Attributes:
-        versions: Versions of the root that the region took over.
-        updates: Updates whose receipts are in the region's ledger and whose verdicts are in the root's.
-        later: Links to entries after the end of the root's export, which it cannot prove.
+        versions: Number of versions of the root from which the region started.
+        updates: Number of updates whose receipts are in the region's ledger and whose verdicts are in the root's.
+        later: Number of links to entries after the end of the root's export, which cannot prove them.
     """
 
     versions: int
@@ -85,18 +85,18 @@ class LinkCounts:
 
 
 class RegionLinks:
-    """Collects the links of a region's ledger with ``add``, then compares them with the root's ledger."""
+    """Collects the links in a region's ledger, and then compares them with the root's ledger."""
 
     def __init__(self) -> None:
         self._versions: list[tuple[int, Mapping[str, Any]]] = []
         self._proofs: list[tuple[int, EntryProof]] = []
 
     def add(self, entry: Entry, body: Mapping[str, Any]) -> None:
-        """Add the next entry of the region.
+        """Process the next entry of the region's ledger.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for a malformed link; ``SIGNATURE_INVALID`` for a receipt that the
-                named root did not sign.
+            GymError: ``STATE_CORRUPT`` for a malformed link; ``SIGNATURE_INVALID`` for a receipt that the root did not
+                sign.
         """
         if entry.kind not in (ROOT_VERSION, ROOT_UPDATE):
             return
@@ -117,10 +117,10 @@ class RegionLinks:
 
         Args:
             root: Id of the root.
-            entries: Its entries, from the first on.
+            entries: All entries of the root's ledger, in order.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` naming the region's entry that the root's ledger contradicts.
+            GymError: ``STATE_CORRUPT`` with the region's entry that contradicts the root's ledger.
         """
         hashes, sums = dict[int, str](), dict[str, str]()
         for entry in entries:

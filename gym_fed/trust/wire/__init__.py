@@ -1,1 +1,1 @@
-"""The gRPC messages of the wire contract, and conversions to and from them."""
+"""The gRPC messages between hub and clients, and conversions to and from them."""

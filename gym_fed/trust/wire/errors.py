@@ -15,17 +15,17 @@ TRAILER = "gym-error-bin"
 
 
 def to_status(error: GymError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
-    """Return status, details and trailing metadata to abort a call with."""
+    """Return the status, the details and the trailing metadata with which a call is aborted."""
     message, hint = (
         harmless(error.message[:4000]),
         harmless(error.hint[:1000]),
-    )  # messages may quote untrusted input
+    )  # messages may contain untrusted input
     body = pb.Error(code=error.code.value, message=message, hint=hint)
     return (grpc.StatusCode[error.code.grpc_status], message[:1000], ((TRAILER, body.SerializeToString()),))
 
 
 def from_rpc_error(error: Any, target: str) -> GymError:
-    """Return the ``GymError`` of a failed call, or one that describes a transport failure."""
+    """Return the ``GymError`` from a failed call, or create one that describes the transport failure."""
     for key, value in error.trailing_metadata() or ():
         if key == TRAILER:
             try:
@@ -35,7 +35,7 @@ def from_rpc_error(error: Any, target: str) -> GymError:
             return GymError.from_dict({"code": body.code, "message": body.message, "hint": body.hint})
     status, details = error.code(), error.details() or ""
     if status == grpc.StatusCode.UNAVAILABLE:
-        # gRPC lists all addresses before the reason.
+        # gRPC lists all addresses before the reason for the failure.
         reason = details.rpartition("Failed to connect to remote host: ")[2]
         hint = "check the address, and that the server is running"
         return GymError(ErrorCode.UNAVAILABLE, f"cannot reach {target}: {reason}", hint)

@@ -1,29 +1,29 @@
-"""Limits and timeouts shared by hub and clients."""
+"""Limits and timeouts that hub and clients share."""
 
 from __future__ import annotations
 
 PROTOCOL = 3
-"""Version of the wire contract: the signed data and the meaning of messages. Both ends must use the same version."""
+"""Version of the protocol: the signed data and the meaning of messages. Both ends must use the same version."""
 
 CHUNK_BYTES = 1 << 20
-"""Maximum payload bytes of one upload or download message."""
+"""Maximum payload of one upload or download message in bytes."""
 
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
-"""Maximum bytes of a message; gRPC refuses larger ones before buffering them."""
+"""Maximum size of a message in bytes; gRPC refuses larger messages before buffering them."""
 
 SESSION_KEY = "gym-session"
 """Metadata key of the session token."""
 
 KEEPALIVE_SECONDS = 20.0
-"""Keepalive interval of a silent work stream."""
+"""Seconds between keepalive messages on a silent work stream."""
 
 CALL_SECONDS = 30.0
-"""Deadline of a unary call."""
+"""Deadline of a unary call in seconds."""
 
 DEFAULT_PORT = 9443
 
 DELTA_STYPE = "gym.delta.v1"
-"""Serialisation type of a Flower ``Array`` whose bytes are a ``.gymdelta`` file."""
+"""Serialization type (``stype``) of a Flower ``Array`` whose bytes are a ``.gymdelta`` file."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -38,29 +38,29 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 MAX_STREAMS_PER_CONNECTION = 32
-"""Maximum concurrent calls on one connection; a client needs a few, and gRPC queues the rest on the client's side."""
+"""Maximum concurrent calls per connection. A client needs only a few; gRPC queues the rest on the client's side."""
 
 MAX_CONNECTION_SECONDS = 3600
-"""Maximum age of a connection. New calls then use a new connection, and open calls get the same time again to end. A
-work stream is reopened every hour, so it moves to the new connection without interruption."""
+"""Maximum age of a connection in seconds. New calls then use a new connection, and open calls have the same time again
+to finish. A work stream is reopened every hour, so it moves to the new connection without interruption."""
 
 IDLE_CONNECTION_SECONDS = 300
-"""Time after which a connection without calls is closed; the next call opens a new one."""
+"""Seconds after which a connection without calls is closed; the next call opens a new one."""
 
 
 def server_options(
     handshake_seconds: float, connections: int, idle_seconds: int = IDLE_CONNECTION_SECONDS
 ) -> tuple[tuple[str, int], ...]:
-    """Return the gRPC options of the server of a hub or a seeder.
+    """Return the gRPC options for the server of a hub or a seeder.
 
     Args:
-        handshake_seconds: Time limit of the TLS handshake, after which the connection is closed.
-        connections: Maximum number of connections; further ones are closed immediately.
-        idle_seconds: Time after which a connection without calls is closed.
+        handshake_seconds: Time limit of the TLS handshake in seconds, after which the connection is closed.
+        connections: Maximum number of connections; any further ones are closed immediately.
+        idle_seconds: Seconds after which a connection without calls is closed.
     """
     return (
         *CHANNEL_OPTIONS,
-        ("grpc.so_reuseport", 0),  # two hubs on one port would split its contributors
+        ("grpc.so_reuseport", 0),  # otherwise two hubs on one port would each get some of the contributors
         ("grpc.server_handshake_timeout_ms", int(1000 * handshake_seconds)),
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),

@@ -1,4 +1,4 @@
-"""Check that hub and contributor use the same protocol version."""
+"""Check that hub and contributor use the same version of the protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def require_hub(protocol: int, software_version: str) -> None:
     """Reject a hub with a different protocol version.
 
     Args:
-        protocol: The protocol in the hub's status; 0 if it has none.
+        protocol: The protocol version in the hub's status; 0 if it contains none.
         software_version: The hub's version of gym-fed, as reported by the hub.
 
     Raises:
@@ -39,7 +39,7 @@ def require_hub(protocol: int, software_version: str) -> None:
 
 
 def require_contributor(protocol: int) -> None:
-    """Reject a contributor with a different protocol version at enrolment or login; raises as ``require_hub``."""
+    """Reject a contributor with a different protocol version at enrolment or login. Raises as ``require_hub``."""
     if protocol == PROTOCOL:
         return
     raise GymError(

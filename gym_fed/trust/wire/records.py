@@ -1,4 +1,4 @@
-"""Convert Flower's ``RecordDict`` to and from the wire's ``Records``, with array data as references.
+"""Convert Flower's ``RecordDict`` to and from the wire's ``Records``, in which arrays are references to their data.
 
 This is the only wire module that uses Flower, and it uses only Flower's public API.
 """
@@ -17,23 +17,23 @@ from gym_fed.trust.wire.references import check_counts
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 PutObject = Callable[[bytes], None]
-"""A function that stores an array's bytes under their sha256."""
+"""Stores the bytes of an array under their SHA-256."""
 GetObject = Callable[[pb.ArrayRef], bytes]
-"""A function that returns the bytes of a reference."""
+"""Returns the bytes of a reference."""
 
 _FIELDS = {bool: "boolean", int: "integer", float: "number", str: "text", bytes: "blob"}
-"""Field of ``Value`` by type; lists have the suffix ``s``. ``bool`` is first, since a bool is also an int."""
+"""Field of ``Value`` for each type, with suffix ``s`` for lists. ``bool`` comes before its base class ``int``."""
 
 
 def reference(sha256: str, size_bytes: int) -> Array:
-    """Return a Flower array that represents a ``.gymdelta`` object: no data, and its size as shape."""
+    """Return a Flower array that refers to a ``.gymdelta`` object: it has no data, and its shape is the size."""
     return Array(dtype="uint8", shape=(size_bytes,), stype=DELTA_STYPE, data=b"")
 
 
 def to_wire(records: RecordDict, put: PutObject) -> pb.Records:
-    """Convert to the wire format, passing every array's bytes to ``put``.
+    """Convert records to the wire format, passing the bytes of every array to ``put``.
 
-    An array of type ``gym.delta.v1`` without data is already a reference, named by the object's sha256.
+    An array of type ``gym.delta.v1`` without data is already a reference, named by the object's SHA-256.
     """
     wire = pb.Records(order=list(records))
     for name, record in records.items():
@@ -47,11 +47,10 @@ def to_wire(records: RecordDict, put: PutObject) -> pb.Records:
 
 
 def from_wire(wire: pb.Records, get: GetObject) -> RecordDict:
-    """Convert from the wire format; deltas stay references, other arrays get their bytes from ``get``.
+    """Convert records from the wire format. Deltas remain references; the bytes of other arrays come from ``get``.
 
     Raises:
-        GymError: ``USAGE`` if the record names are inconsistent, ``TOO_LARGE`` if there are more than
-            ``check_counts`` allows.
+        GymError: ``USAGE`` if the record names are inconsistent; ``TOO_LARGE`` above the limits of ``check_counts``.
     """
     check_counts(wire)
     names = {*wire.arrays, *wire.metrics, *wire.configs}

@@ -11,16 +11,17 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 MAX_RECORDS = 64
 MAX_REFERENCES = 16_384
 MAX_ENTRIES = 4_096
-"""Maximum entries of all metric and config records together."""
+"""Maximum number of entries in all metric and config records together."""
 MAX_VALUES = 65_536
-"""Maximum values of all lists in them together: a list of Python objects takes many times its bytes on the wire."""
+"""Maximum number of list values in these records together, since Python objects take much more memory than bytes on the
+wire."""
 
 
 def check_counts(wire: pb.Records) -> None:
-    """Limit the memory of records before any of them becomes a Python object.
+    """Check the size of records before any of them becomes a Python object, to limit memory.
 
     Raises:
-        GymError: ``TOO_LARGE`` for more records, references, entries or values than the module's limits.
+        GymError: ``TOO_LARGE`` if the records, references, entries or values exceed the module's limits.
     """
     entries = [*_entries(wire)]
     counts = {
@@ -49,7 +50,7 @@ def _entries(wire: pb.Records) -> Iterator[pb.Entry]:
 
 
 def _length(value: pb.Value) -> int:
-    """Return the number of Python objects in a value."""
+    """Return the number of Python objects that represent a value."""
     kind = value.WhichOneof("value")
     content: Any = None if kind is None else getattr(value, kind)
     return len(content.values) if hasattr(content, "values") else 1

@@ -1,4 +1,4 @@
-"""Client stubs and server handlers of gRPC services: ``gym.fed.v1.Hub``, ``Seeder``, and gRPC's health protocol."""
+"""Client stubs and server handlers of the gRPC services ``gym.fed.v1.Hub``, ``Seeder`` and gRPC's health protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
 class _Stub:
-    """Stub of a service over a sync or asyncio channel: ``stub.Status(request, timeout=...)``."""
+    """A stub of a service on a sync or asyncio channel: ``stub.Status(request, timeout=...)``."""
 
     _service: ServiceDescriptor
 
@@ -35,19 +35,19 @@ class _Stub:
 
 
 class HubStub(_Stub):
-    """Stub of the service of a hub."""
+    """The stub of a hub's service."""
 
     _service = HUB
 
 
 class SeederStub(_Stub):
-    """Stub of the service of a contributor who seeds."""
+    """The stub of the service of a contributor who seeds."""
 
     _service = SEEDER
 
 
 class HealthStub(_Stub):
-    """Stub of ``grpc.health.v1.Health``, which monitors and load balancers call."""
+    """The stub of ``grpc.health.v1.Health``, which monitoring and load balancers use."""
 
     _service = HEALTH
 
@@ -55,7 +55,7 @@ class HealthStub(_Stub):
 def add_hub(hub: Any, server: Any) -> None:
     """Register the methods of ``hub`` by name on a sync or asyncio ``server``.
 
-    gRPC answers calls to missing methods with UNIMPLEMENTED.
+    gRPC answers calls to methods that ``hub`` lacks with UNIMPLEMENTED.
     """
     _add(HUB, hub, server)
 
@@ -84,6 +84,6 @@ def _add(service: ServiceDescriptor, servicer: Any, server: Any) -> None:
 
 
 def _shape(method: MethodDescriptor) -> str:
-    """Return the gRPC name of a method's type, such as ``unary_stream``."""
+    """Return gRPC's name for the type of a method, such as ``unary_stream``."""
     kinds = ("stream" if many else "unary" for many in (method.client_streaming, method.server_streaming))
     return "_".join(kinds)

@@ -1,4 +1,4 @@
-"""The generated messages of ``gym.fed.v1`` under a short name."""
+"""A short name for the generated messages of ``gym.fed.v1``."""
 
 from gym_fed.trust.wire._generated.gym.fed.v1 import hub_pb2
 
