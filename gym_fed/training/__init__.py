@@ -1,4 +1,4 @@
-"""The standalone trainer and its algorithms, one file each, in one registry."""
+"""The standalone trainer, and the training algorithms in one registry."""
 
 from gym_fed.core.library_env import settle
 

@@ -1,4 +1,4 @@
-"""Choose the unset keys of a run from model, rows and memory, by the rules of ``config.train.defaults``.
+"""Choose values for the unset keys of a run, by model, rows and memory, with the rules of ``config.train.defaults``.
 
 A resumed run uses the values in its ``config.yaml``, so that more memory or a newer release does not change the run.
 """
@@ -36,15 +36,15 @@ from gym_fed.training.run.reproducibility import RunWarning
 
 _SAMPLE_ROWS = 512
 _SAME_KEYS = ("model", "algorithm", "data", "eval_data")
-"""Keys by which a config is recognised as that of the unfinished run in its folder."""
+"""Keys that identify a config as that of the unfinished run in its folder."""
 
 
 class Defaults:
-    """Chooses and remembers the defaults of one run.
+    """Chooses the defaults of one run, and remembers them for its report.
 
     Args:
-        config: The run's config, as the user gave it.
-        model: The model in memory; None if ``config.model`` is loaded.
+        config: The run's config, as given by the user.
+        model: The model in memory; None if ``config.model`` will be loaded.
         check: True if the run is checked on held-out rows.
     """
 
@@ -71,7 +71,7 @@ class Defaults:
         )
 
     def splitting(self, config: TrainingConfig, num_rows: int) -> TrainingConfig:
-        """Return ``config`` with ``eval_split`` set if the run is checked and the config names no held-out rows."""
+        """Return ``config`` with ``eval_split`` set if the run is checked and the config specifies no held-out rows."""
 
         def choose() -> list[Default]:
             split = split_default(config, num_rows) if self._check else None
@@ -87,9 +87,9 @@ class Defaults:
         Called before the model is loaded.
 
         Args:
-            config: With ``for_method`` applied.
-            given: Model and tokenizer in memory; None if ``config.model`` is loaded.
-            rows: The training rows; empty if encoded rows are read.
+            config: The config from ``for_method``.
+            given: Model and tokenizer in memory; None if ``config.model`` will be loaded.
+            rows: The training rows; empty if they were encoded earlier.
         """
         if self.is_large and rows:
             keys = (*ROW_KEYS, *MEMORY_KEYS)
@@ -103,7 +103,7 @@ class Defaults:
     def _choose(
         self, config: TrainingConfig, keys: Sequence[str], choose: Callable[[], list[Default]]
     ) -> TrainingConfig:
-        """Return ``config`` with the values of ``choose`` for ``keys``, or with those of the unfinished run."""
+        """Return ``config`` with values for ``keys``, from the unfinished run if there is one, else from ``choose``."""
         defaults = choose() if self._stored is None else _stored_choices(config, keys, self._stored)
         self.chosen += defaults
         return applied(config, defaults)
@@ -117,7 +117,7 @@ def _stored_choices(config: TrainingConfig, keys: Sequence[str], stored: dict[st
 
 
 def with_defaults(config: TrainingConfig) -> TrainingConfig:
-    """Return ``config`` with the values that its run would choose, for planning.
+    """Return ``config`` with the values that its run would choose; used for planning.
 
     Values that depend on the rows stay unset if the rows or the tokenizer are not on this machine.
     """
@@ -159,7 +159,7 @@ def _choose_by_rows(
         facts = RowFacts(len(rows), longest, usual, _context(config), config.data_parallel_size(world_size()))
     except GymError as error:
         if error.code is ErrorCode.CONFIG_INVALID and config.model is None:
-            return []  # nothing can be estimated for a model in memory that the config does not name
+            return []  # a model in memory that the config does not name cannot be estimated
         raise
     return row_defaults(
         config,
@@ -170,7 +170,7 @@ def _choose_by_rows(
 
 
 def _tokenizer(config: TrainingConfig, given: tuple[Any, Any] | None) -> Any:
-    """Return the run's tokenizer with its chat template; None for a processor."""
+    """Return the run's tokenizer with its chat template; None if the model has a processor."""
     from gym_fed.base.modeling.processors import is_processor, is_vision_model
     from gym_fed.base.models import load_tokenizer
     from gym_fed.data.chat_templates.choice import use_chat_template
@@ -202,14 +202,14 @@ def _num_weights(config: TrainingConfig, model: Any) -> int:
 
 
 def _is_adapter(name: str) -> bool:
-    """Return True if a model folder holds an adapter, without its base."""
+    """Return True if a model folder contains an adapter without its base."""
     from gym_fed.base.models import resolve
 
     return (Path(resolve(name)) / "adapter_config.json").is_file()
 
 
 def _stored(config: TrainingConfig) -> dict[str, Any] | None:
-    """Return the config of the unfinished run in ``output_dir`` that ``config`` resumes; None without one.
+    """Return the config of the unfinished run in ``output_dir`` that ``config`` resumes; None if there is none.
 
     Also None for a run with a different model, algorithm or rows, which is refused when the folder is opened.
     """

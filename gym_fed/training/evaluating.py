@@ -32,11 +32,11 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
 
     Returns:
         The metrics in ``eval_results.json``: those that a run with this config logs in an evaluation (``eval_loss``,
-        ...), and ``eval_perplexity``; and the row counts.
+        ...), and ``eval_perplexity``. Also the row counts.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` without ``eval_data``, or for an algorithm whose metrics need training;
-            ``FILE_EXISTS`` if ``output_dir`` holds results; errors from ``Trainer.train``.
+        GymError: ``CONFIG_INVALID`` without ``eval_data``, or for an algorithm whose metrics require training;
+            ``FILE_EXISTS`` if ``output_dir`` already contains results; errors from ``Trainer.train``.
     """
     from transformers import PrinterCallback
 

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_Trainer: Any = object  # the class that the mix-in precedes
+_Trainer: Any = object  # the base class of the mix-ins, for type checkers
 
 _TOP_TOKENS = 20
 """Number of most likely tokens that approximate the whole distribution, as in the EAFT paper."""
 
 
 class Sft(Algorithm):
-    """SFT by TRL's ``SFTTrainer`` on rows that are already tokenised, without TRL's cache or worker processes."""
+    """SFT with TRL's ``SFTTrainer`` on rows that are already tokenised, without TRL's cache and worker processes."""
 
     packs = True
     streams = True
@@ -159,7 +159,7 @@ class Sft(Algorithm):
 
 
 class _RowNotes:
-    """Counts the rows that are encoded, for messages about them."""
+    """Counts the rows that are encoded, for notes about them."""
 
     def __init__(self) -> None:
         self._rows, self._reasoning, self._no_text = 0, 0, 0
@@ -188,7 +188,7 @@ class _RowNotes:
 
 
 def check_token_loss(config: TrainingConfig) -> None:
-    """Refuse a loss other than ``nll`` if it would not be computed."""
+    """Refuse a loss other than ``nll`` if the run would not compute it."""
     named = "reference_model" if config.reference_model else "reference_adapter"
     changed, strategy = _changed(config), config.distributed_strategy
     unused = f"{named}: {config.algorithm} does not use a reference model with this loss"
@@ -214,7 +214,7 @@ def require_plain_loss(config: TrainingConfig) -> None:
 
 
 def loss_arguments(config: TrainingConfig) -> tuple[dict[str, Any], Callable[..., Any] | None]:
-    """Return keyword arguments of ``trl.SFTConfig``, and the ``compute_loss_func`` of its trainer."""
+    """Return keyword arguments for ``trl.SFTConfig``, and the ``compute_loss_func`` for its trainer."""
     settings = config.sft
     if settings is None:
         return {}, None
@@ -230,8 +230,8 @@ def entropy_adaptive_loss(
 ) -> Tensor:
     """``- sum_t (H_t / ln K)^alpha log p(y_t)`` over the labelled tokens, divided by their number.
 
-    ``H_t`` is the entropy of the ``K = 20`` most likely tokens, renormalised, without a gradient: little is learned
-    from labels that contradict a confident model. Diao et al. 2026, "Entropy-Adaptive Fine-Tuning".
+    ``H_t`` is the entropy of the ``K = 20`` most likely tokens, renormalised, without a gradient. Labels that
+    contradict a confident model therefore have little weight. Diao et al. 2026, "Entropy-Adaptive Fine-Tuning".
 
     Args:
         outputs: The model's outputs, with ``logits`` ``[n, t, v]``.
@@ -263,14 +263,14 @@ def anchored_loss(
 ) -> Tensor:
     """``sum_t -p_t log p_t + alpha KL(reference || policy)`` over the labelled tokens, divided by their number.
 
-    ``p_t`` is the label's probability; the factor ``p_t`` has no gradient (DFT). Zhu et al. 2025, "Anchored Supervised
-    Fine-Tuning"; the divergence has the direction that its code and LLaMA-Factory's use.
+    ``p_t`` is the probability of the label; the factor ``p_t`` has no gradient (DFT). Zhu et al. 2025, "Anchored
+    Supervised Fine-Tuning". The divergence has the direction that the paper's code and LLaMA-Factory use.
 
     Args:
         outputs: The model's outputs, with ``logits`` ``[n, t, v]``.
         labels: ``[n, t]``; -100 is ignored.
         num_items_in_batch: Number of labelled tokens in the whole step; by default in this batch.
-        reference_logits: ``[n, t, v]`` of the frozen model.
+        reference_logits: ``[n, t, v]`` logits of the frozen model.
         alpha: Weight of the divergence.
     """
     learned = labels[:, 1:].to(outputs.logits.device) != IGNORED
@@ -285,12 +285,12 @@ def anchored_loss(
 
 
 def uses_anchor(config: TrainingConfig) -> bool:
-    """Return True if the loss compares the model with a frozen one."""
+    """Return True if the loss compares the model with a frozen copy."""
     return config.sft is not None and config.sft.loss_type == "asft"
 
 
 class _Anchored(_Trainer):  # type: ignore[misc]
-    """A mix-in for TRL trainers that passes the logits of ``anchor`` to ``compute_loss_func``."""
+    """A mix-in for TRL trainers that passes the logits of the frozen model ``anchor`` to ``compute_loss_func``."""
 
     anchor: Any
     compute_loss_func: Any
@@ -334,7 +334,8 @@ class _Routed(_Trainer):  # type: ignore[misc]
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
             setattr(self, name, own)
-        # A mean over batches as in TRL; with num_items_in_batch, transformers does not divide by their number.
+        # A mean over batches, as in TRL. With num_items_in_batch, transformers does not divide by the number of
+        # batches.
         steps = 1 if num_items_in_batch is None else self.current_gradient_accumulation_steps
         more = sum(self.router_aux_loss_coef * router / steps for router in routers)
         return (loss[0] + more, loss[1]) if return_outputs else loss + more
@@ -353,7 +354,7 @@ def anchored(trainer: type) -> type:
 
 
 def _changed(config: TrainingConfig) -> str | None:
-    """Return the key of ``sft`` that changes the loss; None if none does."""
+    """Return the key in the ``sft`` section that changes the loss; None if none does."""
     if config.sft is None:
         return None
     if config.sft.loss_type != "nll":

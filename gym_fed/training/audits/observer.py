@@ -12,7 +12,7 @@ from gym_fed.training.audits.states import batch_digest
 
 
 class StepObserver(TrainerCallback):
-    """Sees the batches of a training run, and makes the random numbers of a step depend only on seed and step number.
+    """Observes the batches of a run, and makes the random numbers of a step depend only on seed and step number.
 
     An auditor who skips earlier steps therefore draws the same random numbers.
     """
@@ -21,7 +21,7 @@ class StepObserver(TrainerCallback):
         self._batches: list[Any] = []
 
     def attach(self, trainer: Any) -> None:
-        """Observe a transformers trainer; call it once, before training."""
+        """Observe a transformers trainer; must be called once, before training."""
         compute = trainer.training_step
 
         def training_step(model: Any, inputs: Any, *args: Any, **named: Any) -> Tensor:
@@ -37,7 +37,7 @@ class StepObserver(TrainerCallback):
         trainer.add_callback(self)
 
     def computes(self, step: int) -> bool:
-        """Return True if gradients of the step are needed; other steps change nothing."""
+        """Return True if the gradients of the step are needed; other steps do not change the weights."""
         return True
 
     def take_batch_digest(self) -> str:

@@ -74,7 +74,7 @@ class StepRecorder(StepObserver):
         return training_root(leaf_hashes(read_leaves(self._folder)))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Sync the record to the disk: a resume needs it up to the checkpoint."""
+        """Sync the record to disk, since a resumed run needs it up to the checkpoint."""
         with self._leaves_path.open("rb") as file:
             os.fsync(file.fileno())
 
@@ -90,12 +90,12 @@ def _line(leaf: dict[str, str]) -> str:
 
 
 def state_path(folder: Path, step: int) -> Path:
-    """Return the file in a record that holds the state after a step."""
+    """Return the path of the file in a record that contains the state after a step."""
     return folder / f"{step}.safetensors"
 
 
 def read_leaves(folder: Path) -> list[dict[str, str]]:
-    """Return the digests of batch and state for each step, from step 0."""
+    """Return the digests of batch and state for each step, starting from step 0."""
     path = folder / LEAVES_NAME
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]

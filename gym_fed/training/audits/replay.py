@@ -27,21 +27,21 @@ class ReplayReport:
     """The result of replayed steps.
 
     Attributes:
-        distances: The difference of each step from the record, by number: the maximum over the weights, as a fraction
-            of the step, and each moment, as a fraction of its norm.
-        problem: Why the training run is not the recorded one; empty if all steps agree.
+        distances: The difference of each step from the record, by step number: the maximum over the weights, as a
+            fraction of the step, and over each moment, as a fraction of its norm.
+        problem: The reason why the training run is not the recorded one; empty if all steps agree.
     """
 
     distances: dict[int, float] = field(default_factory=dict)
     problem: str = ""
 
     def fail(self, problem: str) -> None:
-        """Record the first problem."""
+        """Record a problem, unless one was already recorded."""
         self.problem = self.problem or problem
 
 
 class StepReplay(StepObserver):
-    """Replays the given steps of a training run; for other steps, batches are drawn but not computed.
+    """Replays the given steps of a training run. For all other steps, batches are drawn but not computed.
 
     Args:
         steps: Numbers of the steps to replay.
@@ -95,7 +95,7 @@ class StepReplay(StepObserver):
         moved = float((recorded[WEIGHTS].double() - self._before[WEIGHTS].double()).norm())
         distance = relative_distance(own[WEIGHTS], recorded[WEIGHTS], moved)
         for moment in MOMENTS:
-            # Otherwise, forged moments in the state before a step could move the weights anywhere.
+            # Without this check, forged moments in the state before a step could move the weights anywhere.
             values = recorded[moment]
             distance = max(distance, relative_distance(own[moment], values, float(values.double().norm())))
         self.report.distances[step] = distance

@@ -1,7 +1,7 @@
 """Copy, restore and digest the state of a training run between two steps: trained weights and AdamW's moments.
 
 A state has up to three vectors ``[n]`` over all trained parameters, in the model's order: ``weights``, and after the
-first step ``exp_avg`` and ``exp_avg_sq``. Single vectors are faster to record than a tensor per parameter.
+first step also ``exp_avg`` and ``exp_avg_sq``. Single vectors are faster to record than one tensor per parameter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def take_state(parameters: Sequence[Any], optimizer: Any = None) -> dict[str, Te
     state = {WEIGHTS: _vector([parameter.detach() for parameter in parameters])}
     if optimizer is not None:
         for moment in MOMENTS:
-            # A parameter that never had a gradient has no moments.
+            # A parameter that has never had a gradient has no moments.
             moments = [optimizer.state.get(parameter, {}).get(moment) for parameter in parameters]
             pairs = zip(parameters, moments, strict=True)
             state[moment] = _vector([torch.zeros_like(p) if m is None else m for p, m in pairs])
@@ -44,7 +44,7 @@ def put_weights(parameters: Sequence[Any], state: Mapping[str, Tensor]) -> None:
 def put_state(
     parameters: Sequence[Any], optimizer: Any, state: Mapping[str, Tensor], steps_done: int
 ) -> None:
-    """Copy a state into parameters and their AdamW optimiser, as it was after ``steps_done`` steps."""
+    """Copy a state to the parameters and their AdamW optimiser, as they were after ``steps_done`` steps."""
     put_weights(parameters, state)
     moments = {moment: _split(state[moment], parameters) for moment in MOMENTS if moment in state}
     for number, parameter in enumerate(parameters):

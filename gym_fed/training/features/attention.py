@@ -23,7 +23,7 @@ class Attention(Feature):
 
     def check(self, config: TrainingConfig) -> None:
         key = f"attention: {config.attention}"
-        if config.attention in _ON_CUDA_ONLY:  # flex has no backward pass on a CPU
+        if config.attention in _ON_CUDA_ONLY:  # flex attention has no backward pass on a CPU
             require_cuda(key)
         if config.attention != "flash_attention_2":
             return

@@ -1,4 +1,4 @@
-"""Define the base class of features, and apply the features that a config turns on.
+"""Define the base class of features, and apply the features that a config enables.
 
 A feature is a key of the config that changes how the model is computed, not what it learns from.
 """
@@ -22,23 +22,23 @@ log = logging.getLogger("gym_fed")
 
 
 class Feature:
-    """A feature. Instances are stateless; methods are called only if the key is on."""
+    """A feature. Instances are stateless; methods are called only if the key is set."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """Schema of the key; None for a boolean. Built-in features leave this None, since their keys are typed in the
+    """Schema of the key; None for a boolean key. Built-in features leave this None, since their keys are typed in the
     config (``gym_fed/config/train/compute.py``)."""
 
     per_example: ClassVar[bool] = False
-    """True if per-example gradients (``privacy``) are tested with it."""
+    """True if the tests cover the feature together with per-example gradients (``privacy``)."""
 
     tried: ClassVar[str] = ""
-    """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows them."""
+    """Combinations that the tests run, on a CPU and with tiny models; `gym docs members` shows them."""
 
     def check(self, config: TrainingConfig) -> None:
         """Refuse a config that this feature, machine or installation does not support, before anything is loaded.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
+            GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY``, with the key and the remedy.
         """
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
@@ -59,9 +59,9 @@ class Feature:
 
 
 def active_features(config: TrainingConfig) -> dict[str, Feature]:
-    """Return the features whose keys are on, by name, in alphabetical order.
+    """Return the features whose keys are set, by name, in alphabetical order.
 
-    Another package's feature with the name of an existing key is ignored, with a warning.
+    A feature from another package with the name of an existing key is ignored, with a warning.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` for an unusable feature from another package.
@@ -93,7 +93,7 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
 
     for feature in active_features(config).values():
         feature.apply(model, config)
-    if getattr(model.config, "mixture_of_depths", None) is not None:  # perhaps converted before this run
+    if getattr(model.config, "mixture_of_depths", None) is not None:  # possibly converted before this run
         conflict = router_conflict(config)
         refuse_first((conflict, f"model: is a mixture of depths, but {conflict}", "use a dense model"))
     require_packable(model.config, config)
@@ -102,7 +102,7 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
 
 @contextmanager
 def features_during_run(model: Any, config: TrainingConfig) -> Iterator[None]:
-    """Apply the features' temporary changes within a context; also split rows over processes, if configured."""
+    """Apply the features' temporary changes within a context. Also split rows over processes, if configured."""
     from gym_fed.training.processes.sequence_parallel import sequence_parallel
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -123,8 +123,8 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
     """Return the mode of the model that computes the reference's log-probabilities; None without a reference.
 
     A frozen copy or another model is in evaluation mode, like every model before the first step. A model whose adapter
-    is temporarily disabled is in the policy's mode. For an adapter that does not start at zero, the mode is unknown
-    before the adapter exists: ``either``.
+    is temporarily disabled is in the policy's mode. ``either`` is returned for an adapter that does not start at zero:
+    its mode is not known before the adapter exists.
     """
     algorithm, tuning = ALGORITHMS.type_of(config.algorithm), TUNING.type_of(config.finetuning)
     if not algorithm.uses_reference:
@@ -139,7 +139,7 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
 
 
 def router_conflict(config: TrainingConfig) -> str | None:
-    """Return why the algorithm does not support a mixture of depths; None if it does."""
+    """Return the reason why the algorithm does not support a mixture of depths; None if it does."""
     if ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM" or writes_answers(config):
         return f"{config.algorithm} needs a model with all blocks and a cache"
     if reference_mode(config) is not None:

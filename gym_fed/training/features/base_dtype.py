@@ -47,7 +47,7 @@ class BaseDtype(Feature):
         ]
         for weight in converted:
             weight.data = weight.data.float()
-        # Only whole modules: PEFT converts the inputs of its own float32 factors.
+        # Convert only around whole modules, since PEFT itself converts the inputs of its float32 factors.
         ids, body = set(map(id, converted)), set(model.base_model.modules())
         for module in model.modules():
             if ids & {id(weight) for weight in module.parameters(recurse=False)}:
@@ -56,7 +56,7 @@ class BaseDtype(Feature):
 
 
 def _convert_around(module: Any, dtype: Any) -> None:
-    """Make a float32 module accept 16-bit inputs, and return outputs in ``dtype``; in float32 if it is None."""
+    """Make a float32 module accept 16-bit inputs and return outputs in ``dtype``, or in float32 if it is None."""
     import torch
 
     def widen(_: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ class TorchCompile(Feature):
         import torch
 
         backend = config.torch_compile_backend or _DEFAULT_BACKEND
-        # Listing backends imports torch._dynamo, which takes seconds, so it is done only for unknown ones.
+        # Listing backends imports torch._dynamo, which takes seconds, so only unknown backends are looked up.
         if backend not in (_DEFAULT_BACKEND, *_NEEDS_NO_COMPILER):
             known = torch.compiler.list_backends()
             reason = f"torch_compile_backend: {backend!r} is unknown"

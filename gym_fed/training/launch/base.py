@@ -15,13 +15,13 @@ import yaml
 from gym_fed.config.train.training import TrainingConfig
 
 PORT = 29500
-"""The port at which the machines meet; torchrun's default."""
+"""The port of the rendezvous; torchrun's default."""
 
 CHECKPOINT_SECONDS = 300
-"""Seconds between SIGTERM and the end of a job."""
+"""Seconds between SIGTERM and the end of a job, in which it can write a checkpoint."""
 
 _MAX_NAME_CHARS = 40
-"""Maximum number of characters of a job's name: JobSet appends to it, and names of pods have at most 63."""
+"""Maximum number of characters of a job's name. JobSet appends to it, and pod names have at most 63 characters."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class ClusterJob:
     """A run that a scheduler starts.
 
     Attributes:
-        config: The run's config, of which device and output folder are read.
-        file: The path of the config file as it was given.
+        config: The run's config, of which only the device and the output folder are read.
+        file: The path of the config file, as given on the command line.
         options: ``KEY=VALUE`` settings after the file, and options such as ``--no-check``.
         nodes: Number of machines.
         nproc: Number of processes per machine.
@@ -44,20 +44,20 @@ class ClusterJob:
 
     @property
     def name(self) -> str:
-        """A name for the job, from the output folder: lower-case letters, digits and hyphens."""
+        """The name of the job, derived from the output folder: lower-case letters, digits and hyphens."""
         name = re.sub(r"[^a-z0-9]+", "-", f"gym-{self.config.output_dir.name}".lower())
         return name[:_MAX_NAME_CHARS].strip("-")
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs per machine: one per process, none for a run on CPUs."""
+        """The number of GPUs per machine: one per process, or none for a run on CPUs."""
         return 0 if self.config.device == "cpu" else self.nproc
 
     def arguments(self, file: str = "") -> list[str]:
         """Return the arguments of the command, without the rendezvous endpoint.
 
         Args:
-            file: Path of the config on those machines; by default as it was given.
+            file: Path of the config on those machines; by default, the given path.
         """
         arguments = ["gym", "train", file or str(self.file)]
         for option in self.options:
@@ -68,8 +68,8 @@ class ClusterJob:
         """Return the command as a shell command line.
 
         Args:
-            endpoint: ``HOST:PORT``, may contain shell variables; unused with one machine.
-            file: As in ``arguments``.
+            endpoint: ``HOST:PORT``, which may contain shell variables; unused for one machine.
+            file: Path of the config, as in ``arguments``.
         """
         line = shlex.join(self.arguments(file))
         return line if self.nodes == 1 else f'{line} --rdzv-endpoint "{endpoint}"'
@@ -89,7 +89,7 @@ class ClusterScheduler(ABC):
 
 
 class _Plain(yaml.SafeDumper):
-    """A YAML dumper for readable output: multi-line strings as blocks, and no anchors."""
+    """A YAML dumper for readable output, with multi-line strings as blocks and without anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

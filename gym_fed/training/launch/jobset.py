@@ -14,7 +14,7 @@ _WORK = "/work"
 class JobSet(ClusterScheduler):
     """A JobSet of one pod per machine; pods find the first pod by the name that JobSet's headless service gives it.
 
-    A failed pod ends the others; the set is restarted up to three times, and the run resumes. The working folder is a
+    A failed pod ends the others. The set is restarted up to three times, and the run resumes. The working folder is a
     volume claim that all pods share.
     """
 

@@ -114,14 +114,14 @@ class Loop(ABC):
 
     Args:
         dataset: The threads to learn from.
-        model: The model to train, from ``RecipeContext.spawn``, or a name or folder as for ``load_model``, such as
-            one that ``ModelRegistry.pull`` returned.
+        model: The model to train: a model from ``RecipeContext.spawn``, or a name or folder as for ``load_model``, such
+            as one that ``ModelRegistry.pull`` has returned.
         lr: Learning rate.
-        samples_per_batch: Samples per optimiser step.
-        samples_per_mini_batch: Samples per forward pass; by default the whole batch.
+        samples_per_batch: Number of samples per optimiser step.
+        samples_per_mini_batch: Number of samples per forward pass; by default the whole batch.
         max_grad_norm: Norm to which gradients are clipped.
-        max_steps: Number of steps; by default as many as ``epochs`` takes.
-        epochs: Passes over the dataset.
+        max_steps: Number of steps; by default, the number that ``epochs`` takes.
+        epochs: Number of passes over the dataset.
         context: Provides device, seed, tracker, and the parent of the loop's default folder.
         output_dir: The loop's folder, from which a stopped loop resumes; by default below the context's.
         settings: Further config keys, such as ``{"max_length": 512}``.

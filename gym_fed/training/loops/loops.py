@@ -113,8 +113,8 @@ class PPO(Graded):
     in mini-batches of ``samples_per_mini_batch``. Each mini-batch is one optimiser step.
 
     Args:
-        value_model: Critic to train, from ``RecipeContext.spawn("value", ...)``; None for a copy of the
-            policy's body.
+        value_model: The critic to train, from ``RecipeContext.spawn("value", ...)``; None for a copy of the policy's
+            body.
         lr_policy: Learning rate of the policy.
         lr_value: Learning rate of the critic; by default the policy's.
         max_num_ppo_steps: Number of PPO steps; by default as many as ``epochs`` takes.
@@ -179,7 +179,7 @@ class PPO(Graded):
         if not isinstance(critic, Critic):
             reason = "PPO: value_model is not a critic"
             raise GymError(ErrorCode.USAGE, reason, 'spawn it: context.spawn("value", model=...)')
-        if not self._critic_folder.exists():  # a resumed loop uses the existing one
+        if not self._critic_folder.exists():  # a resumed loop uses the existing critic
             self._critic_folder.mkdir(parents=True)
             critic.save_pretrained(self._critic_folder)
         result = super().run()

@@ -1,4 +1,4 @@
-"""Resolve and check the adapters that a run starts from: those merged into its base, and the one trained."""
+"""Resolve and check the adapters that a run starts from: those merged into its base, and the one that is trained."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _RUN_KEYS = (
     *("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout"),
     *("loraplus_lr_ratio", "lora_fa", "freeze_a", "loftq_iter"),
 )
-"""Training settings of an adapter, which may change from run to run."""
+"""Training settings of an adapter, which may differ from run to run."""
 _NEW_ADAPTER = "set new_adapter: true to merge it and train another"
 _HEADS = ("score", "classifier")
 """Names that PEFT adds to every adapter of a model with a classification head."""
 
 
 def starting_adapters(config: TrainingConfig) -> list[Adapter]:
-    """Return all adapters that are applied to the base before the first step, in order, with their dependencies.
+    """Return all adapters that are applied to the base before the first step, in order, including their dependencies.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for an adapter that is missing or unreadable;
@@ -58,13 +58,13 @@ def merge_starting_adapters(model: Any, config: TrainingConfig) -> Any:
 
 
 def adapter_digests(config: TrainingConfig) -> list[str]:
-    """Return the SHA-256 of every adapter that the run starts from or uses as a reference, in order."""
+    """Return the SHA-256 of each adapter that the run starts from or uses as a reference, in order."""
     named = [read_adapter(name, Path(resolve(name))) for name in config.reference_adapter]
     return [adapter.sha256 for adapter in (*starting_adapters(config), *named)]
 
 
 def require_none_merged(config: TrainingConfig) -> None:
-    """Refuse to merge an adapter into a model in memory, which belongs to the caller."""
+    """Refuse to merge an adapter into a model in memory, because that model belongs to the caller."""
     for adapter in merged_first(config):
         reason = f"adapter: {adapter.name} would be merged into the model in memory"
         raise GymError(ErrorCode.USAGE, reason, "merge it first, or pass model: NAME instead of a model")
@@ -76,7 +76,7 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
     The run's ``config.yaml`` then describes that adapter.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming both values if the section contradicts the adapter.
+        GymError: ``CONFIG_INVALID`` with both values if the section contradicts the adapter.
     """
     adapter = continued_adapter(config)
     if adapter is None:

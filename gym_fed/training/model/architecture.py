@@ -19,9 +19,9 @@ _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Recu
 
 
 def known_architecture(config: TrainingConfig) -> Any | None:
-    """Return the config of a run's model, or of its adapter's base; None if it is not on this machine or unreadable.
+    """Return the config of a run's model, or of its adapter's base; None if it is not on this machine or is unreadable.
 
-    Loading the model later reports the reason.
+    The reason is reported when the model is loaded later.
     """
     try:
         return fresh_config(config, from_hub=False)
@@ -30,10 +30,10 @@ def known_architecture(config: TrainingConfig) -> Any | None:
 
 
 def fresh_config(config: TrainingConfig, *, from_hub: bool = True) -> Any:
-    """Return a new ``transformers`` config of a run's model, which the caller may change.
+    """Return a new ``transformers`` config of a run's model, which the caller may modify.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` without a model, ``MODEL_NOT_FOUND`` if it is not on this machine.
+        GymError: ``CONFIG_INVALID`` without a model; ``MODEL_NOT_FOUND`` if the model is not on this machine.
     """
     if config.model_init is not None:
         return new_config(config.model_init, load_tokenizer(config.model_init.tokenizer))

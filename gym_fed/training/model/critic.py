@@ -1,8 +1,8 @@
 """PPO's critic: a transformer's body with a scalar head that estimates the future reward at every token.
 
-The critic has a body of its own: its loss would change a shared one, and an adapter or a quantised base has no body to
-train. The body starts as a copy of the policy's, or from the model that ``ppo.critic`` names, such as the reward model.
-The head starts at zero.
+The critic has a separate body, for two reasons: its loss would change a shared body, and with an adapter or a quantised
+base there is no body to train. The body starts as a copy of the policy's, or from the model that ``ppo.critic``
+specifies, such as the reward model. The head starts at zero.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Critic(torch.nn.Module):
 
     Args:
         body: A ``transformers`` model without a head.
-        train_body: True to train the body too, False for the head alone.
+        train_body: True to train the body, too; False to train only the head.
     """
 
     def __init__(self, body: Any, *, train_body: bool = True) -> None:
@@ -55,7 +55,7 @@ class Critic(torch.nn.Module):
 
 
 def critic_like(policy: Any, *, train_body: bool) -> Critic:
-    """Build a critic whose body is a copy of the policy's, adapters merged.
+    """Build a critic whose body is a copy of the policy's, with adapters merged.
 
     Args:
         policy: A causal LM or a PEFT model around one; not changed.
@@ -66,10 +66,11 @@ def critic_like(policy: Any, *, train_body: bool) -> Critic:
 
 
 def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Critic:
-    """Load a critic from the model that ``ppo.critic`` names, with its value head if there is one.
+    """Load a critic from the model that ``ppo.critic`` specifies, with its value head if there is one.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``CONFIG_INVALID`` for a vocabulary other than the policy's.
+        GymError: ``MODEL_NOT_FOUND``; ``MODEL_INVALID``; ``CONFIG_INVALID`` if the vocabulary differs from the
+            policy's.
     """
     folder = Path(resolve(name))
     if (folder / "adapter_config.json").is_file():

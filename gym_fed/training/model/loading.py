@@ -52,7 +52,7 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
 
 
 def require_dtype(model: Any, config: TrainingConfig) -> None:
-    """Refuse a model in memory whose dtype differs from the config's: it would be trained unconverted."""
+    """Refuse a model in memory whose dtype differs from the config's, since it would be trained without conversion."""
     dtype = str(model.dtype).removeprefix("torch.")
     key = "base_dtype" if config.base_dtype is not None else "dtype"
     if key in config.model_fields_set and dtype != config.loaded_dtype and not is_quantised(model):
@@ -67,7 +67,7 @@ def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]
     Args:
         settings: Sizes and tokenizer.
         seed: Seed of the random weights.
-        dtype: Type of the weights.
+        dtype: Dtype of the weights.
 
     Returns:
         ``(model, tokenizer)``.

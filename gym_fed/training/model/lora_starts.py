@@ -1,4 +1,4 @@
-"""Initialise LoRA from the base's weights: PiSSA and OLoRA, converted to plain LoRA at the end, and LoftQ.
+"""Initialise LoRA from the base's weights, by PiSSA, OLoRA or LoftQ; PiSSA and OLoRA become plain LoRA at the end.
 
 PiSSA and OLoRA train ``W' + s B A`` with ``W' = W - s B0 A0`` (Meng et al. 2024, equation 5; Büyükakyüz
 2024). That equals ``W + s [B, -B0] [A; A0]``: an ordinary adapter of twice the rank on the original W.
@@ -25,9 +25,10 @@ class _Start:
     """The initial state of one layer.
 
     Attributes:
-        weight: The base's original weight, on the CPU; None if unchanged (LoftQ, whose base stays quantised).
-        a: A0 ``[r, in]``.
-        b: B0 ``[out, r]``.
+        weight: The original weight of the base, on the CPU; None if it is unchanged (LoftQ, whose base stays
+            quantised).
+        a: A0, ``[r, in]``.
+        b: B0, ``[out, r]``.
     """
 
     weight: torch.Tensor | None
@@ -45,7 +46,7 @@ def keeping_originals(model: Any, wrap: Callable[[], Any]) -> Any:
     adapted = wrap()
     for layer in lora_layers(adapted):
         remember_start(layer, before[id(layer.get_base_layer())])
-    # An adapter that a trainer adds later (a frozen copy) must not change the base again.
+    # An adapter that a trainer adds later, such as a frozen copy, must not change the base again.
     adapted.peft_config["default"].init_lora_weights = True
     return adapted
 
@@ -57,7 +58,7 @@ def remember_start(layer: Any, weight: torch.Tensor | None) -> None:
 
 
 def lora_layers(model: Any) -> Iterator[Any]:
-    """Yield every layer of ``model`` with a LoRA adapter called default."""
+    """Yield every layer of ``model`` that has a LoRA adapter named default."""
     from peft.tuners.lora import LoraLayer
 
     for module in model.modules():
@@ -67,9 +68,9 @@ def lora_layers(model: Any) -> Iterator[Any]:
 
 @torch.no_grad()
 def to_plain_lora(model: Any) -> None:
-    """Restore the base's weights, and append the initial factors to the adapter. Plain LoRA is unchanged.
+    """Restore the base's weights, and append the initial factors to the adapter. Plain LoRA is not changed.
 
-    A quantised base is left as it is: ``start_subtracted`` handles it when the adapter is saved.
+    A quantised base is not restored; ``start_subtracted`` handles it when the adapter is saved.
     """
     starts: list[tuple[Any, _Start]] = [
         (layer, start) for layer, start in _starts(model) if start.weight is not None
@@ -77,7 +78,7 @@ def to_plain_lora(model: Any) -> None:
     if not starts:
         return
     for name in [name for name in model.peft_config if name != "default"]:
-        model.delete_adapter(name)  # a copy of the start, which belongs to the changed base
+        model.delete_adapter(name)  # a copy of the initial adapter, which belongs to the changed base
     for layer, start in starts:
         layer.get_base_layer().weight.copy_(start.weight)
         _append(layer, start)
@@ -86,13 +87,13 @@ def to_plain_lora(model: Any) -> None:
 
 
 def _starts(model: Any) -> list[tuple[Any, _Start]]:
-    """Return the layers with an initial state of their own, and that state."""
+    """Return the layers that have a separate initial state, with that state."""
     return [(layer, getattr(layer, _ATTRIBUTE)) for layer in lora_layers(model) if hasattr(layer, _ATTRIBUTE)]
 
 
 @contextmanager
 def start_subtracted(model: Any) -> Iterator[None]:
-    """Convert an adapter on a quantised base to one for the original base, within a context that saves it."""
+    """Convert an adapter on a quantised base to one for the original base within a context, to save it."""
     starts = _starts(model)
     if not starts:
         yield
@@ -136,16 +137,16 @@ def _append(layer: Any, start: _Start) -> None:
 
 @torch.no_grad()
 def start_from_loss(model: Any, config: TrainingConfig) -> None:
-    """Initialise quantised LoRA layers by LoftQ, on any device; PEFT's version needs CUDA.
+    """Initialise the LoRA layers of a quantised model by LoftQ, on any device; PEFT's version needs CUDA.
 
     Args:
-        model: A PEFT model on a base that ``quantization`` holds in 4 bits.
-        config: Names the base, which is loaded again in full precision.
+        model: A PEFT model on a base that ``quantization`` has reduced to 4 bits.
+        config: The run's config. It names the base, which is loaded again in full precision.
     """
     from gym_fed.base.models import load_model
 
     assert config.lora is not None
-    assert config.model is not None  # quantised by name
+    assert config.model is not None  # the base is quantised by name
     originals = load_model(config.model).model
     names = {id(module): name for name, module in model.get_base_model().named_modules()}
     for layer in lora_layers(model):

@@ -1,10 +1,10 @@
 """Compute log-probabilities of tokens without storing logits (TRL's fused head), where that is exact.
 
 TRL's ``add_fused_lm_head`` repeats the computation after a model's last layer: it multiplies by the head's weights, and
-scales and caps the logits by known keys of the config. For an architecture that differs (MPT's ``logit_scale`` scales
-attention; RecurrentGemma's cap is called ``logits_soft_cap``; Granite-MoE counts its experts in ``num_local_experts``)
-it would fail or compute a wrong loss. So it is used only for the architectures in ``FUSED``; for all others
-``add_output_head`` reads the logits of the model's own forward pass.
+scales and caps the logits by known keys of the config. For an architecture that differs, it would fail or compute a
+wrong loss (MPT's ``logit_scale`` scales attention; RecurrentGemma's cap is called ``logits_soft_cap``; Granite-MoE
+counts its experts in ``num_local_experts``). The fused head is therefore used only for the architectures in ``FUSED``.
+For all others, ``add_output_head`` uses the logits from the model's own forward pass.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FUSED = frozenset(
         *("gemma3", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),  # read images; contain a language model
     }
 )
-"""Model types whose fused head has the same loss and gradients as the model's own forward pass.
+"""Model types whose fused head gives the same loss and gradients as the model's own forward pass.
 
 ``tests/unit/training/test_output_head.py`` compares each of them, with all weights and with LoRA.
 """
@@ -57,7 +57,7 @@ def is_fused(model_config: Any) -> bool:
 
 
 def reads_whole_logits(config: TrainingConfig) -> bool:
-    """Return True if a run's model is known to compute the logits of a whole batch in its forward pass."""
+    """Return True if the model of a run is known to compute the logits of a whole batch in its forward pass."""
     architecture = known_architecture(config)
     return architecture is not None and not is_fused(architecture)
 
@@ -119,7 +119,7 @@ def patched_output_heads(trainer: type) -> Iterator[None]:
 
 
 def _router_loss(outputs: Any, text_config: Any, named: dict[str, Any]) -> tuple[Tensor, float] | None:
-    """Return the load-balancing loss of a mixture of experts, and its weight; None if not requested."""
+    """Return the load-balancing loss of a mixture of experts and its weight; None if it was not requested."""
     if not named.get("output_router_logits", getattr(text_config, "output_router_logits", False)):
         return None
     loss = getattr(outputs, "aux_loss", None)
@@ -152,7 +152,7 @@ def _fused_output(
         values["mean_logits"] = picked.detach().mean(-1)
     if "is_top1" in outputs:
         values["is_top1"] = picked.argmax(-1) == labels[mask]
-    # A scatter, so that a batch without labels also has a graph.
+    # Use a scatter, so that a batch without labels also has an autograd graph.
     scattered = {
         name: value.new_zeros(mask.shape).masked_scatter(mask, value) for name, value in values.items()
     }

@@ -15,16 +15,16 @@ _MARK = "packed_by"
 
 
 def packed_by(model: Any) -> str | None:
-    """Return the method by which ``pack_layers`` quantised a model; None for other models."""
+    """Return the method with which ``pack_layers`` quantised a model; None for other models."""
     method = getattr(model, _MARK, None)
     return method if isinstance(method, str) else None
 
 
 def pack_layers(model: Any, config: TrainingConfig) -> Any:
-    """Quantise every linear layer but the head in place, if ``quantization`` names HQQ or torchao.
+    """Quantise every linear layer except the head, in place, if ``quantization`` specifies HQQ or torchao.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming a layer whose rows are not a multiple of ``group_size``.
+        GymError: ``CONFIG_INVALID`` with a layer whose rows are not a multiple of ``group_size``.
     """
     settings = config.quantization
     if settings is None or settings.method == "bitsandbytes":

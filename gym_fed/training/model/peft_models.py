@@ -1,4 +1,4 @@
-"""Wrap a model in a new or saved PEFT adapter; errors name the config's keys."""
+"""Wrap a model with a new or saved PEFT adapter; errors refer to the keys of the config."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MODULE_KEYS = {
     "rank_pattern": True,
     "alpha_pattern": True,
 }
-"""Settings that name modules, and whether they accept regular expressions."""
+"""Settings that contain module names, and whether they accept regular expressions."""
 
 _CONVERTED_ROUTER = "gate.weight"
 """PEFT's name for the router of Mixtral, Qwen3-MoE and similar models."""
@@ -36,7 +36,7 @@ _DROPOUTS = ("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout")
 
 
 def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
-    """Call ``wrap`` with the section of the configured method; refuse a base that lacks its quantisation."""
+    """Call ``wrap`` with the section of the configured method. Refuse a base that is not quantised as configured."""
     require_quantised(model, config)
     frozen = frozen_parts(model, config)
     return wrap(model, peft_config, config.finetuning, seed=config.seed, frozen=frozen)
@@ -57,14 +57,14 @@ def wrap(
     Args:
         model: A ``transformers`` model.
         peft_config: A ``peft.PeftConfig``; not changed.
-        section: The section of the YAML, for errors.
+        section: The section of the config, for error messages.
         seed: Seed of the random factors.
-        frozen: Parts of a model that reads images which get no adapter; see ``vision.parts.frozen_parts``.
-        fused_experts: False to leave fused experts out of ``all-linear``, and to refuse their names.
-        needs_layers: A setting that PEFT supports for layers only; it is refused with fused experts.
+        frozen: Parts without adapters, in a model that reads images; see ``vision.parts.frozen_parts``.
+        fused_experts: False to exclude fused experts from ``all-linear``, and to refuse their names.
+        needs_layers: A setting that PEFT supports only for layers; it is refused with fused experts.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if the settings match no layer of the model, or PEFT would change them.
+        GymError: ``CONFIG_INVALID`` if the settings match no layer of the model, or if PEFT would change them.
     """
     from peft import get_peft_model
     from transformers import set_seed
@@ -82,7 +82,7 @@ def wrap(
     narrow_targets(model, peft_config, frozen, section)
     _convert_experts(model, peft_config, section, fused_experts)
     if getattr(peft_config, "target_parameters", None):
-        own_patterns = False  # PEFT compares patterns with layers, not with parameters
+        own_patterns = False  # PEFT matches patterns against layers, not parameters
         fused = f"parameters such as the fused experts of {type(model).__name__}"
         reason = f"{section}.{needs_layers}: PEFT does not support it for {fused}"
         remedy = (
@@ -94,13 +94,13 @@ def wrap(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="You have passed exclude_modules")
-            # Without patterns in the config, this warning is about PEFT's own patterns for routed experts.
+            # If the config has no patterns, this warning is about PEFT's own patterns for routed experts.
             unmatched = "The following .*_pattern keys did not match"
             warnings.filterwarnings("error" if own_patterns else "ignore", message=unmatched)
-            # It warns about merging into packed weights; we merge into the unquantised base.
+            # The warning is about merging into packed weights, but gym-fed merges into the unquantised base.
             warnings.filterwarnings("ignore", message="TorchaoLoraLinear was instantiated")
             warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated name of transformers
-            # PEFT would replace an invalid size.
+            # Otherwise PEFT would silently replace an invalid size.
             warnings.filterwarnings("error", message="Invalid `.*_block_size`")
             return get_peft_model(model, peft_config)
     except (ValueError, UserWarning, RuntimeWarning, re.error) as error:
@@ -130,7 +130,7 @@ def resume_adapter(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
 
     Raises:
         GymError: ``MODEL_INVALID`` if a weight of the adapter is missing or does not fit the model; ``CONFIG_INVALID``
-            if the section names other layers.
+            if the section specifies other layers.
     """
     from peft import PeftConfig
 
@@ -159,7 +159,7 @@ def resume_adapter(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
 
 
 def peft_arguments(config: TrainingConfig) -> dict[str, Any]:
-    """Return keyword arguments of a ``peft.PeftConfig`` from the section of the chosen method."""
+    """Return keyword arguments for a ``peft.PeftConfig``, from the section of the configured method."""
     section = config.chosen_sections()[config.finetuning].model_dump()
     return {**section, "modules_to_save": section["modules_to_save"] or None, "task_type": task_type(config)}
 
@@ -186,7 +186,7 @@ def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
 
 
 def _exclude_unadapted(model: Any, peft_config: Any) -> None:
-    """Exclude ``unadapted_names`` from ``all-linear``; layers that ``target_modules`` names still get adapters."""
+    """Exclude ``unadapted_names`` from ``all-linear``. Layers that ``target_modules`` names explicitly get adapters."""
     excluded = getattr(peft_config, "exclude_modules", None) or []
     if peft_config.target_modules == "all-linear" and not isinstance(excluded, str):
         names = sorted({*excluded, *unadapted_names(model)})
@@ -195,7 +195,7 @@ def _exclude_unadapted(model: Any, peft_config: Any) -> None:
 
 
 def _convert_experts(model: Any, peft_config: Any, section: str, fused_experts: bool) -> None:
-    """Convert targets in experts that transformers 5 fuses to parameters, as PEFT does, but without the router.
+    """Convert targets in experts that transformers 5 fuses to parameters, like PEFT but without the router.
 
     ``exclude_modules`` would not exclude the router. PEFT's own conversion later changes nothing more, and adds no
     router if ``narrow_targets`` has listed layers by name.
@@ -225,7 +225,7 @@ def _convert_experts(model: Any, peft_config: Any, section: str, fused_experts: 
 
 
 def _require_modules(model: Any, peft_config: Any, section: str) -> None:
-    """Refuse names of modules that the model lacks; PEFT would ignore them, or refuse them too late."""
+    """Refuse names of modules that the model does not have; PEFT would ignore them, or refuse them too late."""
     modules = [name for name, _ in model.named_modules()]
     parameters = [name for name, _ in model.named_parameters()]  # routed experts are a parameter, not modules
     for key, is_pattern in _MODULE_KEYS.items():
@@ -246,7 +246,7 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
 
 
 def _require_parameters(model: Any, peft_config: Any, section: str) -> None:
-    """Refuse ``target_parameters`` that are not matrices, or that the model lacks, which PEFT may ignore."""
+    """Refuse ``target_parameters`` that are not matrices or are not in the model, which PEFT may ignore."""
     parameters = dict(model.named_parameters())
     for suffix in getattr(peft_config, "target_parameters", None) or ():
         matches = [value for name, value in parameters.items() if f".{name}".endswith(f".{suffix}")]
@@ -276,7 +276,7 @@ def _require_plain_head(adapted: Any, adapter: Adapter) -> None:
 
 
 def _load(adapted: Any, adapter: Adapter) -> None:
-    """Load every weight of the adapter, and refuse missing and unknown ones."""
+    """Load every weight of the adapter; refuse missing and unknown weights."""
     import torch
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors import SafetensorError
@@ -291,7 +291,7 @@ def _load(adapted: Any, adapter: Adapter) -> None:
     if missing := sorted(expected.keys() - weights.keys()):
         raise does_not_fit(adapter, name, f"it lacks {counted(len(missing), 'weight')}, such as {missing[0]}")
     for key in sorted(weights.keys() - expected.keys()):
-        # PEFT also writes the base's embeddings if an adapter is on them.
+        # PEFT also saves the base's embeddings if an adapter is on them.
         own = adapted.state_dict().get(key)
         value = weights.pop(key)
         if own is None or own.shape != value.shape or not torch.equal(own.cpu(), value.to(own.dtype)):

@@ -1,7 +1,7 @@
 """Train on quantised bases: quantised for the run (QLoRA), or stored quantised by other tools.
 
-bitsandbytes quantises while weights are loaded. The other methods (``packed_layers``) quantise layer by layer after
-that: transformers 5.23 cannot load for HQQ, and its trainer refuses torchao below 8 bits.
+bitsandbytes quantises while the weights are loaded. The other methods (``packed_layers``) quantise layer by layer
+afterwards, since transformers 5.23 cannot load for HQQ, and its trainer refuses torchao below 8 bits.
 
 Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs". bitsandbytes also runs on a CPU.
 """
@@ -20,8 +20,8 @@ from gym_fed.core.registries import TUNING
 from gym_fed.core.requirements import require_cuda, require_package
 from gym_fed.training.model.packed_layers import packed_by
 
-# Methods of stored quantised models: the packages that transformers 5.23 needs to load them, and whether it
-# can load them on a CPU. (EETQ's kernels come from the package kernels; AWQ's from gptqmodel, no longer from
+# Methods of models that are stored quantised: the packages that transformers 5.23 needs to load them, and whether it
+# can load them on a CPU. (EETQ's kernels come from the package kernels, and AWQ's from gptqmodel, no longer from
 # autoawq.)
 _PREQUANTISED: dict[str, tuple[tuple[str, ...], bool]] = {
     "bitsandbytes": (("bitsandbytes",), True),
@@ -68,7 +68,7 @@ def check_quantization(config: TrainingConfig) -> None:
 
 
 def _require_method(config: TrainingConfig, key: str) -> None:
-    """Refuse a method whose package is missing, and a method of ``packed_layers`` without plain LoRA."""
+    """Refuse a method whose package is missing, and a method of ``packed_layers`` for anything but plain LoRA."""
     assert config.quantization is not None
     method = config.quantization.method
     require_package(method, key, "quant", remedy="pip install hqq" if method == "hqq" else "")
@@ -81,12 +81,12 @@ def _require_method(config: TrainingConfig, key: str) -> None:
 
 
 def is_quantised(model: Any) -> bool:
-    """Return True if a model's layers are quantised, by transformers or by ``pack_layers``."""
+    """Return True if the model's layers are quantised, by transformers or by ``pack_layers``."""
     return bool(getattr(model, "is_quantized", False)) or packed_by(model) is not None
 
 
 def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
-    """Return keyword arguments of ``from_pretrained`` that quantise the base; empty without the section."""
+    """Return keyword arguments for ``from_pretrained`` that quantise the base; empty if ``quantization`` is not set."""
     settings = config.quantization
     if settings is None or settings.method != "bitsandbytes":
         return {}
@@ -117,7 +117,7 @@ def require_quantised(model: Any, config: TrainingConfig) -> None:
 
 
 def settle(model: Any) -> None:
-    """Keep bitsandbytes from repacking 4-bit weights on a CPU in evaluation.
+    """Prevent bitsandbytes from repacking 4-bit weights on a CPU in evaluation mode.
 
     Repacking fails for some sizes and prevents further training.
     """
@@ -128,7 +128,7 @@ def settle(model: Any) -> None:
 
 @contextmanager
 def uncast_adapters(model: Any) -> Iterator[None]:
-    """Keep TRL from casting adapters on quantised bases to bfloat16 within a context; ``dtype`` sets their type."""
+    """Prevent TRL from casting adapters on quantised bases to bfloat16 within a context; ``dtype`` sets their type."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     flags = [name for name in ("is_loaded_in_4bit", "is_loaded_in_8bit") if vars(base).get(name)]
     for name in flags:

@@ -1,4 +1,4 @@
-"""Build the reference model of a loss: a copy of the policy before training, or a model that the config names."""
+"""Build the reference model of a loss: a copy of the policy before training, or the model that the config specifies."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def check_reference(config: TrainingConfig) -> None:
 
 
 def has_named_reference(config: TrainingConfig) -> bool:
-    """Return True if the config names a reference."""
+    """Return True if the config specifies a reference."""
     return config.reference_model is not None or bool(config.reference_adapter)
 
 
 def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
-    """Load the reference that the config names, frozen and on the policy's device; None if it names none.
+    """Load the reference that the config specifies, frozen and on the policy's device; None if it specifies none.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if its vocabulary differs from the policy's; errors from ``load_model``.
@@ -86,7 +86,7 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
 
 
 def copy_at_start(policy: Any) -> Any:
-    """Return a frozen copy of ``policy``; for a PEFT model, it shares the untrained weights."""
+    """Return a frozen copy of ``policy``; for a PEFT model, the copy shares the untrained weights."""
     if not hasattr(policy, "peft_config"):
         return copy.deepcopy(policy).requires_grad_(False).eval()
     shared = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}

@@ -1,4 +1,4 @@
-"""Write a run's result: a model folder, or a PEFT adapter that names its base."""
+"""Write the result of a run: a model folder, or a PEFT adapter that refers to its base."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gym_fed.training.processes.sharding import is_split
 def save_final(
     trainer: Any, model: Any, tokenizer: Any, algorithm: Algorithm, config: TrainingConfig, folder: Path
 ) -> None:
-    """Save the result in the run folder. If killed, the run stays unfinished, without a partial model.
+    """Save the result in the run folder. If the process is killed, the run stays unfinished, without a partial model.
 
     Args:
         trainer: The trainer after its run.
         model: The trained model or PEFT model; not changed.
-        tokenizer: Saved with the model.
-        algorithm: Writes files of its own too (a critic, a head).
+        tokenizer: Tokenizer that is saved with the model.
+        algorithm: Algorithm of the run, which may write further files (a critic, a head).
         config: The run's config.
         folder: The run folder.
 
@@ -65,10 +65,10 @@ def _save_final(
 
 
 def _move_into(part: Path, folder: Path) -> None:
-    """Move everything in ``part`` into ``folder``, replacing the files of a killed save."""
+    """Move everything in ``part`` to ``folder``, replacing files from a save that was killed."""
     for entry in part.iterdir():
         if (folder / entry.name).is_dir():
-            shutil.rmtree(folder / entry.name)  # rename does not replace a folder that is not empty
+            shutil.rmtree(folder / entry.name)  # rename cannot replace a folder that is not empty
         entry.replace(folder / entry.name)
     part.rmdir()
 
@@ -86,7 +86,7 @@ def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
 
 
 def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
-    """Apply ``save_dtype`` to an adapter, and write the changes to its base, which PEFT does not write."""
+    """Apply ``save_dtype`` to an adapter, and write the changes to its base, which PEFT does not save."""
     if not TUNING.new(config.finetuning).is_adapter:
         return
     if config.save_dtype is not None:
@@ -98,7 +98,7 @@ def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
 
 
 def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
-    """Write a model that is split over the processes; every process must call this."""
+    """Write a model that is split over the processes. Every process must call this."""
     is_adapter = TUNING.new(config.finetuning).is_adapter
     # By default, PEFT loads the base's config again to detect changes to its vocabulary.
     options: dict[str, Any] = {"save_embedding_layers": False} if is_adapter else {}
@@ -137,7 +137,7 @@ def _drop_duplicates(part: Path, tied: dict[str, str], dtype: str) -> None:
 
 
 def portable_name(name: str | None) -> str | None:
-    """Make a path absolute, so that the adapter finds its base from any folder; model names are unchanged."""
+    """Make a path absolute, so that the adapter finds its base from any folder. Model names are returned unchanged."""
     if name is None or name == NANO or not Path(name).expanduser().exists():
         return name
     return str(Path(name).expanduser().resolve())

@@ -1,7 +1,7 @@
-"""Refuse a chat template whose special tokens the tokenizer lacks, or add them to the tokenizer and the embeddings.
+"""Refuse a chat template whose special tokens the tokenizer lacks, or add them to tokenizer and embeddings.
 
-A template ends an answer with a token such as ``<|im_end|>``. A tokenizer without it splits the text into several
-tokens, and the trained model never stops, because no single token ends its answers.
+A template ends an answer with a token such as ``<|im_end|>``. A tokenizer without this token splits the text into
+several tokens. The trained model then never stops, because no single token ends its answers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TOKEN_COLUMNS = (
     *("input_ids", "prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "KL_completion_ids"),
     *("prompt_input_ids", "chosen_input_ids", "rejected_input_ids"),
 )
-"""Columns of token ids that the algorithms' ``encode`` writes."""
+"""Names of columns with token ids that the algorithms' ``encode`` returns."""
 _MAX_CHECKED = 1000
-"""Number of rows that are checked before the model is loaded; encoding checks the rest."""
+"""Number of rows that are checked before the model is loaded; the rest is checked while encoding."""
 
 
 def check_template_tokens(config: TrainingConfig, rows: Iterable[dict[str, Any]]) -> None:
-    """Refuse a template whose end token the tokenizer lacks, and conversations without a template, before loading.
+    """Refuse a template whose end token the tokenizer lacks, and conversations without a template; before loading.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``template_tokenizer``. ``DATA_INVALID``; see ``require_chat_template``.
@@ -49,12 +49,12 @@ def check_template_tokens(config: TrainingConfig, rows: Iterable[dict[str, Any]]
 
 
 def tokenizer_name(config: TrainingConfig) -> str | None:
-    """Return the name of the run's tokenizer; None if the config names no model."""
+    """Return the name of the run's tokenizer; None if the config specifies no model."""
     return config.model if config.model_init is None else config.model_init.tokenizer
 
 
 def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
-    """Return the tokenizer (or processor) with ``chat_template`` and, on request, the tokens that it needs.
+    """Return the tokenizer (or processor) with ``chat_template`` and, if requested, the tokens that it needs.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if the tokenizer lacks the token that ends an answer, or if the tuning method does
@@ -89,7 +89,7 @@ def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
 
 
 def fit_to_template(model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
-    """Return the tokenizer of ``template_tokenizer``, after extending the model's embeddings if needed.
+    """Return the tokenizer from ``template_tokenizer``, after extending the model's embeddings if needed.
 
     Raises:
         GymError: See ``template_tokenizer`` and ``fit_embeddings``.
@@ -100,7 +100,7 @@ def fit_to_template(model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
 
 
 def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: int) -> None:
-    """Give the model an embedding row for each token, with ``chat_template_tokens: add``.
+    """Add an embedding row for each new token, with ``chat_template_tokens: add``.
 
     Args:
         model: The loaded model; its embeddings are extended in place. New rows start as the mean of the others.
@@ -109,7 +109,7 @@ def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: in
         known: Number of tokens of the original tokenizer.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if the tuning method does not train them.
+        GymError: ``CONFIG_INVALID`` if the tuning method does not train the new rows.
     """
     largest = _largest_id(tokenizer)
     rows = num_embeddings(model)
@@ -122,9 +122,9 @@ def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: in
 def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> None:
     """Refuse rows with a token that has no embedding, before anything is written.
 
-    A tokenizer may have more tokens than its model has embeddings (Gemma 3 has one for images); unused ones are
+    A tokenizer may have more tokens than its model has embeddings (Gemma 3 has one for images); unused tokens are
     harmless. Rows with a ``prompt`` are not encoded, because GRPO and similar algorithms tokenise prompts when they
-    generate answers; their other columns are for graders and may have any name.
+    generate answers. Their other columns are for graders and may have any name.
 
     Args:
         model: The loaded model.
@@ -161,13 +161,13 @@ def _grow(model: Any, known: int, size: int) -> None:
 
 
 def num_embeddings(model: Any) -> int:
-    """Return the number of embedding rows; ZeRO-3 leaves an empty tensor, with the full shape in ``ds_shape``."""
+    """Return the number of embedding rows. Under ZeRO-3, the tensor is empty, and ``ds_shape`` is its full shape."""
     weight = model.get_input_embeddings().weight
     return int(getattr(weight, "ds_shape", weight.shape)[0])
 
 
 def _largest_id(tokenizer: Any) -> int:
-    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor wraps its tokenizer
+    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor contains its tokenizer
     return max(text_tokenizer.get_vocab().values(), default=-1)
 
 

@@ -44,7 +44,7 @@ def step_leaf(step: int, batch_digest: str, state_digest: str) -> str:
     Args:
         step: Number of the step, starting from 1; 0 for the state before training.
         batch_digest: Digest of the step's batch; empty for step 0.
-        state_digest: Digest of the adapter's weights and the optimizer's moments after the step.
+        state_digest: Digest of the adapter's weights and the optimiser's moments after the step.
     """
     return canonical_digest({"gym-step-1": {"step": step, "batch": batch_digest, "state": state_digest}})
 

@@ -23,7 +23,7 @@ CALL_SECONDS = 30.0
 DEFAULT_PORT = 9443
 
 DELTA_STYPE = "gym.delta.v1"
-"""Serialization type (``stype``) of a Flower ``Array`` whose bytes are a ``.gymdelta`` file."""
+"""Serialisation type (``stype``) of a Flower ``Array`` whose bytes are a ``.gymdelta`` file."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

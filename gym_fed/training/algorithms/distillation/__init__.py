@@ -1,1 +1,1 @@
-"""Distillation: a student learns a teacher's distributions or its answers. This family may import ``sft``."""
+"""Distillation: a student learns a teacher's distributions or answers. This family may import ``sft``."""

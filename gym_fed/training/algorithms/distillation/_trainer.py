@@ -1,8 +1,8 @@
-"""Extend TRL's ``GKDTrainer`` by tokenised rows, and by the temperature in the divergence.
+"""Extend TRL's ``GKDTrainer`` with tokenised rows, and with the temperature in the divergence.
 
-TRL 1.16 uses ``temperature`` only for sampling, and divides the loss of an on-policy batch by the number of tokens of
-the answers that the student's replaced. Here, the student answers all batches of a step before training on the first,
-so that the step's tokens can be counted.
+TRL 1.16 uses ``temperature`` only for sampling. It divides the loss of an on-policy batch by the number of tokens of
+the answers that the student's answers replaced. Here, the student answers all batches of a step before training on the
+first one, so that the tokens of the step can be counted.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gym_fed.data.encoding import IGNORED
 from gym_fed.evaluation.loss import padded
 from gym_fed.training.rows.global_batch import GlobalBatch
 
-_Gkd: Any = GKDTrainer  # do not rely on its annotations
+_Gkd: Any = GKDTrainer  # its annotations are not reliable
 
 
 class _Unanswered(_Gkd):  # type: ignore[misc]
-    """A subclass of TRL's trainer whose step generates no answers."""
+    """A subclass of TRL's trainer whose training step generates no answers."""
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
         return super(_Gkd, self).training_step(model, inputs, num_items_in_batch)
@@ -36,7 +36,7 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
     Args:
         args: Arguments of ``GKDTrainer``.
         divergence: Maps ``[n, vocabulary]`` logits of student and teacher to their divergence, summed over ``n``.
-        tokens: Columns of both models' logits that belong to tokens; the other columns are padding.
+        tokens: Columns of both models' logits that correspond to tokens; the other columns are padding.
         kwargs: Arguments of ``GKDTrainer``.
     """
 
@@ -53,14 +53,14 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
         super().__init__(*args, data_collator=PromptedRows(tokenizer.pad_token_id or 0), **kwargs)
         columns = range(self.model.config.get_text_config().vocab_size)
         padding = sorted({*columns} - {*(columns[tokens] if isinstance(tokens, slice) else tokens)})
-        if padding:  # the teacher may have no rows for them
+        if padding:  # the teacher may have no embeddings for them
             self.generation_config.suppress_tokens = padding
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {"tokens": (batch["labels"][:, 1:] != IGNORED).sum()}
 
     def count(self, batches: list[Any]) -> None:
-        """Replace the answers in a fraction ``lmbda`` of the batches by the student's own, then count tokens."""
+        """Replace the answers in a fraction ``lmbda`` of the batches with the student's own, then count tokens."""
         for batch in batches:
             if random.random() <= self.lmbda:
                 self._answer(batch)

@@ -1,11 +1,11 @@
 """Sequence-level distillation: the teacher answers the rows' prompts, and the student is fine-tuned on its answers.
 
-Kim and Rush 2016, "Sequence-Level Knowledge Distillation", section 3.2, with greedy or sampled answers instead of
-beam search. Only texts pass from teacher to student, so their vocabularies may differ.
+Kim and Rush 2016, "Sequence-Level Knowledge Distillation", section 3.2, with greedy or sampled answers instead of beam
+search. The teacher passes only text to the student, so their vocabularies may differ.
 
-Each answer is generated once and stored at once: in ``.NAME.teacher.jsonl`` next to the run folder until that is
-opened, then in its ``teacher.jsonl``. A line is ``{"key", "prompt", "answer", "finished"}``; the key is a digest of
-teacher, settings and prompt.
+Each answer is generated once and stored immediately: in ``.NAME.teacher.jsonl`` next to the run folder until the folder
+is opened, then in its ``teacher.jsonl``. A line is ``{"key", "prompt", "answer", "finished"}``; the key is a digest of
+the teacher, the settings and the prompt.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROGRESS_LINES = 10
 
 
 class SequenceDistillation(Algorithm):
-    """``sft`` on the teacher's answers, which ``teacher.jsonl`` in the run folder stores."""
+    """``sft`` on the teacher's answers, which are stored in ``teacher.jsonl`` in the run folder."""
 
     tried = "full; greedy and sampled"
     untried = "adapters"
@@ -48,7 +48,7 @@ class SequenceDistillation(Algorithm):
         resolve(self.settings(config).teacher)
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Return the number of tokens of each prompt with the longest answer that the teacher may generate."""
+        """Return the number of tokens of each prompt together with the longest answer that the teacher may generate."""
         longest = self.settings(config).max_completion_length
         return [len(prompt_ids(tokenizer, row["prompt"])) + longest for row in rows]
 
@@ -85,10 +85,10 @@ def _with_answer(row: Row, answer: str) -> Row:
 
 
 class TeacherAnswers:
-    """The teacher's answers of one run, generated or read from its files."""
+    """The teacher's answers for one run, generated or read from its files."""
 
     def __init__(self, config: TrainingConfig) -> None:
-        assert config.sequence_distillation is not None  # filled in by the config
+        assert config.sequence_distillation is not None  # set by the config
         self._config = config
         self._settings: SequenceDistillationSettings = config.sequence_distillation
         self._dtype = self._settings.teacher_dtype or config.dtype
@@ -98,12 +98,12 @@ class TeacherAnswers:
     def of(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return ``{"answer", "finished"}`` for each row's ``prompt``, generating the answers that are not stored.
 
-        Every answer depends only on settings, seed and rows, not on the stored ones.
+        Every answer depends only on settings, seed and rows, and not on which answers are already stored.
         """
         keys = [self._key(row) for row in rows]
         distinct = dict(zip(keys, rows, strict=True))
         known = {line["key"]: line for file in (self._file, self._part) for line in _read(file)}
-        # Sorted by length for little padding. Batches do not depend on stored answers, so that a resumed run
+        # Sorted by length, to reduce padding. Batches do not depend on the stored answers, so that a resumed run
         # samples the same answers.
         order = sorted(distinct, key=lambda key: (len(json.dumps(distinct[key]["prompt"])), key))
         size = self._settings.teacher_batch_size
@@ -114,7 +114,7 @@ class TeacherAnswers:
         return [known[key] for key in keys]
 
     def move_into_folder(self) -> None:
-        """Move the generated answers into the opened run folder."""
+        """Move the generated answers to the run folder after it was opened."""
         if is_main() and self._part.exists():
             lines = {line["key"]: line for file in (self._file, self._part) for line in _read(file)}
             _append(self._file.with_suffix(".part"), lines.values(), "w")

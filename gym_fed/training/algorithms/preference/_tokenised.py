@@ -1,6 +1,6 @@
-"""The code that the preference algorithms share: checks, TRL's trainers on tokenised rows, and reference models.
+"""Code that the preference algorithms share: checks, TRL's trainers on tokenised rows, and reference models.
 
-TRL's ORPO and CPO trainers are experimental: any release of TRL may change them.
+TRL's ORPO and CPO trainers are experimental, so any release of TRL may change them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gym_fed.training.rows.global_batch import GlobalBatch
 from gym_fed.training.run.job import Job
 from gym_fed.training.vision.conversations import without_media
 
-_Trainer: Any = object  # the classes that the mix-ins precede
+_Trainer: Any = object  # the base class of the mix-ins, for type checkers
 
 
 class Pairs(Algorithm):
@@ -35,7 +35,7 @@ class Pairs(Algorithm):
         check_preference(config)
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Return the number of tokens of each prompt with its longer answer."""
+        """Return the number of tokens of each prompt together with its longer answer."""
         return answer_lengths(encode_pairs(config, tokenizer, rows))
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
@@ -83,9 +83,9 @@ def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool, **
         job: The run's job.
         trainer: TRL's trainer class.
         arguments: The config of the trainer.
-        reference: True if it needs a ``ref_model``: the model that the config names, or a frozen copy of the initial
-            policy. No copy is made if disabling the adapter gives the initial policy, or if ``arguments`` precompute
-            its log-probabilities.
+        reference: True if the trainer needs a ``ref_model``: the model that the config specifies, or a frozen copy of
+            the initial policy. No copy is made if disabling the adapter gives the initial policy, or if ``arguments``
+            precompute the log-probabilities of the reference.
         more: Further arguments of the trainer.
     """
     from gym_fed.training.trl_glue import local, quiet_datasets
@@ -119,11 +119,11 @@ def _on_ids(trainer: type, adapter: bool) -> type:
 
 
 def precompute(job: Job, setting: bool | None) -> bool:
-    """Return True if reference log-probabilities are computed before training; see ``ReferenceSettings``."""
+    """Return True if the reference log-probabilities are computed before training; see ``ReferenceSettings``."""
     if setting is not None:
         return setting
     if job.config.distributed_strategy == "pipeline_parallel":
-        return True  # a batch passes through the stages only once
+        return True  # a batch can pass through the stages only once
     if has_named_reference(job.config):
         return False
     return not is_adapted(job.model) or not starts_as_base(job)
@@ -135,7 +135,7 @@ def is_adapted(model: Any) -> bool:
 
 
 def starts_as_base(job: Job) -> bool:
-    """Return True if the outputs of a PEFT model are initially those of its base: with LoRA, but not with PiSSA."""
+    """Return True if a PEFT model initially has the outputs of its base, as with LoRA, but not with PiSSA."""
     from gym_fed.training.trl_glue import adapter_is_idle
 
     return adapter_is_idle(job.model, job.encoded[0]["prompt_ids"] or answers_of(job.encoded[0])[0])
@@ -150,7 +150,7 @@ class _OnIds(_Trainer):  # type: ignore[misc]
         return dataset
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Keep the column ``length``, which groups rows of similar length."""
+        """Keep the column ``length``, by which rows of similar length are grouped."""
         super()._set_signature_columns_if_needed()
         if "length" not in self._signature_columns:
             self._signature_columns.append("length")
@@ -158,8 +158,8 @@ class _OnIds(_Trainer):  # type: ignore[misc]
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
         """Return the dataset with the reference's log-probabilities as columns, in memory.
 
-        TRL passes them through a file in the dataset's cache. For rows in memory, this is a folder of the main process
-        that other processes cannot find.
+        TRL passes them through a file in the dataset's cache. For rows in memory, the cache is a folder of the main
+        process that other processes cannot find.
         """
         from torch.utils.data import DataLoader
 
@@ -192,9 +192,10 @@ class _OnIds(_Trainer):  # type: ignore[misc]
 class _AdapterOff(_Trainer):  # type: ignore[misc]
     """A mix-in for PEFT models whose reference is the model with its adapter disabled, so that no copy is needed.
 
-    Without a reference, TRL would copy the adapter to one named ``ref``. The copy stays on the model and is saved with
-    it, cannot be made for AdaLoRA, and subtracts PiSSA's factors from the base again. So a reference is passed, and
-    discarded. Precomputed log-probabilities are those of the initial adapter, which may differ from the base's.
+    Without a reference, TRL would copy the adapter to one named ``ref``. The copy would stay on the model and be saved
+    with it. It cannot be made for AdaLoRA, and would subtract PiSSA's factors from the base a second time. A reference
+    is therefore passed, and then discarded. Precomputed log-probabilities are those of the initial adapter, which may
+    differ from the base's.
     """
 
     _starting = False
@@ -231,7 +232,7 @@ class WholePairs(Pairs):
 
 
 def _with_labels(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of the collator: whole sequences, with attention masks and labels."""
+    """Return the columns that the collator expects: whole sequences, with attention masks and labels."""
     prompt = row["prompt_ids"]
     columns: dict[str, Any] = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
     for key in ("chosen", "rejected"):
@@ -245,7 +246,7 @@ def _with_labels(row: dict[str, Any]) -> dict[str, Any]:
 class _Tokenised(GlobalBatch):
     """A mix-in for ``ORPOTrainer`` and ``CPOTrainer`` on tokenised rows, which also counts tokens.
 
-    Their loss is a mean over pairs plus a mean over tokens, the chosen answer's next-token loss.
+    Their loss is a mean over pairs plus a mean over tokens, which is the next-token loss of the chosen answer.
     """
 
     pair_loss: Callable[..., Any]
@@ -255,7 +256,7 @@ class _Tokenised(GlobalBatch):
     _nll: Any = None
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Count pairs, and the tokens of the next-token loss; ORPO's includes the prompt."""
+        """Count pairs, and the tokens of the next-token loss, which for ORPO includes the prompt."""
         learned = (
             batch["chosen_labels"] != -100 if hasattr(self, "cpo_alpha") else batch["chosen_attention_mask"]
         )
@@ -316,7 +317,7 @@ class Margins(_Tokenised):
     """A mix-in for ``CPOTrainer`` that uses the pair loss of ``simpo.py``."""
 
     def cpo_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:
-        """Return losses, and the two rewards that TRL logs, each ``[n]``."""
+        """Return the losses, and the two rewards that TRL logs, each ``[n]``."""
         chosen, rejected = policy_chosen_logps, policy_rejected_logps
         return self.pair_loss(chosen, rejected), self.beta * chosen.detach(), self.beta * rejected.detach()
 

@@ -13,7 +13,7 @@ from trl.trainer.utils import use_adapter
 
 from gym_fed.training.rows.global_batch import RowMeans
 
-_Dpo: Any = DPOTrainer  # do not rely on their annotations
+_Dpo: Any = DPOTrainer  # their annotations are not reliable
 _Kto: Any = KTOTrainer
 _Reward: Any = RewardTrainer
 
@@ -23,7 +23,7 @@ class RewardMeans(RowMeans, _Reward):  # type: ignore[misc]
 
 
 class DpoMeans(RowMeans, _Dpo):  # type: ignore[misc]
-    """A ``DPOTrainer`` whose loss is a mean over pairs; the loss ``sft`` is a mean over the chosen answers' tokens.
+    """A ``DPOTrainer`` whose loss is a mean over pairs; its ``sft`` loss is a mean over the chosen answers' tokens.
 
     Some terms are still computed per batch: ``aot`` and ``aot_unpaired`` sort the pairs of a batch, and
     ``use_weighting`` multiplies ``sft`` by the mean weight of a batch.
@@ -56,17 +56,19 @@ def _chosen_tokens(batch: dict[str, Any]) -> Any:
 class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
     """A ``KTOTrainer`` whose loss is a mean over rows, with one estimate of the KL for all batches of a step.
 
-    Ethayarajh et al. 2024, section 4.1, average over a batch, TRL over the current batches of all processes. This class
-    averages over the whole step, before its first batch and at the same cost. Evaluation uses TRL's average.
+    Ethayarajh et al. 2024, section 4.1, estimate the KL over a batch, and TRL over the current batches of all
+    processes. This class estimates it over the whole step, before the first batch of the step and at the same cost.
+    Evaluation uses TRL's estimate.
     """
 
     _step_kl: float | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._given_kl: list[float] = []  # the constructor may compute reference log-probabilities
+        self._given_kl: list[float] = []  # the constructor may already compute reference log-probabilities
         arguments = kwargs["args"]
         size = arguments.per_device_train_batch_size
-        # TRL refuses batches of one row, which have no other answer to estimate the KL with; a step has several rows.
+        # TRL refuses batches of one row, whose KL cannot be estimated from another answer. A step has several rows,
+        # however.
         arguments.per_device_train_batch_size = max(size, 2)
         try:
             super().__init__(*args, **kwargs)
@@ -87,7 +89,7 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
             with self.compute_loss_context_manager():
                 ours = self._compute_kl_logps(self.model_wrapped, batch)
             total += (ours - self._reference_kl(batch)).sum()
-        assert self._step_items is not None  # just counted
+        assert self._step_items is not None  # counted just before
         summed = float(self.accelerator.reduce(total, reduction="sum"))
         self._step_kl = summed / max(self._step_items["rows"], 1.0)
 
@@ -95,8 +97,8 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         if self.model.training and self._step_kl is not None:
-            # TRL computes mean(policy - reference): replace the policy's values by the step's mean, and the
-            # reference's by 0.
+            # TRL computes mean(policy - reference). Replace the policy's values with the mean of the step, and the
+            # reference's values with 0.
             self._given_kl = [self._step_kl, 0.0]
             if "ref_KL_logps" in inputs:
                 inputs = {**inputs, "ref_KL_logps": torch.zeros_like(inputs["ref_KL_logps"])}
@@ -127,7 +129,7 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
 
 
 class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
-    """The trainer of TDPO; ``answer_terms`` and ``pair_loss`` of ``tdpo.py`` are set after construction."""
+    """The trainer for TDPO; ``answer_terms`` and ``pair_loss`` from ``tdpo.py`` are set after construction."""
 
     answer_terms: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
     pair_loss: Callable[[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], torch.Tensor]
@@ -155,7 +157,7 @@ class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
         return logits
 
     def _log_pairs(self, inputs: dict[str, Any], pairs: dict[str, tuple[torch.Tensor, ...]]) -> None:
-        """Store metrics under TRL's names, averaged over processes; ``pairs`` holds chosen and rejected values."""
+        """Store metrics under TRL's names, averaged over processes; ``pairs`` contains chosen and rejected values."""
         model: Any = self.model
         metrics = self._metrics["train" if model.training else "eval"]
         gathered = {

@@ -23,11 +23,11 @@ from gym_fed.training.run.job import Job
 
 
 class Dpo(Pairs):
-    """DPO by TRL's ``DPOTrainer``."""
+    """DPO with TRL's ``DPOTrainer``."""
 
     uses_reference = True
     takes_reference = True
-    # 5e-5 with LoRA. With 0.05, as for the other algorithms, margins do not change; with 0.5, the model forgets.
+    # 5e-5 with LoRA. With 0.05, as for the other algorithms, margins do not change. With 0.5, the model forgets.
     learning_rate_scale = 0.25
     federates = True
     splits_rows = True
@@ -57,7 +57,7 @@ class Dpo(Pairs):
         arguments = DPOConfig(
             **job.arguments(),
             **values,
-            max_length=None,  # already cut
+            max_length=None,  # rows are already truncated
             precompute_ref_log_probs=not has_media and precompute(job, settings.precompute_ref_log_probs),
             remove_unused_columns=not has_media,
         )

@@ -30,8 +30,8 @@ from gym_fed.training.run.job import Job
 class Kto(Algorithm):
     """KTO on single answers labelled desirable or undesirable; a preference pair becomes two such rows.
 
-    Rows are shuffled once by ``seed``, and every epoch uses that order: the KL of a step is estimated on its prompts
-    combined with the answers of neighbouring rows.
+    Rows are shuffled once with ``seed``, and every epoch uses that order. The KL of a step is estimated on its prompts,
+    each combined with the answer of a neighbouring row.
     """
 
     orders_rows = True
@@ -62,7 +62,7 @@ class Kto(Algorithm):
         )
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Return the number of tokens of each prompt with its answer."""
+        """Return the number of tokens of each prompt together with its answer."""
         return answer_lengths(encode_answers(tokenizer, rows, ("completion",), reasoning=config.reasoning))
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
@@ -88,14 +88,14 @@ class Kto(Algorithm):
         arguments = KTOConfig(
             **{**job.arguments(), **order},
             **settings.model_dump(exclude={"precompute_ref_log_probs"}),
-            max_length=job.config.max_length,  # answers of neighbours may be longer than a row's own
+            max_length=job.config.max_length,  # a neighbour's answer may be longer than the row's own
             precompute_ref_log_probs=precompute(job, settings.precompute_ref_log_probs),
         )
         return build_on_ids(job, KtoMeans, arguments, reference=True)
 
 
 def _labels(rows: list[Row]) -> list[bool]:
-    """Return the labels as booleans; warn if all are equal."""
+    """Return the labels as booleans; warn if all labels are equal."""
     labels = []
     for number, row in enumerate(rows, 1):
         label = label_of(row["label"])
@@ -112,7 +112,7 @@ def _labels(rows: list[Row]) -> list[bool]:
 
 
 def _estimates_kl(config: TrainingConfig) -> bool:
-    assert config.kto is not None  # filled in by the config
+    assert config.kto is not None  # set by the config
     return config.kto.loss_type == "kto"
 
 
@@ -122,7 +122,7 @@ def _step_rows(config: TrainingConfig) -> int:
 
 
 def _with_neighbours(rows: list[dict[str, Any]], config: TrainingConfig) -> list[dict[str, Any]]:
-    """Add to each row the answer of the previous row in its step; for a step of one row, of the row before it."""
+    """Add to each row the answer of the previous row in its step; in a step of one row, of the previous row overall."""
     if len(rows) < 2:
         raise GymError(ErrorCode.DATA_INVALID, "kto needs at least two rows", "add rows")
     size = _step_rows(config)

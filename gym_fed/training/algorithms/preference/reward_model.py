@@ -56,7 +56,7 @@ class RewardModel(Algorithm):
         return answer_lengths(encode_pairs(config, tokenizer, rows))
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """Encode pairs; skip those with a conversation of more than ``max_length`` tokens, like TRL.
+        """Encode pairs; like TRL, skip pairs with a conversation of more than ``max_length`` tokens.
 
         A truncated answer cannot be scored. ``length`` is the length of the longer conversation.
         """
@@ -89,7 +89,7 @@ class RewardModel(Algorithm):
         settings.num_labels = 1
         settings.get_text_config().pad_token_id = tokenizer.pad_token_id
         try:
-            with torch.device("meta"):  # its body is discarded
+            with torch.device("meta"):  # the body of this model is discarded
                 scorer = AutoModelForSequenceClassification.from_config(
                     settings, dtype=model.dtype, attn_implementation=settings._attn_implementation
                 )
@@ -101,7 +101,7 @@ class RewardModel(Algorithm):
         for name, head in scorer.named_children():
             if name != scorer.base_model_prefix:
                 head.to_empty(device="cpu").apply(scorer._init_weights)
-        for attribute in _QUANTISED:  # these mark a quantised model
+        for attribute in _QUANTISED:  # these attributes mark a quantised model
             if hasattr(model, attribute):
                 setattr(scorer, attribute, getattr(model, attribute))
         return scorer

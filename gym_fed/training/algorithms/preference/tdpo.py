@@ -43,7 +43,7 @@ class Tdpo(Pairs):
             **job.arguments(),
             beta=settings.beta,
             disable_dropout=settings.disable_dropout,
-            max_length=None,  # already cut
+            max_length=None,  # rows are already truncated
         )
         trainer = build_on_ids(job, TdpoTrainer, arguments, reference=True)
         trainer.answer_terms = answer_terms
@@ -54,7 +54,7 @@ class Tdpo(Pairs):
 def answer_terms(
     logits: torch.Tensor, reference: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the two terms of TDPO's loss, log-ratios and sequential KLs of answers, after their log-probabilities.
+    """Return the answers' log-probabilities, followed by the two terms of TDPO's loss: log-ratios and sequential KLs.
 
     Args:
         logits: ``[n, length, vocabulary]`` logits of the policy.
@@ -67,7 +67,7 @@ def answer_terms(
     targets = labels[:, 1:]
     mask = targets != -100
     rows = mask.nonzero()[:, 0]
-    policy = logits[:, :-1][mask].log_softmax(-1)  # only the answers' positions
+    policy = logits[:, :-1][mask].log_softmax(-1)  # only the positions in the answers
     start = reference[:, :-1][mask].log_softmax(-1)
     token = targets[mask].unsqueeze(-1)
     log_probs = policy.gather(-1, token).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Generate rollouts in a multi-turn environment, of which only the model's tokens are learned."""
+"""Generate rollouts in a multi-turn environment; only the model's tokens are learned."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _MARK = "the answer of a probe"
 
 
 class Conversation:
-    """One conversation of the model with an environment.
+    """A conversation between the model and an environment.
 
     Attributes:
         prompt_ids: The token ids of the prompt.
-        ids: The token ids of all turns after it.
+        ids: The token ids of all turns after the prompt.
         mask: 1 for the model's tokens, 0 for the environment's.
-        logprobs: Log-probabilities at sampling, 0 for the environment's tokens; empty if not reported.
-        state: The environment's state.
+        logprobs: Log-probabilities at sampling, 0 for the environment's tokens; empty if they are not reported.
+        state: The state of the environment.
         is_over: True if no further answer is needed.
     """
 
@@ -41,10 +41,10 @@ class EnvironmentRollouts:
     Args:
         environment: The environment.
         rows: All rows, indexed by the dataset's column ``row``.
-        max_tokens: Maximum number of tokens of all turns of a conversation.
+        max_tokens: Maximum number of tokens over all turns of a conversation.
 
     Attributes:
-        row_indices: The row of each prompt of the next call; set by the trainer.
+        row_indices: The row of each prompt in the next call; set by the trainer.
     """
 
     def __init__(self, environment: Environment, rows: Sequence[Mapping[str, Any]], max_tokens: int) -> None:
@@ -52,7 +52,7 @@ class EnvironmentRollouts:
         self.row_indices: list[int] = []
 
     def __call__(self, prompts: list[list[Message]], trainer: Any) -> dict[str, Any]:
-        """Answer prompts turn by turn; each turn answers all open conversations in one batch."""
+        """Answer prompts turn by turn; each turn generates the answers of all open conversations in one batch."""
         encoded, *_ = trainer._tokenize_prompts(prompts)
         conversations = [
             Conversation(list(ids), self._environment.begin(prompt, self._rows[index]))
@@ -77,7 +77,7 @@ class EnvironmentRollouts:
         }
 
     def _add_turn(self, conversation: Conversation, answer: list[int], trainer: Any) -> None:
-        """Add an answer, and the environment's response if it leaves room for another answer."""
+        """Add an answer, and the environment's response if there is room for a further answer after it."""
         tokenizer = trainer.processing_class
         answer = answer[: self._max_tokens - len(conversation.ids)]
         conversation.add(answer, of_model=True)
@@ -89,17 +89,17 @@ class EnvironmentRollouts:
             conversation.add(following, of_model=False)
             return
         conversation.is_over = True
-        if messages:  # the model has not seen them, and the rubric must not mistake them for its last answer
+        if messages:  # the model has not seen them, and the rubric must not treat them as its last answer
             del conversation.state["completion"][-len(messages) :]
 
 
 def _between(tokenizer: Any, messages: list[Message], end: int | None) -> list[int]:
-    """Return the tokens that the template writes from the end of an answer to the start of the next.
+    """Return the tokens that the template writes between the end of an answer and the start of the next one.
 
     Control tokens in the messages are encoded as plain text, as with transformers' ``sanitize_control_tokens=True``.
 
     Args:
-        end: The end token that the model has generated, if it has.
+        end: The end token that the model has generated; None if it has generated none.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a template that does not render an answer's text.

@@ -1,4 +1,4 @@
-"""Train PPO with TRL's ``GRPOTrainer``, which generates the answers, and token advantages from a critic."""
+"""Train PPO with TRL's ``GRPOTrainer``, which generates the answers, and per-token advantages from a critic."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FILE = "critic.safetensors"
 
 
 class PpoTrainer(GrpoRollouts):
-    """A trainer that updates policy and critic in one step, by the loss of ``_compute_loss``.
+    """A trainer that updates policy and critic in the same step, with the loss of ``_compute_loss``.
 
     Args:
-        critic: The critic, in its own parameter group of the policy's optimiser.
-        settings: The section ``ppo``.
+        critic: The critic, which becomes a separate parameter group of the policy's optimiser.
+        settings: The ``ppo`` section of the config.
         arguments: Arguments of ``GRPOTrainer``.
     """
 
@@ -35,7 +35,7 @@ class PpoTrainer(GrpoRollouts):
         self.add_callback(_CriticSteps(self))
 
     def use_reference(self, beta: float, reference: Any | None) -> None:
-        """Use the reference for the penalty in the rewards, and not in TRL's loss."""
+        """Use the reference for the penalty in the rewards instead of in TRL's loss."""
         super().use_reference(beta, reference)
         self.kl_weight, self.beta = beta, 0.0
 
@@ -56,8 +56,8 @@ class PpoTrainer(GrpoRollouts):
         return optimizer
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return generated answers with each token's advantage, return and value estimate, each ``[B, T]``."""
-        self.beta = self.kl_weight  # makes TRL score the answers by the reference too
+        """Return generated answers with the advantage, return and value estimate of each token, each ``[B, T]``."""
+        self.beta = self.kl_weight  # makes TRL score the answers with the reference, too
         try:
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
@@ -120,9 +120,9 @@ class PpoTrainer(GrpoRollouts):
         return log_probs, entropies, router_loss
 
     def _step_tokens(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return this process's share of the tokens that one optimiser step learns from."""
+        """Return this process's share of the tokens that an optimiser step learns from."""
         tokens: torch.Tensor = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
-        if self.model.training:  # a whole generation is counted; scaled like TRL's "dapo"
+        if self.model.training:  # count a whole generation; scaled like TRL's "dapo"
             tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
         return tokens
 
@@ -153,7 +153,7 @@ class PpoTrainer(GrpoRollouts):
         return values
 
     def _old_log_probs(self, batch: dict[str, Any]) -> torch.Tensor:
-        """Return the policy's log-probabilities at generation; TRL omits them if its loss does not need them."""
+        """Return the policy's log-probabilities at generation, which TRL omits if its loss does not need them."""
         if "old_per_token_logps" not in batch:
             ids, mask = _prompts_with_answers(batch)
             length, batch_size = batch["completion_ids"].shape[1], self.args.per_device_train_batch_size
@@ -172,7 +172,7 @@ class PpoTrainer(GrpoRollouts):
         return self._own_rows(scores, count)
 
     def _mean(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the tokens of all processes."""
+        """Return the mean over the masked tokens of all processes."""
         sums = torch.stack([(values * mask).sum(), mask.sum().to(values.dtype)])
         total, count = self.accelerator.reduce(sums, reduction="sum")
         mean: torch.Tensor = total / count.clamp(min=1)
@@ -195,7 +195,7 @@ class PpoTrainer(GrpoRollouts):
 
 
 def _prompts_with_answers(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ids of prompts with their answers, and the mask of both."""
+    """Return the ids of prompts and answers, joined, and the attention mask of both."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
 

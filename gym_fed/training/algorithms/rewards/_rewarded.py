@@ -1,4 +1,4 @@
-"""Define the base class of algorithms that learn from rewards: checks, rows, and arguments of TRL's trainers."""
+"""Define the base class of algorithms that learn from rewards: checks, rows, and arguments for TRL's trainers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK_ROWS = 1000
 
 
 class Rewarded(Algorithm):
-    """An algorithm that learns from graded answers to prompts. ``name`` is its section of the config."""
+    """An algorithm that learns from graded answers to prompts. ``name`` is the name of its config section."""
 
     keeps_encoded = False
     orders_rows = True
@@ -51,7 +51,7 @@ class Rewarded(Algorithm):
         return [len(prompt_ids(tokenizer, row["prompt"])) for row in rows]
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """Return the rows unchanged: TRL tokenises prompts when it generates answers."""
+        """Return the rows unchanged, since TRL tokenises the prompts when it generates answers."""
         needed = prompts_per_generation(self.name, self.settings(config), config)
         if len(rows) < needed:
             reason = f"{counted(len(rows), 'prompt')}, but one generation needs {needed}"
@@ -63,7 +63,7 @@ class Rewarded(Algorithm):
         return rows
 
     def arguments(self, job: Job, *names: str) -> dict[str, Any]:
-        """Return the keyword arguments that the configs of GRPO and RLOO share, and the settings in ``names``."""
+        """Return the keyword arguments that GRPO's and RLOO's configs share, and the settings named in ``names``."""
         settings: RolloutSettings = self.settings(job.config)
         self._warn_of_skipped_prompts(job)
         shared = (
@@ -75,7 +75,7 @@ class Rewarded(Algorithm):
             **job.arguments(),
             **{name: getattr(settings, name) for name in (*shared, *names)},
             "num_generations_eval": 1,
-            # The reference is copied from the model in memory; TRL would load it by name.
+            # The reference is copied from the model in memory, whereas TRL would load it by name.
             "beta": 0.0,
         }
 
@@ -85,7 +85,7 @@ class Rewarded(Algorithm):
         return (int(config.chosen_sections()[config.algorithm].beta > 0 and not adapted), 0)
 
     def _warn_of_skipped_prompts(self, job: Job) -> None:
-        """Warn of prompts that do not fill a generation; TRL's sampler drops different ones in each epoch."""
+        """Warn about prompts that do not fill a generation; TRL's sampler drops different ones in each epoch."""
         needed = prompts_per_generation(self.name, self.settings(job.config), job.config)
         if skipped := len(job.encoded) % needed:
             warnings.warn(
@@ -100,7 +100,7 @@ def prompts_per_generation(name: str, settings: RolloutSettings, config: Trainin
     """Return the number of prompts per generation.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if a generation does not consist of whole groups of answers to a prompt.
+        GymError: ``CONFIG_INVALID`` if a generation does not consist of whole groups of answers to the same prompt.
     """
     batch, processes = config.per_device_train_batch_size, world_size()
     steps, key = settings.steps_per_generation, f"{name}.steps_per_generation"
@@ -121,7 +121,7 @@ def prompts_per_generation(name: str, settings: RolloutSettings, config: Trainin
 
 
 def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
-    """Refuse a mix of conversations and texts: TRL checks only the first prompt of a batch."""
+    """Refuse a mix of conversations and texts, since TRL checks only the first prompt of a batch."""
     first_is_text = isinstance(rows[0]["prompt"], str)
     for number, row in enumerate(rows, 1):
         is_mixed = isinstance(row["prompt"], str) != first_is_text

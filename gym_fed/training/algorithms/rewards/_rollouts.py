@@ -1,4 +1,4 @@
-"""Extend TRL's trainers that generate answers by graders, a reference copied from memory, and exact resume."""
+"""Extend TRL's generating trainers with graders, a reference copied from memory, and exact resume."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ if TYPE_CHECKING:
 
 _PROBE_TOKENS = 16
 _MAX_DIFFERENCE = 0.5
-"""Mean difference of log-probabilities per token, in nats: 0.05 in bfloat16; above 1 between different models."""
+"""Maximum mean difference of log-probabilities per token, in nats. It is 0.05 in bfloat16, and above 1 between
+different models."""
 
 
-_Trainer: Any = object  # the class that the mix-in precedes
-_Grpo: Any = GRPOTrainer  # do not rely on their annotations
+_Trainer: Any = object  # the base class of the mix-in, for type checkers
+_Grpo: Any = GRPOTrainer  # their annotations are not reliable
 _Rloo: Any = RLOOTrainer
 
 
 class Rollouts(_Trainer):  # type: ignore[misc]
     """A mix-in for ``GRPOTrainer`` and ``RLOOTrainer``.
 
-    A checkpoint between two uses of the same answers contains them, so that a resumed run reuses them and ends with
-    the same weights.
+    A checkpoint between two uses of the same answers contains the answers, so that a resumed run reuses them and ends
+    with the same weights.
     """
 
     _buffered_inputs: Any
@@ -54,17 +55,17 @@ class Rollouts(_Trainer):  # type: ignore[misc]
 
     vllm_generation: VllmGeneration
     rollout_client: RolloutClient
-    """Set after construction, with ``use_vllm``."""
+    """Set after construction if ``use_vllm`` is on."""
 
     _resent = 0
     _num_tokens = 0
-    """Tokens since this process started; the trainer counts those of the whole run."""
+    """Number of tokens since this process started; the trainer counts those of the whole run."""
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
         return EpochSampler(super()._get_train_sampler(dataset))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Save the random state before the trainer's state, whose presence marks a checkpoint as complete."""
+        """Save the random state before the trainer's state, whose presence marks the checkpoint as complete."""
         super()._save_rng_state(output_dir)
         every = self.args.steps_per_generation * self.num_iterations
         batches = self._buffered_inputs if self._step % every else []
@@ -103,12 +104,12 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         return [list(each) for each in ids]
 
     def _require_same_policy(self, difference: float) -> None:
-        """Refuse answers of a policy other than the trained one.
+        """Refuse answers from a policy other than the trained one.
 
-        Not compared if sampling truncates or penalises probabilities, which then always differ.
+        Policies are not compared if sampling truncates or penalises probabilities, since these then always differ.
 
         Args:
-            difference: Mean over tokens of the difference of log-probabilities between vLLM and the trained model.
+            difference: Mean difference of the tokens' log-probabilities between vLLM and the trained model.
         """
         is_current = self.vllm_generation.version == self.state.global_step
         if is_current and self.rollout_client.samples_whole and not difference <= _MAX_DIFFERENCE:
@@ -125,7 +126,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
             self._resent = resent
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the tokens since this process started, like TRL's other trainers; omit times, which vary between runs."""
+        """Log the tokens since this process started, like TRL's other trainers. Omit times, which vary by run."""
         if self.model.training:
             metrics = self._metrics["train"]
             metrics.pop("step_time", None)
@@ -139,12 +140,12 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         return generated
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        """Tokenise as TRL does, without a second BOS for text prompts that already have one."""
+        """Tokenise like TRL, but without a second BOS token for text prompts that already have one."""
         prompt_ids, *rest = super()._tokenize_prompts(prompts)
         return [without_second_bos(self.processing_class, ids) for ids in prompt_ids], *rest
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Generate as TRL does, from the original prompts: an Arrow table would give all messages the same keys."""
+        """Generate like TRL, but from the original prompts: an Arrow table would give all messages the same keys."""
         prompted = [{**row, "prompt": self.prompts[row["row"]]} for row in inputs]
         if (rollouts := getattr(self, "rollout_func", None)) is not None:
             rollouts.row_indices = [row["row"] for row in inputs]
@@ -167,10 +168,10 @@ class Rollouts(_Trainer):  # type: ignore[misc]
 
 
 class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
-    """The trainer of GRPO and GSPO, which also generates the answers for PPO.
+    """The trainer for GRPO and GSPO, which also generates the answers for PPO.
 
-    TRL's losses are means over the step, except ``bnpo``, by definition a mean over a batch's tokens, and the entropy
-    bonus, whose mean over a batch is weighted here by the batch's tokens.
+    TRL's losses are means over the step, with two exceptions. ``bnpo`` is by definition a mean over a batch's tokens.
+    The entropy bonus is a mean over a batch, which is weighted here by the batch's tokens.
     """
 
     entropy_coef: float
@@ -219,12 +220,12 @@ class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
 
 
 class RlooRollouts(Rollouts, _Rloo):  # type: ignore[misc]
-    """The trainer of RLOO."""
+    """The trainer for RLOO."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return TRL's generated answers; multiply the advantage of an answer from vLLM by its importance weight.
+        """Return TRL's generated answers, multiplying the advantage of answers from vLLM by their importance weights.
 
-        TRL corrects only GRPO.
+        TRL applies this correction only for GRPO.
         """
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not self.use_vllm or not self.vllm_importance_sampling_correction:
@@ -242,7 +243,7 @@ class RlooRollouts(Rollouts, _Rloo):  # type: ignore[misc]
 
 
 class EpochSampler(RepeatSampler):
-    """Orders prompts like TRL, but by seed and epoch alone, so that a resumed run has the same order."""
+    """Orders prompts like TRL, but depends only on seed and epoch, so that a resumed run has the same order."""
 
     def __init__(self, of: RepeatSampler) -> None:
         super().__init__(
@@ -255,11 +256,11 @@ class EpochSampler(RepeatSampler):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; accelerate's dataloader calls this before each one."""
+        """Set the epoch; accelerate's dataloader calls this before each epoch."""
         self.generator.manual_seed((self.seed or 0) + epoch)
 
     def group(self, epoch: int, number: int) -> list[int]:
-        """Return the rows of a generation of an epoch (numbered from 0), each as often as it is answered."""
+        """Return the rows of a generation in an epoch (numbered from 0), each repeated as often as it is answered."""
         self.set_epoch(epoch)
         order = torch.randperm(self.num_samples, generator=self.generator)
         rows = order[number * self.batch_size : (number + 1) * self.batch_size]
@@ -267,13 +268,13 @@ class EpochSampler(RepeatSampler):
 
 
 def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **more: Any) -> Any:
-    """Build the trainer of ``job`` with its graders.
+    """Build the trainer of ``job``, with its graders.
 
     Args:
         trainer_class: A subclass of ``Rollouts``.
-        job: The run's job, with graders that are set up.
+        job: The run's job, whose graders are set up.
         arguments: The trainer's ``GRPOConfig`` or ``RLOOConfig``, with ``beta`` 0.
-        beta: Weight of the KL term; if above 0, it needs a reference, see ``reference_of``.
+        beta: Weight of the KL term; a positive weight requires a reference, see ``reference_of``.
         more: Further keyword arguments of the trainer.
     """
     reference = reference_of(job) if beta else None
@@ -304,8 +305,8 @@ def _environment_rollouts(
     """Return the rollouts of the job's environment; None without one.
 
     Raises:
-        GymError: ``USAGE`` for two environments, an algorithm without environments, prompts that are plain text, or a
-            model that is split between processes.
+        GymError: ``USAGE`` for two environments, an algorithm without environments, plain-text prompts, or a model that
+            is split over processes.
     """
     environments = [grader for grader in job.graders if isinstance(grader, Environment)]
     if not environments:
@@ -313,7 +314,7 @@ def _environment_rollouts(
     strategy = job.config.distributed_strategy
     engine = job.config.chosen_sections()[job.config.algorithm].rollouts
     is_ahead = engine is not None and engine.max_staleness > 0
-    # All processes generate with a split model together: with conversations of different length, some would hang.
+    # With a split model, all processes generate together, so some would hang if conversations had different lengths.
     refuse_first(
         (strategy != "ddp", f"distributed.strategy: {strategy} splits the model, and environments need ddp"),
         (is_ahead, "conversations cannot be generated ahead: set rollouts.max_staleness to 0"),
@@ -327,10 +328,10 @@ def _environment_rollouts(
 
 
 def reference_of(job: Job) -> Any | None:
-    """Return the reference that the config names, or a copy of the policy; None if disabling the adapter suffices.
+    """Return the reference that the config specifies, or a copy of the policy; None if disabling the adapter suffices.
 
-    It suffices if the adapter does not change the model yet, as a forward pass shows; PiSSA, OLoRA and continued
-    adapters do change it.
+    Disabling suffices if the adapter does not change the model yet, which a forward pass shows. PiSSA, OLoRA and
+    continued adapters do change it.
     """
     named = named_reference(job.config, job.model)
     if named is not None:
@@ -341,13 +342,13 @@ def reference_of(job: Job) -> Any | None:
 
 
 def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[..., list[float]]:
-    """Wrap a grader as a reward function of TRL.
+    """Wrap a grader as a reward function for TRL.
 
     Two metrics are logged: ``rewards/NAME/mean`` is the grader's contribution to the reward, ``graders/NAME`` its value
     before ``weight`` and ``clip`` (for each part of a ``CombinedGrader``).
 
     Args:
-        grader: The grader, which is set up.
+        grader: The grader, already set up.
         rows: All rows, indexed by the dataset's column ``row``; an answer is graded with the columns of its row.
     """
 
@@ -383,7 +384,7 @@ def _sample(row: dict[str, Any], completion: Any, state: dict[str, Any] | None) 
 
 
 def _prompts(rows: Sequence[dict[str, Any]], start: int) -> Any:
-    """Create the dataset that TRL samples: row numbers, and the column ``prompt``, which TRL requires.
+    """Create the dataset that TRL samples from: row numbers, and the column ``prompt``, which TRL requires.
 
     The prompts themselves are in ``Rollouts.prompts``, because Arrow requires one type per column.
     """

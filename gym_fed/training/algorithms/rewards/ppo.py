@@ -24,7 +24,7 @@ from gym_fed.training.run.job import Job
 
 
 class Ppo(Rewarded):
-    """PPO on TRL's rollouts; a reward model may be one of the graders, or the only one."""
+    """PPO on TRL's rollouts; a reward model may be one of the graders or the only grader."""
 
     name = "ppo"
     tried = "full, LoRA, LoRA on vLLM; critic of its own or a reward model's body"
@@ -34,7 +34,7 @@ class Ppo(Rewarded):
         super().check(config)
         settings = self.settings(config)
         strategy = config.distributed_strategy
-        # The policy's optimiser also updates the critic, so it must not depend on the layers of one model.
+        # The policy's optimiser also updates the critic, so it must not depend on the layers of a single model.
         optimizer = OPTIMIZERS.new(config.optimizer)
         conflict = TUNING.type_of(config.finetuning).own_optimizer(config)
         if optimizer.of_one_model:
@@ -76,7 +76,7 @@ class Ppo(Rewarded):
         settings = self.settings(job.config)
         named = self.arguments(job, "entropy_coef")
         prompts = prompts_per_generation(self.name, settings, job.config)
-        # TRL refuses groups of one, from which GRPO could not learn, so the number is set after its check.
+        # TRL refuses groups of one answer, from which GRPO could not learn, so the number is set after its check.
         named["num_generations"] = settings.num_generations * prompts
         arguments = GRPOConfig(**named, loss_type="dapo", scale_rewards="none")
         arguments.num_generations = settings.num_generations
@@ -90,5 +90,5 @@ class Ppo(Rewarded):
         return build_trainer(PpoTrainer, job, arguments, settings.beta, critic=critic, settings=settings)
 
     def save(self, trainer: Any, folder: Path) -> None:
-        """Save the critic in the folder ``critic``, which a later run may name in ``ppo.critic``."""
+        """Save the critic in the folder ``critic``, which a later run may specify in ``ppo.critic``."""
         trainer.accelerator.unwrap_model(trainer.critic).save_pretrained(folder / "critic")

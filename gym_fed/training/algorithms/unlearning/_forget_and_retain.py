@@ -1,7 +1,7 @@
-"""Define the base class of the unlearning algorithms, which pairs rows to forget with rows to retain.
+"""Define the base class of unlearning algorithms, which pair rows to forget with rows to retain.
 
-Pairs are drawn once from the seed: an epoch covers the larger group, and repeats the rows of the smaller one, each time
-in a new order. So every batch has both kinds, and a resumed run has the same batches.
+Pairs are drawn once from the seed. An epoch covers the larger group and repeats the rows of the smaller group, each
+time in a new order. Every batch therefore contains both kinds, and a resumed run has the same batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Unlearning(Algorithm):
 
     @abstractmethod
     def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
-        """Return the trainer class, and the keyword arguments that only it takes."""
+        """Return the trainer class, and the keyword arguments that only this class takes."""
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[Encoded]:
         forget = [row for row in rows if row.get("forget")]
@@ -83,7 +83,7 @@ class Unlearning(Algorithm):
 
 
 def _pair(forget: list[Encoded], retain: list[Encoded], *, seed: int) -> list[Encoded]:
-    """Return pairs ``{"forget": row, "retain": row}``, without ``retain`` if no row is retained."""
+    """Return pairs ``{"forget": row, "retain": row}``; ``retain`` is missing if there are no rows to retain."""
     if not retain:
         return [{"forget": row, "length": row["length"]} for row in forget]
     number = max(len(forget), len(retain))

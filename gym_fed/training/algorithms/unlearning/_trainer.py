@@ -1,4 +1,4 @@
-"""Extend TRL's ``SFTTrainer`` by a loss on rows to forget and a loss on rows to retain."""
+"""Extend TRL's ``SFTTrainer`` with a loss on rows to forget and a loss on rows to retain."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from gym_fed.data.encoding import IGNORED
 from gym_fed.evaluation.loss import padded
 from gym_fed.training.rows.global_batch import GlobalBatch
 
-_Sft: Any = SFTTrainer  # do not rely on its annotations
+_Sft: Any = SFTTrainer  # its annotations are not reliable
 
 
 class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
     """Minimises ``retain_weight * L_retain + forget_loss``, each a mean over its items in the whole step.
 
-    ``L_retain`` is in nats per token. It also logs ``forget_nll`` and ``retain_nll``, the next-token losses of the two
-    halves in nats per token.
+    ``L_retain`` is in nats per token. The trainer also logs ``forget_nll`` and ``retain_nll``, the next-token losses of
+    the two halves in nats per token.
 
     Args:
         args: Arguments of ``SFTTrainer``.
         retain_weight: Weight of ``L_retain``.
-        forget_loss: Maps ``[n, t]`` log-probabilities of the rows to forget (0 if not labelled) and the mask of labels
-            to a scalar loss.
+        forget_loss: Maps ``[n, t]`` log-probabilities of the rows to forget (0 for unlabelled tokens) and the mask of
+            labels to a scalar loss.
         kwargs: Arguments of ``SFTTrainer``.
     """
 
     forget_item = "forget_tokens"
-    """The items that ``forget_loss`` is averaged over: ``forget_tokens`` or ``forget_rows``."""
+    """The items over which ``forget_loss`` is averaged: ``forget_tokens`` or ``forget_rows``."""
 
     def __init__(
         self, *args: Any, retain_weight: float, forget_loss: Callable[..., Tensor], **kwargs: Any
@@ -77,7 +77,7 @@ class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
 
 
 class ReferenceTrainer(UnlearningTrainer):
-    """A trainer whose ``forget_loss`` takes ``[n]`` log-probability ratios of answers to the model before training."""
+    """A trainer whose ``forget_loss`` gets ``[n]`` log-probability ratios of answers to the untrained model."""
 
     train_dataset: Any
     eval_dataset: Any
@@ -85,7 +85,7 @@ class ReferenceTrainer(UnlearningTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Needs no copy: before the first step, and before a checkpoint is loaded, the model is the reference.
+        # No copy is needed: before the first step, and before a checkpoint is loaded, the model is the reference.
         self.train_dataset = self._with_reference(self.train_dataset)
         if self.eval_dataset is not None:
             self.eval_dataset = self._with_reference(self.eval_dataset)
@@ -96,7 +96,7 @@ class ReferenceTrainer(UnlearningTrainer):
 
     @torch.no_grad()
     def _with_reference(self, dataset: Any) -> Any:
-        """Return the dataset with the reference's log-probabilities of the rows to forget as a column."""
+        """Return the dataset with a column of the reference's log-probabilities of the rows to forget."""
         was_training = self.model.training
         self.model.eval()
         log_probs: list[float] = []

@@ -32,9 +32,9 @@ def gradient_ascent_loss(log_probs: Tensor, labelled: Tensor, cap: float | None)
     """Return ``-L_forget`` of Liu et al. 2022, section 4, a mean over tokens.
 
     Args:
-        log_probs: ``[n, t]`` float32, 0 if not labelled.
+        log_probs: ``[n, t]`` float32, 0 for unlabelled tokens.
         labelled: ``[n, t]`` bool.
-        cap: Loss in nats per token above which a row has no gradient, and counts as ``cap``; None for no cap.
+        cap: Loss in nats per token above which a row has no gradient and counts as ``cap``; None for no cap.
     """
     counts = labelled.sum(dim=1)
     rows = -log_probs.sum(dim=1) / counts.clamp(min=1)
