@@ -34,7 +34,7 @@ from gym_fed.training.processes.shared_rows import RowsOfGroups
 
 _ROUNDING = 1e-3
 _WEIGHTS, _OPTIMIZER, _SCHEDULER = "trained.pt", "optimizer.pt", "scheduler.pt"
-_Trainer: Any = object  # the class that the mix-in precedes
+_Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its trainer
 
 
 class LocalOnly(_Trainer):  # type: ignore[misc]

@@ -6,8 +6,9 @@ A folder contains a family. Files that start with ``_`` are shared code; every o
 - ``preference/``: ``dpo``, ``tdpo``, ``kto``, ``orpo``, ``simpo``, and ``reward_model``, which learns a score from
   pairs.
 - ``rewards/``: ``grpo``, ``gspo``, ``rloo``, which compare several answers to a prompt, and ``ppo``, which has a
-critic. - ``distillation/``: ``distillation``, ``sequence_distillation``. - ``unlearning/``: ``gradient_difference``,
-``npo``.
+  critic.
+- ``distillation/``: ``distillation``, ``sequence_distillation``.
+- ``unlearning/``: ``gradient_difference``, ``npo``.
 
 Installed packages add algorithms through the entry point group ``gym_fed.algorithms``.
 """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_Trainer: Any = object  # the base class of the mix-ins, for type checkers
+_Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its trainer
 
 _TOP_TOKENS = 20
 """Number of most likely tokens that approximate the whole distribution, as in the EAFT paper."""

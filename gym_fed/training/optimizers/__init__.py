@@ -1,4 +1,4 @@
-"""Optimisers (values of ``optimizer``), one per file or per entry of ``_table.py``.
+"""Optimisers (the values of ``optimizer``), one per file or per entry in ``_table.py``.
 
 Installed packages add optimisers through the entry point group ``gym_fed.optimizers``.
 """

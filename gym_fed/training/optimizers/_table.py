@@ -1,4 +1,4 @@
-"""List the optimisers that need only a class name and settings, including GaLore and APOLLO."""
+"""List the optimisers that only need a class name and settings, including GaLore and APOLLO."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LION_RATE = 0.3
 
 _PAGED = "its state moves between GPU and main memory"
 
-# Other values fail in the middle of a step, or have no effect.
+# Other values would fail in the middle of a step, or have no effect.
 _CHOICES = {
     "proj_type": ("std", "reverse_std", "right", "left"),
     "proj": ("random", "svd"),
@@ -35,14 +35,14 @@ _CHOICES = {
 
 
 class Factored(LibraryOptimizer):
-    """An optimiser that stores a row and a column of second moments per matrix; Shazeer and Stern 2018, algorithm 4."""
+    """An optimiser that stores second moments per row and column of a matrix; Shazeer and Stern 2018, algorithm 4."""
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
         return factored_bytes(weight)
 
 
 class Soap(LibraryOptimizer):
-    """An optimiser with Adam's moments, and a preconditioner and eigenvectors per side of a matrix.
+    """An optimiser with Adam's moments, and a preconditioner and eigenvectors for each side of a matrix.
 
     Vyas et al. 2024, "SOAP: Improving and Stabilizing Shampoo using Adam".
     """
@@ -58,8 +58,8 @@ class Soap(LibraryOptimizer):
 class ScheduleFree(LibraryOptimizer):
     """An optimiser that averages the iterates instead of lowering the learning rate (Defazio et al. 2024).
 
-    Gradients are computed at y, but the result is x: the weights must be swapped before the model is used. transformers
-    swaps them for evaluation, and the callback at the end.
+    Gradients are computed at y, but the result is x, so the weights must be swapped before the model is used.
+    transformers swaps them for evaluation, and the callback swaps them at the end.
 
     Attributes:
         warms_up: True if it accepts ``warmup_steps``.
@@ -98,14 +98,14 @@ class ScheduleFree(LibraryOptimizer):
         from transformers import TrainerCallback
 
         class AverageAtEnd(TrainerCallback):
-            """Replaces the weights with the average after the last step, before its checkpoint."""
+            """Replaces the weights with their average after the last step, before the step's checkpoint."""
 
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 if state.global_step >= state.max_steps:
                     kwargs["optimizer"].eval()
 
             def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                kwargs["optimizer"].eval()  # if the run ended early; a second call does nothing
+                kwargs["optimizer"].eval()  # the run may have ended early; a second call has no effect
 
         return [AverageAtEnd()]
 
@@ -115,9 +115,9 @@ class ProjectedOptimizer(LibraryOptimizer):
     """An optimiser that projects the gradients of linear layers, and therefore their state, to a low rank.
 
     Attributes:
-        projection: Arguments of the projected group that users may set, with defaults.
-        projectors: ``module:Class`` of the projectors in the state.
-        factored: True if it stores a row and a column of second moments per matrix.
+        projection: Arguments of the projected parameter group that users may set, with their defaults.
+        projectors: The projector classes in the state, as ``module:Class``.
+        factored: True if second moments are stored per row and column of a matrix.
     """
 
     projection: Mapping[str, Any] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class ProjectedOptimizer(LibraryOptimizer):
     whole_weights: bool = True
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
-        """Return the bytes of state: for a projected ``[m, n]``, those of ``[rank, max(m, n)]`` and the projection."""
+        """Return the bytes of state; for a projected ``[m, n]``, those of ``[rank, max(m, n)]`` and the projection."""
         if not weight.hidden:
             return self._moments(weight, config)
         wide, narrow = max(weight.shape), min(weight.shape)
@@ -169,7 +169,7 @@ class ProjectedOptimizer(LibraryOptimizer):
 
 
 def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
-    """Refuse a projection argument of a wrong type or value."""
+    """Refuse a projection argument of the wrong type or with an invalid value."""
     if name in _CHOICES:
         fits, expected = value in _CHOICES[name], f"one of {', '.join(_CHOICES[name])}"
     elif name == "scale":
@@ -182,7 +182,7 @@ def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
 
 @cache
 def _resumable(optimizer: Any, projectors: tuple[str, ...]) -> Any:
-    """Return a subclass whose state holds only tensors and numbers.
+    """Return a subclass whose state contains only tensors and numbers.
 
     The libraries store projector objects, which ``torch.load`` with ``weights_only`` refuses.
     """
@@ -215,7 +215,7 @@ def _resumable(optimizer: Any, projectors: tuple[str, ...]) -> Any:
 
 
 def _to_device(fields: dict[str, Any], device: Any) -> dict[str, Any]:
-    """Move tensors of a projector, alone or in a list, to the device of its weight."""
+    """Move a projector's tensors, alone or in a list, to the device of its weight."""
 
     def on_device(value: Any) -> Any:
         if isinstance(value, list):
@@ -280,7 +280,7 @@ TABLE: dict[str, LibraryOptimizer] = {
         fixed={"scale_parameter": False, "relative_step": False},
         per_example=True,
     ),
-    # Dettmers et al. 2022: state in 8 bits, quantised in blocks; in 32 bits for small tensors.
+    # Dettmers et al. 2022: the state is in 8 bits, quantised in blocks; for small tensors it is in 32 bits.
     "adamw_8bit": _bnb("AdamW", bits=8),
     "lion_8bit": _bnb("Lion", bits=8, values=1.0, rate_scale=_LION_RATE),
     "ademamix": _bnb("AdEMAMix", bits=32, values=3.0),  # Pagliardini et al. 2024
@@ -297,7 +297,8 @@ TABLE: dict[str, LibraryOptimizer] = {
         state_values=1.0,
     ),
     "soap": Soap("pytorch_optimizer:SOAP", package="pytorch_optimizer"),  # Vyas et al. 2024
-    # Zhao et al. 2024, algorithm 1: gradients in the subspace of their singular vectors, updated periodically.
+    # Zhao et al. 2024, algorithm 1: gradients are projected to the subspace of their singular vectors, which is updated
+    # periodically.
     "galore_adamw": _galore("GaLoreAdamW"),
     "galore_adafactor": _galore(
         "GaLoreAdafactor",
@@ -310,8 +311,8 @@ TABLE: dict[str, LibraryOptimizer] = {
         fixed={"optim_bits": 8, "is_paged": False},
         gpu="galore_torch calls CUDA in every step",
     ),
-    # Zhu et al. 2024: a random subspace suffices to scale each channel as AdamW would. APOLLO-Mini: rank 1, scale
-    # 128, scale_type tensor.
+    # Zhu et al. 2024: a random subspace is enough to scale each channel as AdamW would. APOLLO-Mini is rank 1, scale
+    # 128 and scale_type tensor.
     "apollo_adamw": ProjectedOptimizer(
         "apollo_torch:APOLLOAdamW",
         package="apollo_torch",

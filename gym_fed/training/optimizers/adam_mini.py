@@ -41,7 +41,7 @@ class AdamMini(LibraryOptimizer):
         optimizer = self._create(model, config, hidden=hidden, heads=heads, key_heads=key_heads)
         head_dim = getattr(text, "head_dim", None) or hidden // heads
         for group in optimizer.param_groups:
-            if "parameter_per_head" in group:  # the library assumes that a head's width is hidden / heads
+            if "parameter_per_head" in group:  # the library assumes a head width of hidden / heads
                 group["parameter_per_head"] = head_dim * hidden
         return optimizer
 

@@ -41,7 +41,7 @@ class AdamW(OptimizerChoice):
 
 
 def _lora_fa(model: Any, config: TrainingConfig) -> Any:
-    """Create PEFT's LoRA-FA (Zhang et al. 2023), with the config's betas instead of its fixed ones."""
+    """Create PEFT's LoRA-FA optimiser (Zhang et al. 2023), with the config's betas instead of its fixed ones."""
     from peft.optimizers import create_lorafa_optimizer
 
     assert config.lora is not None

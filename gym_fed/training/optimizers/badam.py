@@ -33,7 +33,7 @@ _OWN = {
 
 
 class BAdam(LibraryOptimizer):
-    """``badam.BlockOptimizer`` around torch's AdamW. The ratio variant, which fails on CPUs, is not offered."""
+    """``badam.BlockOptimizer`` around torch's AdamW. Its ratio variant is not offered, since it fails on CPUs."""
 
     whole_weights = True
     of_one_model = "trains the layers of one model in turn"
@@ -66,7 +66,7 @@ class BAdam(LibraryOptimizer):
         self.try_arguments(config)
 
     def construct(self, groups: Any, config: TrainingConfig) -> Any:
-        """Create the inner AdamW from the arguments that are not BAdam's."""
+        """Create the inner AdamW with the arguments that are not BAdam's own."""
         import torch
 
         arguments: dict[str, Any] = {
@@ -100,14 +100,14 @@ class BAdam(LibraryOptimizer):
 
 @cache
 def _resumable(block_optimizer: Any) -> Any:
-    """Return a subclass that prints nothing on stdout and whose state holds the block and its float32 weights."""
+    """Return a subclass that prints nothing to stdout, and whose state contains the block and its float32 weights."""
     import torch
 
     class Resumable(block_optimizer):  # type: ignore[misc]
         def __init__(self, **arguments: Any) -> None:
             with redirect_stdout(None):
                 super().__init__(**arguments)
-            del self.__dict__["state_dict"]  # the library's, which covers only the inner optimiser
+            del self.__dict__["state_dict"]  # the library's own, which covers only the inner optimiser
 
         def switch_trainable_params(self, verbose: int | None = 0) -> None:
             self._active_block = self.current_block_idx

@@ -1,6 +1,6 @@
-"""Define the base classes of optimisers: of any value of ``optimizer``, and of those that are a library's class.
+"""Define the base classes of optimisers: for any value of ``optimizer``, and for those that are a library's class.
 
-No library is imported before an optimiser is checked or created, so that the registry can list them quickly.
+No library is imported until an optimiser is checked or created, so that the registry can list them quickly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gym_fed.core.registries import TUNING
 from gym_fed.core.requirements import require_cuda, require_package
 
 _MIN_8_BIT_VALUES = 4096
-"""Minimum number of values in a tensor for bitsandbytes to keep its state in 8 bits."""
+"""Minimum number of values in a tensor for which bitsandbytes stores the state in 8 bits."""
 
 _OWN_ARGUMENTS = {
     "self",
@@ -36,42 +36,42 @@ _OWN_ARGUMENTS = {
 
 
 class OptimizerChoice:
-    """An optimiser. Instances are stateless; a subclass overrides ``arguments`` or ``make``."""
+    """An optimiser. Instances are stateless. Subclasses override ``arguments`` or ``make``."""
 
     shards: bool = False
     """True if it supports weights that are split over processes."""
 
     per_example: bool = False
-    """True if it reads only (noised) gradients, so that ``privacy`` may use it."""
+    """True if it uses only the (noisy) gradients, so that ``privacy`` may use it."""
 
     learning_rate_scale: float | None = 1.0
-    """Its usual learning rate relative to AdamW's; None if unknown, so that the user must set the rate."""
+    """Usual learning rate relative to AdamW's; None if unknown, in which case the user must set the rate."""
 
     replaces_schedule: bool = False
-    """True if it replaces the learning rate schedule, so that a constant one is required."""
+    """True if it replaces the learning rate schedule, so that a constant schedule is required."""
 
     whole_weights: bool = False
     """True if it needs whole weight matrices or layers, so that it cannot train an adapter."""
 
     makes_lora_fa: bool = False
-    """True if it implements LoRA-FA under ``lora.lora_fa``."""
+    """True if it implements LoRA-FA for ``lora.lora_fa``."""
 
     state_values: float = 2.0
-    """State values per trained value, of the same dtype; read by ``state_bytes``."""
+    """Number of state values per trained value, in the same dtype; used by ``state_bytes``."""
 
     of_one_model: str = ""
-    """Why it cannot train a second model (a critic), as a verb phrase for messages; empty if it can."""
+    """Reason why it cannot train a second model (a critic), as a verb phrase for messages; empty if it can."""
 
     of_one_process: str = ""
-    """Why it cannot be used by several processes, as a verb phrase for messages; empty if it can."""
+    """Reason why several processes cannot use it, as a verb phrase for messages; empty if they can."""
 
     def check(self, config: TrainingConfig) -> None:
         """Refuse a config that this optimiser, machine or installation does not support, before anything is loaded.
 
-        This implementation refuses ``optimizer_args``, betas and LoRA+; an optimiser that supports them overrides it.
+        This implementation refuses ``optimizer_args``, betas and LoRA+. An optimiser that supports them overrides it.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
+            GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY``, with the key and the remedy.
         """
         check_known(config, [])
         refuse_betas(config)
@@ -86,28 +86,29 @@ class OptimizerChoice:
         return None
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
-        """Return the bytes of state for one trained tensor after the first step."""
+        """Return the bytes of optimiser state for one trained tensor after the first step."""
         return self.state_values * weight.numel * weight.itemsize
 
     def callbacks(self, config: TrainingConfig) -> list[Any]:
-        """Return ``transformers.TrainerCallback`` objects that the optimiser needs."""
+        """Return the ``transformers.TrainerCallback`` objects that the optimiser needs."""
         return []
 
 
 @dataclass(frozen=True)
 class LibraryOptimizer(OptimizerChoice):
-    """An optimiser that is created by calling a library's class on groups of weights, with and without decay.
+    """An optimiser that is created from a library's class, with groups of weights with and without decay.
 
     Attributes:
-        source: ``module:Class``.
+        source: The class, as ``module:Class``.
         package: Required package; None for torch and transformers.
         extra: Extra of gym-fed that installs the package.
         betas: True if it accepts ``betas``; otherwise ``adam_beta1`` and ``adam_beta2`` are refused.
         fixed: Arguments that users cannot set.
-        gpu: Why it needs a CUDA GPU; empty if it does not.
-        state_bits: Bits of a state value in bitsandbytes, whose blocks of 256 share a scale; 0 for other libraries.
+        gpu: Reason why it needs a CUDA GPU; empty if it does not.
+        state_bits: Bits per state value in bitsandbytes, whose blocks of 256 values share a scale; 0 for other
+            libraries.
 
-    See ``OptimizerChoice`` for the others. A momentum in the config adds one to ``state_values``.
+    See ``OptimizerChoice`` for the other attributes. A momentum in the config adds one to ``state_values``.
     """
 
     source: str
@@ -178,10 +179,10 @@ class LibraryOptimizer(OptimizerChoice):
 
 @dataclass(frozen=True)
 class TrainedWeight:
-    """The properties of a trained tensor that determine the size of its optimiser state.
+    """The properties of a trained tensor on which the size of its optimiser state depends.
 
     Attributes:
-        shape: The shape.
+        shape: Shape of the tensor.
         itemsize: Bytes per value.
         hidden: True for the matrix of a linear layer other than the output head.
     """
@@ -197,7 +198,7 @@ class TrainedWeight:
 
 
 def factored_bytes(weight: TrainedWeight) -> float:
-    """Return the bytes of second moments in float32, a row and a column per matrix (Shazeer and Stern 2018)."""
+    """Return the bytes of float32 second moments that are stored per row and column (Shazeer and Stern 2018)."""
     shape = weight.shape
     if len(shape) < 2:
         return 4.0 * weight.numel
@@ -205,7 +206,7 @@ def factored_bytes(weight: TrainedWeight) -> float:
 
 
 def check_known(config: TrainingConfig, known: list[str]) -> None:
-    """Refuse names in ``optimizer_args`` that are not ``known``."""
+    """Refuse names in ``optimizer_args`` that are not in ``known``."""
     remedy = f"it accepts {', '.join(sorted(known)) or 'none'}"
     for name in config.optimizer_args:
         reason = f"optimizer_args: {config.optimizer} has no argument {name!r}"
@@ -225,7 +226,7 @@ def refuse_loraplus(config: TrainingConfig) -> None:
 
 
 def import_class(source: str) -> Any:
-    """Import ``module:name``, and hide the library's warnings."""
+    """Import ``module:name``, hiding the library's warnings."""
     module, _, name = source.partition(":")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -233,10 +234,10 @@ def import_class(source: str) -> Any:
 
 
 def create_checked(config: TrainingConfig, make: Any) -> Any:
-    """Return ``make()``, and convert errors about its arguments to a ``GymError``.
+    """Return ``make()``, converting errors about its arguments to a ``GymError``.
 
     Raises:
-        GymError: ``CONFIG_INVALID``.
+        GymError: ``CONFIG_INVALID`` if an argument is invalid.
     """
     try:
         with warnings.catch_warnings():
@@ -248,18 +249,18 @@ def create_checked(config: TrainingConfig, make: Any) -> Any:
 
 
 def refuse_adapters(config: TrainingConfig, why: str) -> None:
-    """Refuse to train an adapter with an optimiser of whole weights."""
+    """Refuse to train an adapter with an optimiser that needs whole weights."""
     is_adapter = TUNING.type_of(config.finetuning).is_adapter
     reason = f"optimizer: {config.optimizer} {why}; finetuning is {config.finetuning}"
     refuse_first((is_adapter, reason, "use finetuning: full or freeze, or another optimizer"))
 
 
 def split(model: Any, config: TrainingConfig) -> list[tuple[str, Any, float]]:
-    """Return the name, parameter and decay of each trainable weight; norms and biases have no decay."""
+    """Return the name, parameter and weight decay of each trainable weight; norms and biases have no decay."""
     from torch import nn
     from transformers.trainer_pt_utils import get_parameter_names
 
-    # As in transformers.
+    # The same patterns as in transformers.
     excluded = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
     decayed = set(get_parameter_names(model, [nn.LayerNorm], excluded))
     return [
@@ -270,7 +271,7 @@ def split(model: Any, config: TrainingConfig) -> list[tuple[str, Any, float]]:
 
 
 def hidden_matrices(model: Any) -> set[int]:
-    """Return the ``id`` of the weight of each linear layer except the output head."""
+    """Return the ``id`` of the weight of every linear layer except the output head."""
     from torch import nn
 
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -288,7 +289,7 @@ def hidden_groups(model: Any, config: TrainingConfig) -> dict[tuple[bool, float]
 
 
 def parameter_groups(model: Any, config: TrainingConfig) -> list[dict[str, Any]]:
-    """Group trainable weights by decay, and under LoRA+ also by learning rate."""
+    """Group trainable weights by decay and, under LoRA+, also by learning rate."""
     if config.lora is not None and config.lora.loraplus_lr_ratio is not None:
         return _loraplus(model, config, config.lora.loraplus_lr_ratio)
     groups: dict[float, list[Any]] = {config.weight_decay: [], 0.0: []}
@@ -298,7 +299,7 @@ def parameter_groups(model: Any, config: TrainingConfig) -> list[dict[str, Any]]
 
 
 class _Groups:
-    """Stands for an optimiser class, and records the groups that PEFT builds."""
+    """Used in place of an optimiser class to record the groups that PEFT builds."""
 
     def __init__(self, groups: list[dict[str, Any]], **_: Any) -> None:
         self.groups = [group for group in groups if group["params"]]

@@ -20,7 +20,7 @@ from gym_fed.training.optimizers.base import (
 class Muon(LibraryOptimizer):
     """Muon at ``learning_rate`` for linear layers, and AdamW at ``adamw_lr`` for the output head and all other weights.
 
-    ``adamw_lr`` is by default ``learning_rate``; ``adam_beta1`` and ``adam_beta2`` are AdamW's.
+    ``adamw_lr`` defaults to ``learning_rate``; ``adam_beta1`` and ``adam_beta2`` are those of AdamW.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Muon(LibraryOptimizer):
 
     def check(self, config: TrainingConfig) -> None:
         refuse_loraplus(config)
-        # The betas are AdamW's, so they are not refused.
+        # The betas are used by AdamW, so they are not refused.
         super().check(config.model_copy(update={"adam_beta1": 0.9, "adam_beta2": 0.999}))
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:

@@ -1,9 +1,9 @@
 """Estimate the peak memory of a run by component; docs/planning.md derives each formula.
 
-Activations are the tensors that autograd saves. For a token in a block under ``sdpa`` these are ``6 h + 2 q + 2 k + 4
-i`` values: residual stream, normed input and input of the matrices, before attention and before the MLP; queries, keys,
-values and output; gate, its SiLU, up and their product. The tests count saved tensors to confirm this. The approach
-follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.
+Activations are the tensors that autograd saves. For one token in a block under ``sdpa``, these are ``6 h + 2 q + 2 k +
+4 i`` values: residual stream, normed input and input of the matrices, before attention and before the MLP; queries,
+keys, values and output; gate, its SiLU, up and their product. The tests confirm this by counting saved tensors. The
+approach follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOSS_VALUES = 3
 """Float32 values per logit while the loss is differentiated: the log-softmax and two gradients."""
 
 _TILE = (4096, 32768)
-"""Tokens and vocabulary entries of the largest tile of logits that TRL's ``fused_lm_head`` computes at once."""
+"""Number of tokens and vocabulary entries in the largest tile of logits that TRL's ``fused_lm_head`` computes."""
 
 _TILE_BYTES = 29
 """Bytes per logit of a tile while torch differentiates it: 7 float32 values and a mask. Triton needs none."""
@@ -28,23 +28,23 @@ PROCESS_BYTES = {"cpu": 543 << 20, "cuda": 500 << 20, "mps": 500 << 20}
 """Bytes of a process without a model: Python and torch (measured), or a GPU context."""
 
 ADAPTER_PROCESS_BYTES = {**PROCESS_BYTES, "cpu": 587 << 20}
-"""Bytes of a process with an adapter: PEFT imports further packages, among them bitsandbytes."""
+"""Bytes of a process with an adapter, for which PEFT imports further packages such as bitsandbytes."""
 
 ALLOCATOR_BYTES = {"cpu": 231 << 20, "cuda": 0, "mps": 0}
-"""Bytes of freed blocks that glibc keeps: the mean of gym-nano's runs in benchmarks/plan.py; not measured on GPUs."""
+"""Bytes of freed blocks that glibc keeps: the mean over gym-nano's runs in benchmarks/plan.py. Not measured on GPUs."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory on one device at the peak of a step.
+    """The memory in bytes on one device at the peak of a step.
 
     Attributes:
         weights: All weights, trained and frozen, in their dtypes.
         gradients: Gradients of the trained weights.
-        optimizer: State of the optimiser.
+        optimizer: Optimiser state.
         activations: Activations that autograd saves for a batch.
-        logits: Output of the head and intermediate values of the loss.
-        copies: Reference, critic and teacher; for trained ones, with gradients and optimiser state.
+        logits: Output of the head, and intermediate values of the loss.
+        copies: Reference, critic and teacher; for trained ones, including gradients and optimiser state.
         generation: Keys and values during generation.
         process: Libraries, and the GPU context.
         allocator: Freed blocks that are not returned to the system.
@@ -66,7 +66,7 @@ class Memory:
 
     @property
     def peak(self) -> float:
-        """The peak memory. Activations, gradients and generation do not overlap, unless gradients accumulate."""
+        """The peak memory. Activations, gradients and generation do not overlap, unless gradients are accumulated."""
         batch = self.activations + self.logits + (self.gradients if self.accumulates else 0.0)
         temporary = max(batch, self.gradients + self.embedding, self.generation)
         permanent = self.process + self.allocator + self.weights + self.optimizer + self.copies
@@ -122,7 +122,7 @@ def _trains_all(sizes: Sizes) -> bool:
 
 
 def row_length(config: TrainingConfig) -> int:
-    """Return the tokens of the longest row in a batch, with the answer if it is generated."""
+    """Return the number of tokens of the longest row in a batch, including the answer if it is generated."""
     if not ALGORITHMS.type_of(config.algorithm).writes_answers(config):
         return config.max_length
     section = config.chosen_sections().get(config.algorithm)
@@ -130,7 +130,7 @@ def row_length(config: TrainingConfig) -> int:
 
 
 def tokens_of_batch(config: TrainingConfig) -> int:
-    """Return the tokens of a batch of the longest rows on one device."""
+    """Return the number of tokens in a batch of the longest rows on one device."""
     rows: int = config.per_device_train_batch_size * ALGORITHMS.type_of(config.algorithm).sequences_per_row
     return rows * row_length(config)
 
@@ -156,9 +156,9 @@ def block_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device
         values += 2 * (shape.queries - shape.keys)  # keys and values are repeated for every head
         scores = shape.heads * length * (width if width == 4 else 4 + width)
     else:
-        scores = 4 * shape.heads  # the logarithm of each row's sum
+        scores = 4 * shape.heads  # the logarithm of the sum of each row
     if config.lora is None and config.mixed_precision != "no":
-        # A norm's output is float32, like its weights, and each of five matrices copies its input.
+        # The output of a norm is float32, like its weights, and each of five matrices copies its input.
         norms += shape.hidden * (2 * (4 - width) + 3 * width)
     return values * width + norms + scores + _adapter_bytes(config, shape, device)
 
@@ -178,7 +178,7 @@ def _head_bytes(config: TrainingConfig, sizes: Sizes, tokens: int, device: str) 
 
 
 def _norm_bytes(config: TrainingConfig, size: int, groups: int = 1) -> float:
-    """Return the bytes that an RMS norm saves: input, output, normalised input if trained, a number per group."""
+    """Return the bytes that an RMS norm saves: input, output, normalised input if trained, one number per group."""
     width = _compute_width(config)
     return size * (4 + (1 if config.lora is not None else 2) * width) + 4 * groups
 
@@ -219,11 +219,11 @@ def _weight_bytes(config: TrainingConfig, sizes: Sizes) -> float:
 
 
 def _quantised_bytes(config: TrainingConfig) -> float:
-    """Return the bytes per quantised weight, with scales.
+    """Return the bytes per quantised weight, including scales.
 
-    bitsandbytes: 8 bits, or 4 bits and a scale per 64 weights, which takes 8 bits with double quantisation. HQQ: 2, 3
-    (ten weights in 32 bits), 4 or 8 bits, and a scale and a zero point per group. torchao: 8 bits, and a scale per
-    group.
+    bitsandbytes uses 8 bits, or 4 bits and a scale per 64 weights, which takes 8 bits with double quantisation. HQQ
+    uses 2, 3 (ten weights in 32 bits), 4 or 8 bits, and a scale and a zero point per group. torchao uses 8 bits, and a
+    scale per group.
     """
     assert config.quantization is not None
     settings = config.quantization
@@ -240,7 +240,8 @@ def _quantised_bytes(config: TrainingConfig) -> float:
 def _activation_share(config: TrainingConfig, processes: int) -> float:
     """Return the fraction of a batch's activations that one process holds.
 
-    A pipeline stage holds those of its blocks, for as many micro-batches as stages (1f1b) or for all (gpipe).
+    A pipeline stage holds the activations of its blocks, for as many micro-batches as there are stages (1f1b) or for
+    all (gpipe).
     """
     distributed = config.distributed
     if distributed is None or processes == 1:

@@ -1,9 +1,10 @@
 """Plan a run from its config: memory by component, steps, and time on this machine.
 
-The time of a step is computed from its operations and the measured time of one block and the head. In the forward
-pass, a token costs two operations per weight that multiplies it; the backward pass costs the same for the gradients of
-activations, and once more for those of weights (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section
-2.1). Attention adds ``2 q T`` per block in the forward pass: a token attends to ``T / 2`` tokens on average.
+The time of a step is computed from its number of operations and the measured time of one block and the head. In the
+forward pass, a token costs two operations for each weight that multiplies it. The backward pass costs the same for the
+gradients of the activations, and once more for those of the weights (Kaplan et al. 2020, "Scaling Laws for Neural
+Language Models", section 2.1). Attention adds ``2 q T`` per block in the forward pass, since a token attends to ``T /
+2`` tokens on average.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _MIN_TOKENS = 32
 _REPETITIONS = 3
 
 _VALUES_PER_UPDATE = 6
-"""Values per trained weight that an update reads or writes in addition to the optimiser's state: the gradient four
-times (norm, clipping, use) and the weight twice."""
+"""Values per trained weight that an update reads or writes, in addition to the optimiser state: the gradient four times
+(norm, clipping, use) and the weight twice."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,13 @@ class RunPlan:
     """The memory, steps and time that a run needs.
 
     Attributes:
-        sizes: Weights of the run's model.
-        memory: Memory of one process.
+        sizes: The weights of the run's model.
+        memory: The memory of one process.
         device: Type of the run's device.
         available: Memory of the device in bytes; None if this machine has no such device.
-        tokens: Maximum tokens per step.
-        operations: Floating-point operations of one step.
-        steps: Steps of the run; None if the number of rows is unknown.
+        tokens: Maximum number of tokens per step.
+        operations: Number of floating-point operations per step.
+        steps: Number of steps of the run; None if the number of rows is unknown.
         seconds: Seconds per step on this machine; None if the model is too large to time.
     """
 
@@ -79,7 +80,7 @@ class RunPlan:
         }
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return the plan as names and texts."""
+        """Return the plan as pairs of a name and a text."""
         trained = self.sizes.num_trained
         share = trained / (self.sizes.frozen + trained)
         lines = [("weights", f"{self.sizes.total:,}"), ("trained", f"{trained:,} ({share:.2%})")]
@@ -112,10 +113,10 @@ def plan_run(
         config: The run's config.
         processes: Number of processes of the run.
         device: Type of the device whose memory is estimated (``cpu``, ``cuda`` or ``mps``); by default the run's.
-        timed: True to time some blocks on this machine.
+        timed: True to measure the time of some blocks on this machine.
 
     Raises:
-        GymError: See ``sizes_of``.
+        GymError: Errors from ``sizes_of``.
     """
     here = _device_of(config, device)
     kind = device or str(config.device).partition(":")[0] if here is None else here.type
@@ -209,11 +210,11 @@ def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) ->
 
 
 def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming | None:
-    """Time steps of one and of three blocks of the model on ``device``; return None if that would take long.
+    """Time steps of one and of three blocks of the model on ``device``; return None if that would take too long.
 
-    Also None for a model that reads images and has no separate language model class. The blocks have random weights,
-    use the config's tuning method and checkpointing, and are updated by AdamW. On a CPU, the CPU time of this thread is
-    measured, which other processes affect less.
+    Also returns None for a model that reads images and has no separate language model class. The blocks have random
+    weights, use the config's tuning method and checkpointing, and are updated by AdamW. On a CPU, this thread's CPU
+    time is measured, which other processes affect less.
     """
     import torch
 
@@ -235,7 +236,7 @@ def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming 
 
 
 def _time_blocks(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float, float]:
-    """Return the median seconds of both passes and of the update of ``layers`` blocks, and the update's bytes."""
+    """Return the median seconds of both passes and of the update of ``layers`` blocks, and the bytes of the update."""
     import torch
 
     model, loss = _short_model(config, layers, ids)
@@ -260,7 +261,7 @@ def _time_blocks(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, 
 
 
 def _short_model(config: TrainingConfig, layers: int, ids: Any) -> tuple[Any, Callable[[], Any]]:
-    """Return a model of ``layers`` blocks trained as in ``config``, and its loss on ``ids``."""
+    """Return a model with ``layers`` blocks, trained as in ``config``, and the function for its loss on ``ids``."""
     import torch
 
     from gym_fed.base.models import quiet_loading
@@ -290,7 +291,7 @@ def _tune(config: TrainingConfig, model: Any) -> Any:
         targets = config.lora.target_modules
         has_names = isinstance(targets, list) and all(name.isidentifier() for name in targets)
         if not has_names:
-            targets = "all-linear"  # a path may point to a missing block
+            targets = "all-linear"  # a path in the config may refer to a missing block
         lora = config.lora.model_copy(update={"target_modules": targets})
         plain = without_start(config.model_copy(update={"lora": lora}))
         return TUNING.new(config.finetuning).prepare(model, plain)
@@ -300,7 +301,7 @@ def _tune(config: TrainingConfig, model: Any) -> Any:
 
 
 def _now(device: torch.device) -> float:
-    """Return the current time in seconds: thread time on a CPU, else wall time after synchronising the device."""
+    """Return the current time in seconds: thread time on a CPU, otherwise wall time after synchronising the device."""
     import torch
 
     if device.type == "cpu":
@@ -318,7 +319,7 @@ def _moved_bytes(config: TrainingConfig, sizes: Sizes) -> float:
 
 
 def _truncate(config: Any, layers: int) -> Any:
-    """Return the text config with another number of layers, whose types repeat those of the original layers."""
+    """Return the text config with a different number of layers, whose types repeat those of the original layers."""
     text = config.get_text_config()
     before = text.num_hidden_layers
     for key, value in vars(text).items():
@@ -348,7 +349,7 @@ def _operations_per_token(config: TrainingConfig, sizes: Sizes) -> float:
     frozen, trained = algorithm.beside(config, adapted=sizes.adapted)
     passes = float(frozen + 3 * trained + len(algorithm.models_beside(config)))
     if algorithm.uses_reference and sizes.adapted:
-        passes += 1  # the reference: the model with its adapter disabled
+        passes += 1  # for the reference, which is the model with its adapter disabled
     if algorithm.writes_answers(config):
         section = config.chosen_sections()[config.algorithm]
         iterations = getattr(section, "num_iterations", 1)

@@ -13,7 +13,7 @@ from gym_fed.training.model.architecture import fresh_config, read_config
 from gym_fed.training.optimizers.base import TrainedWeight
 
 _INNER = ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner", "d_ff", "ffn_hidden_size")
-"""Names for the width of an MLP in the configs of transformers."""
+"""Names of the MLP's width in the configs of transformers."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Sizes:
     """The weights of a run.
 
     Attributes:
-        total: Number of weights of the model without an adapter; shared weights count once.
+        total: Number of weights of the model without an adapter; shared weights are counted once.
         linear: Number of weights in matrices that can be quantised.
         trained: All trained tensors.
         active: Number of weights in the matrices that process one token, including the head, without an adapter.
@@ -88,8 +88,8 @@ def sizes_of(config: TrainingConfig) -> Sizes:
     """Count the weights that a run would load and train.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` for an unknown model; ``UNAVAILABLE`` if its config must be read from the Hub,
-            which cannot be reached; ``CONFIG_INVALID`` if the tuning method does not fit the model.
+        GymError: ``MODEL_NOT_FOUND`` for an unknown model; ``UNAVAILABLE`` if the config must be read from the Hub,
+            which is unreachable; ``CONFIG_INVALID`` if the tuning method does not fit the model.
     """
     import torch
 
@@ -143,7 +143,7 @@ def has_causal_lm(config: Any) -> bool:
 
 
 def without_start(config: TrainingConfig) -> TrainingConfig:
-    """Return ``config`` with a zero-initialised adapter: other initialisations read weights, but have the same size."""
+    """Return ``config`` with a zero-initialised adapter. Other initialisations read weights, but have the same size."""
     changes: dict[str, Any] = {"quantization": None}
     if config.lora is not None:
         changes["lora"] = config.lora.model_copy(update={"init_lora_weights": "default", "freeze_a": False})
@@ -151,7 +151,7 @@ def without_start(config: TrainingConfig) -> TrainingConfig:
 
 
 def _shape(model: Any) -> TextShape:
-    """Return the dimensions of the language model; one without attention (Mamba) is treated as if it had one head."""
+    """Return the dimensions of the language model; one without attention (Mamba) is treated as having one head."""
     text = model.config.get_text_config()
     width, vocabulary = model.get_input_embeddings().weight.shape[::-1]
     hidden = largest_size(text, "hidden_size") or width  # OPT-350m's embeddings are narrower than its blocks
@@ -172,7 +172,7 @@ def _shape(model: Any) -> TextShape:
 
 
 def _active(model: Any) -> int:
-    """Return the number of weights that process a token: all matrices and the head, but only the token's experts."""
+    """Return the number of weights that process one token: all matrices and the head, but only the token's experts."""
     import torch
 
     text = model.config.get_text_config()

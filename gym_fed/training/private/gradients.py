@@ -1,12 +1,13 @@
 """Clip per-example gradients with Opacus, and add cryptographic lattice noise to their sum.
 
-An example's loss is the mean over its own labelled tokens: with a mean over the tokens of a batch, the length of one
-example would affect the weight of the others. ``require_exact`` verifies that each gradient depends on one example.
+The loss of an example is the mean over its own labelled tokens. With a mean over the tokens of a batch, the length of
+one example would affect the weight of the others. ``require_exact`` verifies that each gradient depends on a single
+example.
 
 The sum of the clipped gradients is rounded to multiples of a step, and integer noise from ``gym_fed.privacy.noise`` is
 added. The result is always a multiple of the step, so its low bits reveal nothing (Mironov 2012). Rounding moves a sum
-of d numbers by at most sqrt(d) / 2 steps, so the distance of neighbouring sums grows by at most sqrt(d) steps: the
-noise is raised accordingly, and the noise multiplier stays the same. Opacus' own ``secure_mode`` needs torchcsprng.
+of d numbers by at most sqrt(d) / 2 steps, so the distance between neighbouring sums grows by at most sqrt(d) steps. The
+noise is increased accordingly, and the noise multiplier stays the same. Opacus' own ``secure_mode`` needs torchcsprng.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class ClippedGradients:
-    """Sums per-example gradients, each clipped to the norm ``max_grad_norm`` over all trained weights together.
+    """Sums per-example gradients, each clipped to norm ``max_grad_norm`` over all trained weights together.
 
     Attaches Opacus' hooks to ``model``; ``close`` removes them.
     """
@@ -47,7 +48,7 @@ class ClippedGradients:
         )
 
         self.model, self.mode = model, mode
-        # Not strict: that would refuse buffers, even of position embeddings. ``require_exact`` checks more.
+        # Not strict, since that would refuse buffers, even those of position embeddings. ``require_exact`` checks more.
         options: dict[str, Any] = {"loss_reduction": "sum", "strict": False}
         if mode == "ghost":
             options["max_grad_norm"] = max_grad_norm
@@ -56,7 +57,7 @@ class ClippedGradients:
             self.hooks = GradSampleHooks(model, force_functorch=mode == "functorch", **options)
 
     def add(self, batch: Batch, optimizer: Any) -> torch.Tensor:
-        """Add a batch to ``summed_grad`` of the trained weights; return its losses ``[n]`` float32, without a graph.
+        """Add a batch to ``summed_grad`` of the trained weights; return its losses, ``[n]`` float32, without a graph.
 
         Examples whose gradient norm is not finite are skipped.
 
@@ -72,7 +73,7 @@ class ClippedGradients:
             _clear_gradients(optimizer.params)
             self.hooks.disable_hooks()
             weighted = coefficients * losses
-            if not finite.all():  # multiplied by 0, the others would still leave NaN in the sum
+            if not finite.all():  # even multiplied by 0, the non-finite ones would leave NaN in the sum
                 rest = {key: value[finite] for key, value in batch.items()}
                 weighted = coefficients[finite] * example_losses(self.model, rest)
             if len(weighted):
@@ -116,7 +117,7 @@ class LatticeNoise:
     """Adds Gaussian noise to sums of clipped gradients.
 
     Args:
-        noise_multiplier: Ratio of the standard deviation to the sensitivity.
+        noise_multiplier: Ratio of the noise's standard deviation to the sensitivity.
         max_grad_norm: Maximum L2 norm of one example's contribution.
         num_values: Number of values in a sum, over all tensors.
 
@@ -134,7 +135,7 @@ class LatticeNoise:
             raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
         self.std = noise_multiplier * max_grad_norm / (1.0 - share)
         self._step = self.std / _STEPS_PER_STD
-        # The seed is secret: with it, anyone could subtract the noise.
+        # The seed must be secret, since anyone who knows it can subtract the noise.
         self._source = NoiseSource(os.urandom(SEED_BYTES))
 
     def add(self, total: torch.Tensor) -> torch.Tensor:
@@ -148,7 +149,7 @@ class LatticeNoise:
 def noisy_optimizer(
     optimizer: Any, mode: str, *, noise_multiplier: float, max_grad_norm: float, expected_batch_size: int
 ) -> Any:
-    """Wrap ``optimizer`` to add noise to gradients before every step, and to clip them (except for ``ghost``)."""
+    """Wrap ``optimizer`` to clip the gradients (except for ``ghost``) and to add noise before every step."""
     optimizer_class = NoisyGhostOptimizer if mode == "ghost" else NoisyOptimizer
     noisy = optimizer_class(
         optimizer,
@@ -168,7 +169,7 @@ class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
 
     @property
     def accumulated_iterations(self) -> int:
-        """Always 1: physical batches are parts of one logical batch, by whose expected size the sum is divided once."""
+        """Always 1: physical batches are parts of one logical batch, whose sum is divided by its expected size once."""
         return 1
 
     def clip_and_accumulate(self) -> None:
@@ -207,10 +208,10 @@ def require_exact(gradients: ClippedGradients) -> None:
     """Refuse a model whose per-example gradients differ from autograd's gradients of single (synthetic) examples.
 
     This detects modules that couple examples (batch norm, routers of experts), weights that Opacus does not handle
-    (outside of modules), and weights that it counts twice (tied weights under ``ghost``).
+    (those outside of modules), and weights that it counts twice (tied weights under ``ghost``).
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming a weight and the remedy.
+        GymError: ``CONFIG_INVALID`` with a weight and the remedy.
     """
     model, ghost = gradients.model, gradients.mode == "ghost"
     weights = {name: w for name, w in model.named_parameters() if w.requires_grad}
@@ -222,7 +223,7 @@ def require_exact(gradients: ClippedGradients) -> None:
                 computed = {"": gradients.hooks.get_norm_sample().clone()}
             else:
                 computed = {name: _grad_sample(weight) for name, weight in weights.items()}
-        except Exception as error:  # Opacus' hooks fail in many ways; all of them exclude the model
+        except Exception as error:  # Opacus' hooks fail in many ways, all of which exclude the model
             raise _not_exact(gradients.mode, f"{type(error).__name__}: {error}") from error
         finally:
             _clear_gradients(weights.values())

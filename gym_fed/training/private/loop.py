@@ -1,12 +1,13 @@
 """Train by DP-SGD in a loop that replaces transformers', with its checkpoints, logs and evaluations.
 
 A step draws a Poisson batch, sums clipped gradients in physical batches of ``per_device_train_batch_size``, adds noise
-to the sum and divides it by the expected batch size. A batch may be empty: the step is then only noise, which the
-accounting requires. The randomness of batches and noise comes from the operating system. A resumed run redraws the
+to the sum and divides it by the expected batch size. A batch may be empty; the step then consists only of noise, which
+the accounting requires. The randomness of batches and noise comes from the operating system. A resumed run redraws the
 steps since its last checkpoint; no saved weight depends on the earlier draws.
 
-The weights may come from an attacker who wants to know if a row is in the data. So only noised weights may end a run,
-and the treatment of a row does not depend on other rows: its padding depends only on its own length.
+The initial weights may come from an attacker who wants to know whether a row is in the data. Therefore, only noisy
+weights may end a run, and the treatment of a row does not depend on other rows: its padding depends only on its own
+length.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gym_fed.training.run.spikes import Diverged
 
 _PAD_TO = 16
 _WORD_BYTES = 8
-_Trainer: Any = object  # the class that the mix-in precedes
+_Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its trainer
 
 
 class DpSgd(_Trainer):  # type: ignore[misc]
@@ -82,7 +83,7 @@ class DpSgd(_Trainer):  # type: ignore[misc]
         return self._finalize_training(trial, plan.steps * plan.expected_batch_size, started)
 
     def _step(self, model: Any, gradients: ClippedGradients, optimizer: Any, loss: float) -> float:
-        """Run one step; return the mean of its finite losses, or ``loss``, the previous mean, if there are none."""
+        """Run one step. Return the mean of its finite losses, or ``loss``, the previous mean, if it has none."""
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         model.train()
         chosen = poisson_sample(self.plan.num_examples, self.plan.expected_batch_size)
@@ -123,7 +124,7 @@ def _physical_batches(
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yield batches of rows, each padded from its own length to the next multiple of ``_PAD_TO``.
 
-    Padding to the longest row of a batch would couple rows: padding is masked, but 0 times infinity is not 0.
+    Padding to the longest row of a batch would couple rows. Padding is masked, but 0 times infinity is not 0.
     """
     by_length: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
@@ -148,7 +149,7 @@ def _padded(rows: list[dict[str, Any]], length: int) -> dict[str, torch.Tensor]:
 
 
 def _require_finite(weights: list[torch.Tensor], step: int) -> None:
-    """Refuse noised weights that are not finite. Only they may end a run, so nothing else is checked."""
+    """Refuse noisy weights that are not finite. Only noisy weights may end a run, so nothing else is checked."""
     if not all(bool(torch.isfinite(weight).all()) for weight in weights):
         reason = f"the noised weights are not finite after step {step}: training has diverged"
         raise Diverged(ErrorCode.DATA_INVALID, reason, "lower learning_rate")
@@ -161,7 +162,7 @@ def private(trainer: type) -> type:
 
 
 def attach_plan(trainer: Any, job: Job) -> Any:
-    """Give the trainer its privacy plan and rows, and return it."""
+    """Attach the privacy plan and the rows to the trainer, and return it."""
     assert job.config.privacy is not None
     trainer.plan = make_plan(job.config, len(job.encoded))
     trainer.grad_sample_mode = job.config.privacy.grad_sample_mode
@@ -171,10 +172,11 @@ def attach_plan(trainer: Any, job: Job) -> Any:
 
 
 def poisson_sample(num_examples: int, expected: int) -> list[int]:
-    """Return the indices of one batch, possibly none, each drawn with probability ``expected / num_examples``.
+    """Return the indices of one batch, possibly empty, each drawn with probability ``expected / num_examples``.
 
-    The probability is rounded down to a multiple of 2^-64. The accountant's amplification by sampling holds only for
-    such batches: not for shuffled batches of a fixed size, nor for a seeded generator, whose seed would reveal them.
+    The probability is rounded down to a multiple of 2^-64. The accountant's amplification by sampling applies only to
+    such batches. It does not apply to shuffled batches of a fixed size, nor to a seeded generator, whose seed would
+    reveal the batches.
     """
     if expected >= num_examples:
         return list(range(num_examples))

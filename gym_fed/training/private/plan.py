@@ -15,7 +15,7 @@ from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for
 _BOUND_CHANGES = 4
 _MIN_BOUND_STEPS = 10
 _MAX_NOISE_SHARE = 100.0
-"""Maximum ratio of a run's noise to its signal: 10,000 such runs together would still be half noise."""
+"""Maximum ratio of a run's noise to its signal. At this ratio, 10,000 runs together would still be half noise."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Plan:
         return self.expected_batch_size / self.num_examples
 
     def event(self, steps: int | None = None) -> NoiseEvent:
-        """Return the accountant's event for N steps; by default for all steps."""
+        """Return the accountant's event for the given number of steps; by default, for all steps."""
         return NoiseEvent(
             noise_multiplier=self.noise_multiplier,
             sampling_probability=self.sampling_probability,
@@ -61,7 +61,7 @@ class Plan:
         )
 
     def epsilon(self, steps: int | None = None) -> float:
-        """Return epsilon at ``target_delta`` after N steps; by default after all steps."""
+        """Return epsilon at ``target_delta`` after the given number of steps; by default, after all steps."""
         return epsilon([self.event(steps)], self.target_delta)
 
     def epsilon_at_most(self, step: int) -> float:
@@ -97,12 +97,12 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
         target_delta=privacy.target_delta,
     )
     _require_a_signal(plan)
-    plan.epsilon()  # raises now what the accountant would raise later
+    plan.epsilon()  # raises the accountant's errors now instead of after training
     return plan
 
 
 def _require_a_signal(plan: Plan) -> None:
-    """Refuse a run whose noise hides any signal, and warn if the run alone would learn next to nothing.
+    """Refuse a run whose noise hides any signal; warn if the run alone would learn next to nothing.
 
     The limit is high because a federation averages over contributors and rounds.
     """

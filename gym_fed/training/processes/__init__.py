@@ -1,1 +1,1 @@
-"""Runs of several processes: launch, communication, and splitting the model."""
+"""Runs with several processes: launch, communication, and splitting the model."""

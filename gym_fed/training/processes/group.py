@@ -1,4 +1,4 @@
-"""Communicate between the processes of a run; with one process, nothing is sent.
+"""Communication between the processes of a run; with a single process, nothing is sent.
 
 torchrun (and ``gym train --nproc``) sets ``RANK`` and ``WORLD_SIZE`` in each process's environment.
 """
@@ -40,10 +40,10 @@ _STEP_SECONDS = 5.0
 
 
 def start(settings: DistributedSettings, device: torch.device) -> None:
-    """Join the other processes once; later calls and single processes return immediately.
+    """Join the other processes. Later calls, and calls in a single process, return immediately.
 
     Raises:
-        GymError: ``UNAVAILABLE`` if the others do not join in time.
+        GymError: ``UNAVAILABLE`` if the other processes do not join in time.
     """
     if world_size() == 1 or dist.is_initialized():
         return
@@ -56,7 +56,7 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
     peers.watch()
     try:
         if settings.strategy == "deepspeed":
-            if device.type == "cpu":  # read when deepspeed is first imported
+            if device.type == "cpu":  # the variable is read when deepspeed is first imported
                 os.environ.setdefault("DS_ACCELERATOR", "cpu")
             import deepspeed
 
@@ -72,15 +72,15 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
 
 @contextmanager
 def refuse_lost_process() -> Iterator[None]:
-    """Report the end of another process, which breaks the connection of a collective.
+    """Convert the error of a collective whose connection broke, because another process has ended.
 
     Raises:
-        GymError: ``UNAVAILABLE``.
+        GymError: ``UNAVAILABLE`` for such an error.
     """
     try:
         yield
     except RuntimeError as error:
-        # NCCL and the store raise DistError; gloo raises a RuntimeError that names its source file.
+        # NCCL and the store raise DistError; gloo raises a RuntimeError that contains the name of its source file.
         lost = isinstance(error, dist.DistError) or "/gloo/" in str(error)
         if world_size() == 1 or not lost:
             raise
@@ -90,7 +90,7 @@ def refuse_lost_process() -> Iterator[None]:
 
 
 def count() -> int:
-    """Return the number of processes that respond to a collective."""
+    """Return the number of processes that take part in a collective."""
     if not dist.is_initialized():
         return 1
     number = torch.ones(1, dtype=torch.int64, device=_device())
@@ -99,7 +99,7 @@ def count() -> int:
 
 
 def require_all(number: int) -> None:
-    """Refuse to train if the library sees a different number of processes: it would train N separate models."""
+    """Refuse to train if the library sees a different number of processes, since N separate models would be trained."""
     if number != world_size():
         reason = f"{counted(world_size(), 'process', 'were')} started, but the training library sees {number}"
         remedy = "check the environment variables RANK, WORLD_SIZE and MASTER_ADDR"
@@ -107,7 +107,7 @@ def require_all(number: int) -> None:
 
 
 def on_main(work: Callable[[], T]) -> T:
-    """Run ``work`` in the main process only; every process gets its result (a JSON value) or its error.
+    """Run ``work`` only in the main process. All processes get its result (a JSON value) or its error.
 
     Raises:
         GymError: The error of ``work``, in every process.
@@ -129,7 +129,7 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def in_steps(work: Callable[[], Iterator[object]]) -> None:
-    """Exhaust an iterator in the main process only, in steps of a few seconds, so that no other process times out.
+    """Exhaust an iterator in the main process, in steps of a few seconds, so that no other process times out.
 
     Raises:
         GymError: The error of ``work``, in every process.
@@ -147,7 +147,7 @@ def in_steps(work: Callable[[], Iterator[object]]) -> None:
 
 
 def agreed(should_stop: Callable[[], bool] | None) -> Callable[[], bool]:
-    """Return a function that is True if ``should_stop`` is in any process, so that all stop at the same step."""
+    """Return a function that is True if ``should_stop`` is True in any process, so that all stop at the same step."""
 
     def any_should_stop() -> bool:
         own = should_stop is not None and should_stop()
@@ -164,7 +164,7 @@ def _broadcast(message: bytes) -> bytes:
     """Send the main process's bytes to every process."""
     size = torch.tensor([len(message)], device=_device())
     dist.broadcast(size, src=0)
-    # The other processes pass an empty message and receive into a buffer of the main process's size.
+    # The other processes pass an empty message, and receive into a buffer of the same size as the main process's.
     buffer = torch.zeros(int(size.item()), dtype=torch.uint8)
     if is_main():
         buffer = torch.frombuffer(bytearray(message), dtype=torch.uint8)

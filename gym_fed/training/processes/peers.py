@@ -1,8 +1,8 @@
-"""Tell the machines of a run that a process on one of them has ended.
+"""Notify the machines of a run that a process on one of them has ended.
 
-A collective fails at once when its peer is gone, but a process that waits for another to join, or to finish its own
-work, would wait for ``distributed.timeout_seconds``. The launcher of the machine therefore records it
-in the key-value store of torch's rendezvous, which all machines can read.
+A collective fails immediately when a peer is gone. A process that waits for another to join, or to finish its own work,
+would wait for ``distributed.timeout_seconds``, however. The launcher on each machine therefore records the end of a
+process in the key-value store of torch's rendezvous, which all machines can read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gym_fed.core.errors import ErrorCode
 from gym_fed.core.text import plain
 
 MEETING = "GYM_TRAIN_MEETING"
-"""Environment variable of a process: host and port, separated by a space."""
+"""Environment variable with the host and port of the store, separated by a space."""
 
 _KEY = "gym_fed/ended"
 _POLL_SECONDS = 2.0
@@ -30,9 +30,9 @@ _stopped = threading.Event()
 
 
 def announce(reason: str) -> None:
-    """Tell the other machines that a process of this one has ended, and give them time to read it.
+    """Announce to the other machines that a process of this machine has ended, and give them time to read it.
 
-    Does nothing if the store is gone: the run has then ended on its machine too.
+    Does nothing if the store is gone, since the run has then also ended on the machine of the store.
     """
     store = _store()
     if store is None:
@@ -41,14 +41,14 @@ def announce(reason: str) -> None:
         store.set(_KEY, reason)
     except dist.DistError:
         return
-    _stopped.wait(3 * _POLL_SECONDS)  # the store ends with its machine's launcher
+    _stopped.wait(3 * _POLL_SECONDS)  # the store ends together with its machine's launcher
 
 
 def watch() -> None:
     """Exit some seconds after another machine announces that one of its processes has ended.
 
     The main thread may be inside a torch call that no exception can interrupt. The delay lets a failing collective
-    report its error first, which says more.
+    report its own error first, which is more informative.
     """
     if MEETING in os.environ:
         _stopped.clear()
@@ -77,7 +77,7 @@ def _wait_for_announcement() -> None:
                 continue
             reason = plain(store.get(_KEY).decode(errors="replace"), _MAX_REASON_CHARS)
         except dist.DistError:
-            return  # the launcher that served the store has ended, so remaining collectives fail
+            return  # the launcher that served the store has ended, so the remaining collectives fail
         if not _stopped.wait(_OWN_REPORT_SECONDS):
             code = ErrorCode.UNAVAILABLE
             sys.stderr.write(

@@ -2,11 +2,12 @@
 
 ``torch.distributed.pipelining`` schedules the micro-batches, which are the ``gradient_accumulation_steps`` of a step,
 and sends hidden states and their gradients between stages. All processes have the same rows, so masks and labels are
-not sent. Stages are numbered from the last process: process 0 has the last blocks, the head and the loss, and logs.
+not sent. Stages are numbered from the last process: process 0 has the last blocks, the head and the loss, and writes
+the logs.
 
-A trainer's ``compute_loss`` needs no changes. It is called twice for a micro-batch: once in every process, where it
-ends at its call of the decoder, whose arguments the stage takes; and once in the last stage, where the decoder returns
-the hidden states that have passed through the pipeline.
+A trainer's ``compute_loss`` needs no changes. It is called twice for each micro-batch. The first call, in every
+process, ends when it calls the decoder, whose arguments are passed to the stage. The second call is in the last stage,
+where the decoder returns the hidden states that have passed through the pipeline.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gym_fed.training.processes.stages import ModelStages
 
 
 class _DecoderCalled(Exception):
-    """Raised to end a loss at its call of the decoder; has the call's arguments."""
+    """Raised when a loss calls the decoder, to end the loss; contains the arguments of the call."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__("the decoder was called")
@@ -35,7 +36,7 @@ class _DecoderCalled(Exception):
 
 
 class _Runner(nn.Module):
-    """The module that torch's stage calls with a micro-batch's index and the previous stage's hidden states."""
+    """The module that torch's stage calls with the index of a micro-batch and the previous stage's hidden states."""
 
     def __init__(self, run: Callable[[int, torch.Tensor | None], torch.Tensor]) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class ModelPipeline:
     """Runs the micro-batches of a step, or single batches, through the stages.
 
     Args:
-        stages: The stages; all but this process's are dropped.
+        stages: The stages of the model; only this process's stage is kept.
         schedule: ``1f1b`` or ``gpipe``.
     """
 
@@ -76,7 +77,7 @@ class ModelPipeline:
 
         Args:
             count: Number of micro-batches.
-            loss_of: Maps the index of a micro-batch to its loss, calling the model once.
+            loss_of: Maps the index of a micro-batch to its loss; must call the model once.
 
         Returns:
             The sum of the losses, in every process.
@@ -95,7 +96,7 @@ class ModelPipeline:
         return self.broadcast(torch.stack(losses).sum().detach().float())
 
     def infer(self, run: Callable[[], Any]) -> Any:
-        """Return, in the last stage, the value of ``run``, which calls the model once; None in the others."""
+        """Return the value of ``run``, which must call the model once, in the last stage; return None in the others."""
         arguments = self._captured(run)
         shape = (*arguments["input_ids"].shape, self.stages.base.config.hidden_size)
         with torch.no_grad():
@@ -114,13 +115,13 @@ class ModelPipeline:
                 self._hidden = None
 
     def broadcast(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the main process's tensor; the others pass one of the same shape."""
+        """Return the main process's tensor in every process; the others pass a tensor of the same shape."""
         values = values.contiguous()
         dist.broadcast(values, 0)
         return values
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
-        """Replace the decoder's forward pass."""
+        """Called in place of the decoder's forward method."""
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         if args:
@@ -132,7 +133,7 @@ class ModelPipeline:
         return BaseModelOutputWithPast(last_hidden_state=self._hidden)
 
     def _captured(self, run: Callable[[], Any]) -> dict[str, Any]:
-        """Return the arguments with which ``run`` calls the decoder; ``run`` ends at the call."""
+        """Return the arguments with which ``run`` calls the decoder; ``run`` is ended at that call."""
         self._captures = True
         try:
             run()
@@ -143,7 +144,7 @@ class ModelPipeline:
         raise GymError(ErrorCode.INTERNAL, "a loss did not call the model")
 
     def _scheduled(self, count: int) -> Any:
-        """Return the schedule for a step's shapes. Micro-batches are sent padded to the size of the largest."""
+        """Return the schedule for the shapes of a step. Micro-batches are padded to the size of the largest one."""
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         shapes = [arguments["input_ids"].shape for arguments in self._arguments]
@@ -153,7 +154,7 @@ class ModelPipeline:
             return self._schedule[1]
         size = (*self._shape, self.stages.base.config.hidden_size)
         hidden = torch.empty(size, dtype=self.stages.base.dtype, device=self.device, requires_grad=True)
-        # With given shapes, torch sends no pickled descriptions of them.
+        # If the shapes are given, torch does not send pickled descriptions of them.
         index, number = self.stages.stage, self.stages.size
         inputs = () if self.stages.is_first else (hidden,)
         stage = PipelineStage(
@@ -184,13 +185,13 @@ class ModelPipeline:
 
 
 def pipeline_of(model: Any) -> ModelPipeline | None:
-    """Return the pipeline of a model that is a stage; None for a whole model."""
+    """Return the pipeline of a model that was cut into stages; None for a whole model."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return getattr(base, "pipeline", None)
 
 
 def cut_into_stages(model: Any, config: TrainingConfig, device: Any) -> Any:
-    """Return this process's stage of a model, on its device; under other strategies, the model unchanged.
+    """Return this process's stage of a model, on its device; under other strategies, return the model unchanged.
 
     Raises:
         GymError: ``MODEL_INVALID`` if the model cannot be cut.

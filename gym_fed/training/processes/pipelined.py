@@ -15,11 +15,11 @@ from gym_fed.training.processes.pipeline import ModelPipeline, pipeline_of
 from gym_fed.training.processes.shared_rows import local_values
 
 _SCHEDULER = "scheduler.pt"
-_Trainer: Any = object  # the class that the mix-in precedes
+_Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its trainer
 
 
 class Pipelined(_Trainer):  # type: ignore[misc]
-    """A mix-in for TRL trainers whose model is a stage of a pipeline; it does not affect others.
+    """A mix-in for TRL trainers whose model is a stage of a pipeline; it has no effect on other models.
 
     The micro-batches of a step are collected, and run when the last one arrives.
     """
@@ -105,7 +105,7 @@ class Pipelined(_Trainer):  # type: ignore[misc]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Make a loss gather metrics only from the last stage, which alone computes them."""
+        """Make a loss gather metrics only from the last stage, which is the only one that computes them."""
         before, self.accelerator.gather = self.accelerator.gather, local_values
         try:
             yield

@@ -1,8 +1,8 @@
-"""Read this process's rank from torchrun's environment variables, and start the processes of ``gym train --nproc N``.
+"""Read this process's rank from torchrun's environment variables, and launch the processes of ``gym train --nproc N``.
 
 Several machines meet at a key-value store of torch, which one of them serves at a given address. torchrun's default
-rendezvous (c10d) is not used: it unpickles the store's values, and any program that reaches the port can write them.
-Imports no torch until processes are started.
+rendezvous (c10d) is not used, because it unpickles values from the store, which any program that reaches the port can
+write. torch is not imported until processes are launched.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Machines:
         """Parse ``HOST:PORT``; an IPv6 address must be in brackets.
 
         Raises:
-            GymError: ``USAGE`` if the address is missing, malformed, or given for one machine.
+            GymError: ``USAGE`` if the address is missing, malformed, or given for a single machine.
         """
         if count == 1 and endpoint is None:
             return cls()
@@ -84,10 +84,10 @@ class Machines:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def here(self) -> Here:
-        """Find the address at which the other machines reach this one.
+        """Determine the address at which the other machines reach this one.
 
         Raises:
-            GymError: ``UNAVAILABLE`` if there is none, ``USAGE`` for a name that resolves to a loopback address.
+            GymError: ``UNAVAILABLE`` if there is none; ``USAGE`` for a name that resolves to a loopback address.
         """
         if self.count == 1:
             return Here(self.host, True)
@@ -95,13 +95,13 @@ class Machines:
         try:
             family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(address)  # chooses the interface; a datagram socket sends nothing here
+                probe.connect(address)  # selects the network interface; a datagram socket sends nothing here
                 own = str(probe.getsockname()[0])
         except OSError as error:
             reason = f"--rdzv-endpoint {self.endpoint}: {error}"
             raise GymError(ErrorCode.UNAVAILABLE, reason, remedy) from error
         if ipaddress.ip_address(own).is_loopback:
-            # Debian's /etc/hosts gives a machine's own name 127.0.1.1, which the others cannot reach.
+            # Debian's /etc/hosts maps a machine's own name to 127.0.1.1, which the other machines cannot reach.
             reason = f"--rdzv-endpoint {self.endpoint}: {self.host} resolves to {own}, a loopback address"
             refuse_first((self.host not in ("localhost", own), reason, remedy), code=ErrorCode.USAGE)
             return Here(own)
@@ -110,9 +110,10 @@ class Machines:
 
 @dataclass(frozen=True)
 class Here:
-    """This machine's address in a run, and whether it is the machine at which the others meet.
+    """This machine's address in a run, and whether the other machines meet at this one.
 
-    ``is_meeting_point`` is None if several "machines" run on this one; the first to bind the port is it.
+    ``is_meeting_point`` is None if several "machines" run on this one; the first to bind the port then serves the
+    store.
     """
 
     address: str
@@ -122,16 +123,16 @@ class Here:
 def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = None) -> int:
     """Run ``gym ARGUMENTS`` in ``nproc`` processes of this machine and wait for them.
 
-    The first process writes to the terminal; the output of any other is shown only if it fails first. Ctrl-C or
-    SIGTERM is sent to each process once, with time for a checkpoint.
+    The first process writes to the terminal. The output of any other process is shown only if it fails first. Ctrl-C or
+    SIGTERM is sent to each process once, and leaves it time for a checkpoint.
 
     Args:
-        arguments: The command line after ``gym``, without the options of this function.
+        arguments: The command line after ``gym``, without the options for launching.
         nproc: Number of processes on this machine.
-        machines: The machines of the run, each of which runs this command; by default only this one.
+        machines: The machines of the run, each of which runs this command; by default only this machine.
 
     Returns:
-        The exit code of the first process of this machine that failed, 128 + N after signal N, or 0.
+        The exit code of this machine's first process that failed, 128 + N after signal N, or 0.
 
     Raises:
         GymError: ``UNAVAILABLE`` if the machines do not meet.
@@ -158,7 +159,7 @@ def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = Non
     if machines.count > 1:
         os.environ[MEETING] = f"{machines.host} {machines.port}"
     if interface := _interface_of(here.address):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # by default the hostname's interface
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # the default is the host name's interface
     with tempfile.TemporaryDirectory(prefix="gym-train-") as folder:
         quiet = {rank: Std.ALL for rank in range(1, nproc)}
         config = LaunchConfig(
@@ -191,9 +192,9 @@ def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = Non
 
 
 def _join(machines: Machines, here: Here) -> tuple[TCPStore, int]:
-    """Serve or join the store of the run; return it with this machine's number, 0 for the one that serves it.
+    """Serve or join the run's store. Return it with this machine's number, which is 0 for the one that serves it.
 
-    The store listens only at this machine's address in the run, not on its other networks.
+    The store listens only on the address of this machine in the run, not on its other networks.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -222,7 +223,7 @@ def _not_met(machines: Machines, error: Exception) -> GymError:
 
 
 def _interface_of(address: str) -> str:
-    """Return the name of the network interface that has an address; empty if none has it."""
+    """Return the name of the network interface that has an address; empty if there is none."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -232,7 +233,7 @@ def _interface_of(address: str) -> str:
 
 
 def _exit_code(status: int, rank: int) -> int:
-    """Return the exit code, or raise an error if a signal ended the process."""
+    """Return the exit code of a process, or raise an error if a signal ended it."""
     if status >= 0:
         return status
     reason = f"process {rank} was ended by signal {-status}"

@@ -1,13 +1,14 @@
 """Sequence parallelism: split the tokens of each row over processes (Jacobs et al. 2023, "DeepSpeed Ulysses").
 
-The processes of a group have the same rows, and each runs the decoder on its part of their tokens. Attention needs all
-tokens of a row but one head at a time: an all-to-all gives each process all tokens of its share of the heads, and a
-second one returns the outputs. The decoder's outputs are gathered, so that a loss reads whole rows: no label is lost at
-a border, and every algorithm has the same loss and metrics as with one process. The activations of the blocks, most of
-the memory for long rows, are divided by the size of the group.
+The processes of a group have the same rows, and each runs the decoder on its part of the tokens. Attention needs all
+tokens of a row, but only one head at a time. An all-to-all gives each process all tokens of its share of the heads, and
+a second one returns the outputs. The decoder's outputs are gathered, so that a loss reads whole rows: no label is lost
+at a border, and every algorithm has the same loss and metrics as with one process. The activations of the blocks, which
+take most of the memory for long rows, are divided by the size of the group.
 
-DDP averages gradients over all processes. A block's gradient is a sum over the parts of a row, so the gather multiplies
-it by the size of the group in the backward pass; the head's gradient is the same in every process of a group.
+DDP averages gradients over all processes. The gradient of a block is a sum over the parts of a row, so the gather
+multiplies it by the size of the group in the backward pass. The gradient of the head is the same in every process of a
+group.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _groups: dict[int, Any] = {}
 
 
 class _Exchange(torch.autograd.Function):
-    """Send block ``i`` of ``[size, ...]`` to process ``i`` of the group, and receive block ``i`` of the result."""
+    """Send block ``i`` of ``[size, ...]`` to process ``i`` of the group, and receive block ``i`` from it."""
 
     @staticmethod
     def forward(ctx: Any, blocks: torch.Tensor, group: Any) -> torch.Tensor:
@@ -53,7 +54,7 @@ def _exchanged(blocks: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Join the parts ``[n, part, ...]`` of all processes; the gradient is this process's part, times their number."""
+    """Join the parts ``[n, part, ...]`` of all processes. The gradient is this process's part, times their number."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: Any) -> torch.Tensor:
@@ -94,9 +95,9 @@ class _Grouped:
 
 
 class RowSplitter:
-    """Splits the rows of a decoder over the processes by its forward hooks and its attention.
+    """Splits the rows of a decoder over the processes, with hooks around its forward pass and its attention.
 
-    Calls with a cache (generation) are not split: every process computes whole rows.
+    Calls with a cache (generation) are not split; every process computes whole rows.
     """
 
     def __init__(self, decoder: Any, group: Any) -> None:
@@ -129,7 +130,7 @@ class RowSplitter:
         positions = kwargs.get("position_ids")
         if positions is None:
             positions = torch.arange(self._length, device=ids.device)[None]
-        # Padding at the end continues the last sequence, whose tokens cannot see it.
+        # Padding at the end continues the last sequence, whose tokens cannot attend to it.
         rest = positions[:, -1:] + torch.arange(1, padding + 1, device=ids.device)
         positions = torch.cat((positions, rest), dim=1)
         mask = _without_right_padding(kwargs.get("attention_mask"))
@@ -174,7 +175,7 @@ class RowSplitter:
         if not self._splits:
             return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         repeats = self.size // math.gcd(self.size, key.shape[1])
-        if repeats > 1:  # fewer key heads than processes
+        if repeats > 1:  # there are fewer key heads than processes
             key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         query, key, value = (heads_of_tokens(states, self.group) for states in (query, key, value))
         if attention_mask is not None and attention_mask.shape[1] > 1:
@@ -184,7 +185,7 @@ class RowSplitter:
         return tokens_of_heads(out.transpose(1, 2), self.group).transpose(1, 2).contiguous(), None
 
     def _whole_mask(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None) -> Any:
-        """Return the mask of whole rows as the model would: a tensor, one tensor per layer type, or None."""
+        """Return the mask for whole rows as the model creates it: a tensor, one tensor per layer type, or None."""
         from transformers.masking_utils import create_masks_for_generate
 
         like = torch.empty((*ids.shape, 0), dtype=self.decoder.dtype, device=ids.device)
@@ -200,7 +201,7 @@ def _without_right_padding(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 @contextmanager
 def sequence_parallel(model: Any, config: TrainingConfig) -> Iterator[RowSplitter | None]:
-    """Split the rows of a causal LM within a context if the config says so; yield the splitter or None."""
+    """Split the rows of a causal LM within a context if the config requires it; yield the splitter or None."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -210,7 +211,7 @@ def sequence_parallel(model: Any, config: TrainingConfig) -> Iterator[RowSplitte
         return
     split = RowSplitter(model.base_model, _group(size, settings_of(config).timeout_seconds))
 
-    # Functions rather than methods: a deep copy of the model (a reference) must not copy the group.
+    # Functions rather than methods, since a deep copy of the model (a reference) must not copy the group.
     def before(module: Any, args: Any, kwargs: Any) -> Any:
         return split.before(module, args, kwargs)
 
@@ -237,7 +238,7 @@ def sequence_parallel(model: Any, config: TrainingConfig) -> Iterator[RowSplitte
 
 
 def place(model: Any, config: TrainingConfig, device: Any) -> Any:
-    """Return a loaded causal LM on its device, after checking that its rows can be split if they must be.
+    """Return a loaded causal LM on its device, after checking that its rows can be split if the config requires it.
 
     Raises:
         GymError: See ``require_splittable``.
@@ -300,7 +301,7 @@ def _reason(model: Any, why: str) -> str:
 
 
 def _group(size: int, timeout_seconds: float) -> Any:
-    """Return the group of ``size`` consecutive processes that this one belongs to; created once."""
+    """Return the group of ``size`` consecutive processes to which this one belongs; created only once."""
     if size not in _groups:
         timeout = timedelta(seconds=timeout_seconds)
         _groups[size], _ = dist.new_subgroups(size, timeout=timeout)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Check the strategies that distribute a run over processes, and translate them into arguments of transformers."""
+"""Check the strategies that distribute a run over processes, and translate them to arguments for transformers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
 
 
 def _check_sequence_parallel(config: TrainingConfig, num_processes: int) -> None:
-    """Refuse features that read whole rows in the decoder, or replace its attention."""
+    """Refuse features that need whole rows in the decoder, or that replace its attention."""
     settings, key = settings_of(config), "distributed.strategy: sequence_parallel"
     size = settings.sequence_parallel_size or num_processes
     conflict = next((name for name in _WHOLE_ROW_FEATURES if getattr(config, name)), None)
@@ -180,7 +180,7 @@ def _check_pipeline(config: TrainingConfig, num_processes: int) -> None:
 
 
 def loading_arguments(config: TrainingConfig) -> dict[str, Any]:
-    """Return keyword arguments for ``from_pretrained``; empty unless the model is split while loading."""
+    """Return keyword arguments for ``from_pretrained``; empty unless the model is split while it is loaded."""
     if not is_sharded_at_loading(config):
         return {}
     from transformers.distributed import DistributedConfig
@@ -192,13 +192,13 @@ def loading_arguments(config: TrainingConfig) -> dict[str, Any]:
 
 
 def is_placed(model: Any, config: TrainingConfig) -> bool:
-    """Return True if the model must not be moved yet: loading has placed it, or it will be cut into stages first."""
+    """Return True if the model must not be moved: loading has placed it, or it will be cut into stages."""
     is_cut_later = world_size() > 1 and settings_of(config).strategy == "pipeline_parallel"
     return is_sharded_at_loading(config) or is_cut_later or bool(getattr(model, "is_quantized", False))
 
 
 def deepspeed_loading(config: TrainingConfig) -> Any:
-    """Split models by ZeRO-3 while loading, as long as the returned object exists; None for other strategies."""
+    """Make ZeRO-3 split models while loading, as long as the returned object exists; None for other strategies."""
     settings = settings_of(config)
     if world_size() == 1 or settings.strategy != "deepspeed" or settings.zero_stage != 3:
         return None
@@ -224,7 +224,7 @@ def trainer_arguments(config: TrainingConfig) -> dict[str, Any]:
         "ddp_find_unused_parameters": False,
     }
     if settings.strategy in _AT_LOADING:
-        arguments["save_only_model"] = True  # required by transformers; ``resumable`` reverts it
+        arguments["save_only_model"] = True  # required by transformers; ``resumable`` resets it
     if settings.strategy in ("tensor_parallel", "sequence_parallel", "pipeline_parallel"):
         from gym_fed.training.processes.shared_rows import AnyDeviceParallelism, SharedRows
 
@@ -246,7 +246,7 @@ def resumable(trainer: Any) -> None:
 
 
 def deepspeed_config(config: TrainingConfig) -> dict[str, Any]:
-    """Return DeepSpeed's config with all numbers resolved, which splitting while loading requires."""
+    """Return DeepSpeed's config with all numbers resolved, as splitting while loading requires."""
     settings = settings_of(config)
     stage = settings.zero_stage or 2
     batch = config.per_device_train_batch_size

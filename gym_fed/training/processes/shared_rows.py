@@ -11,14 +11,14 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from gym_fed.training.processes.ranks import world_size
 
-_Trainer: Any = object  # the class that the mix-in precedes
+_Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its trainer
 
 
 class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped
-    """Lets processes share rows on a CPU; accelerate's own check allows only GPUs."""
+    """A parallelism config that lets processes share rows on a CPU; accelerate's own check allows only GPUs."""
 
     def _validate_accelerator(self, accelerator: Any) -> None:
-        """Accept every accelerator: the processes have already joined."""
+        """Accept every accelerator, since the processes have already joined."""
 
 
 def local_values(values: Any) -> Any:
@@ -29,7 +29,7 @@ def local_values(values: Any) -> Any:
 class SharedRows(AnyDeviceParallelism):
     """Makes accelerate give the same rows to groups of consecutive processes under DDP.
 
-    The dimension of a group is called ``cp``, which accelerate's dataloaders read. Its own context parallelism,
+    The dimension of a group is named ``cp``, which accelerate's dataloaders read. accelerate's own context parallelism,
     which fails on CPUs, stays off, since ``cp_size`` is 1.
 
     Args:
@@ -47,7 +47,7 @@ class SharedRows(AnyDeviceParallelism):
 
 
 class RowsOfGroups(_Trainer):  # type: ignore[misc]
-    """A mix-in for trainers in which groups of processes have the same rows; it does not affect others.
+    """A mix-in for trainers in which groups of processes have the same rows; it has no effect on other trainers.
 
     Metrics are gathered from the first process of each group. Sums over all processes, such as the number of labels in
     a step, still count every process, because losses are multiplied by the number of processes.

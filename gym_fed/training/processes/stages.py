@@ -24,7 +24,7 @@ _HINT = "use distributed.strategy: fsdp2, or deepspeed with zero_stage: 3"
 
 
 class _Skip(nn.Module):
-    """Stands for a block, or the last norm, of another process."""
+    """A placeholder for a block or the last norm, if another process has it."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _Skip(nn.Module):
 
 
 class _AbsentEmbedding(nn.Module):
-    """Stands for an embedding or head of another process; has a shape but no data."""
+    """A placeholder for an embedding or head that another process has; it has a shape but no data."""
 
     def __init__(self, embedding: Any) -> None:
         super().__init__()
@@ -57,13 +57,14 @@ def balanced(costs: Sequence[float], stages: int) -> list[range]:
     """Divide blocks into consecutive non-empty ranges so that the largest sum of costs is minimal.
 
     Args:
-        costs: Cost of each block; the first includes the embedding, the last includes the norm and the head.
+        costs: Cost of each block; the first cost includes the embedding, the last one the norm and the head.
         stages: Number of ranges, at most the number of blocks.
     """
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
-    # best[s][n]: the largest cost if the first n blocks are in s + 1 stages, and where the last stage begins.
+    # best[s][n]: the largest cost if the first n blocks are in s + 1 stages, and the block at which the last stage
+    # begins.
     best: list[list[tuple[float, int]]] = [[(total, 0) for total in sums]]
     for stage in range(1, stages):
         row: list[tuple[float, int]] = []
@@ -88,11 +89,11 @@ class ModelStages:
         config: The run's config.
 
     Attributes:
-        names: For each saved weight of the model, or of its adapter: the process that holds it, shape and dtype. Tied
-            weights are listed once.
+        names: For each saved weight of the model or its adapter, the process that holds it, its shape and its dtype.
+            Tied weights are listed once.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming the model's class if it cannot be cut, or a stage has nothing to train.
+        GymError: ``MODEL_INVALID`` with the class of the model, if it cannot be cut or a stage has nothing to train.
     """
 
     def __init__(self, model: Any, config: TrainingConfig) -> None:
@@ -126,7 +127,7 @@ class ModelStages:
 
     @property
     def is_last(self) -> bool:
-        """True if this process has the head, as the main process does."""
+        """True if this process has the head; this is always the main process."""
         return self.stage == self.size - 1
 
     def cut(self) -> None:
@@ -140,7 +141,7 @@ class ModelStages:
             self._tied = self._parts.embedding.weight
         elif self._is_tied and self.is_last:
             self._tied = self._parts.head.weight
-        del self._parts  # the last reference to what is dropped
+        del self._parts  # the last reference to the dropped modules
 
     def forward(self, arguments: dict[str, Any], hidden: torch.Tensor | None) -> torch.Tensor:
         """Run this stage's blocks on ``hidden`` ``[n, length, width]``, None in the first stage; same output shape."""
@@ -159,7 +160,7 @@ class ModelStages:
         dist.all_reduce(self._tied.grad, group=self._ends)
 
     def gradient_norm(self) -> torch.Tensor:
-        """Return the norm of the gradients of all stages; tied weights count once."""
+        """Return the norm of the gradients of all stages; tied weights are counted once."""
         counted_once = self._tied if self.is_last and not self.is_first else None
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None and p is not counted_once]
         square = torch.nn.utils.get_total_norm(gradients).to(self.device).float() ** 2
@@ -167,7 +168,7 @@ class ModelStages:
         return square.sqrt()
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
-        """Return the saved state of all stages, on the CPU of the main process; empty in the others."""
+        """Return the saved state of all stages on the CPU of the main process; empty in the other processes."""
         own, gathered = self._saved(), {}
         for name, (owner, shape, dtype) in self.names.items():
             if owner == self.rank != 0:
@@ -181,14 +182,14 @@ class ModelStages:
 
     @property
     def optimizer_file(self) -> str:
-        """The name of the file in a checkpoint that holds the optimiser's state of this stage."""
+        """The name of the file in a checkpoint that contains the optimiser state of this stage."""
         return f"optimizer_{self.rank}.pt"
 
     def load(self, folder: Path) -> None:
         """Load this stage's weights, or its part of an adapter, from a checkpoint of the whole model.
 
         Raises:
-            GymError: ``MODEL_INVALID`` if the checkpoint lacks a weight.
+            GymError: ``MODEL_INVALID`` if a weight is missing in the checkpoint.
         """
         if self.is_adapter:
             from peft import set_peft_model_state_dict
@@ -247,7 +248,7 @@ class ModelStages:
         refuse_first(*refusals, code=ErrorCode.MODEL_INVALID, prefix=_reason(self.base), remedy=_HINT)
 
     def _costs(self) -> list[float]:
-        """Return the bytes of each block with gradients and two moments; see ``balanced`` for both ends."""
+        """Return the bytes of each block, including gradients and two moments; see ``balanced`` for both ends."""
 
         def bytes_of(*modules: nn.Module) -> float:
             weights = {p for module in modules for p in module.parameters()}
@@ -266,7 +267,7 @@ class ModelStages:
         return modules + ([parts.norm[1], parts.head] if stage == self.size - 1 else [])
 
     def _saved(self) -> dict[str, torch.Tensor]:
-        """Return this process's part of the saved state, by the names in the file."""
+        """Return this process's part of the saved state, by the names in the saved file."""
         if not self.is_adapter:
             return dict(self.model.state_dict())
         from peft import get_peft_model_state_dict
@@ -289,7 +290,7 @@ class ModelStages:
         return owners
 
     def _keep(self, stage: int) -> None:
-        """Replace the blocks and the norm of other stages."""
+        """Replace the blocks and the norm of all other stages with placeholders."""
         for index, block in enumerate(self._parts.blocks):
             if index not in self._ranges[stage]:
                 self._parts.blocks[index] = _Skip(block)
@@ -310,7 +311,7 @@ class ModelStages:
                 self._parts.blocks[index] = block
 
     def _require_same_outputs(self) -> None:
-        """Refuse a decoder whose stages, run in order, have different outputs than the whole model."""
+        """Refuse a decoder whose stages, run in order, have other outputs than the whole model."""
         ids = torch.arange(8, device=self.base.device)[None] % self.base.config.vocab_size
         was_training = self.model.training
         self.model.eval()
@@ -326,7 +327,7 @@ class ModelStages:
             raise GymError(ErrorCode.MODEL_INVALID, reason, _HINT) from error
         finally:
             self.model.train(was_training)
-        assert hidden is not None  # there are stages
+        assert hidden is not None  # there is at least one stage
         is_same = same_outputs(hidden.float(), whole, self.base.dtype)
         self._refuse((not is_same, "has different outputs when its blocks are run in parts"))
 

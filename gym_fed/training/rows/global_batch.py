@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-_Trainer: Any = object  # the class that the mix-in precedes
+_Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its trainer
 
 
 class GlobalBatch(_Trainer):  # type: ignore[misc]

@@ -131,7 +131,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, RunWarning, stacklevel=3)
 
 
-_Trainer: Any = object  # the class that the mix-in precedes
+_Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its trainer
 
 
 class SealedCheckpoints(_Trainer):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from gym_fed.training.trl_glue import local
 from gym_fed.training.vision.labels import batch_labels
 from gym_fed.training.vision.media import ImageLimits, MediaProcessor
 
-_Sft: Any = SFTTrainer  # do not rely on its annotations
+_Sft: Any = SFTTrainer  # typed as Any, since TRL's annotations are unreliable
 _PER_TOKEN = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
 """Columns of a batch with a value per token, ``[n, t]``, padded on the right."""
 

@@ -20,7 +20,7 @@ from gym_fed.data.encoding import IGNORED
 from gym_fed.evaluation.loss import padded
 from gym_fed.training.rows.global_batch import GlobalBatch
 
-_Gkd: Any = GKDTrainer  # its annotations are not reliable
+_Gkd: Any = GKDTrainer  # typed as Any, since TRL's annotations are unreliable
 
 
 class _Unanswered(_Gkd):  # type: ignore[misc]

@@ -21,7 +21,7 @@ from gym_fed.training.rows.global_batch import GlobalBatch
 from gym_fed.training.run.job import Job
 from gym_fed.training.vision.conversations import without_media
 
-_Trainer: Any = object  # the base class of the mix-ins, for type checkers
+_Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its trainer
 
 
 class Pairs(Algorithm):

@@ -13,7 +13,7 @@ from trl.trainer.utils import use_adapter
 
 from gym_fed.training.rows.global_batch import RowMeans
 
-_Dpo: Any = DPOTrainer  # their annotations are not reliable
+_Dpo: Any = DPOTrainer  # typed as Any, since TRL's annotations are unreliable
 _Kto: Any = KTOTrainer
 _Reward: Any = RewardTrainer
 

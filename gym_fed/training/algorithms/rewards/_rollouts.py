@@ -37,8 +37,8 @@ _MAX_DIFFERENCE = 0.5
 different models."""
 
 
-_Trainer: Any = object  # the base class of the mix-in, for type checkers
-_Grpo: Any = GRPOTrainer  # their annotations are not reliable
+_Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its trainer
+_Grpo: Any = GRPOTrainer  # typed as Any, since TRL's annotations are unreliable
 _Rloo: Any = RLOOTrainer
 
 

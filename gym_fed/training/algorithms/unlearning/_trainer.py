@@ -13,7 +13,7 @@ from gym_fed.data.encoding import IGNORED
 from gym_fed.evaluation.loss import padded
 from gym_fed.training.rows.global_batch import GlobalBatch
 
-_Sft: Any = SFTTrainer  # its annotations are not reliable
+_Sft: Any = SFTTrainer  # typed as Any, since TRL's annotations are unreliable
 
 
 class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
