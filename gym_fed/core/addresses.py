@@ -50,7 +50,7 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Return True if a URL names this machine (for the header ``Host``: ``//HOST:PORT``); False if invalid."""
+    """Return True if a URL, or a ``Host`` header as ``//HOST:PORT``, names this machine; False if invalid."""
     try:
         name = urlsplit(url).hostname or ""
     except ValueError:
@@ -66,8 +66,8 @@ def is_loopback(url: str) -> bool:
 def may_connect(host: str, via: str) -> bool:
     """Return True if a machine may connect to ``host``, an address that another party chose.
 
-    The address must be no more private than ``via``, an address that was chosen here: nobody can make a machine connect
-    to itself or into its own network. Names are refused, since they may resolve to anything.
+    The address must not be more private than ``via``, an address that was chosen here, so that no one can make a
+    machine connect to itself or into its own network. Names are refused, since they may resolve to anything.
 
     Args:
         host: The address to connect to.
@@ -80,7 +80,7 @@ def may_connect(host: str, via: str) -> bool:
 _LOOPBACK, _PRIVATE, _GLOBAL = 1, 2, 3
 
 
-@lru_cache(4096)  # a hub compares a caller with many seeders
+@lru_cache(4096)  # cached, since a hub compares a caller with many seeders
 def _reach(host: str) -> int | None:
     """Return how widely an IP address can be reached; None for names and addresses without a host."""
     try:

@@ -1,8 +1,7 @@
-"""Look up names used by other tools in the module of the entry point group ``gym_fed.aliases``.
+"""Look up the names that other tools use, in the module of the entry point group ``gym_fed.aliases``.
 
-The core contains no such names. It imports the entry point's module only before it rejects an unknown key, name or
-value.
-Without an entry point, all lookups return nothing.
+The core contains no such names. It imports the entry point's module only when it is about to reject an unknown key,
+name or value. Without an entry point, all lookups return nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _said: set[str] = set()
 
 
 class OtherWordNote(UserWarning):
-    """A warning that a name of another tool was used, with gym-fed's name. Commands print it as one line."""
+    """A warning that a name from another tool was used. It gives gym-fed's name; commands print it as one line."""
 
 
 @dataclass
@@ -56,12 +55,13 @@ def _table() -> Any | None:
 def read(
     schema: str, values: Mapping[str, Any], place: Callable[[Place], str] | None = None
 ) -> Reading | None:
-    """Translate the values of a rejected config; None if it has no names of other tools.
+    """Translate the values of a rejected config; None if it has no names from other tools.
 
     Args:
         schema: Name of the schema's class.
         values: The config's values, not validated.
-        place: Formats the location of a key in a file. Some names are only suggested, not translated, in files.
+        place: Function that formats the location of a key in a file. In files, some names are only suggested, not
+            translated.
 
     Raises:
         GymError: If a name has no counterpart; the error names the replacement.
@@ -71,7 +71,7 @@ def read(
 
 
 def nearest(schema: str, key: str, value: Any = None) -> str:
-    """Return gym-fed's key for another tool's key, or a sentence on what to write; empty if unknown."""
+    """Return gym-fed's key for another tool's key, or a sentence that says what to write instead; empty if unknown."""
     return str(table.nearest(schema, key, value)) if (table := _table()) else ""
 
 
@@ -96,9 +96,9 @@ def attribute(owner: str, name: str) -> Any:
 
 
 class ExpectedElsewhere:
-    """Base class that resolves method names of other tools."""
+    """Base class that resolves the method names of other tools."""
 
-    if not TYPE_CHECKING:  # type checkers see only our names
+    if not TYPE_CHECKING:  # type checkers must see only gym-fed's names
 
         def __getattr__(self, name: str) -> Any:
             value = MISSING if name.startswith("_") else attribute(type(self).__name__, name)
@@ -108,7 +108,7 @@ class ExpectedElsewhere:
 
 
 def with_other_arguments(method: FunctionT) -> FunctionT:
-    """Decorate a method to translate unknown keyword arguments of other tools."""
+    """Decorate a method so that it accepts the keyword arguments of other tools."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -151,7 +151,7 @@ def note(theirs: str, ours: str, place: str = "") -> None:
 
 
 def _callers() -> int:
-    """Return the stack level of the first caller outside gym-fed and pydantic, where the name was used."""
+    """Return the stack level of the first caller outside gym-fed and pydantic, which used the name."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_WITHIN):
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""Helpers to start child processes, end them with their parent and lower their priority."""
+"""Helpers that start child processes, end them with their parent, and lower their priority."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 _LOW_PRIORITY = 10
-"""A tenth of the time of a process of normal priority; 19 gives a hundredth, too little on a busy machine."""
+"""Niceness that gives a tenth of the CPU time of a process of normal priority; 19 gives a hundredth, too little on a
+busy machine."""
 _GOES_FIRST = 500
-"""OOM score adjustment, from -1000 to 1000. Linux ends the process with the highest score first."""
+"""OOM score adjustment, from -1000 to 1000. Linux first kills the process with the highest score."""
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS", "RAYON")}
 
 _NEEDED = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "SYSTEMROOT", "TZ", "VIRTUAL_ENV")
@@ -22,7 +23,7 @@ def module_command(module: str, *words: object) -> list[str]:
     """Return the command line that runs a module of gym-fed in its own process.
 
     ``python -m`` puts the working directory before the installed packages, so a ``yaml.py`` next to the user's data
-    would be executed; ``-P`` prevents that.
+    would be executed; ``-P`` prevents this.
     """
     return [sys.executable, "-P", "-m", module, *map(str, words)]
 
@@ -44,7 +45,7 @@ def shut_out_working_folder() -> None:
 
 
 def leave_at_eof() -> None:
-    """Exit when standard input is closed, which happens when the parent process ends for any reason."""
+    """Exit when standard input is closed, as it is when the parent process ends for any reason."""
     threading.Thread(target=_wait_for_eof, name="until-eof", daemon=True).start()
 
 

@@ -1,7 +1,7 @@
 """Console output of all commands: text, tables, JSON and error reports.
 
 Results go to standard output and everything else to standard error, so that output can be piped. Strings are plain
-text: markup and control characters in them are not interpreted (``gym_fed.core.text``).
+text: markup and control characters are not interpreted (``gym_fed.core.text``).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ MAX_ERROR = 8000
 """Maximum characters of an error message."""
 
 PIPE_COLUMNS = 1000
-"""Maximum width of a table that is not printed to a terminal; the table uses only the width of its content."""
+"""Maximum width of a table that is not printed to a terminal; narrower content makes a narrower table."""
 
 
 _LEAST_WRAPPED = 16
@@ -83,9 +83,9 @@ _LEAST_WRAPPED = 16
 
 
 class TextConsole(Console):
-    """Console that treats strings as plain text; markup only with ``markup=True``, never control characters.
+    """A console that treats strings as plain text: markup only with ``markup=True``, control characters never.
 
-    Control codes from rich itself (styles, cursor movements of a progress bar) are kept.
+    Control codes that rich generates (styles, cursor movements of a progress bar) are kept.
     """
 
     def __init__(self, stderr: bool = False) -> None:
@@ -120,7 +120,7 @@ def print_table(table: Table, width: int | None = None) -> None:
     if not out.is_terminal:
         table.box = None  # no borders, so that `grep` and `awk` work
     if width is not None or not out.is_terminal:
-        console = TextConsole()  # rich never prints wider than its console
+        console = TextConsole()  # rich prints nothing wider than its console
         console.width = (width if out.is_terminal else None) or PIPE_COLUMNS
     console.print(table)
 
@@ -135,10 +135,10 @@ def print_columns(
 ) -> None:
     """Print rows in columns as wide as their content; columns with an index in ``right`` are right-aligned.
 
-    Long lines are wrapped by the terminal and stay whole in pipes. With ``wrapped``, the last column wraps within
-    itself, or below its row if the terminal is too narrow. ``to`` defaults to standard output.
+    Terminals wrap long lines; in pipes they stay whole. With ``wrapped``, the last column is wrapped within its width,
+    or below its row if the terminal is too narrow. ``to`` defaults to standard output.
     """
-    to = to or out  # not a default value, which would be bound at import
+    to = to or out  # not a default value, which Python would evaluate at import
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [
@@ -207,7 +207,7 @@ VersionOption = Annotated[
 
 
 def _keep_help_of_arguments() -> None:
-    """Work around Click 8.5, which resets the help of arguments that typer 0.20 has set."""
+    """Work around Click 8.5, which discards the help that typer 0.20 sets on arguments."""
     made = TyperArgument.__init__
 
     @functools.wraps(made)
@@ -240,7 +240,7 @@ def run_app(app: typer.Typer) -> NoReturn:
     except click.ClickException as error:
         fail(_usage_error(error, app))
     except BrokenPipeError:
-        # The reader has closed the pipe, such as `| head`; flushing at exit must not raise again.
+        # The reader, such as `head`, has closed the pipe; flushing at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ErrorCode.INTERNAL.exit_code)
     except Exception as error:
@@ -257,7 +257,7 @@ def run_app(app: typer.Typer) -> NoReturn:
 def _usage_error(error: click.ClickException, app: typer.Typer) -> GymError:
     """Convert a Click usage error (unknown option, missing argument) to a ``GymError``."""
     near: list[str] = getattr(error, "possibilities", None) or []
-    # Typer adds its own suggestion to the message, and Click appends another.
+    # Typer adds its own suggestion to the message, and Click adds another.
     message = (error.message.partition(" Did you mean")[0] if near else error.format_message()).rstrip(".")
     if near:
         message += f" (did you mean {' or '.join(map(repr, near))}?)"
@@ -283,7 +283,7 @@ def _owner(context: click.Context | None, option: str, words: Sequence[str]) -> 
 
 
 def _command_of(app: typer.Typer, words: Sequence[str]) -> str:
-    """Return the command path in ``words``; Click has no context in the error for an option without a value."""
+    """Return the command path in ``words``; Click's error for an option without a value has no context."""
     names, command = [os.path.basename(words[0])], typer.main.get_command(app)
     for word in words[1:]:
         following = getattr(command, "commands", {}).get(word)
@@ -297,8 +297,8 @@ def _command_of(app: typer.Typer, words: Sequence[str]) -> str:
 def _readable_warnings(before: Callable[..., None]) -> Callable[..., None]:
     """Build a ``warnings.showwarning`` for the commands.
 
-    Notes on names are printed as one line. Warnings of libraries go to the log, and to ``before`` if Python warnings
-    were enabled (``-W``, ``PYTHONWARNINGS``).
+    Alias warnings are printed as one line. Warnings from libraries go to the log, and to ``before`` if Python warnings
+    are enabled (``-W``, ``PYTHONWARNINGS``).
     """
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
@@ -324,7 +324,7 @@ def fail(error: GymError) -> NoReturn:
 
 
 def report_error(error: GymError) -> None:
-    """Report an error on standard error; one line of JSON with ``--json``."""
+    """Report an error on standard error, as one line of JSON with ``--json``."""
     if wants_json():
         typer.echo(error.to_json_line(), err=True)
     else:
@@ -333,7 +333,7 @@ def report_error(error: GymError) -> None:
 
 
 def _print_error(error: GymError) -> None:
-    """Print an error to standard error as text, also from a process of several that is otherwise quiet."""
+    """Print an error to standard error as text, even from a rank of a distributed run that prints nothing else."""
     err.quiet = False
     line = Text(err.fitted(harmless(f"error ({error.code.value}): {error.message[:MAX_ERROR]}")))
     line.stylize("red", 0, len("error"))
@@ -343,12 +343,13 @@ def _print_error(error: GymError) -> None:
 
 
 class MemberName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """Parameter type for registry members, as in ``click_type=MemberName(FORMATS, ("auto",))``; imports no member.
+    """A parameter type for registry members, as in ``click_type=MemberName(FORMATS, ("auto",))``; it does not import
+    members.
 
     Args:
         kind: The registry.
         also: Additional accepted values.
-        checked: Reject other values here. If False, the config that the option sets validates them.
+        checked: True to reject other values here; False to leave that to the config that the option sets.
     """
 
     def __init__(self, kind: Registry[Any], also: tuple[str, ...] = (), *, checked: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Entry point of commands: handles Ctrl-C during imports without a traceback."""
+"""Entry point of the commands, which exits without a traceback on Ctrl-C during imports."""
 
 from __future__ import annotations
 

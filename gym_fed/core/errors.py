@@ -1,7 +1,7 @@
 """The error class of all packages: a code, a message and a hint.
 
-Exit codes, gRPC status and HTTP status are derived from the code. Codes have ranges: 10 config, 20 data, 30 models,
-40 deltas, 50 network, 60 identity, 70 hub, 80 installation, 90 state. This module has no heavy imports.
+Exit codes, gRPC status and HTTP status are derived from the code. Exit codes are in ranges: 10 config, 20 data, 30
+models, 40 deltas, 50 network, 60 identity, 70 hub, 80 installation, 90 state. This module has no heavy imports.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ class GymError(Exception):
 
 
 Refusal = tuple[object, str, str | Callable[[], str]] | tuple[object, str]
-"""``(applies, reason, remedy)``. If the remedy is missing, the table's remedy is used. A remedy that is slow to create,
-such as a list of a registry, is a function."""
+"""``(applies, reason, remedy)``. Without a remedy, that of the whole table is used. A remedy that is slow to build,
+such as the members of a registry, is given as a function."""
 
 
 def refuse_first(
@@ -240,7 +240,7 @@ def refuse_first(
         code: The error's code.
         prefix: Text before every reason.
         suffix: Text after every reason.
-        remedy: Remedy of refusals without their own.
+        remedy: Remedy for refusals that have none.
 
     Raises:
         GymError: With the refusal's reason and remedy.

@@ -25,7 +25,7 @@ _armed = dict(_parse(part) for part in os.environ.get("GYM_FAILPOINTS", "").spli
 
 
 def failpoint(name: str) -> None:
-    """Kill this process, raise or sleep if the environment requests it; before a kill, nothing is flushed or rolled
+    """Kill this process, raise or sleep if the environment requests it. A kill flushes nothing and rolls nothing
     back."""
     if name not in _armed:
         return

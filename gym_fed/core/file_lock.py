@@ -1,7 +1,7 @@
 """Lock files and folders. The system releases a lock when the file is closed or the process ends.
 
-POSIX uses ``flock``. On Windows one byte far beyond the end of the file is locked, so that others can read its
-content. ``msvcrt`` has no shared locks, so there a shared lock is exclusive.
+POSIX uses ``flock``. On Windows one byte far beyond the end of the file is locked, so that other processes can read its
+content. ``msvcrt`` has no shared locks, so a shared lock is exclusive there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRY_AGAIN_SECONDS = 0.02
 
 
 class LockHeldError(BlockingIOError):
-    """Another open file has the lock."""
+    """Another open file holds the lock."""
 
     def __init__(self) -> None:
         super().__init__(errno.EWOULDBLOCK, "another process holds the lock")
@@ -35,8 +35,8 @@ def lock(file: int | IO[bytes] | IO[str], *, shared: bool = False, wait: bool = 
 
     Args:
         file: A file object, or a descriptor.
-        shared: Take a shared lock, which others may hold at the same time.
-        wait: Wait until the lock is free.
+        shared: True for a shared lock, which others may hold at the same time.
+        wait: True to wait until the lock is free.
 
     Raises:
         LockHeldError: If ``wait`` is False and another open file holds the lock.
@@ -70,7 +70,7 @@ def lockable_folder(folder: Path, *, follow: bool = False) -> Iterator[int]:
 
     Args:
         folder: An existing folder.
-        follow: Also accept a symbolic link to a folder.
+        follow: True to also accept a symbolic link to a folder.
 
     Raises:
         OSError: If there is no such folder.

@@ -32,13 +32,13 @@ _BLOCK_BYTES = 1 << 20
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])\s*(\..*)?", re.IGNORECASE)
 """Device names that Windows reserves in every folder, with any extension."""
 _SPACES = "\u00a0\u202f\u200c\u200d"
-"""Invisible characters that are allowed in names: macOS screenshots have narrow spaces; Persian and emoji need
-joiners."""
+"""Invisible characters that are allowed in names: the names of macOS screenshots contain narrow spaces; Persian and
+emoji need joiners."""
 
 
 @contextmanager
 def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Open a binary file for reading and writing that replaces ``path`` if the block succeeds.
+    """Open a temporary binary file for reading and writing, which replaces ``path`` if the block succeeds.
 
     The file has ``mode`` from the start, so that a secret is never readable by others, even while it is written.
 
@@ -91,7 +91,7 @@ def whole_or_not_at_all(path: Path) -> Iterator[Path]:
         part.mkdir()
         yield part
         try:
-            part.rename(path)  # replaces at most an empty folder
+            part.rename(path)  # can replace only an empty folder
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise _name_taken(path) from error
@@ -113,7 +113,7 @@ def whole_file_or_none(path: Path) -> Iterator[Path]:
             os.link(part, path)
         except FileExistsError as error:
             raise _name_taken(path) from error
-        except OSError as error:  # file system without hard links
+        except OSError as error:  # the file system has no hard links
             if os.path.lexists(path):
                 raise _name_taken(path) from error
             part.rename(path)
@@ -133,7 +133,7 @@ def whole_file_in_place(path: Path) -> Iterator[Path]:
 def remove_left_parts(folder: Path, name: str = "*") -> None:
     """Remove temporary files and folders that killed processes left for ``name`` in ``folder``.
 
-    Files in use are recognised by their lock, which ends with the process.
+    Files in use are recognised by their lock, which the system releases when the process ends.
     """
     for left in folder.glob(f".{name}.*.part"):
         with _lock(left) as is_left:
@@ -143,7 +143,7 @@ def remove_left_parts(folder: Path, name: str = "*") -> None:
 
 @contextmanager
 def _room_beside(path: Path) -> Iterator[Path]:
-    """Create a hidden temporary folder on the same disk for the block, and remove those of killed processes."""
+    """Create a hidden temporary folder on the same disk for the block, and remove those that killed processes left."""
     make_folder(path.parent)
     remove_left_parts(path.parent, glob.escape(path.name))
     with ExitStack() as stack:
@@ -159,7 +159,8 @@ def _room_beside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _lock(folder: Path, *, without: bool = False) -> Iterator[bool]:
-    """Hold the lock of a folder if it exists and is free; with ``without``, also on a disk without locks."""
+    """Hold the lock of a folder for the block, if it exists and is free; with ``without``, also on a disk without
+    locks."""
     with ExitStack() as stack:
         try:
             descriptor = stack.enter_context(lockable_folder(folder))
@@ -193,7 +194,7 @@ def real_path(path: Path) -> Path:
 
 
 def lies_in(file: Path, folder: Path) -> bool:
-    """Return True if a file is inside ``folder`` and not a link to outside (the Hub cache links to ``blobs``)."""
+    """Return True if a file is inside ``folder`` and does not link outside it (the Hub cache links to ``blobs``)."""
     target, own = real_path(file), real_path(folder)
     blobs = own.parent.parent / "blobs"
     return target.is_file() and (
@@ -205,7 +206,7 @@ def is_safe_path(text: str) -> bool:
     """Return True if a path of untrusted origin stays inside the folder that it is joined to, on every system.
 
     Windows reads ``C:x``, ``a:b`` (a stream of ``a``), backslashes, device names such as ``nul.txt`` and names that end
-    with a dot or a space in its own way, so these are refused everywhere.
+    with a dot or a space in its own way, so such paths are refused on every system.
     """
     parts = text.split("/")
     return (
@@ -259,7 +260,7 @@ def copy_hashed(
 def make_folder(folder: Path, mode: int = 0o777) -> None:
     """Create a folder and its parents durably; an existing folder is unchanged.
 
-    Synced files in a folder are lost in a power failure if the folder's own name was not synced. The home folder
+    A power failure loses synced files in a folder if the folder's own entry was not synced. The home folder
     contains keys and always gets mode 0700.
     """
     if folder.is_dir():
@@ -301,10 +302,10 @@ def fsync_tree(path: Path) -> None:
 
 @contextmanager
 def full_disk_named(path: Path) -> Iterator[None]:
-    """Convert errors for a full disk or an exhausted quota to a ``GymError`` with the file's name.
+    """Convert errors for a full disk or an exhausted quota to a ``GymError`` that names the file.
 
     Raises:
-        GymError: ``DISK_FULL``, instead of the system's error or a library's error with its text.
+        GymError: ``DISK_FULL``, in place of an error from the system, or from a library that quotes it.
     """
     try:
         yield
@@ -335,9 +336,9 @@ def drop_torn_line(path: Path) -> None:
 
 
 _SPARE_FILES = 256
-"""Number of open files for databases, models and logs, in addition to the connections."""
+"""Number of open files to reserve for databases, models and logs, besides the connections."""
 _MIN_FILES = 64
-"""Number of open files below which gRPC ends the process, or files cannot be opened in the middle of a round."""
+"""Minimum number of open files; with fewer, gRPC aborts the process or files cannot be opened during a round."""
 
 
 def raise_file_limit(connections: int, log: logging.Logger) -> int:
@@ -348,7 +349,7 @@ def raise_file_limit(connections: int, log: logging.Logger) -> int:
         log: Logger for a warning if the limit is too low.
 
     Returns:
-        The possible number of connections: ``connections``, or fewer if the hard limit is too low.
+        The number of connections that are possible: ``connections``, or fewer if the hard limit is too low.
 
     Raises:
         GymError: ``BUSY`` if the hard limit is too low for any connection.

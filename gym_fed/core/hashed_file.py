@@ -1,9 +1,9 @@
-"""Write a file in blocks while hashing it; a thread writes and syncs the blocks.
+"""Write a file in blocks and hash it at the same time; a thread writes and syncs the blocks.
 
     with HashedFile(file) as written:
         for block in blocks:
             written.write(block)
-        sha256 = written.finish()   # every byte is on the disk now
+        sha256 = written.finish()   # every byte is on disk now
 
 Only a few blocks are kept in memory. ``hashlib`` and the system calls release the GIL, so writing overlaps with
 receiving the data.
@@ -41,7 +41,7 @@ class HashedFile:
         self._thread.start()
 
     def write(self, block: bytes) -> None:
-        """Queue the next block; waits while several blocks are pending.
+        """Queue the next block; wait while several blocks are pending.
 
         Raises:
             OSError: If an earlier block could not be written.
@@ -62,7 +62,7 @@ class HashedFile:
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """Write the queued blocks and end the thread. May be called repeatedly."""
+        """Write the queued blocks and stop the thread. May be called repeatedly."""
         if self._thread.is_alive():
             self._blocks.put(None)
         self._thread.join()
@@ -92,7 +92,7 @@ class HashedFile:
             self._sync()
         except BaseException as error:  # noqa: BLE001 (the caller's thread raises it)
             self._failure = error
-            while block is not None:  # unblocks a writer that waits for the queue
+            while block is not None:  # unblock a writer that waits for the queue
                 block = self._blocks.get()
 
     def _sync(self) -> None:

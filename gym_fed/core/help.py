@@ -1,4 +1,4 @@
-"""Typer apps with compact ``--help``, groups with a default command, and options that several commands share."""
+"""Typer apps with a compact ``--help``, groups with a default command, and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ ExportedLedger = Annotated[
 
 
 _LONGEST_CHOICES = 48
-"""Maximum characters of an option with its choices; longer choices are shown as NAME."""
+"""Maximum characters of an option with its choices; longer lists of choices are shown as NAME."""
 _BOUNDS = r"(?:[\d.]+<=?)?x(?:[<>]=?[\d.]+)?"
 _COLUMN = 26
 """Maximum width of the first column; the help of a longer option is on the next line."""
@@ -137,7 +137,7 @@ class Command(TyperCommand):
     """A command whose help lists arguments and options once each, in two columns."""
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write nothing; ``format_options`` writes the arguments."""
+        """Write nothing, since ``format_options`` writes the arguments."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write arguments, then options in order of declaration."""
@@ -158,7 +158,7 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """A command group whose help lists commands by activity if ``activities`` is set, one per line.
+    """A command group whose help lists commands one per line, grouped by activity if ``activities`` is set.
 
     Attributes:
         activities: Maps each activity to its commands and their summaries. Commands without a summary share one line.
@@ -201,7 +201,7 @@ class CommandGroup(TyperGroup):
 
 
 class LazyCommandGroup(CommandGroup):
-    """A command group that imports a command when it is looked up, so that no command pays for the others.
+    """A command group that imports a command when it is looked up, so that no command pays for importing the others.
 
     Attributes:
         sources: Maps each command to the ``module:attribute`` of its function or app.

@@ -1,7 +1,7 @@
-"""Canonical JSON for hashes and signatures, and untrusted JSON files with limits on size and depth.
+"""Write canonical JSON for hashes and signatures, and read untrusted JSON with limits on size and depth.
 
-Canonical JSON has sorted keys, no white space, UTF-8, and no NaN or infinities. Floats use Python's shortest round-trip
-form, which every IEEE-754 implementation of ``repr`` shares.
+Canonical JSON has sorted keys, no white space, UTF-8, and no NaN or infinities. Floats have their shortest round-trip
+form, as Python's ``repr`` writes it.
 
 Code that processes such values later (``copy``, ``repr``, pydantic) recurses at least once per level, so the depth
 limit is far below that of Python's parser.
@@ -51,7 +51,7 @@ def _check_keys(value: Any) -> None:
 MAX_BYTES = 64 << 20
 """Maximum size of a JSON file; the index of 20,000 tensors takes 2 MB."""
 MAX_DEPTH = 64
-"""Maximum nesting, equal to the limit for YAML; model configs have at most 8 levels."""
+"""Maximum nesting of a file, equal to the limit for YAML; model configs have at most 8 levels."""
 MAX_REQUEST_DEPTH = 128
 """Maximum nesting of a request; templates, schemas and pydantic recurse at least once per level."""
 
@@ -100,7 +100,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object (``object_pairs_hook``), rejecting duplicate keys, of which one would be ignored."""
+    """Build an object (``object_pairs_hook``); reject duplicate keys, since all but one would be ignored."""
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
@@ -110,7 +110,7 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def no_constant(word: str) -> NoReturn:
-    """Reject ``NaN`` and infinities (``parse_constant``), which Python accepts but JSON does not allow."""
+    """Reject ``NaN`` and infinities (``parse_constant``), which Python accepts although JSON has none."""
     raise ValueError(f"{word} is not a number in JSON")
 
 

@@ -13,7 +13,7 @@ from gym_fed.core.aliases import MISSING, attribute
 
 
 def lazy(package: str) -> tuple[list[str], Callable[[str], Any]]:
-    """Return ``__all__`` and ``__getattr__`` (PEP 562) of a package, from its imports for type checkers.
+    """Return a package's ``__all__`` and ``__getattr__`` (PEP 562), derived from its imports for type checkers.
 
     Each name is written once, under ``if TYPE_CHECKING:``, as ``from module import name as name``.
     """
@@ -38,7 +38,7 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any]]:
 
 
 class _LazyModule(ModuleType):
-    """Module that is imported on first attribute access."""
+    """A placeholder for a module that is imported on first attribute access."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
@@ -53,7 +53,7 @@ def lazy_module(name: str) -> Any:
     return _LazyModule(name)
 
 
-# For rules whose class attributes are read without merging: a config is checked without importing torch.
+# Rules declare class attributes that a config check reads without importing torch.
 if TYPE_CHECKING:
     import torch as torch
     from gym_quant import kernels as kernels

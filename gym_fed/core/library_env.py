@@ -1,10 +1,10 @@
-"""Environment of Flower and of training libraries, applied before their first import.
+"""The environment of Flower and of training libraries, which is set before their first import.
 
 ``gym_fed`` imports this module first, and all other packages of gym-fed import ``gym_fed`` first. Without the three
-variables, every Flower process contacts external hosts for telemetry, update checks and installs at run time.
+variables, every Flower process contacts external hosts for telemetry, update checks and run-time installs.
 
-Optional libraries are imported whenever they are installed. DeepSpeed then prints the detected accelerator to
-standard output, and others report kernels that they could not load. A run that needs one reports this itself.
+Optional libraries are imported whenever they are installed. DeepSpeed then prints the detected accelerator to standard
+output, and others report kernels that they could not load. A run that needs such a kernel reports the problem itself.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def settle() -> None:
 
 
 def bound_spinning() -> None:
-    """Limit how long idle OpenMP threads spin, in this process and its children.
+    """Limit how long idle OpenMP threads spin in this process and its children.
 
-    By default libgomp's threads spin for milliseconds on cores that other threads are waiting for. Next to another
-    busy process, exporting a small model then takes 20 to 40 s of CPU time instead of 7 s. On an idle machine the limit
-    does not change the speed (SmolLM2: 20 ms per token). It must be set before PyTorch is imported. A value that the
-    user has set is kept.
+    By default, idle threads of libgomp spin for milliseconds and keep their cores from other threads. Next to another
+    busy process, exporting a small model then takes 20 to 40 s of CPU time instead of 7 s. On an idle machine, the
+    limit does not change the speed (SmolLM2: 20 ms per token). It must be set before PyTorch is imported. A value set
+    by the user is kept.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -75,9 +75,9 @@ def import_late(name: str) -> None:
 
 
 class _Late(ModuleType):
-    """A package that is executed on first attribute access, including ``__path__``.
+    """A package that is executed when an attribute (``__path__`` included) is first read.
 
-    Python's ``LazyLoader`` also executes it for ``__spec__``, which libraries read to check if it is installed.
+    Python's ``LazyLoader`` also executes a package for ``__spec__``, which libraries read to see if it is installed.
     """
 
     def __getattr__(self, attribute: str) -> Any:
@@ -102,11 +102,11 @@ def _is_news(record: logging.LogRecord) -> bool:
 def without_collection(freeze: bool = False) -> Iterator[None]:
     """Disable garbage collection in the block.
 
-    Torch and transformers create a million objects that stay; scanning them takes a fifth of the time of their import.
+    Torch and transformers create a million long-lived objects; scanning them takes a fifth of their import time.
 
     Args:
-        freeze: Exempt all objects from later collections, for processes that keep what they have loaded. A model that
-            is dropped later would never be freed, since models have reference cycles.
+        freeze: True to exempt all objects from later collections, for processes that keep what they have loaded. A
+            model that is dropped later is then never freed, since models contain reference cycles.
     """
     if not gc.isenabled():
         yield

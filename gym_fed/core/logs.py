@@ -58,11 +58,11 @@ def _indented(trace: str) -> str:
 
 
 def log_to_stderr(levels: Mapping[str, int], log_format: LogFormat = "text") -> None:
-    """Write these loggers to standard error, one record per line.
+    """Write the records of these loggers to standard error, one per line.
 
     Args:
-        levels: The least level of each logger that is written.
-        log_format: ``json`` does not depend on whether standard error is a terminal.
+        levels: The minimum level of each logger.
+        log_format: ``json`` applies even if standard error is a terminal.
     """
     from rich.logging import RichHandler
 
@@ -76,7 +76,7 @@ def log_to_stderr(levels: Mapping[str, int], log_format: LogFormat = "text") -> 
         handler.setFormatter(LogLine("%(message)s"))
     else:
         handler.setFormatter(LogLine("%(asctime)s %(levelname)s %(message)s"))
-    # OpenTelemetry reports spans that a receiver did not accept. As JSON, the root's lines are JSON too.
+    # OpenTelemetry logs spans that a receiver did not accept. With JSON, the root logger's lines are JSON too.
     others = {"opentelemetry": logging.WARNING} | ({"": logging.WARNING} if log_format == "json" else {})
     for name, level in {**levels, **others}.items():
         logger = logging.getLogger(name)

@@ -13,13 +13,13 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Value = float | Mapping[Any, float]
-"""A number, or numbers by the values of the family's labels."""
+"""A number, or numbers by label values."""
 
 
 class MetricRow(NamedTuple):
     """One family of metrics.
 
-    No label may have values that a contributor or user chooses: their number would be unlimited.
+    No label may have values that a contributor or user chooses, since their number would be unbounded.
 
     Attributes:
         name: Name without the suffix ``_total`` of counters.
@@ -35,7 +35,7 @@ class MetricRow(NamedTuple):
 
     @property
     def series(self) -> str:
-        """Return the name that queries use; for a histogram, that of its buckets."""
+        """Return the name to use in queries; for a histogram, that of its buckets."""
         return self.name + {"gauge": "", "counter": "_total", "histogram": "_bucket"}[self.kind]
 
     def family(self, value: Value) -> Metric:
@@ -50,7 +50,7 @@ class MetricRow(NamedTuple):
 
 
 class MetricTable(Collector):
-    """Collector of the values of a table; a row without a value is omitted."""
+    """A collector for the values of a table; a family without a value is omitted."""
 
     def __init__(self, rows: Iterable[MetricRow], values: Mapping[str, Value | None]) -> None:
         self._rows, self._values = {row.name: row for row in rows}, values

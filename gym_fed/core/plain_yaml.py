@@ -33,17 +33,17 @@ def parse_value(text: str) -> Any:
 
 
 class StrictLoader(yaml.SafeLoader):
-    """The safe loader, with the location of the value in errors, and a limit on the nesting of brackets."""
+    """The safe loader, with locations in errors and a limit on the nesting of brackets."""
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
-        """Refuse deep nesting at once: the scanner's time grows with its square."""
+        """Refuse deep nesting early, since the scanner's time grows with its square."""
         super().fetch_flow_collection_start(TokenClass)
-        if self.flow_level > 2 * MAX_DEPTH:  # up to here the caller names the place
+        if self.flow_level > 2 * MAX_DEPTH:  # before this, the caller gives the location
             raise yaml.scanner.ScannerError(None, None, "nested too deeply", self.get_mark())
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         kind = str(node.tag).rpartition(":")[2]
-        if kind in ("int", "float") and len(node.value) > _MAX_NUMBER_CHARS:  # 1:1:1... takes YAML seconds
+        if kind in ("int", "float") and len(node.value) > _MAX_NUMBER_CHARS:  # parsing 1:1:1... takes seconds
             problem = f"a number of {counted(len(node.value), 'character')}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:

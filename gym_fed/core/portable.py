@@ -16,14 +16,14 @@ from functools import cache, partial
 O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 """Flag to open a named pipe without waiting for a writer; 0 on systems without named pipes."""
 O_BINARY: int = getattr(os, "O_BINARY", 0)
-"""Flag that prevents the conversion of line ends on Windows. Python's descriptors are never inherited, so no flag is
-needed for that."""
+"""Flag that prevents the conversion of line ends on Windows. No flag against inheritance is needed, since Python's
+descriptors are never inherited."""
 SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 """Signal that kills a process; on Windows, every termination is a kill."""
 
 
 def opens_folders() -> bool:
-    """Return True if folders can be opened and therefore locked and synced; False on Windows."""
+    """Return True if folders can be opened, and so locked and synced; False on Windows."""
     return hasattr(os, "O_DIRECTORY")
 
 
@@ -39,7 +39,7 @@ def steady_seconds() -> float:
 
 @cache
 def _steady_clock() -> int | None:
-    """Return the id of the system's clock that includes sleep; None if ``time.monotonic`` includes it."""
+    """Return the id of the system clock that includes sleep; None if ``time.monotonic`` does."""
     if sys.platform == "darwin":
         return time.CLOCK_MONOTONIC
     return getattr(time, "CLOCK_BOOTTIME", None)
@@ -59,7 +59,7 @@ def own_user() -> int | None:
 
 
 def on_stop_signals(call: Callable[[int], object]) -> Callable[[], None]:
-    """Call a function on SIGINT and SIGTERM in the running loop, which must be in the main thread.
+    """Call a function on SIGINT and SIGTERM, in the running event loop of the main thread.
 
     Args:
         call: Called with the signal number.

@@ -14,7 +14,7 @@ from gym_fed.core.console import err, wants_json
 from gym_fed.core.text import readable_bytes
 
 SILENT_SECONDS = 1.0
-"""Seconds without output before the current activity is shown; on a terminal it is erased when it ends."""
+"""Seconds of silence before the current activity is shown; on a terminal, it is erased when it ends."""
 
 _MAX_SILENT_SECONDS = 30.0
 """Longest interval between the lines of a spinner without a terminal."""
@@ -37,7 +37,7 @@ class Activity:
         self._name, self._done, self._total = name or self._name, done, total
 
     def add(self, count: int) -> None:
-        """Count ``count`` more finished parts."""
+        """Add ``count`` to the number of finished parts."""
         self._done += count
 
     def describe(self, seconds: float) -> str:
@@ -55,7 +55,7 @@ def spinner(name: str, hint: str = "") -> Iterator[Activity]:
 
     Args:
         name: Name of the work, such as ``loading gym-nano``.
-        hint: How to avoid the work; shown in the first line, and permanently on a terminal.
+        hint: How to avoid the work; shown in the first line, and all the time on a terminal.
 
     Yields:
         The activity, to report progress.
@@ -140,7 +140,7 @@ def progress_bar(
         unit: Unit of the count.
         shown: True to show the progress.
         lines: True to print lines if there is no terminal.
-        keep: True to leave the bar on the screen at the end. Such a bar has no clock; its notes show the time.
+        keep: True to leave the bar on the screen at the end. Such a bar shows no elapsed time; its notes do.
     """
     if not shown or not (lines or err.is_terminal):
         yield _show_nothing

@@ -3,7 +3,7 @@
     AGGREGATORS.names()             # for a schema, an enum or --help; imports no member
     AGGREGATORS.type_of("krum")     # the class; properties of a member are attributes of its class
 
-Base classes are named by strings, so that a schema in a low layer can refer to members of a higher layer.
+Base classes are given as strings, so that a schema in a lower layer can refer to members of a higher layer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["ALL", "CODECS", "LINEARS", "Kind"]
 
 
 class UnusableMember(GymError):
-    """The error for a member of another package that cannot be used; ``MISSING_DEPENDENCY``."""
+    """A member of another package cannot be used; ``MISSING_DEPENDENCY``."""
 
     kind = name = ""
 
@@ -73,7 +73,7 @@ class Kind(Registry[T]):
 
 
 class TabledKind(Kind[T]):
-    """A registry in which some members are ready-made objects from a table instead of classes in files.
+    """A registry in which some members are objects from a table instead of classes in files.
 
     Args:
         table: ``module:NAME`` of a mapping of names to members; its import must be cheap.

@@ -1,4 +1,4 @@
-"""Installed packages and devices: load plug-ins from entry points, and check what a config needs."""
+"""Load plug-ins from entry points, and check that the packages and devices that a config needs are there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("gym_fed")
 def load_installed(group: str) -> tuple[Any, ...]:
     """Return the objects of the group's entry points, sorted by name.
 
-    Entry points that cannot be imported are skipped with a warning, since these groups are loaded for every config.
+    Entry points that cannot be imported are skipped with a warning, because these groups are loaded for every config.
     """
     from importlib.metadata import entry_points  # slow to import, and `--help` loads no plug-in
 
@@ -60,7 +60,7 @@ def require_package(module: str, what: str, extra: str = "", *, remedy: str = ""
 
 
 def require_cuda(what: str) -> None:
-    """Refuse ``what`` without a CUDA device."""
+    """Refuse ``what`` if there is no CUDA device."""
     import torch
 
     reason = f"{what} needs a CUDA GPU, and this machine has none"

@@ -1,7 +1,7 @@
 """Errors of the operating system and the database, mapped to messages with a remedy.
 
-A full disk, a read-only folder or too many open files end a command with a two-line error, and a call to the hub with a
-status, wherever they occur.
+Wherever a full disk, a read-only folder or too many open files occur, a command ends with a two-line error, and a call
+to the hub with a status.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ _OS_ERROR = re.compile(r"\(os error (\d{1,4})\)")
 _TORCH_WRITE = re.compile(
     r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+|basic_ios::clear: iostream error"
 )
-"""Pattern of the error of torch.save for a failed write. It has no errno; the usual cause is a full disk."""
+"""Pattern of torch.save's error for a failed write. It has no errno; the usual cause is a full disk."""
 
 _TORCH_MEMORY = re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory")
 _NO_THREADS = _ErrorText(
@@ -172,7 +172,7 @@ _S3_CREDENTIALS = (
     *("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"),
     *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
 )
-"""Variables that give credentials, or that need none. Without them, obstore asks the machine's cloud."""
+"""Variables that set credentials, or make them unnecessary. Without them, obstore queries the machine's cloud."""
 
 
 def _refusal(error: BaseException) -> _ErrorText | None:

@@ -1,6 +1,6 @@
 """Sanitise untrusted text before it is shown in a terminal, a log or a table.
 
-Terminals interpret control characters, and bidirectional overrides and zero-width characters mislead readers. All of
+Terminals interpret control characters, and bidirectional overrides and zero-width characters mislead readers, so all of
 them are shown as escape sequences.
 """
 
@@ -36,7 +36,7 @@ _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u20
 
 _FILE_URL = re.compile(r"(file|sqlite)://+(?=/)")
 _PATH = re.compile(r"(?<![\w/:.~])(~?/|[A-Za-z]:[\\/])(?:[^\s/\\:'\"]+[/\\])+([^\s/\\:'\"]+)")
-"""Pattern of an absolute path with at least two names, outside of URLs."""
+"""Pattern of an absolute path with at least two components, outside of URLs."""
 
 _SINGULAR_VERBS = {"are": "is", "do": "does", "have": "has", "were": "was"}
 
@@ -45,7 +45,7 @@ _PROGRAMS = frozenset({"gym", "gym-server", "gym-client", "pip", "make", "export
 
 
 def plain(text: object, limit: int = MAX_TEXT) -> str:
-    """Return one line of at most ``limit`` characters in which everything is visible.
+    """Return the text as one line of at most ``limit`` visible characters.
 
     Unprintable characters (control characters, line ends, bidirectional and zero-width ones, surrogates) are escaped
     as ``\\x1b`` or ``\\u202e``; truncated text ends with ``...``.
@@ -63,7 +63,8 @@ def plain(text: object, limit: int = MAX_TEXT) -> str:
 
 
 def quoted(name: str, limit: int = 60) -> str:
-    """Return an untrusted name in quotes that it cannot end, at most ``limit`` characters without runs of spaces."""
+    """Quote an untrusted name so that it cannot close the quotes; at most ``limit`` characters, without runs of
+    spaces."""
     collapsed = " ".join(name.split()).replace('"', "'")
     return f'"{plain(collapsed, limit)}"'
 
@@ -99,7 +100,7 @@ def is_name(text: str, limit: int) -> bool:
 
 
 def require_utf8(what: str, text: object, hint: str) -> None:
-    """Raise ``USAGE`` for a name that is not UTF-8; file systems and command lines allow such names.
+    """Raise ``USAGE`` for a name that is not UTF-8, which file systems and command lines allow.
 
     Such names cannot be signed or sent; Python represents their bytes as lone surrogates.
     """
@@ -170,7 +171,7 @@ def counted(number: int, noun: str, verb: str = "") -> str:
     Args:
         number: The count.
         noun: What is counted, in the singular.
-        verb: Follows in the number of the noun; given in the plural, such as ``are``.
+        verb: A verb to append in the number of the noun; given in the plural, such as ``are``.
     """
     if number == 1:
         words = noun
@@ -202,5 +203,6 @@ def parse_bytes(value: object) -> object:
 
 
 def with_error(value: float, error: float | None) -> str:
-    """Format a signed value with its standard error, such as "+0.0042 +- 0.0103"; without it if unknown."""
+    """Format a signed value with its standard error, such as "+0.0042 +- 0.0103"; without the error if it is
+    unknown."""
     return f"{value:+.4f}" if error is None else f"{value:+.4f} +- {error:.4f}"

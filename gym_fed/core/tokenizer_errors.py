@@ -1,7 +1,7 @@
 """Convert panics of the tokenizers library, which are not an ``Exception``, to errors.
 
-A pattern in tokenizer.json may exceed the library's step limit for some texts only. ``install`` covers every tokenizer
-of transformers, ``tokenizer_errors`` one of the library itself.
+A pattern in tokenizer.json may exceed the library's step limit on only some texts. ``install`` covers every tokenizer
+of transformers; ``tokenizer_errors`` covers one of the tokenizers library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def tokenizer_errors(tokenizer: Any) -> Iterator[None]:
 
 
 def install() -> None:
-    """Convert the errors of all of transformers' tokenizers of the library; repeated calls have no effect."""
+    """Convert the errors of all fast tokenizers of transformers; repeated calls have no effect."""
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
     for name in ("_encode_plus", "_decode"):

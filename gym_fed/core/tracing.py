@@ -1,7 +1,7 @@
 """OpenTelemetry spans of rounds, exported by OTLP over gRPC. Nothing is recorded or sent before ``start_tracing``.
 
 A round is one trace. Its trace id and the id of its root span are hashes of the hub's id and the round's number, so
-that hub and contributors join the same trace without asking each other, also after a restart.
+that the hub and its contributors join the same trace without exchanging ids, even after a restart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 TRACEPARENT = "traceparent"
-"""Metadata key of the caller's span, in the form of W3C Trace Context."""
+"""Metadata key of the caller's span, in the format of W3C Trace Context."""
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-01", re.ASCII)
 _FLUSH_MILLISECONDS = 5_000
 
@@ -34,7 +34,7 @@ _root: ContextVar[RoundTrace | None] = ContextVar("root", default=None)
 
 
 class RoundTrace(NamedTuple):
-    """The ids of a round's trace and of its root span."""
+    """The ids of a round's trace and its root span."""
 
     trace_id: int
     root_id: int
@@ -48,7 +48,7 @@ class RoundTrace(NamedTuple):
     def parent(self, traceparent: str = "") -> int:
         """Return the parent id of a new span: the caller's span, or the root.
 
-        The caller's text chooses nothing else: malformed ones, and those of another trace, are ignored.
+        The caller's text controls nothing else: a malformed text, or one from a different trace, is ignored.
         """
         matched = _TRACEPARENT.fullmatch(traceparent[:64])
         if matched is None or int(matched[1], 16) != self.trace_id or not int(matched[2], 16):
@@ -77,7 +77,7 @@ def start_tracing(service: str, endpoint: str, what: str) -> None:
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     class RoundIds(RandomIdGenerator):
-        """Random ids, except for root spans, which get those of ``RoundTrace``."""
+        """Generates random ids, except for root spans, which get those of ``RoundTrace``."""
 
         def generate_trace_id(self) -> int:
             root = _root.get()
@@ -119,9 +119,9 @@ def begin_span(
     Args:
         name: The span's name.
         trace: The round's ids.
-        traceparent: The span that this one is below, in the form of ``traceparent_of``; by default the root.
+        traceparent: The parent span, in the format of ``traceparent_of``; by default the root.
         attributes: Attributes, whose names get the prefix ``gym.``.
-        start_seconds: When it began, Unix seconds; None: now.
+        start_seconds: Start time in Unix seconds; None for now.
     """
     if _provider is None:
         return None
@@ -202,7 +202,7 @@ def set_traceparent(current: Callable[[], str] | None) -> None:
 
 
 def outgoing_metadata() -> tuple[tuple[str, str], ...]:
-    """Return the metadata that joins a call to the current span; empty unless the contributor traces its tasks."""
+    """Return the metadata that links a call to the current span; empty unless the contributor traces its tasks."""
     traceparent = "" if _outgoing is None else _outgoing()
     return ((TRACEPARENT, traceparent),) if traceparent else ()
 

@@ -1,15 +1,15 @@
 """Access control for web pages: login keys, roles, sessions, and checks of every request.
 
-A session starts with the token in the printed URL (loopback), with a key of ``web_keys.json``, or, on a public site,
-as an anonymous viewer. A browser that the command opens gets a token for one login, in a file that other users of the
-machine cannot read, unlike its command line. The session's cookie is HttpOnly and SameSite=Strict. Changes require the
-operator role and the session's CSRF token in the header ``X-CSRF-Token``.
+A session starts with the token in the printed URL (loopback), with a key of ``web_keys.json``, or, on a public site, as
+an anonymous viewer. If the command opens a browser, it passes a token for one login in a file, which other users of the
+machine cannot read; they could read a command line. The session's cookie is HttpOnly and SameSite=Strict. Changes
+require the operator role and the session's CSRF token in the header ``X-CSRF-Token``.
 
 A key is ``gymweb-`` and 32 random bytes, displayed once. The file contains its scrypt hash (RFC 7914), a name and a
-role. It is reloaded when it changes, so keys can be added and removed while the server runs.
+role. The file is reloaded when it changes, so keys can be added and removed while the server runs.
 
-``Origin`` is checked to block requests from pages of other sites, and ``Host`` to block DNS rebinding, where another
-site's name resolves to 127.0.0.1.
+``Origin`` is checked to block requests from pages of other sites, and ``Host`` to block DNS rebinding, where the name
+of another site resolves to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from gym_fed.serving.http.proxies import prefix_of
 CSRF_HEADER = "x-csrf-token"
 SESSION_SECONDS = 7 * 86_400
 SINGLE_LOGIN_SECONDS = 60
-"""Lifetime of a token for one login: enough for a browser to start."""
+"""Lifetime of a token for one login, long enough for a browser to start."""
 MAX_SESSIONS = 1000
-"""Maximum number of sessions; the oldest one ends first."""
+"""Maximum number of sessions; the oldest one is dropped first."""
 MAX_SESSIONS_OF_KEY = 100
 """Maximum number of sessions per key, so that logins with one key cannot end the sessions of others."""
 
@@ -85,15 +85,16 @@ PUBLIC = Visitor("public", Role.VIEWER)
 KEYS_NAME = "web_keys.json"
 _PREFIX = "gymweb-"
 _LOGINS_PER_MINUTE = 30
-"""Maximum logins per key and minute, since each needs 16 MB for scrypt; the limit of one key does not affect others."""
+"""Maximum logins per key and minute, since each needs 16 MB for scrypt. It is per key, so that no key locks out
+others."""
 
 
 class WebKey(NamedKey):
-    """A key's record, without the key itself."""
+    """The record of a key, without the key itself."""
 
     role: Literal["metrics", "viewer", "operator"]
     key_id: str = Field(pattern=r"^[0-9a-f]{8}$")
-    """The first characters of the key, which select the record, so that each login needs a single hash."""
+    """The first characters of the key, by which the record is found, so that each login needs only one hash."""
 
     salt: str = Field(pattern=r"^[0-9a-f]{32}$")
     scrypt: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -122,7 +123,7 @@ class WebKeys(KeyRing[WebKey]):
             The key, which is not stored.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a name that has a key; ``USAGE`` for an invalid one; as ``all``.
+            GymError: ``FILE_EXISTS`` for a name that has a key; ``USAGE`` for an invalid name; errors from ``all``.
         """
         if name in (TOKEN, PUBLIC.name):
             raise GymError(ErrorCode.USAGE, f"no key may have the name {name}", "choose another name")
@@ -149,7 +150,7 @@ class WebKeys(KeyRing[WebKey]):
             GymError: ``BUSY`` after too many logins in a minute; ``STATE_CORRUPT``.
         """
         key_id = _key_id(secret)
-        with self._hashing:  # one key at a time
+        with self._hashing:  # check one key at a time
             record = next((key for key in self.all() if key_id and key.key_id == key_id), None)
             if record is None:
                 return None
@@ -176,7 +177,7 @@ class Access:
     """Checks requests to one address.
 
     Args:
-        cookie: Name of the cookie. It includes the port, since browsers send a host's cookies to all of its ports.
+        cookie: Name of the cookie. It includes the port, since browsers send the cookies of a host to all its ports.
         token: Token in the printed URL; None if keys are required.
         keys: File of keys; None if there is none.
         public: True if everyone is a viewer.
@@ -279,14 +280,16 @@ class Access:
         return self._begin(known)
 
     def single_login(self, used: Callable[[], None] = lambda: None) -> str:
-        """Return a token for one login within a minute, replacing an earlier one; ``used`` is called after it."""
+        """Return a token for one login within a minute, which replaces an earlier one; ``used`` is called after the
+        login."""
         token = new_token()
         with self._lock:
             self._single = (token, time.monotonic() + SINGLE_LOGIN_SECONDS, used)
         return token
 
     def bearer(self, request: HTTPConnection) -> Visitor | None:
-        """Return the sender of a request whose ``Authorization: Bearer`` has the token or a key; None without it.
+        """Return the sender of a request with the token or a key in ``Authorization: Bearer``; None without this
+        header.
 
         Programs have no session and may not make changes.
 
@@ -304,7 +307,7 @@ class Access:
             self._sessions.pop(request.cookies.get(self.cookie, ""), None)
 
     def set_cookie(self, request: HTTPConnection, response: Response, session: str) -> None:
-        """Set the session cookie for the path prefix of the request, and under TLS for TLS alone."""
+        """Set the session cookie for the path prefix of the request; with TLS, only for TLS."""
         response.set_cookie(
             self.cookie,
             session,
@@ -316,7 +319,7 @@ class Access:
         )
 
     def _takes_single(self, secret: str) -> bool:
-        """Return True once for the token of ``single_login``, if it has not expired."""
+        """Return True for the token of ``single_login``, once and only before it expires."""
         with self._lock:
             if self._single is None or not hmac.compare_digest(secret.encode(), self._single[0].encode()):
                 return False
@@ -325,7 +328,7 @@ class Access:
         return time.monotonic() < expires_at
 
     def _known(self, secret: str) -> Visitor:
-        """Return the visitor of the token or a key, without a session."""
+        """Return the visitor for the token or a key, without a session."""
         if self._token is not None and hmac.compare_digest(secret.encode(), self._token.encode()):
             return Visitor(TOKEN, Role.OPERATOR)
         key = self._keys.find(secret) if self._keys is not None else None
@@ -338,7 +341,7 @@ class Access:
         return Visitor(key.name, Role[key.role.upper()], key_id=key.key_id)
 
     def _is_known(self, visitor: Visitor) -> bool:
-        """Return True if the key that started the session still exists with its role.
+        """Return True if the key that started the session still exists and has the same role.
 
         Its name may have been reassigned to another key.
         """

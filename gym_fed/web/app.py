@@ -39,7 +39,7 @@ JOINED = {
     "gym.css": ("text/css", ("vendor/uPlot.min.css", "gym.css")),
     "charts.js": ("text/javascript", ("vendor/uPlot.iife.min.js", "charts.js")),
 }
-"""Combined files by their name below ``/static``: media type and parts. A part may import modules."""
+"""Files assembled from parts, by their name below ``/static``: media type and parts. A part may import modules."""
 
 EVENTS = "/events"
 """Path of the stream of events."""
@@ -47,7 +47,7 @@ EVENTS = "/events"
 MAX_BODY_BYTES = 4 * 2**20
 """Maximum bytes of an operator's request body."""
 MAX_LOGIN_BYTES = 4096
-"""Maximum bytes of other request bodies, which are read and parsed before a route checks the sender."""
+"""Maximum bytes of all other request bodies, which are parsed before a route checks the sender."""
 POLICY = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
@@ -65,14 +65,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Face:
-    """The contents served at one address.
+    """The content served at one address.
 
     Attributes:
         name: Name of the site: ``hub`` or ``webui``.
         title: Displayed title, chosen by the coordinator and therefore untrusted.
         screens: Folder with ``index.html`` and the modules of its screens, served under ``/screens/``.
-        routes: Routes under ``/api/v1``; those that make changes depend on ``changing``.
-        feed: Feed behind ``/events``.
+        routes: Routes below ``/api/v1``; those that make changes depend on ``changing``.
+        feed: Feed that ``/events`` streams.
         root_router: Routes outside of ``/api/v1``, such as ``/metrics``.
         more_screens: Folders with modules of screens that other sites share.
     """
@@ -107,7 +107,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
         return {**about, "visitor": sender.name, "role": sender.role.name.lower(), "csrf": sender.csrf}
 
     def page_of(request: Request) -> Response:
-        """Return the page with its session embedded, which saves a request before the first view."""
+        """Return the page with its session embedded, which saves one request before the first view."""
         text = (face.screens / "index.html").read_text(encoding="utf-8")
         for folder in ("static", "screens"):
             text = text.replace(f'"/{folder}/', f'"{prefix_of(request.scope)}/{folder}/')
@@ -119,7 +119,8 @@ def create_app(face: Face, access: Access) -> FastAPI:
     def login_by_url(request: Request, token: str = "") -> Response:
         """Start a session with the token of the URL, and redirect to a URL without it.
 
-        Browsers send no strict cookie after a redirect that began at another site or file, so a page redirects then.
+        After a link from another site or a file, browsers send no strict cookie on a redirect; a page then redirects
+        instead.
         """
         if not token:
             return page_of(request)
@@ -161,7 +162,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.get("/{path:path}")
     def page(request: Request, path: str) -> Response:
-        """Return the page for any screen; its script reads the path."""
+        """Return the page, which is the same for every screen; its script reads the path."""
         if path.startswith(("api/", "events", "static/", "screens/")):
             raise GymError(ErrorCode.NOT_FOUND, f"/{path} is not here")
         return page_of(request)
@@ -185,7 +186,7 @@ def operating(request: Request) -> Visitor:
 
 
 def measuring(request: Request) -> Visitor:
-    """Require a visitor, or a program that sends the token or a key, for monitoring."""
+    """Require a visitor, or a monitoring program that sends the token or a key."""
     access: Access = request.app.state.access
     return access.bearer(request) or access.require(request)
 
@@ -217,7 +218,7 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        # Without "body", "path" or "query"
+        # drop "body", "path" or "query"
         place = ".".join(str(part) for part in first["loc"][1:]) or "request"
         return _answer(GymError(ErrorCode.USAGE, f"{place}: {first['msg']}"))
 
@@ -240,7 +241,7 @@ def _allowed(app: FastAPI, scope: Scope) -> str:
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
         if any(
             route.matches({**scope, "method": method})[0] is Match.FULL
-            for route in app.routes[:-1]  # without the page, which answers every path
+            for route in app.routes[:-1]  # not the page, which answers every path
             if not isinstance(route, Mount)
         )
     }
@@ -261,7 +262,7 @@ class _Guarded:
             return
 
         begun, path = False, route_path(scope)
-        # The stream of events would never end
+        # the stream of events would never end
         is_head = scope["method"] == "HEAD" and path != EVENTS
         if is_head:
             scope = {**scope, "method": "GET"}
@@ -313,7 +314,7 @@ class _Guarded:
 
 
 class _Screens(StaticFiles):
-    """The modules of several folders; the first one that has a name counts."""
+    """The modules of several folders; the first folder that contains a name is used."""
 
     def __init__(self, folder: Path, others: tuple[Path, ...]) -> None:
         super().__init__(directory=folder)

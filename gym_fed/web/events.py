@@ -1,7 +1,7 @@
-"""Server-sent events from one publisher to many readers, where a slow reader delays no other.
+"""Server-sent events from one publisher to many readers; a slow reader does not delay the others.
 
 An event is encoded once. Each reader has a bounded queue; one that falls behind receives ``reload`` and is
-disconnected, and its page reloads the data. Events with an id belong to a stored sequence (the hub's ledger): a
+disconnected, and its page reloads the data. Events with an id belong to a stored sequence (the hub's ledger), and a
 reader that reconnects with ``Last-Event-ID`` gets each of them exactly once.
 """
 
@@ -66,8 +66,8 @@ class Feed:
     """Distributes events to the open pages of one event loop. ``publish`` is thread-safe.
 
     Args:
-        since: Called in a thread with an id, or None for a page without one; returns stored events after it, oldest
-            first, and the start of the stream.
+        since: Called in a thread with an id, or None for a page without one. It returns the stored events after that
+            id, oldest first, and the start of the stream.
     """
 
     def __init__(self, since: Callable[[int | None], Iterable[PageEvent]]) -> None:
@@ -76,7 +76,7 @@ class Feed:
         self._readers: set[_Reader] = set()
         self._addresses: dict[str, int] = {}
         self.has_readers = threading.Event()
-        """Set while a page is open; without one, no events need to be collected."""
+        """Set while a page is open; otherwise no events need to be collected."""
 
     def __len__(self) -> int:
         return len(self._readers)
@@ -101,7 +101,7 @@ class Feed:
         Args:
             last_event_id: Value of the header ``Last-Event-ID``; ignored if it is not a number.
             address: Client address, for the limit on streams per address.
-            operator: True if the page is an operator's.
+            operator: True if an operator has opened the page.
 
         Raises:
             GymError: ``QUOTA_EXCEEDED`` if too many pages are open.
@@ -135,7 +135,7 @@ class Feed:
                 while reader.queue:
                     number, data = reader.queue.popleft()
                     if number is not None and number <= sent:
-                        continue  # already sent at the start of the stream
+                        continue  # sent at the start of the stream
                     sent = sent if number is None else number
                     yield data
                 if reader.is_behind:

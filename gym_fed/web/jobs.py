@@ -1,8 +1,8 @@
-"""Jobs: detached `gym` processes that outlive their page and the workbench.
+"""Run jobs: detached `gym` processes that outlive their page and the workbench.
 
 Each job has a folder with ``job.json`` (the command, and the process by id and start time, since ids are reused),
-``output.txt`` and, after it has ended, ``status.json``. A workbench started later finds the jobs there. The process is
-``python -m gym_fed.web.jobs``, which runs the command and records its exit code.
+``output.txt`` and, after it has ended, ``status.json``. A workbench that is started later finds the jobs there. The
+process is ``python -m gym_fed.web.jobs``, which runs the command and records its exit code.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ PROGRAMS = {
     "gym-client": "gym_client.cli.main",
     "gym-server": "gym_server.cli.main",
 }
-"""Modules by the first word of a job's command; jobs never use a shell."""
+"""The module to run, by the first word of a job's command; jobs never use a shell."""
 MAX_OUTPUT_BYTES = 64 * 2**10
 """Maximum bytes of output per response; pages request the next part by its offset."""
 _LAST_LINE_BYTES = 2000
 MAX_LISTED = 500
 _START_TOLERANCE_SECONDS = 2.0
-"""Tolerance of process start times in seconds; process ids are reused only much later."""
+"""Tolerance for process start times in seconds; process ids are reused only much later."""
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, SIGKILL)
 """Signals of the first, second and third stop; `gym train` writes a checkpoint after the first."""
@@ -90,9 +90,9 @@ def json_of(command: Sequence[str], folder: Path, seconds: float) -> Any:
 
 
 def main(folder: Path, module: str, words: list[str]) -> None:
-    """Run ``python -m MODULE WORDS`` as a job when ``job.json`` has been written; do nothing if it never is.
+    """Wait for the end of standard input, then run ``python -m MODULE WORDS`` as a job if ``job.json`` exists.
 
-    Signals go to the whole group: the command handles them, and this process stays alive to write the status.
+    Signals reach the whole group: the command handles them, and this process survives to write the status.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # unlike SIG_IGN, a handler is not inherited by the command
@@ -186,7 +186,8 @@ class Jobs:
         id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(4)}"
         place = self.folder / id
         make_folder(place)
-        # The wrapper waits for this pipe to close and for job.json, so a workbench killed here starts nothing.
+        # The wrapper waits for this pipe to close and then requires job.json, so a workbench killed here starts
+        # nothing.
         process = subprocess.Popen(
             module_command("gym_fed.web.jobs", place, PROGRAMS[command[0]], *command[1:]),
             stdin=subprocess.PIPE,
@@ -253,7 +254,7 @@ class Jobs:
             ended_job = replace(
                 job, status="ended", exit_code=ended.get("exit_code"), ended_at=ended.get("ended_at")
             )
-        self._ended[id] = ended_job  # final; cached because jobs are listed often
+        self._ended[id] = ended_job  # final, and cached because jobs are listed often
         return ended_job
 
     def stop(self, id: str) -> WebJob:
@@ -270,7 +271,7 @@ class Jobs:
         place = self._place(id)
         number = _SIGNALS[min(job.stops, len(_SIGNALS) - 1)]
         write_atomically(place / "stops.json", json.dumps({"stops": job.stops + 1}).encode())
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError):  # the process has just ended
             _signal_group(job.pid, number)
         return self.get(id)
 
@@ -374,7 +375,7 @@ def _torn_bytes(data: bytes) -> int:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    """Signal a process group; on Windows, which has no groups, terminate the process and its children."""
+    """Send a signal to a process group; on Windows, which has no groups, terminate the process and its children."""
     if hasattr(os, "killpg"):
         os.killpg(pid, number)
         return

@@ -1,4 +1,4 @@
-"""A `gym api` child process on loopback that answers prompts from pages.
+"""Answer prompts from pages with a `gym api` child process on loopback.
 
 The API key is random and known only to this process, so no other page or program can use the server. The child exits
 when its standard input is closed, which happens when the parent exits.
@@ -24,7 +24,7 @@ from gym_fed.core.errors import GymError
 from gym_fed.serving.http.keys import KeyFile
 
 SERVED_NAME = "base"
-"""The served name of every base; a variant is ``base:NAME``."""
+"""Name under which every base is served; a variant is ``base:NAME``."""
 KEPT_LINES = 200
 LINE_LENGTH = 2000
 _STOP_SECONDS = 5
@@ -44,11 +44,11 @@ class ModelServer:
         changed: Called after every change of the status.
         settings: Additional ``a.b=value`` settings of ``ServingConfig``.
         environment: Environment variables of the process; None for those of this process.
-        is_last: Whether the process runs with a low priority.
+        is_last: True to run the process with a low priority.
 
     Attributes:
         status: ``loading``, ``ready``, ``failed``, or ``ended`` after it was stopped.
-        url: URL of its API, when it is ready.
+        url: URL of its API, once it is ready.
         key: Key of its API.
     """
 
@@ -96,7 +96,7 @@ class ModelServer:
         self._in_thread(self._watch, self._process.stdout, reader)
 
     def facts(self) -> dict[str, Any]:
-        """Return the server's state for pages, without key and address."""
+        """Return the server's state for pages, without the key and the address."""
         ready_at = self.ready_at or time.time()
         return {
             "base": self.base,
@@ -176,7 +176,7 @@ async def stream_answer(url: str, key: str, body: dict[str, Any]) -> AsyncIterat
 
 
 def refusal_of(data: bytes) -> str:
-    """Return the reason of an error response of `gym api`."""
+    """Return the message in an error response of `gym api`."""
     try:
         return str(json.loads(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):

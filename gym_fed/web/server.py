@@ -1,4 +1,4 @@
-"""Serve a site: in the foreground for `gym webui`, in a thread for a hub's dashboard."""
+"""Serve a site, in the foreground for `gym webui` or in a thread for a hub's dashboard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gym_fed.web.access import Access, WebKeys, new_token
 from gym_fed.web.app import Face, create_app
 
 _CONNECTIONS = ConnectionsConfig(max_connections=600)
-"""Limits of connections, including open streams. Idle and slow ones are closed, to leave file descriptors for the
+"""Limits on connections, open streams included. Idle and slow connections are closed, to leave file descriptors for the
 hub."""
 _STOP_SECONDS = 3
 _LOGIN_PAGE = """<!doctype html>
@@ -48,8 +48,8 @@ class WebServer:
         public: True if everyone is a viewer.
         tls: TLS certificate; None for plain HTTP, on loopback or behind a proxy.
         add_key: Command that adds a key, for the hint.
-        proxies: Reverse proxies in front of it. With a trusted one, keys replace the token of the printed URL.
-        unused_seconds: Time without an open page after which the server ends; None for never.
+        proxies: Reverse proxies in front of it. With a trusted proxy, keys replace the token of the printed URL.
+        unused_seconds: Seconds without an open page after which the server stops; None for never.
 
     Raises:
         GymError: ``ADDRESS_IN_USE``; ``USAGE`` for an invalid address, or one that is reachable without a key.
@@ -94,8 +94,8 @@ class WebServer:
     def open_browser(self) -> None:
         """Open the page in the user's browser, logged in.
 
-        Other users can read a browser's command line and be faster than it, so the token is not in it: the browser
-        opens a file that only this user can read. The file exists until the login or the end of the server.
+        Other users can read a browser's command line and log in first, so it does not contain the token. Instead the
+        browser opens a file that only this user can read, which is removed after the login or when the server stops.
         """
         if self.url == self.address:
             webbrowser.open(self.address)
@@ -123,7 +123,7 @@ class WebServer:
         self._server.should_exit = True
 
     def start(self) -> None:
-        """Serve in a thread until ``stop``. Failures are only logged."""
+        """Serve in a thread until ``stop`` is called. Failures are only logged."""
         self._thread = threading.Thread(target=self._run_in_thread, name="web", daemon=True)
         self._thread.start()
 
@@ -159,13 +159,13 @@ class WebServer:
                 task.cancel()
 
     async def _end_streams(self) -> None:
-        """End streams when the server stops, since it would otherwise wait for them."""
+        """End the streams when the server stops, since it would otherwise wait for them."""
         while not self._server.should_exit:
             await asyncio.sleep(0.2)
         self._feed.close()
 
     async def _end_unused(self, seconds: float) -> None:
-        """End the server when no page was open for that time; each open page has a stream."""
+        """Stop the server when no page has been open for that time; each open page has a stream."""
         used_at = time.monotonic()
         while time.monotonic() - used_at < seconds:
             await asyncio.sleep(min(1.0, seconds / 4))
@@ -177,8 +177,8 @@ class WebServer:
 def _private_folder() -> TemporaryDirectory[str]:
     """Create a folder of mode 0700 that a browser can read.
 
-    A browser in a snap has a ``/tmp`` of its own and reads no hidden folder, so it is in the home directory; in the
-    system's temporary folder if that cannot be written to.
+    A browser in a snap has its own ``/tmp`` and cannot read hidden folders, so the folder is in the home directory; if
+    that is not writable, it is in the system's temporary folder.
     """
     try:
         return TemporaryDirectory(prefix="gym-login-", dir=Path.home(), ignore_cleanup_errors=True)

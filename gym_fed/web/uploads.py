@@ -1,4 +1,4 @@
-"""Receive files of rows from a page: in parts, and never over another file."""
+"""Receive data files from a page in parts, without overwriting other files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PART_BYTES = 2 * 2**20
 MAX_OPEN = 8
 _IDLE_SECONDS = 3600.0
 _SPARE_BYTES = 256 * 2**20
-"""Free space that an upload leaves on the disk."""
+"""Bytes of free disk space that an upload must leave."""
 
 
 @dataclass
@@ -35,13 +35,13 @@ class _Upload:
     file: Path
     size_bytes: int
     room: AbstractContextManager[Path]
-    """Gives the part its name when it ends without an error; see ``whole_file_or_none``."""
+    """Renames the part file if it ends without an error; see ``whole_file_or_none``."""
     part: Path
     touched_at: float
     received_bytes: int = 0
 
     def drop(self) -> None:
-        """Remove the part."""
+        """Remove the part file."""
         error = TimeoutError()
         self.room.__exit__(type(error), error, None)
 
@@ -50,8 +50,8 @@ class Uploads:
     """The uploads in progress. Safe from any thread.
 
     Args:
-        folder: Returns the folder of the files, or refuses; it is created if it is missing.
-        named: Returns the name by which a page knows a file.
+        folder: Returns the folder of the files, or raises; the folder is created if it is missing.
+        named: Returns the name under which pages refer to a file.
     """
 
     def __init__(self, folder: Callable[[], Path], named: Callable[[Path], str]) -> None:
@@ -63,8 +63,8 @@ class Uploads:
         """Reserve a file and return the id of its upload.
 
         Raises:
-            GymError: ``USAGE`` for a name that is no data file's; ``DATA_INVALID`` for an empty file; ``DISK_FULL``;
-                ``BUSY`` for too many uploads.
+            GymError: ``USAGE`` for a name without the suffix of a data file; ``DATA_INVALID`` for an empty file;
+                ``DISK_FULL``; ``BUSY`` for too many uploads.
         """
         if not is_safe_path(name) or "/" in name or name.startswith("."):
             raise GymError(
@@ -127,7 +127,7 @@ class Uploads:
                     "drop the file again when no program is writing it",
                 )
             with full_disk_named(upload.part), upload.part.open("ab") as file:
-                file.truncate(offset)  # a part that failed may have been written to some byte
+                file.truncate(offset)  # a failed part may have been written partially
                 file.write(data)
             upload.received_bytes += len(data)
             upload.touched_at = time.monotonic()
@@ -146,7 +146,7 @@ class Uploads:
 
 
 def _free(file: Path, reserved: set[Path]) -> Path:
-    """Return a path that is not in use or reserved: the file's, or the first with a number."""
+    """Return a path that is neither in use nor reserved: the file's own, or the first one with a number."""
     stem, dot, suffix = file.name.partition(".")
     names = (file.name if number == 1 else f"{stem}-{number}{dot}{suffix}" for number in range(1, 1000))
     for candidate in map(file.with_name, names):

@@ -1,4 +1,4 @@
-"""Kept conversations of the ``play`` screen: a JSON file each, in ``.chats`` below the runs, for operators only."""
+"""Saved conversations of the ``play`` screen: one JSON file each, in ``.chats`` below the runs, for operators only."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FOLDER = ".chats"
 MAX_CHATS = 5000
 MAX_TURNS = 500
 MAX_ATTEMPTS = 100
-"""Maximum number of answers to one prompt that are kept after it was asked again."""
+"""Maximum number of saved attempts at one prompt, if it is asked repeatedly."""
 _ID = re.compile(r"[0-9]{12}-[0-9a-f]{12}")
 _TITLE_CHARACTERS = 80
 
 
 class SavedAnswer(StrictModel):
-    """An answer of one model. The probabilities of its tokens are not kept."""
+    """The answer of one model. Its token probabilities are not saved."""
 
     base: BaseId
     variant: VariantName | None = None
@@ -47,11 +47,11 @@ class SavedAnswer(StrictModel):
 
 
 Answers = Annotated[list[SavedAnswer], Field(min_length=1, max_length=2)]
-"""The answers of one attempt, side by side."""
+"""The answers of one attempt, one per model."""
 
 
 class SavedTurn(StrictModel):
-    """A prompt with every attempt to answer it, oldest first, and the place of the attempt that is shown."""
+    """A prompt with all attempts to answer it, oldest first, and the index of the attempt that is shown."""
 
     prompt: str = Field(max_length=MAX_TEXT)
     attempts: list[Answers] = Field(min_length=1, max_length=MAX_ATTEMPTS)
@@ -62,12 +62,12 @@ class SavedChat(StrictModel):
     """A conversation."""
 
     title: str = Field(default="", max_length=_TITLE_CHARACTERS)
-    """The title; empty for the beginning of the first prompt."""
+    """The title; if empty, the start of the first prompt is shown."""
     system: str = Field(default="", max_length=MAX_TEXT)
     turns: list[SavedTurn] = Field(min_length=1, max_length=MAX_TURNS)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the list of conversations shows."""
+        """Return the summary for the list of conversations."""
         title = self.title or " ".join(self.turns[0].prompt.split())[:_TITLE_CHARACTERS]
         return {"title": title, "turns": len(self.turns)}
 
@@ -78,7 +78,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("")
     def listed(visitor: Operating, limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> dict[str, Any]:
-        """List the newest conversations: id, title, number of turns, time of the last change."""
+        """List the newest conversations with id, title, number of turns and time of the last change."""
         return chats.newest(limit)
 
     @router.get("/{id}")
@@ -88,12 +88,12 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.post("")
     def keep(given: SavedChat, visitor: Changing) -> dict[str, Any]:
-        """Keep a new conversation; return its id."""
+        """Save a new conversation; return its id."""
         return {"id": chats.add(given)}
 
     @router.put("/{id}")
     def change(id: str, given: SavedChat, visitor: Changing) -> dict[str, Any]:
-        """Replace a conversation by its newer state."""
+        """Replace a conversation with its newer state."""
         chats.replace(id, given)
         return {"id": id}
 
@@ -110,17 +110,17 @@ class Chats:
     """The conversations in one folder. Safe from any thread.
 
     Args:
-        folder: The folder, created with mode 0700 for the first conversation.
+        folder: The folder, which is created with mode 0700 for the first conversation.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._known: dict[str, tuple[int, dict[str, Any]]] = {}
-        """Modification time in nanoseconds and facts, by id."""
+        """Modification time in nanoseconds and summary, by id."""
 
     def newest(self, limit: int) -> dict[str, Any]:
-        """Return ``{chats, total, unreadable}``, the newest first; unreadable files are counted."""
+        """Return ``{chats, total, unreadable}``, newest first, with the number of unreadable files."""
         files = []
         for file in self._files():
             try:
@@ -145,7 +145,7 @@ class Chats:
         return self._read(self._place(id))
 
     def add(self, chat: SavedChat) -> str:
-        """Keep a conversation and return its id.
+        """Save a conversation and return its id.
 
         Raises:
             GymError: ``QUOTA_EXCEEDED`` for more than ``MAX_CHATS``.
@@ -163,7 +163,7 @@ class Chats:
         return id
 
     def replace(self, id: str, chat: SavedChat) -> None:
-        """Replace a conversation; an empty title keeps the one that it has.
+        """Replace a conversation; an empty title leaves the title unchanged.
 
         Raises:
             GymError: ``NOT_FOUND`` if it was deleted; ``STATE_CORRUPT``.

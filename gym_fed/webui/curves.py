@@ -1,4 +1,4 @@
-"""Training curves, read while their files grow, and thinned for display.
+"""Read training curves while their files grow, and thin them for display.
 
 Only data appended since the last read is parsed. A file that was truncated, for example by a resumed run that repeats
 steps, is reread.
@@ -22,12 +22,12 @@ MAX_POINTS = 2000
 MAX_SERIES = 64
 """Maximum series of one run, in the order of logging."""
 _MAX_READ_BYTES = 256 * 2**20
-"""Maximum bytes read of one file; later values are not drawn."""
+"""Maximum bytes read from one file; later values are not drawn."""
 _MAX_NAME = 120
 _KEPT_RUNS = 32
 _TAIL_BYTES = 64
 ELAPSED = "performance/elapsed_seconds"
-"""The series of the seconds since the first step, summed over the lines of ``performance.jsonl``."""
+"""Name of the series of seconds since the first step, summed over the lines of ``performance.jsonl``."""
 
 Point = tuple[int, float | None]
 """Step and value; None if the value is not finite."""
@@ -48,7 +48,7 @@ class Series:
         high: float = math.inf,
         most: int = MAX_POINTS,
     ) -> list[Point]:
-        """Return points from a step on and within a range of steps, thinned to ``most``."""
+        """Return the points from a step on and within a range of steps, thinned to ``most``."""
         first = 0 if since is None else self._first_from(since)
         chosen = [i for i in range(first, len(self.steps)) if low <= self.steps[i] <= high]
         return thinned([(self.steps[i], self.values[i]) for i in chosen], most)
@@ -62,7 +62,7 @@ class Series:
 
 
 def thinned(points: list[tuple[int, float]], most: int = MAX_POINTS) -> list[Point]:
-    """Thin a series to ``most`` points that keep every spike: minimum and maximum of each part, and both ends.
+    """Thin a series to ``most`` points that keep every spike: the minimum and maximum of each part, and both ends.
 
     A part with a value that is not finite also contributes a None.
     """
@@ -90,7 +90,7 @@ class RunCurves:
 
     Attributes:
         series: Series by name; names from ``performance.jsonl`` start with ``performance/``.
-        version: Counter that increases when anything was read.
+        version: Counter that increases whenever new data is read.
         restarts: Number of times that the files were reread from the start.
         unreadable: Number of lines without valid metrics.
     """
@@ -159,7 +159,7 @@ def _as_float(value: float) -> float:
 
 
 class _Growing:
-    """A file of lines that another process appends to."""
+    """A text file that another process appends lines to."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -174,7 +174,7 @@ class _Growing:
             status = self._path.stat()
         except OSError:
             return [], self._position > 0
-        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for a writer
+        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would block until a writer opens it
             return [], self._position > 0
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp == self._stamp:
@@ -211,7 +211,7 @@ class CurvesOfRuns:
 
 
 def last_values(series: Mapping[str, Series]) -> dict[str, Any]:
-    """Return the last value of every metric that has one; None if the value is not finite."""
+    """Return the last value of each metric that has one; None for a value that is not finite."""
     return {
         name: _point((curve.steps[-1], curve.values[-1]))[1]
         for name, curve in series.items()

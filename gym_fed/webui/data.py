@@ -1,4 +1,4 @@
-"""The ``data`` screen: data files with their rows as seen by a model, the registry and the catalogue."""
+"""The ``data`` screen: data files with their rows as a model sees them, the registry and the catalogue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NOT_DATA = {
     "tokenizer_config.json",
     "node_modules",
 }
-"""Files and folders that mark the folder of a run, a model or a program."""
+"""Names of files and folders that identify the folder of a run, a model or a program."""
 
 Name = Annotated[str, Query(min_length=1, max_length=1000)]
 
@@ -60,7 +60,7 @@ def _reading(
     max_length: Annotated[int | None, Query(ge=2, le=10**7)] = None,
     start: Annotated[int, Query(ge=0, le=_MAX_NUMBER)] = 0,
 ) -> dict[str, Any]:
-    """Collect the parameters shared by all views of a file."""
+    """Collect the parameters that all views of a file share."""
     return {
         "name": name,
         "model": model,
@@ -103,7 +103,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/data/catalogue")
     def entries(visitor: Looking) -> dict[str, Any]:
-        """List the catalogue of data sets for configs."""
+        """List the catalogue of data sets that configs can name."""
         return {
             "entries": [
                 {"name": name, "place": entry.place, **entry.model_dump(include=_SHOWN)}
@@ -123,7 +123,7 @@ def routes(workbench: Workbench) -> APIRouter:
         value: Annotated[str, Query(max_length=200)] = "",
         only: Literal["", "problems", "nothing_learnt"] = "",
     ) -> dict[str, Any]:
-        """Return the rows from index ``start`` that pass the filters, with their learned tokens."""
+        """Return the rows from index ``start`` that pass the filters, with their trained tokens."""
         filters = {"text": text, "least": least, "most": most, "column": column, "value": value, "only": only}
         return {**ask("page", request, **filters, limit=limit), "formats": ["auto", *FORMATS.names()]}
 

@@ -1,4 +1,4 @@
-"""The ``evals`` screen: evaluation records and comparisons, the leaderboard, and new evaluations."""
+"""The ``evals`` screen: evaluation records, comparisons, the leaderboard, and new evaluations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Evaluation(StrictModel):
     model: str = Field(default=NANO, min_length=1, max_length=300)
     suite: str = Field(default="tiny", pattern=r"^[A-Za-z0-9][\w.-]{0,79}$")
     data: str = Field(default="", max_length=300)
-    """A file of the user's rows, instead of a suite."""
+    """A file of the user's own rows, instead of a suite."""
     columns: str = Field(default="", max_length=1000, pattern=r"^[^\x00]*$")
     limit: int | None = Field(default=None, ge=1, le=10**6)
     folder: str = Field(default=DEFAULT_FOLDER, min_length=1, max_length=300)
@@ -47,7 +47,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/evals")
     def listed(visitor: Looking, folder: Folder = DEFAULT_FOLDER) -> dict[str, Any]:
-        """List the records of a folder, newest first, and the running evaluations."""
+        """List the records in a folder, newest first, and the running evaluations."""
         jobs = [job.facts() for job in workbench.jobs.list() if job.command[1:2] == ["eval"]]
         return {"folder": folder, **ask("list", folder), "jobs": jobs[:20]}
 

@@ -20,9 +20,9 @@ class Goal:
     Attributes:
         name: Identifier in the page.
         title: Title for display.
-        help: The rows that it needs, in one line.
-        algorithms: Algorithms by preference; the first that takes the file's kind of rows is chosen.
-        needs: Key that the rows must have; empty for none.
+        help: The kind of rows that it needs, in one line.
+        algorithms: Algorithms in order of preference; the first that reads the file's kind of rows is chosen.
+        needs: Key that every row must have; empty for none.
     """
 
     name: str
@@ -67,6 +67,6 @@ def graders() -> list[str]:
 def _is_complete(name: str) -> bool:
     try:
         GraderConfig.settings_of(name).model_validate({"grader": name})
-    except (ValidationError, GymError):  # it has required settings, or its package is missing
+    except (ValidationError, GymError):  # the grader has required settings, or its package is missing
         return False
     return True

@@ -1,4 +1,4 @@
-"""The models and variants of this machine, listed without loading them, and the servers of loaded models."""
+"""The models and variants on this machine, listed without loading them, and the servers of loaded models."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _CONFIGS = ("config.json", "adapter_config.json")
 _SKIPPED = frozenset({"node_modules", "__pycache__", "checkpoints", "objects", "site-packages"})
 _MAX_DEPTH = 5
 _MAX_FOLDERS = 20_000
-"""Maximum folders to search, so that a workbench in a home folder stays responsive."""
+"""Maximum number of folders to search, so that a workbench in a home folder stays responsive."""
 
 
 MAX_SERVERS = 2
-"""Maximum servers: one, or two for a comparison."""
+"""Maximum number of servers: one, or two for a comparison."""
 
 
 class ModelServers:
@@ -37,7 +37,7 @@ class ModelServers:
         self._lock = threading.Lock()
 
     def serve(self, bases: Sequence[str]) -> None:
-        """Load exactly these models; models that are already loaded stay.
+        """Load exactly these models; those that are loaded already are kept.
 
         Raises:
             GymError: ``MODEL_NOT_FOUND``; ``USAGE`` for too many.
@@ -82,7 +82,7 @@ class ModelServers:
 
     @staticmethod
     def _is_usable(server: ModelServer) -> bool:
-        """Return False for a failed server, or one started before the first variant was created."""
+        """Return False for a server that has failed, or was started before the first variant was created."""
         return server.status in ("loading", "ready") and (server.has_variants or present_store() is None)
 
     def _publish(self) -> None:
@@ -91,7 +91,7 @@ class ModelServers:
 
 @functools.cache
 def servers_of(workbench: Workbench) -> ModelServers:
-    """Return the servers shared by a workbench's screens."""
+    """Return the servers that the screens of a workbench share."""
     return ModelServers(workbench)
 
 
@@ -119,7 +119,7 @@ class LocalModel:
 
 
 def local_bases(workbench: Workbench) -> list[LocalModel]:
-    """List the models of the package, the cache and the workbench's folders."""
+    """List the models in the package, the cache and the workbench's folders."""
     from gym_fed.base.downloads.local import local_models
 
     models = [
@@ -131,7 +131,7 @@ def local_bases(workbench: Workbench) -> list[LocalModel]:
 
 
 def find_base(workbench: Workbench, id: str) -> LocalModel:
-    """Return the model with an id.
+    """Return the model with this id.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` if it is not in ``local_bases``.
@@ -147,7 +147,7 @@ def find_base(workbench: Workbench, id: str) -> LocalModel:
 
 
 def local_variants() -> list[dict[str, Any]]:
-    """List the variants of this machine, newest first, in the form of `gym variant list --json`."""
+    """List the variants on this machine, newest first, in the format of `gym variant list --json`."""
     from gym_fed.serving.store.store import VariantStore
 
     folder = present_store()

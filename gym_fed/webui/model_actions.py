@@ -1,4 +1,4 @@
-"""Actions on models that a page starts as jobs: export, encode, merge and share, each with its command line."""
+"""The actions on models that a page starts as jobs: export, encode, merge and share, each with its command line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ExportAction(StrictModel):
 
 
 class EncodeAction(StrictModel):
-    """Encode a fine-tuned model as a delta to its base."""
+    """Encode a fine-tuned model as a delta from its base."""
 
     action: Literal["encode"]
     base: ModelId
@@ -94,7 +94,7 @@ class MergeAction(StrictModel):
 
 
 class ShareAction(StrictModel):
-    """Publish a model in the registry of this machine."""
+    """Publish a model in the registry on this machine."""
 
     action: Literal["share"]
     model: ModelId
@@ -120,7 +120,7 @@ def merge_rules() -> list[str]:
 
 
 def _new(workbench: Workbench, output: str) -> str:
-    """Return an unused path below the workbench's folder, for a command."""
+    """Return an unused path below the workbench's folder, as an argument for a command."""
     place = workbench.inside(output)
     if place == workbench.folder or os.path.lexists(place):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name")

@@ -1,4 +1,4 @@
-"""The ``models`` screen: the models of this machine, and merge, encode, export, rename and delete."""
+"""The ``models`` screen: list, merge, encode, export, rename and delete the models on this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REGISTRY_SECONDS = 60.0
 
 
 _one_at_a_time = threading.Lock()
-"""The registry is read by one child process at a time."""
+"""Lock that lets one child process at a time read the registry."""
 
 
 Id = Annotated[str, Query(max_length=4096)]
@@ -69,7 +69,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/models")
     def models(visitor: Looking) -> dict[str, Any]:
-        """List the models and variants of this machine and the free disk space."""
+        """List the models and variants on this machine, and the free disk space."""
         return {
             "models": [
                 {**model.facts(), "licence": _licence(workbench, model)} for model in local_bases(workbench)
@@ -93,7 +93,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/models/one")
     def one(model: Id, visitor: Looking) -> dict[str, Any]:
-        """Return descriptions of a model's uses and of its dependents."""
+        """Return descriptions of what uses a model and what depends on it."""
         chosen = find_base(workbench, model)
         return {"uses": uses_of(workbench, chosen), "dependents": dependents_of(workbench, chosen)}
 
@@ -139,7 +139,7 @@ def _licence(workbench: Workbench, model: LocalModel) -> str:
 def _registry(folder: Path) -> list[dict[str, Any]]:
     """Return the newest versions of the registry's models from `gym models list`.
 
-    A child process reads the registry, which may be slow to reach and needs torch.
+    A child process reads the registry, since this may be slow and needs torch.
 
     Raises:
         GymError: ``UNAVAILABLE``; ``BUSY`` while another page reads it.
@@ -158,7 +158,7 @@ def _registry(folder: Path) -> list[dict[str, Any]]:
 
 
 def uses_of(workbench: Workbench, model: LocalModel) -> list[str]:
-    """Return descriptions of current uses of a model."""
+    """Return descriptions of what currently uses a model."""
     uses = [
         f"play has loaded it ({server['base']})"
         for server in servers_of(workbench).facts()
@@ -174,7 +174,7 @@ def uses_of(workbench: Workbench, model: LocalModel) -> list[str]:
 
 
 def dependents_of(workbench: Workbench, model: LocalModel) -> list[str]:
-    """Return descriptions of the models and variants that cannot be loaded without this model, their base."""
+    """Return descriptions of the models and variants whose base is this model."""
     place = _place(workbench, model)
     dependents = []
     for other in local_bases(workbench):
@@ -265,7 +265,7 @@ def _names(workbench: Workbench, word: str, place: Path) -> bool:
 
 
 def _bases(folder: Path) -> list[str]:
-    """Return the models that an adapter or a run names as its bases."""
+    """Return the models that an adapter or a run names as its base."""
     bases = []
     for name, key in (("adapter_config.json", "base_model_name_or_path"), ("config.yaml", "model")):
         try:

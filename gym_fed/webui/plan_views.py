@@ -1,4 +1,4 @@
-"""Plans of runs for the ``train`` screen, as `gym train --plan` makes them, in a process that keeps torch loaded."""
+"""Plan runs for the ``train`` screen like `gym train --plan`, in a process that keeps torch loaded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gym_fed.webui.train_check import read
 from gym_fed.webui.workbench import plain
 
 _SECONDS = 3.0
-"""Time after which no further model is planned in one answer."""
+"""Seconds after which no further model is planned in one answer."""
 
 
 class PlanViews:
-    """Answers ``plan`` with the plan of a text, and ``memory`` with the peak memory of its run on other models.
+    """Answers ``plan`` with the plan of a config text, and ``memory`` with the run's peak memory on other models.
 
     Args:
-        folder: Working directory, from which data paths start.
+        folder: Working directory, to which data paths are relative.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,7 +31,7 @@ class PlanViews:
         """Answer a request with the view it names.
 
         Raises:
-            GymError: Errors of the text, its rows and its model.
+            GymError: Errors in the text, its rows or its model.
         """
         config, _ = read(request["text"])
         if request["view"] == "memory":

@@ -1,4 +1,4 @@
-"""The ``play`` screen: chat with local models, compare two, and record better answers."""
+"""The ``play`` screen: chat with local models, compare two of them, and record better answers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class AskedPrompt(StrictModel):
 
 
 class TaughtAnswer(StrictModel):
-    """A better answer than a model's."""
+    """An answer that is better than a model's."""
 
     base: BaseId
     prompt: Turns
@@ -104,7 +104,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/play")
     def play(visitor: Looking) -> dict[str, Any]:
-        """List the local models and variants, the models that were taught something, and the loaded servers."""
+        """List the local models and variants, the models with taught answers, and the running servers."""
         models = local_bases(workbench)
         return {
             "models": [model.facts() for model in models],
@@ -178,7 +178,7 @@ def _create(taught: Taught, base: str, name: str) -> list[str]:
 
 
 class Taught:
-    """Preference rows of taught answers, one file per base: ``taught/NAME.jsonl`` below the workbench's folder."""
+    """The taught answers as preference rows, one file per base: ``taught/NAME.jsonl`` below the workbench's folder."""
 
     def __init__(self, workbench: Workbench) -> None:
         self._workbench = workbench
@@ -192,7 +192,7 @@ class Taught:
         return Path(FOLDER) / f"{name}.jsonl"
 
     def has_rows(self, base: str) -> bool:
-        """Return True if a base has been taught something."""
+        """Return True if a base has taught answers."""
         file = self._workbench.folder / self.file(base)
         return file.is_file() and file.stat().st_size > 0
 

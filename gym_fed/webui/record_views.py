@@ -36,7 +36,7 @@ Answer = dict[str, Any]
 
 
 class RecordViews:
-    """Answers view requests sequentially.
+    """Answers requests for views, one at a time.
 
     Args:
         folder: Parent folder of the record folders.
@@ -50,7 +50,7 @@ class RecordViews:
         """Answer the request with the view it names.
 
         Raises:
-            GymError: For a missing or damaged record.
+            GymError: If the record is missing or damaged.
         """
         views = {
             "list": self._list,
@@ -153,7 +153,7 @@ def _figure(task: TaskResult, metric: str) -> Mapping[str, Any]:
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95% Wilson interval of a proportion of ``n`` rows, which is also valid for 0 and 1.
+    """Return the 95% Wilson interval of a proportion of ``n`` rows, which is valid for 0 and 1 too.
 
     Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """

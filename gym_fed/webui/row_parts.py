@@ -1,4 +1,4 @@
-"""Display of rows: turns with their learned parts, and the selection of columns."""
+"""Prepare rows for display: turns with their trained parts, and the choice of columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_NAMES = 200
 _MAX_CHARACTERS = 200
 
 Turn = tuple[str, str]
-"""Role and text."""
+"""The role and text of a turn."""
 
 
 def turns_of(row: dict[str, Any], answer: str) -> list[Turn]:
@@ -51,7 +51,7 @@ def _of_messages(messages: Iterable[Any]) -> Iterator[Turn]:
 def parts_of(
     segments: Sequence[Segment], turns: Iterable[Turn], room: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Split a sequence's text at the boundaries of turns; text from the chat template has no role.
+    """Split the text of a sequence at turn boundaries; text that the chat template adds has no role.
 
     Args:
         segments: Segments of the sequence in order.
@@ -97,7 +97,7 @@ def column_names(file: PagedFile) -> list[str]:
 def column_choices(file: PagedFile) -> dict[str, Any] | None:
     """Return the names of text columns, and a guess of which are ``prompt`` and ``completion``.
 
-    None for a file whose layout is known, whose rows are unreadable, or that has no text columns.
+    The result is None if the layout is known, the rows are unreadable, or there are no text columns.
     """
     sample = []
     try:
@@ -114,6 +114,6 @@ def column_choices(file: PagedFile) -> dict[str, Any] | None:
     shown = [name for name in names if len(name) <= _MAX_CHARACTERS][:_MAX_NAMES]
     guess = guess_columns(sample, "supervised")
     columns = {} if guess is None else guess.columns
-    # A prompt without completion is a known layout
+    # a prompt without a completion is a known layout
     is_prompt = "prompt" in names and "completion" not in columns
     return {"names": shown, "guess": columns} if shown and not is_prompt else None

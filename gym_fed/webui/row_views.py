@@ -1,4 +1,4 @@
-"""Views of a data file: a page of rows, one row, sequence lengths, and duplicates.
+"""The views of a data file: a page of rows, one row, sequence lengths, and duplicates.
 
 Each answer stops after one or two seconds of work and contains the index of the next row.
 """
@@ -57,12 +57,12 @@ class _OpenedFile:
     format: str
     rename: Callable[[Any], Any] | None
     choices: Answer | None
-    """Column choices for a file without recognized columns; see ``column_choices``."""
+    """Column choices for a file whose columns were not recognised; see ``column_choices``."""
     columns: list[str]
     """Column names of the first row."""
 
     def row(self, raw: PagedRow) -> dict[str, Any]:
-        """Return the row in the form that a model receives.
+        """Return the row in the form that the model receives.
 
         Raises:
             GymError: ``DATA_INVALID`` with the row's location; ``TOO_LARGE``.
@@ -74,7 +74,7 @@ class _OpenedFile:
 
 @dataclass
 class _Deduplication:
-    """A duplicate search that continues over several requests."""
+    """A search for duplicates that continues over several requests."""
 
     judge: Judge
     report: Report
@@ -105,7 +105,7 @@ class _Walk:
 
 
 class RowViews:
-    """Answers view requests sequentially.
+    """Answers requests for views, one at a time.
 
     Args:
         folder: Folder with the data files.
@@ -114,7 +114,7 @@ class RowViews:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._opened: OrderedDict[Any, _OpenedFile] = OrderedDict()
-        # Loaded in advance, while the user is looking at the list of files.
+        # Load it in advance, while the user looks at the list of files.
         self._tokenizers: OrderedDict[str, Any] = OrderedDict({NANO: load_tokenizer(NANO)})
         self._searches: OrderedDict[Any, _Deduplication] = OrderedDict()
 
@@ -122,7 +122,7 @@ class RowViews:
         """Answer a request with the view it names.
 
         Raises:
-            GymError: Errors of the file, its columns or the model.
+            GymError: Errors in the file, its columns or the model.
         """
         views = {
             "page": self._page,
@@ -130,7 +130,7 @@ class RowViews:
             "lengths": self._lengths,
             "duplicates": self._duplicates,
         }
-        with quiet_loading():  # transformers would warn about long rows, which are counted here
+        with quiet_loading():  # transformers would warn about long rows, which are counted here anyway
             return views[request["view"]](request)
 
     def _page(self, request: Request) -> Answer:
@@ -149,7 +149,7 @@ class RowViews:
             "next": walk.next,
             "rows_seen": opened.file.rows_seen,
             "about_rows": opened.file.about_rows(),
-            "num_rows": opened.file.num_rows,  # after the line above, which counts the rows of a small file
+            "num_rows": opened.file.num_rows,  # must follow the line above, which counts the rows of a small file
             "format": opened.format,
             "kind": None if opened.format == "auto" else FORMATS.type_of(opened.format).kind,
             "columns": opened.columns,
@@ -168,7 +168,7 @@ class RowViews:
         )
 
     def _seen(self, opened: _OpenedFile, raw: PagedRow, request: Request, tokenizer: Any) -> Answer | None:
-        """Return the view of a row, or None if a filter excludes it; cheap filters come first."""
+        """Return the view of a row, or None if a filter excludes it; cheap filters run first."""
         if request["column"] and not _has_value(raw, request["column"], request["value"]):
             return None
         if request["text"] and request["text"].casefold() not in _searched(opened, raw).casefold():
@@ -277,7 +277,7 @@ def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _format(file: PagedFile, format_name: str, rename: Callable[[Any], Any] | None) -> str:
-    """Return the format's name; ``auto`` is resolved by the first row, or unchanged if that row is unreadable."""
+    """Return the format's name; ``auto`` is resolved from the first row, or kept if that row is unreadable."""
     if format_name != "auto":
         FORMATS.type_of(format_name)
         return format_name
@@ -300,7 +300,7 @@ def _sequences(
 
 
 def _view(opened: _OpenedFile, raw: PagedRow, request: Request, tokenizer: Any, room: int) -> Answer:
-    """Describe a row as the model sees it, or the problem and the row's text."""
+    """Describe a row as the model sees it, or the row's text with its problem."""
     view: Answer = {"number": raw.number, "place": raw.place, "bytes": raw.num_bytes, "sequences": []}
     view |= {"problem": None, "raw": "", "tokens": None, "learnt": None}
     try:
@@ -346,7 +346,7 @@ def _raw_text(raw: PagedRow, room: int) -> str:
 
 
 def _searched(opened: _OpenedFile, raw: PagedRow) -> str:
-    """Return the text of a row for a search; the raw text if the row is unusable."""
+    """Return the text of a row to search in; the raw text if the row is unusable."""
     try:
         return text_of(opened.row(raw))
     except GymError:

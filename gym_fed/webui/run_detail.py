@@ -1,4 +1,4 @@
-"""Runs for display: a summary line, the details, and annotated curves."""
+"""Prepare runs for display: a summary line, the details, and annotated curves."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gym_fed.webui.train_check import MAX_CHARACTERS
 from gym_fed.webui.workbench import Workbench, plain, text
 
 MAX_RUNS = 5000
-"""Maximum runs to list, in the order of their paths."""
+"""Maximum number of runs to list, in the order of their paths."""
 _SPARK_POINTS = 40
 _STAMPED = ("config.yaml", "metrics.jsonl", "result.json", "run.json")
 
 MAX_MARKS = 200
 CONFIGS_NAME = ".configs"
-"""The folder below the runs with the YAML of every run started from a page."""
+"""Folder, below the runs, with the YAML of every run that was started from a page."""
 
 
 def detail(folder: Path, path: str, line: dict[str, Any], curves: CurvesOfRuns) -> dict[str, Any]:
@@ -84,12 +84,13 @@ def series_of(
 
 
 def is_thinned(curves: RunCurves) -> bool:
-    """Return True if any curve has more points than the full view displays."""
+    """Return True if any curve has more points than the full view shows."""
     return any(len(curve.steps) > MAX_POINTS for curve in curves.series.values())
 
 
 def marks_of(folder: Path) -> list[dict[str, Any]]:
-    """Return loss spikes and roll-backs by step: ``{step, kind, metric, value, usual, to_step}``."""
+    """Return the loss spikes and roll-backs, in order of their steps: ``{step, kind, metric, value, usual,
+    to_step}``."""
     marks = []
     for name, kind in (("spikes.json", "spike"), ("rollbacks.json", "rollback")):
         entries = _read(folder / name)
@@ -111,7 +112,7 @@ def is_at_work(folder: Path, jobs: Jobs) -> bool:
 
 
 def config_text(folder: Path, jobs: list[WebJob], workbench: Workbench) -> str:
-    """Return the YAML that started the run from a page, otherwise the config written by the run."""
+    """Return the YAML with which a page started the run; otherwise the config that the run wrote."""
     own = [job for job in jobs if job.folder == str(folder) and job.command[:2] == ["gym", "train"]]
     for name in [*(job.command[2] for job in own), str(folder / "config.yaml")]:
         file = workbench.folder / name
@@ -123,7 +124,7 @@ def config_text(folder: Path, jobs: list[WebJob], workbench: Workbench) -> str:
 
 
 def status_of(line: dict[str, Any], job: WebJob | None) -> str:
-    """Return a run's status with the phases of its job: loading a model and saving a checkpoint take seconds."""
+    """Return a run's status, refined by the phase of its job, such as loading a model or saving a checkpoint."""
     if job is None or job.status != "running" or line["status"] not in ("unfinished", "running"):
         return str(line["status"])
     if job.stops:
@@ -132,7 +133,7 @@ def status_of(line: dict[str, Any], job: WebJob | None) -> str:
 
 
 def phase_of(job: WebJob | None, jobs: Jobs) -> str:
-    """Return what a run's job is doing, its last line of output; empty without a running job."""
+    """Return the last output line of a run's job, which says what it is doing; empty without a running job."""
     return "" if job is None or job.status != "running" else text(jobs.last_line(job.id))
 
 

@@ -1,8 +1,8 @@
-"""Find runs outside the workbench's folder of runs, and name every run's folder in URLs.
+"""Find runs inside and outside the workbench's folder of runs, and name their folders in URLs.
 
-A run below the folder of runs is named by its relative path, others by ``@`` and their absolute path. Other runs are
-those of ``saves/``, where LLaMA-Factory writes, those that an operator has added, and the recent ones of `gym train`
-on this account. Only operators see the latter, since they belong to no workbench.
+A run below the folder of runs is named by its relative path; any other is named by ``@`` and its absolute path. Other
+runs are those in ``saves/``, where LLaMA-Factory writes, those that an operator has added, and the recent ones of `gym
+train` on this account. Only operators see the recent runs, since these belong to no workbench.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gym_fed.webui.workbench import Workbench, resolved, text
 OUTSIDE = "@"
 SAVES = "saves"
 ADDED_NAME = "added_runs.json"
-"""The list of the runs that an operator has added, below the folder of runs."""
+"""File, below the folder of runs, with the list of runs that an operator has added."""
 MAX_PATH = 1000
 _PRUNED = ("checkpoints", "best", "tensorboard")
 _MAX_FOLDERS = 20_000
@@ -53,7 +53,7 @@ class RunPlaces:
         )
 
     def is_shared(self, path: str) -> bool:
-        """Return True if viewers see the run of this name, too."""
+        """Return True if viewers see the run with this name, too."""
         outside = path.removeprefix(OUTSIDE)
         if outside == path or not Path(outside).is_absolute():
             return True
@@ -65,7 +65,7 @@ class RunPlaces:
 
         Args:
             path: Name of the run.
-            operator: Also accept the recent runs of this account.
+            operator: True to also accept the recent runs of this account.
 
         Raises:
             GymError: ``NOT_FOUND``; ``PERMISSION_DENIED`` for a path outside the known folders.
@@ -90,7 +90,7 @@ class RunPlaces:
         """Record the folder of a run that an operator names, which viewers then see, and return it.
 
         Raises:
-            GymError: ``NOT_FOUND`` if it holds no run.
+            GymError: ``NOT_FOUND`` if the folder contains no run.
         """
         folder = resolved(self._workbench.folder, os.path.expanduser(path))
         if folder is None or not (folder / "run.json").is_file():

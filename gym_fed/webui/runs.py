@@ -1,7 +1,7 @@
 """The ``runs`` and ``run`` screens: a list, curves of one or several runs, stop and resume, and live updates.
 
-For live updates a thread reads the files of runs on open pages and publishes changes. Without open pages it sleeps;
-otherwise it reads only what pages have requested recently.
+For live updates, a thread reads the files of runs that pages have requested recently, and publishes changes. It sleeps
+while no page is open.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _MAX_WATCHED = 64
 
 
 _LIST = ""
-"""The entry for the list of runs among the watched paths."""
+"""The watched path that stands for the list of runs."""
 
 
 _log = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ def routes(workbench: Workbench) -> APIRouter:
         xmin: Range = None,
         xmax: Range = None,
     ) -> dict[str, Any]:
-        """Return a run with its curves and those of compared runs, since a step or within a range of steps."""
+        """Return a run with its curves and those of compared runs, from a step on or within a range of steps."""
         operator = visitor.role is Role.OPERATOR
         folder = places.folder_of(path, operator=operator)
         watch.look_at(places.path_of(folder))
@@ -245,7 +245,7 @@ def routes(workbench: Workbench) -> APIRouter:
             about["job"] = None if job is None else job.facts()
             about["status"] = status_of(about, job)
             about["phase"] = phase_of(job, jobs)
-            about["base"] = workbench.named(folder)  # name on the play screen
+            about["base"] = workbench.named(folder)  # the model's name on the play screen
             about["is_saved"] &= any(root in folder.parents for root in (workbench.folder, workbench.runs))
             about["command"] = shlex.join(resume_command(workbench, folder)) if not about["why"] else ""
             if visitor.csrf:  # configs may contain comments that viewers should not see
@@ -296,7 +296,7 @@ def stop_run(folder: Path, jobs: Jobs) -> dict[str, Any]:
     """Interrupt a run like Ctrl-C: it finishes its step and writes a checkpoint.
 
     Raises:
-        GymError: ``NOT_FOUND`` if no process is running it; ``PERMISSION_DENIED`` if the process cannot be stopped.
+        GymError: ``NOT_FOUND`` if no process executes the run; ``PERMISSION_DENIED`` if the process cannot be stopped.
     """
     job = job_of(folder, [job for job in jobs.list() if job.status == "running"])
     if job is not None:
@@ -350,7 +350,7 @@ def _has_ended(folder: Path, jobs: Jobs) -> bool:
 
 
 def resume_command(workbench: Workbench, folder: Path) -> list[str]:
-    """Return the command ``gym train RUN/config.yaml`` with options that are missing in the file.
+    """Return the command ``gym train RUN/config.yaml`` with the options that the file lacks.
 
     Raises:
         GymError: See ``read_run_config``.
@@ -374,7 +374,7 @@ def _begun(folder: Path) -> dict[str, Any]:
 
 
 def _holder(folder: Path) -> psutil.Process | None:
-    """Return the process that has the folder's lock file open (its id alone may have been reused), or None."""
+    """Return the process that has the folder's lock file open (a process id may have been reused), or None."""
     if not is_held(folder):
         return None
     lock = folder / LOCK_FILE

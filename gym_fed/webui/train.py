@@ -131,12 +131,12 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.post("/check")
     def check(request: _YamlText, visitor: Changing) -> dict[str, Any]:
-        """Return problems, notes and values of a text; see ``checked``."""
+        """Return the problems, notes and values of a text; see ``checked``."""
         return checked(workbench, request.text)
 
     @router.post("/plan")
     def plan(request: _YamlText, visitor: Changing) -> dict[str, Any]:
-        """Plan a run with `gym train --plan`; ``{"waiting": true}`` while a plan of another page is made."""
+        """Plan a run with `gym train --plan`; ``{"waiting": true}`` while a plan for another page is in progress."""
         if not planning.acquire(blocking=False):
             return {"waiting": True}
         try:
@@ -146,12 +146,12 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.post("/memory")
     def memory(request: _Models, visitor: Changing) -> dict[str, Any]:
-        """Return the peak memory of the run on the first of these models; a page requests the others again."""
+        """Return the peak memory of the run on the first few of these models; a page requests the others again."""
         return plans.ask({"view": "memory", "text": request.text, "models": request.models}, PLAN_SECONDS)
 
     @router.post("/search")
     def search(request: _HubSearch, visitor: Changing) -> dict[str, Any]:
-        """Search the Hub for models, which sends it the query."""
+        """Search the Hub for models; this sends the query to the Hub."""
         return {"models": [vars(found) for found in search_models(request.query)]}
 
     @router.post("/offer")
@@ -287,7 +287,7 @@ def _taken(workbench: Workbench, path: str) -> str:
     """Return the state of an output folder: ``running``, ``finished``, ``unfinished``, or empty if unused."""
     folder = workbench.runs / path
     if (folder / "result.json").exists():
-        return "finished"  # its process may still be ending
+        return "finished"  # its process may still be exiting
     if is_held(folder) or is_at_work(folder, workbench.jobs):
         return "running"
     return "unfinished" if (folder / "run.json").exists() else ""

@@ -1,4 +1,4 @@
-"""Check the YAML of a run while it is typed, with the line and column of every problem."""
+"""Check the YAML of a run while it is typed, and locate every problem by line and column."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from gym_fed.tracking.trackers.base import flat
 from gym_fed.webui.workbench import Workbench, plain, text
 
 _BY_ROWS = (".jsonl", ".ndjson", ".csv", ".tsv")
-"""Formats whose first row can be read at a cost independent of the file's size."""
+"""Formats whose first row can be read without reading the whole file."""
 _MAX_WHOLE_BYTES = 4 * 2**20
-"""Maximum size of files in other formats, which are read completely."""
+"""Maximum bytes of a file in another format, which is read completely."""
 
 _Config = TypeVar("_Config", bound=TrainingConfig)
 
@@ -37,11 +37,11 @@ MAX_CHARACTERS = 200_000
 _MAX_PROBLEMS = 100
 _PLACE = re.compile(r"(\d+):(\d+): (?:([\w.-]+): )?(.*)", re.DOTALL)
 _SOURCE = "config.yaml"
-"""The name of the text in messages."""
+"""The name of the config text in messages."""
 _REMOTE_KEYS = ("base_url", "url", "endpoint")
 """Keys of graders that call a server."""
 _one_at_a_time = threading.Lock()
-"""Protects ``warnings.catch_warnings``, which is global."""
+"""Lock around ``warnings.catch_warnings``, which is global."""
 
 
 def read(yaml_text: str) -> tuple[TrainingConfig, list[str]]:
@@ -106,7 +106,7 @@ def marks_of(yaml_text: str) -> dict[KeyPath, Mark]:
 
 
 def given(yaml_text: str) -> dict[str, Any]:
-    """Return the given values by dotted key; empty for invalid YAML."""
+    """Return the values in the text by dotted key; empty for invalid YAML."""
     try:
         values, _ = parse_config(Path(_SOURCE), yaml_text)
     except GymError:
@@ -163,7 +163,7 @@ def input_problems(
 ) -> list[dict[str, Any]]:
     """Return ``{line, column, key, message, hint}`` for inputs that ``gym train`` would reject.
 
-    An input that is not chosen yet also has ``choose``, its name in words.
+    An input that is not chosen yet also has ``choose``, a description of the input.
     """
     problems: list[dict[str, Any]] = []
     if config.model is None and config.model_init is None:
@@ -194,7 +194,7 @@ def _as_key(hint: str) -> str:
         return hint
     try:
         columns = parse_columns(shlex.split(text)[0])
-    except (ValueError, GymError):  # not a single option
+    except (ValueError, GymError):  # the hint is not a single option
         return hint
     return f"{before}columns: {json.dumps(columns, ensure_ascii=False)}"
 

@@ -14,7 +14,7 @@ FIRST = (
     *("algorithm", "model", "output_dir", "finetuning", "learning_rate", "max_steps", "num_train_epochs"),
     *("per_device_train_batch_size", "max_length", "logging_steps", "save_steps", "seed"),
 )
-"""Keys of nearly every run, displayed before the groups."""
+"""Keys that nearly every run sets, shown before the groups."""
 
 
 _TITLES = {
@@ -60,7 +60,7 @@ def form() -> dict[str, Any]:
 
 
 def _parts() -> list[type]:
-    """Return the schema's classes with keys of their own; the model comes first."""
+    """Return the schema's classes that define keys; the schema's own class comes first."""
     return [part for part in TrainingConfig.__mro__ if part.__name__ in _TITLES]
 
 
@@ -108,5 +108,5 @@ def _field(key: str, property: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forms(property: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the JSON schemas of a value, except null, which stands for a missing key."""
+    """Return the JSON schemas of a value except null, since null means that the key is missing."""
     return [schema for schema in property.get("anyOf", [property]) if schema.get("type") != "null"]

@@ -70,7 +70,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.post("/check")
     def check(request: _SearchText, visitor: Changing) -> dict[str, Any]:
-        """Return problems and notes of a text, its search space and its folder."""
+        """Return the problems and notes of a text, its search space and its folder."""
         try:
             config, notes = read_search(request.text)
             path = path_below_runs(workbench, str(config.output_dir))
@@ -103,7 +103,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
 @cache
 def _form() -> dict[str, Any]:
-    """Return ``{keys, settings}``: keys that a search may vary, and the fields of its settings."""
+    """Return ``{keys, settings}``: the keys that a search may vary, and the fields of its settings."""
     schema = SearchSettings.model_json_schema()
     settings = {key: value for key, value in schema["properties"].items() if key != "parameters"}
     keys = [field for group in form()["groups"] for field in group["fields"] if field["kind"] != "yaml"]
@@ -199,7 +199,7 @@ def _unfinished(folder: Path, trials: list[dict[str, Any]]) -> list[str]:
 
 
 def _given(yaml_text: str) -> dict[str, Any]:
-    """Return the section ``search`` of a text; empty for invalid YAML."""
+    """Return the ``search`` section of a text; empty for invalid YAML."""
     try:
         section = parse_config(Path(SEARCH_NAME), yaml_text)[0].get("search")
     except GymError:

@@ -1,6 +1,7 @@
 """A child process for expensive views, which starts on demand, answers JSON requests, and stops when idle.
 
-Files may be large, broken or malicious; the server stays small and survives failures of the process.
+Files may be large, broken or malicious, so they are read in this process: the server stays small and survives its
+failures.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 
 class ViewProcess:
-    """Sends requests to the process, one at a time. Safe from any thread.
+    """Sends requests to the child process, one at a time. Safe from any thread.
 
     Args:
-        views: ``module:NAME`` of a class of views, which is created with the folder; ``answer`` receives a request.
+        views: ``module:NAME`` of a class that is created with the folder and whose ``answer`` method gets the requests.
         folder: Working directory with the files.
         offline: True to forbid requests to the Hub.
     """
@@ -66,7 +67,7 @@ class ViewProcess:
         return answer
 
     def begin(self) -> None:
-        """Start the process, if it is not running, in anticipation of requests."""
+        """Start the process, if it is not running, before the first request."""
         if self._lock.acquire(blocking=False):
             try:
                 self._cancel_timer()
@@ -144,9 +145,9 @@ def _ended(process: subprocess.Popen[bytes]) -> GymError:
 
 
 def main() -> None:
-    """Answer requests on standard input until it is closed, at the latest when the parent exits."""
+    """Answer requests on standard input until it is closed, which happens at the latest when the parent exits."""
     answers = sys.stdout
-    sys.stdout = sys.stderr  # keep libraries' output out of the replies
+    sys.stdout = sys.stderr  # keep the output of libraries out of the replies
     module, _, name = sys.argv[1].partition(":")
     views = getattr(import_module(module), name)(Path.cwd())
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""The workbench shared by all screens: its folders, jobs and events, and the conversion of values for pages."""
+"""The workbench that all screens share: its folders, jobs and events, and the conversion of values for pages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MAX_ROWS = 500
 
 
 MAX_TEXT = 4000
-"""Maximum characters of a text."""
+"""Maximum characters of a text in a response."""
 
 
 MAX_ITEMS = 1000
-"""Maximum items of a list or mapping."""
+"""Maximum items of a list or mapping in a response."""
 
 
 _MAX_DEPTH = 12
@@ -50,7 +50,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def text(value: Any) -> str:
-    """Return a value as truncated text; invalid UTF-8 bytes become question marks."""
+    """Return a value as text, truncated; invalid UTF-8 bytes become question marks."""
     try:
         string = value if isinstance(value, str) else str(value)
     except ValueError:  # an integer with too many digits for str()
@@ -60,7 +60,7 @@ def text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Workbench:
-    """The folders of one machine. Paths in requests must be below them; nothing else is read or written.
+    """The folders of one machine. Paths in requests must be below these folders; nothing else is read or written.
 
     Attributes:
         folder: Working directory of `gym webui`, with configs, data and models.
@@ -79,10 +79,10 @@ class Workbench:
         return str(path.relative_to(self.folder) if self.folder in path.parents else path)
 
     def inside(self, name: str, *, root: Path | None = None) -> Path:
-        """Resolve a path of a request below a root.
+        """Resolve a requested path below a root folder.
 
         Raises:
-            GymError: ``PERMISSION_DENIED`` for a path that leads outside by ``..``, a link or a drive.
+            GymError: ``PERMISSION_DENIED`` for a path that leaves the root by ``..``, a link or a drive.
         """
         base = (root or self.folder).resolve()
         place = resolved(base, name)
@@ -108,7 +108,7 @@ def resolved(base: Path, name: str) -> Path | None:
 
 
 def open_workbench(folder: Path, runs: Path) -> Workbench:
-    """Open the workbench of a folder.
+    """Open a workbench in a folder.
 
     Args:
         folder: Working directory of commands; requests may only read below it.

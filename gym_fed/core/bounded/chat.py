@@ -1,7 +1,7 @@
-"""Render chat templates in the same way as transformers, but in a child process with limits.
+"""Render chat templates as transformers does, but in a child process with limits.
 
-``install`` replaces transformers' function by ``render_chat``. Therefore every ``apply_chat_template`` uses it,
-including calls from TRL, lm-eval or user code.
+``install`` replaces transformers' function by ``render_chat``. All calls of ``apply_chat_template`` then use it,
+including those from TRL, lm-eval and user code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _PLACES: dict[str, str] = {}
 
 
 def bind_templates(tokenizer: Any, name: str) -> None:
-    """Render the templates of a tokenizer or processor in the child process; its errors and panics name its model."""
+    """Render the templates of a tokenizer or processor in the child process, and name its model in errors and
+    panics."""
     install()
     tokenizer_errors.install()
     name_templates(tokenizer, name)
@@ -103,7 +104,7 @@ def render_chat(
 
 
 def template_variables(chat_template: str | None) -> frozenset[str]:
-    """Return the variables that a template reads and does not set."""
+    """Return the variables that a template reads but does not set."""
     return frozenset() if chat_template is None else _names(chat_template)["variables"]
 
 
@@ -126,7 +127,7 @@ def _names(chat_template: str) -> dict[str, Any]:
 
 
 def _schema(tool: Any) -> Any:
-    """Return the JSON schema of a tool that is a function; other tools unchanged."""
+    """Return the JSON schema of a tool that is a function; return other tools unchanged."""
     from transformers.utils.chat_template_utils import get_json_schema
 
     if isinstance(tool, dict):
@@ -150,7 +151,7 @@ def _evaluate(function: Callable[..., Any], template: str, **arguments: Any) -> 
 
 
 def _raise_own(error: EvaluationError) -> NoReturn:
-    """Raise the exception that transformers' function would have raised in this process."""
+    """Raise the exception that transformers would have raised in this process."""
     from jinja2 import exceptions
 
     if "TemplateSyntaxError" in error.kinds:
@@ -165,7 +166,7 @@ def _raise_own(error: EvaluationError) -> NoReturn:
 
 
 def limit_error(template: str, need: str, what: str = "one conversation") -> GymError:
-    """Return the error for a template that exceeds a limit; ``what`` names the input that it was rendered with."""
+    """Return the error for a template that exceeds a limit; ``what`` names the input that it was rendering."""
     name = _PLACES.get(template)
     whose = f"{name}: its chat template" if name else "the chat template"
     return GymError(

@@ -1,4 +1,4 @@
-"""Functions of the child process that call transformers to render chat templates."""
+"""Functions that the child process runs to render chat templates with transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def render(
 
     Args:
         conversation: Messages in the format of transformers.
-        template_moment: The time to use as the current time, in ISO format; None for the real time.
+        template_moment: The time that templates see as the current time, in ISO format; None for the real time.
         arguments: Keyword arguments of transformers' ``render_jinja_template``.
     """
     if template_moment is not None:
@@ -47,7 +47,7 @@ def present_time_set(moment: str) -> Iterator[None]:
     before, fixed = module.datetime, datetime.fromisoformat(moment)
 
     class Then(datetime):
-        """Replacement for ``datetime``; transformers calls only ``now``."""
+        """A replacement for ``datetime``, of which transformers uses only ``now``."""
 
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Any:
@@ -62,7 +62,7 @@ def present_time_set(moment: str) -> Iterator[None]:
 
 @cache
 def transformers_render() -> Any:
-    """Return transformers' own function; it must be called once before ``install`` replaces that function."""
+    """Return transformers' own function; must be called once before ``install`` replaces that function."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     return render_jinja_template

@@ -1,4 +1,4 @@
-"""Limits of the child process, and the error for exceeding one."""
+"""The limits of the child process, and the error for exceeding one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTPUT_CHARS = 16 << 20
 class LimitExceededError(Exception):
     """A template or a pattern exceeded a limit.
 
-    Not a ``ValueError`` or ``TemplateError``: callers that catch those treat them as the rejection of one input.
+    This is not a ``ValueError`` or ``TemplateError``, because callers treat those as the rejection of one input.
 
     Attributes:
         limit: Name of the exceeded limit.

@@ -16,7 +16,7 @@ from gym_fed.core.text import counted, plain
 _TEXT_CHARS = 1 << 12
 _LONGER = 4
 _MAX_GROWTH = 8
-"""Four times the text takes 4 times as long if a pattern is linear, and 16 times if it is quadratic."""
+"""A text of four times the length takes 4 times as long if a pattern is linear, and 16 times if it is quadratic."""
 _SUSPECT_GROWTH = 6
 _SUSPECT_SECONDS = 0.0002
 """Maximum CPU time for ``_TEXT_CHARS``. A quadratic pattern below it takes at most 13 s for 1 MB."""
@@ -60,7 +60,7 @@ def search_texts(pattern: str) -> None:
             continue
         if short < max(_SUSPECT_SECONDS, _SUSPECT_GROWTH * shorter):
             continue
-        # Such short times vary, so longer texts must confirm the growth.
+        # Such short times vary, so the growth must be confirmed with longer texts.
         long = seconds(unit, end, _LONGER * _TEXT_CHARS)
         short = max(short, seconds(unit, end, _TEXT_CHARS))
         if long > _MAX_GROWTH * short and (
@@ -106,7 +106,7 @@ def _without_panics(function: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 BOUNDED_REGEX = "bounded_regex"
-"""Name under which the evaluation harness knows the filter that replaces ``regex`` in untrusted tasks."""
+"""Name, in the evaluation harness, of the filter that replaces ``regex`` in untrusted tasks."""
 
 
 _HALF_SECONDS = 1.0
@@ -157,7 +157,7 @@ class BoundedPattern:
 
 
 class UnusablePatternError(Exception):
-    """A pattern cannot be matched within the bounds.
+    """A pattern cannot be matched within the limits.
 
     Attributes:
         pattern: The pattern.
@@ -170,9 +170,9 @@ class UnusablePatternError(Exception):
 
 
 def require_quick_match(patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Check in the child process that untrusted patterns can be matched against names within the limits.
+    """Check, in the child process, that untrusted patterns can be matched against names within the limits.
 
-    The limits of one evaluation apply to all patterns together.
+    The limits apply to all patterns together.
 
     Raises:
         UnusablePatternError: For the first pattern that does not compile, or the slowest one if a limit is exceeded.
@@ -188,7 +188,7 @@ def require_quick_match(patterns: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _slowest(patterns: Sequence[str], names: Sequence[str]) -> str:
-    """Find the slowest pattern by bisection; each half gets a fraction of the time."""
+    """Find the slowest pattern by bisection; each half gets a part of the time."""
     while len(patterns) > 1:
         half = patterns[: len(patterns) // 2]
         try:

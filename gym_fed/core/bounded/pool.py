@@ -1,4 +1,4 @@
-"""Pool of warm child processes that evaluate requests; a process is killed when its request exceeds the deadline."""
+"""A pool of warm child processes that evaluate requests; a process is killed if its request exceeds the deadline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 MAX_PROCESSES = 4
 """Maximum number of concurrent requests; others wait for a free process."""
 MAX_PER_OWNER = 2
-"""Maximum number of processes for the requests of one owner at the same time."""
+"""Maximum number of concurrent requests of one owner."""
 _START_SECONDS = 120.0
 """Time limit for the imports of a child process, which are slow on a busy machine."""
 _MAX_REPLY_BYTES = 8 * OUTPUT_CHARS + (1 << 16)
@@ -41,7 +41,7 @@ apply."""
 
 
 class EvaluationError(Exception):
-    """A template or a pattern raised an exception, within the limits.
+    """A template or a pattern raised an exception before it exceeded a limit.
 
     Attributes:
         kinds: Names of the exception's class and its base classes.
@@ -64,7 +64,7 @@ def evaluate(function: Callable[..., Any], *, seconds: float | None = None, **ar
     Raises:
         LimitExceededError: If the call exceeds a limit on time, memory or output.
         EvaluationError: If the function raises an exception.
-        GymError: If the function raises one, or with ``BUSY`` if no process becomes free within the time limit.
+        GymError: If the function raises one; ``BUSY`` if no process becomes free within the time limit.
     """
     name = f"{function.__module__}:{function.__qualname__}"
     deadline, late = _deadline.get() or (math.inf, None)
@@ -82,7 +82,7 @@ def evaluate(function: Callable[..., Any], *, seconds: float | None = None, **ar
 def evaluation_deadline(deadline: float, error: GymError) -> Iterator[None]:
     """Set a deadline for all evaluations in the block, including process starts and waiting time.
 
-    An earlier deadline of an outer block stays.
+    An earlier deadline of an outer block remains in force.
 
     Args:
         deadline: Time on the clock of ``time.monotonic``, in seconds.
@@ -129,7 +129,7 @@ class _Process:
             default=str,
         )
         assert self._child.stdin is not None
-        with suppress(BrokenPipeError):  # reported by the read below
+        with suppress(BrokenPipeError):  # the read below reports it
             self._child.stdin.write(line.encode("utf-8", "surrogatepass") + b"\n")
             self._child.stdin.flush()
         reply = self._read(seconds)
@@ -138,7 +138,7 @@ class _Process:
         return reply
 
     def is_alive(self) -> bool:
-        """Return True until the process has ended or was killed at its deadline."""
+        """Return False once the process has ended or was killed at its deadline."""
         return self._child.poll() is None and not self._watchdog.killed(self)
 
     def kill(self) -> None:
@@ -179,7 +179,7 @@ def _not_started(reason: str) -> GymError:
 
 
 class _Watchdog:
-    """A thread that kills processes at their deadline; it stops when there is nothing to watch."""
+    """A thread that kills processes at their deadlines; it stops when there are none to watch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -224,7 +224,7 @@ class _Watchdog:
 
 
 class _Slots:
-    """Limits concurrent requests; the waiting owner with the fewest requests in progress is next."""
+    """Limits concurrent requests; the next one is that of the waiting owner with the fewest requests in progress."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -234,7 +234,7 @@ class _Slots:
 
     @contextmanager
     def take(self, seconds: float) -> Iterator[None]:
-        """Hold one of ``MAX_PROCESSES`` slots inside the block.
+        """Hold one of ``MAX_PROCESSES`` slots for the duration of the block.
 
         Raises:
             GymError: ``BUSY`` if none becomes free in ``seconds``.
@@ -267,7 +267,7 @@ class _Slots:
             return None
         running = {waiter: self._running[owner] for waiter, owner in self._waiting.items()}
         able = [one for one in running if self._waiting[one] is None or running[one] < MAX_PER_OWNER]
-        return min(able, key=running.__getitem__, default=None)  # ties: the oldest
+        return min(able, key=running.__getitem__, default=None)  # ties go to the oldest
 
 
 class _Pool:
@@ -318,7 +318,7 @@ class _Pool:
             process.close()
 
     def close(self) -> None:
-        """Kill the idle processes."""
+        """Kill all idle processes."""
         with self._lock:
             while self._idle:
                 self._idle.pop().close()

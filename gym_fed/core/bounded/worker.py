@@ -1,6 +1,6 @@
-"""Child process that answers requests: one JSON object per line on standard input, one line of output for each.
+"""The child process that answers requests: one JSON object per line on standard input, one line of output for each.
 
-Started by ``gym_fed.core.bounded.pool``. It has no secrets, opens no network connection and writes no file.
+``gym_fed.core.bounded.pool`` starts it. It has no secrets, opens no network connection and writes no file.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _message(error: Exception) -> str:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """Return the function that the parent named as ``module:function``."""
+    """Import and return a function that the parent names as ``module:function``."""
     module, _, function = name.partition(":")
     if not module.startswith("gym_fed."):
         raise ValueError(f"{module} is not a module of gym_fed")
@@ -77,7 +77,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 def _limit_process() -> None:
     """Limit the memory, and forbid core dumps and files."""
-    with suppress(ImportError):  # Windows has no such limits, only the parent's deadline
+    with suppress(ImportError):  # on Windows only the parent's deadline applies
         import resource
 
         for kind, most in (

@@ -1,7 +1,7 @@
 """Decode sound and video; these functions run in the child process of ``gym_fed.core.bounded``.
 
-The bytes are untrusted. FFmpeg's playlists and lists of files open further addresses, so a file is opened as the format
-that its first bytes name, one of a few, and nothing is guessed.
+The bytes are untrusted. FFmpeg's playlists and file lists can open other addresses. So a file's format is determined
+from its first bytes, must be one of a few, and is never guessed by FFmpeg.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CODECS = {
     "audio": ("aac", "mp3", "flac", "vorbis", "opus", "alac"),
     "video": ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"),
 }
-"""The decoders that untrusted bytes may reach, besides PCM: FFmpeg has some hundred others."""
+"""The decoders, besides PCM, that untrusted bytes may reach; FFmpeg has a hundred more."""
 _HEAD_BYTES = 16
 _REMEDY = "save sound as WAV, FLAC, MP3 or Ogg, and video as MP4 or WebM"
 
@@ -62,12 +62,12 @@ def decode_sound(source: dict[str, str], rate: int, max_seconds: float) -> dict[
     if not count:
         raise GymError(ErrorCode.USAGE, "has no sound in it", _REMEDY)
     samples = np.concatenate(chunks, dtype=np.float32)
-    chunks.clear()  # only a few copies of 10 minutes of samples fit in the child's memory
+    chunks.clear()  # the child's memory holds only a few copies of 10 minutes of samples
     return {"samples": base64.b64encode(samples.data).decode("ascii")}
 
 
 def probe_video(source: dict[str, str], max_seconds: float) -> dict[str, Any]:
-    """Return facts of a file's first video stream, without decoding it.
+    """Return the properties of a file's first video stream, without decoding it.
 
     Returns:
         ``frames``, ``fps``, ``width``, ``height``, ``seconds``, and ``times``: the time of each frame in the order of
@@ -107,8 +107,8 @@ def decode_frames(
 
     Args:
         source: ``path``, or ``data`` in base64.
-        times: The times of the frames as ``probe_video`` returns them, in ascending order. The next frame replaces a
-            missing one, and the last frame those after it.
+        times: The times of the frames as ``probe_video`` returns them, in ascending order. A missing frame is replaced
+            by the next one, or by the last frame of the video.
         size: Width and height of the result; by default those of the first frame, scaled.
 
     Returns:
@@ -143,7 +143,7 @@ def _frames_from(source: dict[str, str], time: int) -> Iterator[Any]:
                     continue
                 _require_size(frame.width, frame.height)
                 if seeks and is_first and frame.pts > time:
-                    break  # the file's index is wrong
+                    break  # the index of the file is wrong
                 is_first = False
                 yield frame
             if not is_first:
@@ -176,14 +176,14 @@ def _require_size(width: int, height: int) -> None:
 
 
 def _and_end(frames: Iterator[Any]) -> Iterator[Any]:
-    """Yield the frames, then None, which flushes a resampler."""
+    """Yield the frames, and finally None, which flushes a resampler."""
     yield from frames
     yield None
 
 
 @contextmanager
 def _opened(source: dict[str, str], kind: str) -> Iterator[tuple[Any, Any]]:
-    """Open a file's first stream of a kind, decoded by one thread; errors of FFmpeg become ``USAGE``."""
+    """Open a file's first stream of a kind, decoded by one thread; FFmpeg's errors become ``USAGE``."""
     import av
 
     name = "sound" if kind == "audio" else "video"
@@ -215,7 +215,7 @@ def _opened(source: dict[str, str], kind: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _format_of(head: bytes) -> str | None:
-    """Return FFmpeg's name of the format that a file's first bytes belong to; None if it is not a known one."""
+    """Return FFmpeg's name for the format that a file's first bytes indicate; None if the format is not supported."""
     if head[:4] == b"RIFF":
         return {b"WAVE": "wav", b"AVI ": "avi"}.get(head[8:12])
     if head[4:8] == b"ftyp":

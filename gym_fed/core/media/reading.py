@@ -1,4 +1,4 @@
-"""Read sound and video from files and data URLs: sizes are limited first, and a child process decodes."""
+"""Read sound and video from files and data URLs: check the sizes, then decode in a child process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SECONDS = 60.0
 MAX_READ_SECONDS = 600.0
 """Time limit of all calls for one video."""
 _free = threading.BoundedSemaphore(MAX_PROCESSES // 2)
-"""The child processes that may decode media at the same time; the others stay free for chat templates."""
+"""Maximum number of child processes that decode media at once; the others stay free for chat templates."""
 _CALL_BYTES = 32 * 2**20
 """Approximate maximum bytes of the frames of one call."""
 _URL = re.compile(r"data:(audio|video|application)/[\w.+-]{1,60}(?:;[\w.+=-]{1,60}){0,4};base64,", re.ASCII)
@@ -47,7 +47,7 @@ Source = str | bytes | Path
 
 @dataclass(frozen=True)
 class VideoFacts:
-    """Properties of a video that are read before its frames are decoded.
+    """The properties of a video, read before its frames are decoded.
 
     Attributes:
         frames: The number of its frames.
@@ -65,7 +65,7 @@ class VideoFacts:
 
     @property
     def frame_pixels(self) -> int:
-        """Pixels of a decoded frame."""
+        """The number of pixels of a decoded frame."""
         return min(self.width * self.height, MAX_FRAME_PIXELS)
 
     @property
@@ -79,7 +79,7 @@ def read_sound(source: Source, rate: int, max_seconds: float = MAX_SOUND_SECONDS
 
     Raises:
         GymError: ``USAGE`` for a broken or unknown file, ``TOO_LARGE`` beyond a limit, ``MISSING_DEPENDENCY`` without
-            PyAV. The message completes a sentence that begins with the name of the sound.
+            PyAV. The message completes a sentence that starts with the name of the sound.
     """
     import numpy as np
 
@@ -105,7 +105,7 @@ def read_video(
         before_call: Called before each call to the child process; may raise to stop.
 
     Returns:
-        The frames, uint8 ``[frames, height, width, 3]``; the facts of the video; the numbers of the frames.
+        The frames, uint8 ``[frames, height, width, 3]``; the properties of the video; the numbers of the frames.
 
     Raises:
         GymError: See ``read_sound``.
