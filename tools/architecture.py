@@ -1,8 +1,8 @@
-"""Draws docs/architecture.svg, the flows between the parts, from the tables below.
+"""Draw docs/architecture.svg, a diagram of the flows between the parts of the code, from the tables below.
 
-A box is a package or module of the code. An arrow is a step of a flow. Its last field is the package that makes the
-step and so imports both ends, or the protocol between two processes. `tests/unit/repository/test_architecture.py`
-holds both to the code.
+A box is a package or module of the code. An arrow is a step of a flow. Its last field is the package that performs the
+step, and therefore imports both ends, or the protocol between two processes.
+`tests/unit/repository/test_architecture.py` checks both against the code.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LANES = ("contributor: gym-client", "hub: gym-server", "serving: gym api")
 
 @dataclass(frozen=True)
 class Box:
-    """A part of the code.
+    """A box of the diagram.
 
     Attributes:
         module: Dotted name.
         does: What it does in a flow, in a few words.
         lane: Column, an index of ``LANES``.
-        row: From the top.
+        row: Row, counted from the top.
     """
 
     module: str
@@ -37,13 +37,13 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """A step from one box to the next.
+    """An arrow of the diagram: a step from one box to the next.
 
     Attributes:
         start: Module of the first box.
         end: Module of the second.
-        carries: What passes.
-        by: The package whose code makes the step, or a protocol between two processes.
+        carries: What is passed on.
+        by: The package whose code performs the step, or a protocol between two processes.
     """
 
     start: str
@@ -81,7 +81,7 @@ GROUND = (
     Box("gym_fed.config", "schemas of every file", 1, 7),
     Box("gym_fed.trust.identity", "keys, signatures, digests", 2, 7),
 )
-"""Packages that all three lanes depend on."""
+"""The packages that all three lanes depend on."""
 
 ARROWS = (
     Arrow("gym_client.cli", "gym_client.agent", "join", "gym_client.cli"),
@@ -113,13 +113,13 @@ _LABEL = 'font-size="11" fill="#555"'
 
 
 def path_of(module: str) -> Path:
-    """The folder of a package or the file of a module, whether it is there or not."""
+    """Return the folder of a package or the file of a module; it may not exist."""
     path = ROOT / ROOTS.get(module.partition(".")[0], "") / module.replace(".", "/")
     return path if path.is_dir() else path.with_suffix(".py")
 
 
 def picture() -> str:
-    """The SVG's text."""
+    """Return the text of the SVG."""
     width = 2 * _LEFT + len(LANES) * _WIDTH + (len(LANES) - 1) * _GAP_X
     height = _y(7) + _GROUND_GAP + _HEIGHT + 20
     parts = [

@@ -1,7 +1,7 @@
-"""Regenerates gym_fed/trust/wire/_generated from proto/ (`make proto`); `--check` reports whether that is needed.
+"""Regenerate gym_fed/trust/wire/_generated from proto/ (`make proto`); `--check` reports whether this is needed.
 
-Messages only: ``gym_fed.trust.wire.service`` reads the calls from their description. Imports are rewritten to their
-place inside gym_fed: left alone they would say ``from gym.fed.v1 import ...``, and a top-level module ``gym``
+Only messages are generated; ``gym_fed.trust.wire.service`` reads the calls from the descriptors. Imports are rewritten
+to their location in gym_fed: otherwise they would be ``from gym.fed.v1 import ...``, but the top-level module ``gym``
 belongs to another well-known package.
 """
 
@@ -19,7 +19,7 @@ PACKAGE = "gym_fed.trust.wire._generated"
 
 
 def generate() -> dict[str, str]:
-    """Path below ``OUT`` to text, of every module that proto/ gives."""
+    """Return the text of every module generated from proto/, by its path below ``OUT``."""
     from grpc_tools import protoc
 
     names = sorted(str(p.relative_to(PROTO)) for p in PROTO.rglob("*.proto"))
@@ -37,7 +37,7 @@ def generate() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write what differs; with ``--check`` write nothing and exit 1 when something does."""
+    """Write the modules that differ; with ``--check``, write nothing and exit with 1 if any differ."""
     made = generate()
     present = {
         str(p.relative_to(OUT)): p.read_text(encoding="utf-8")

@@ -1,15 +1,16 @@
-"""Runs every example file of a LLaMA-Factory checkout, and writes what became of each into docs/llamafactory.md.
+"""Run every example file of a LLaMA-Factory checkout, and write the outcome of each to docs/llamafactory.md.
 
     python -m tools.llamafactory_table REPO_DIR [--only GLOB] [--former FILE ...] [--json FILE] [--check]
 
-Each file is run through our commands as it is, but for its size: the model it names becomes a random sibling of the
-same class, rows and steps are few, and adapters and trained models that it expects from an earlier run are made first.
-Data sets that the checkout does not hold have stand-ins of the same columns. What runs must leave its result; what is
-refused must be refused by an error of ours, whose words the table shows; anything else is a defect and ends the run
-with status 1.
+Each file is run by gym-fed's commands unchanged except for its size: the model becomes a tiny random model of the same
+class, rows and steps are few, and the adapters and models that it expects from an earlier run are created first. Data
+sets that are not in the checkout are replaced by others with the same columns. A file that runs must leave its result.
+A file that is refused must get an error from gym-fed, whose text the table shows. Anything else is a defect, and the
+exit status is then 1.
 
-A part of the files is run with ``--only`` and kept with ``--json``; ``--former`` takes what was kept for the others.
-The page is written once each file has an outcome. It counts those that ran before the last change of our code.
+``--only`` runs a part of the files, and ``--json`` saves the outcomes; ``--former`` reads saved outcomes of the others.
+The page is written once each file has an outcome. It counts the files that ran before the last change of gym-fed's
+code.
 """
 
 from __future__ import annotations
@@ -58,29 +59,29 @@ KINDS = (
     ("deepseek-v2", "deepseek_v2"),
     ("deepseek-v3", "deepseek_v3"),
 )
-"""A sibling's kind by what a model's name contains, the first that fits."""
+"""The kind of tiny model by a pattern in a model's name; the first match is used."""
 
 STAND_INS = {"ranking": "dpo_en_demo", "kto_tag": "kto_en_demo", "images": "mllm_demo"}
-"""For a data set of the Hub, one of the checkout with the same columns; ``identity`` for the others."""
+"""For a data set on the Hub: one in the checkout with the same columns; ``identity`` for all others."""
 
 OF_THIS_MACHINE = {
     "attention": "sdpa",
     "liger": "false",
     "optimizer": "adamw",
 }
-"""Settings tried instead if a file is refused because this machine has no CUDA GPU."""
+"""Settings to try if a file is refused because this machine has no CUDA GPU."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one file.
+    """The outcome of one file.
 
     Attributes:
         file: Its name below ``examples``.
-        runs: Whether it ran.
+        runs: True if it ran.
         text: ``runs``, or the reason.
-        defect: Whether it ended as no file may.
-        code: Which code ran it; see ``code_now``.
+        defect: True if it neither left its result nor was refused by a ``GymError``.
+        code: Digest of the code that ran it; see ``code_now``.
     """
 
     file: str
@@ -91,7 +92,7 @@ class Outcome:
 
 
 def code_now() -> str:
-    """A digest of our code, by which an earlier outcome is known."""
+    """Return a digest of gym-fed's code, which identifies outcomes of earlier code."""
     digest = hashlib.sha256()
     for file in sorted((ROOT / "gym_fed").rglob("*.py")):
         digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes())
@@ -99,13 +100,13 @@ def code_now() -> str:
 
 
 def example_files(repo: Path) -> list[Path]:
-    """Every YAML file of ``examples`` that is a job, sorted."""
+    """Return the YAML files in ``examples`` that are jobs, sorted."""
     files = sorted((repo / "examples").rglob("*.yaml"))
     return [file for file in files if not any(part in file.as_posix() for part in NOT_JOBS)]
 
 
 def run_file(file: Path, repo: Path, work: Path) -> Outcome:
-    """Run one file in the folder ``work``, which has its data and siblings; see ``prepare``."""
+    """Run one file in the folder ``work``, which contains its data and models; see ``prepare``."""
     from gym_fed.interop.llamafactory.translation import job_of
 
     name = file.relative_to(repo / "examples").as_posix()
@@ -133,7 +134,7 @@ def run_file(file: Path, repo: Path, work: Path) -> Outcome:
 
 
 def kind_of(model: str) -> str:
-    """The sibling for a model's name."""
+    """Return the kind of tiny model for a model's name."""
     found = next((kind for pattern, kind in KINDS if re.search(pattern, model.lower())), None)
     if found is None:
         raise SystemExit(f"no sibling is known for the model {model!r}: add it to KINDS")
@@ -141,7 +142,7 @@ def kind_of(model: str) -> str:
 
 
 def smaller(given: dict[str, Any], job: str, kind: str, work: Path) -> dict[str, Any]:
-    """The file's values with a sibling as model, few rows and few steps; what it needs is made."""
+    """Return the file's values with a tiny model, few rows and few steps; create what it needs."""
     from gym_fed.interop.llamafactory.translation import is_version_1
 
     small = json.loads(json.dumps(given))
@@ -162,12 +163,12 @@ def smaller(given: dict[str, Any], job: str, kind: str, work: Path) -> dict[str,
     if job in ("export", "inference"):
         return small
     small["max_steps"] = 2
-    if "_vl" in kind or kind.startswith("qwen3_5"):  # rows of theirs are not cut
+    if "_vl" in kind or kind.startswith("qwen3_5"):  # their rows are never truncated
         small["cutoff_len"] = 8192
     if is_version_1(given):
         return small
     small["max_samples"] = 16
-    if "freeze_trainable_layers" in given:  # the sibling has a few layers
+    if "freeze_trainable_layers" in given:  # the tiny model has only a few layers
         small["freeze_trainable_layers"] = 1
     if job == "predict":
         small["max_samples"], small["max_new_tokens"] = 2, 4
@@ -179,7 +180,7 @@ def smaller(given: dict[str, Any], job: str, kind: str, work: Path) -> dict[str,
 
 
 def prepare(repo: Path, work: Path, files: list[Path]) -> None:
-    """Copy the checkout's data into ``work``, and stand-ins for what it does not hold."""
+    """Copy the checkout's data to ``work``, and add replacements for missing data sets."""
     shutil.copytree(repo / "data", work / "data")
     info_file = work / "data" / "dataset_info.json"
     info = json.loads(info_file.read_text(encoding="utf-8"))
@@ -204,7 +205,7 @@ def prepare(repo: Path, work: Path, files: list[Path]) -> None:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """The Markdown of the outcomes: how many ran, and by what happened the files that did not run as they are."""
+    """Return the outcomes in Markdown: how many files ran, and the others grouped by what happened."""
     ran, now = sum(outcome.runs for outcome in outcomes), code_now()
     earlier = sum(outcome.code != now for outcome in outcomes)
     lines = [f"Of {len(outcomes)} files, {ran} run and {len(outcomes) - ran} are refused."]
@@ -220,14 +221,14 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def page(outcomes: list[Outcome], file: Path) -> str:
-    """The page with the table in its place."""
+    """Return the page with the new table."""
     before, rest = file.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{table(outcomes)}\n{END}{after}"
 
 
 def _stand_in(info: dict[str, Any], name: str, data: Path) -> dict[str, Any]:
-    """An entry of the same columns whose rows are here; pairs about pictures are made of the picture demo."""
+    """Return an entry with the same columns and local rows; image preference pairs are built from the image demo."""
     entry = info.get(name, {})
     columns = entry.get("columns", {})
     if entry.get("ranking") and "images" in columns:
@@ -256,7 +257,7 @@ def _stand_in(info: dict[str, Any], name: str, data: Path) -> dict[str, Any]:
 
 
 def _cache(work: Path) -> None:
-    """The data in the Hub's local cache too, for files that name it as REMOTE:llamafactory/demo_data."""
+    """Link the data into the Hub's local cache, for files that refer to it as REMOTE:llamafactory/demo_data."""
     repository = work / "hf" / "hub" / "datasets--llamafactory--demo_data"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40, encoding="utf-8")
@@ -274,7 +275,7 @@ def _sibling(kind: str, work: Path) -> Path:
 
 
 def _adapter(kind: str, folder: Path, work: Path) -> None:
-    """A LoRA of random weights on the sibling, as an earlier run would have left it."""
+    """Write a LoRA adapter with random weights for the tiny model, in place of that of an earlier run."""
     if folder.is_dir():
         return
     from peft import LoraConfig, get_peft_model
@@ -290,7 +291,8 @@ def _adapter(kind: str, folder: Path, work: Path) -> None:
 
 
 def _run(file: Path, job: str, settings: list[str]) -> Any:
-    """None when it ran and left its result, the ``GymError`` that refused it, or what went wrong."""
+    """Return None if the file ran and left its result, the ``GymError`` that refused it, or a description of the
+    defect."""
     from typer.testing import CliRunner
 
     from gym_fed.cli.main import app
@@ -312,7 +314,7 @@ def _run(file: Path, job: str, settings: list[str]) -> Any:
 
 
 def _missing_result(file: Path, job: str, printed: str) -> str | None:
-    """Return which result of a job is missing or wrong; None if it is as expected."""
+    """Return which result of a job is missing or wrong; None if all are as expected."""
     given = yaml.safe_load(file.read_text(encoding="utf-8"))
     if job == "inference":
         return None if json.loads(printed)["finish_reason"] in ("stop", "length") else "DEFECT: no answer"
@@ -329,7 +331,7 @@ def _missing_result(file: Path, job: str, printed: str) -> str | None:
 
 
 def _plain(message: str, work: Path) -> str:
-    """A message as the page shows it: its first line, without the paths and line numbers of this run."""
+    """Return a message as shown on the page: its first line, without the paths and line numbers of this run."""
     text = message.splitlines()[0].replace(f"{work}/models/", "").replace(f"{work}/", "")
     text = re.sub(r"^[\w.-]+\.yaml:\d+:\d+: ", "", text)
     more = len(message.splitlines()) - 1
@@ -347,7 +349,7 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the files, and write the page when each has an outcome."""
+    """Run the files, and write the page if each has an outcome."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("repo", type=Path, help="a checkout of LLaMA-Factory")
     parser.add_argument("--only", default="*", metavar="GLOB", help="run these files below examples/ alone")
@@ -381,11 +383,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_all(repo: Path, files: list[Path]) -> list[Outcome]:
-    """Run files one after the other, in a folder of their own that is deleted."""
+    """Run files one after the other, in a temporary folder."""
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        os.environ.update({"HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "hf")})  # before it is imported
+        os.environ.update(
+            {"HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "hf")}
+        )  # before huggingface_hub is imported
         prepare(repo, work, files)
         for file in files:
             outcomes.append(run_file(file, repo, work))

@@ -1,8 +1,8 @@
-"""Plant known faults, one at a time, and check that the tests notice: ``make mutations``.
+"""Insert known faults, one at a time, and check that the tests detect them: ``make mutations``.
 
-Each entry of ``tests/mutations.toml`` names a file, a text in it, the text with a fault, and the tests that must fail
-with it. The faults are planted in a copy of the checkout; the checkout itself stays as it is. A mutation whose text is
-no longer found, or whose tests pass all the same, is a failure of this command.
+Each entry of ``tests/mutations.toml`` names a file, a text in it, the text with a fault, and the tests that must then
+fail. The faults are inserted in a copy of the checkout. The command fails if the text of a mutation is not found, or if
+its tests still pass.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "mutations.toml"
 _SECONDS = 600
 _TESTS_FAILED = (1, 2)
-"""pytest's exit codes for tests that fail, and for files of tests that cannot even be imported."""
+"""pytest's exit codes for tests that fail, and for test files that cannot be imported."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A fault that was thought of.
+    """A known fault.
 
     Attributes:
-        name: Unique in the table.
+        name: Name, unique in the table.
         file: Path from the root of the checkout.
-        before: Occurs exactly once in the file.
-        after: Takes its place.
-        tests: pytest's arguments: files, single tests, ``-k`` and its words.
+        before: Text that occurs exactly once in the file.
+        after: Text that replaces it.
+        tests: Arguments for pytest: files, single tests, or ``-k`` with its expression.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Mutation:
 
 
 def load(path: Path = TABLE) -> list[Mutation]:
-    """The table.
+    """Read the table of mutations.
 
     Raises:
         ValueError: For two entries of one name, or one that changes nothing.
@@ -62,7 +62,7 @@ def load(path: Path = TABLE) -> list[Mutation]:
 
 
 def misplaced(mutations: list[Mutation], root: Path = ROOT) -> list[str]:
-    """A line for each mutation whose text is not found exactly once, or whose tests name a missing file."""
+    """Return a line for each mutation whose text does not occur exactly once, or whose tests name a missing file."""
     lines = []
     for one in mutations:
         count = (root / one.file).read_text().count(one.before) if (root / one.file).is_file() else 0
@@ -133,7 +133,7 @@ _written = 0
 
 
 def _write(path: Path, text: str) -> None:
-    """With a time of its own, since Python knows stale bytecode by whole seconds and sizes."""
+    """Write a file with a new modification time, since Python detects stale bytecode by whole seconds and sizes."""
     global _written
     _written += 10
     now = path.stat().st_mtime
@@ -142,7 +142,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _pytest(copy: Path, words: tuple[str, ...]) -> tuple[int, str]:
-    """Exit code and last line of a run."""
+    """Run pytest, and return its exit code and the last line of its output."""
     rooms = (copy, copy / "server", copy / "client", copy / "quant")
     environment = {
         "OMP_NUM_THREADS": "1",
@@ -161,7 +161,7 @@ def _pytest(copy: Path, words: tuple[str, ...]) -> tuple[int, str]:
 
 
 def _copy(folder: Path) -> Path:
-    """The checkout with its uncommitted changes and what was built in it, and the shared folder next to it."""
+    """Copy the checkout with its uncommitted changes and built libraries, and link the shared folder next to it."""
     target = folder / ROOT.name
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],

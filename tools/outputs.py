@@ -1,4 +1,4 @@
-"""Run a page of docs/ as its test does, and write what its commands print into it: ``python -m tools.outputs PAGE``.
+"""Run the commands of a page of docs/ as its test does, and write their output to it: ``python -m tools.outputs PAGE``.
 
 Only blocks under the line ``MARK`` are rewritten; the commands themselves stay. Standard error is left out.
 """
@@ -17,12 +17,12 @@ from tests.support.hub import BIN
 
 MARK = "<!-- outputs, by tools/outputs -->"
 MAX_LINES = 8
-"""Most lines of one command; more are cut, with a line of dots."""
+"""Maximum lines of output per command; longer output is truncated with a line of dots."""
 MAX_CHARS = 110
 
 
 def main(page: Path) -> None:
-    """Play the page in an empty folder and write it again."""
+    """Run the page's commands in an empty folder, and write the page."""
     with tempfile.TemporaryDirectory(prefix="gym-outputs-") as place:
         environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "GYM_HOME": f"{place}/home"}
         printed = iter(
@@ -59,7 +59,7 @@ def written(text: str, printed: Iterator[tuple[str, str]]) -> str:
 
 
 def shortened(output: str) -> list[str]:
-    """Return the lines of an output that a page has room for."""
+    """Return the lines of an output, truncated for the page."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     lines = [line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 3]}..." for line in lines]
     return lines if len(lines) <= MAX_LINES else [*lines[: MAX_LINES - 1], "..."]

@@ -2,8 +2,8 @@
 
     python -m tools.pictures [--demo FOLDER]
 
-Each is a Chromium's view of the real program, in the light and in the dark theme. Minutes: the demo is played and a
-model is trained, except that ``--demo`` takes a demo that was played already.
+Each picture is a Chromium screenshot of the real program, in the light and the dark theme. It takes minutes, since the
+demo is run and a model is trained; ``--demo`` reuses a finished demo.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WEBUI = {"webui": "/train", "webui-run": "/runs/first"}
 
 
 def main() -> None:
-    """Play, look and write."""
+    """Run the demo and the workbench, and write the pictures."""
     parser = argparse.ArgumentParser(prog="python -m tools.pictures", description=__doc__.splitlines()[0])
     parser.add_argument("--demo", type=Path, help="folder of a played demo")
     arguments = parser.parse_args()
@@ -58,13 +58,13 @@ def main() -> None:
 
 def _take(page: Page, urls: tuple[str, str], screens: dict[str, str]) -> None:
     url, address = urls
-    page.goto(url)  # with the token
+    page.goto(url)  # includes the token
     for name, path in screens.items():
         page.goto(address + path)
         settled(page)
         for theme in THEMES:
             page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
-            page.wait_for_timeout(100)  # charts draw again after a frame
+            page.wait_for_timeout(100)  # charts are redrawn after a frame
             file = FOLDER / f"{name}-{theme}.webp"
             Image.open(BytesIO(page.screenshot())).convert("L").save(file, quality=80, method=6)
             print(f"{file.relative_to(ROOT)}: {file.stat().st_size} bytes")

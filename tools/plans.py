@@ -1,6 +1,6 @@
-"""Writes the table of docs/recipes-for-models.md: memory and operations that are planned for public models.
+"""Write the table of docs/recipes-for-models.md: planned memory and operations for public models.
 
-Sizes come from `tools/plans.yaml`; a model that is not there is named below the table. Nothing is timed.
+Sizes come from `tools/plans.yaml`; a model that is not in it is named below the table. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ HEAD = "| recipe | sizes | memory, GiB | operations a step |\n|---|---|---|---|\
 
 
 def public_recipes() -> list[Recipe]:
-    """Those that fit public models."""
+    """Return the recipes for public models."""
     return [recipe for recipe in recipes() if recipe.sizes]
 
 
 def row(recipe: Recipe) -> tuple[str, list[str]]:
-    """The recipe's line of the table, planned for one GPU; and the models that are left out."""
+    """Return a recipe's row of the table, planned for one GPU, and the models that are left out."""
     cells: list[tuple[str, str, str]] = []
     left = []
     known = yaml.safe_load((ROOT / "tools" / "plans.yaml").read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def row(recipe: Recipe) -> tuple[str, list[str]]:
 
 
 def table() -> str:
-    """The table of every recipe, and what is not in it."""
+    """Return the table of all recipes, and the models that are not in it."""
     found = [row(recipe) for recipe in public_recipes()]
     left = sorted({model for _, models in found for model in models})
     lines = "".join(line for line, _ in found)

@@ -1,9 +1,9 @@
-"""Record the demo for docs/benchmarks.md: its terminal, and the hub's page in the same minutes.
+"""Record the demo for docs/benchmarks.md: its terminal, and the hub's page at the same time.
 
     python -m tools.recording
 
 The terminal becomes docs/casts/demo.svg, and the page an animated picture, docs/pictures/demo.webp. It takes as long as
-the demo, two minutes on an idle machine; a longer demo is shown faster.
+the demo, two minutes on an idle machine; a longer demo is played faster.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ COMMAND = "python -m demo.run demo"
 WIDTH, HEIGHT = 960, 680
 QUALITY = 50
 INTERVAL_SECONDS = 1.0
-"""Interval of the pictures of the page."""
+"""Interval between pictures of the page."""
 MAX_SECONDS, LAST_SECONDS = 110.0, 8.0
 """Longest duration of the animation without its last frame, and the duration of that frame."""
 MAX_FRAMES = 60
 
 
 def main() -> None:
-    """Play the demo, record it, and write both files."""
+    """Run the demo, record it, and write both files."""
     if reason := why_not():
         sys.exit(reason)
     with tempfile.TemporaryDirectory(prefix="gym-") as place, chromium() as browser:
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _frames(page: Page, hub: Path, running: Running) -> list[tuple[float, bytes]]:
-    """Return pictures of the hub's first page, each with its second, until the command has ended."""
+    """Return pictures of the hub's first page until the command ends, each with its time in seconds."""
     frames = []
     with (
         _opened(hub, running) as federation,
@@ -86,10 +86,10 @@ def _frames(page: Page, hub: Path, running: Running) -> list[tuple[float, bytes]
 
 
 def _opened(hub: Path, running: Running) -> Federation:
-    """Open the hub read-only as soon as the demo has made it.
+    """Open the hub read-only as soon as the demo has created it.
 
     Raises:
-        RuntimeError: The demo ended without one.
+        RuntimeError: If the demo ends without creating one.
     """
     while True:
         try:

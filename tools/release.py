@@ -1,4 +1,4 @@
-"""Finish a release after `make package wheel`: try the wheel with every extra, build the images, sum it all up.
+"""Finish a release after `make package wheel`: try the wheel with every extra, build the images, and report.
 
     python -m tools.release [--extras NAME,NAME] [--no-images] [--base IMAGE] [--build-options WORDS]
 
@@ -38,7 +38,7 @@ assert metadata.version("gym-fed") == gym_fed.__version__ == sys.argv[1]
 
 
 def main(words: Sequence[str]) -> None:
-    """Run the steps, in the order of their cost."""
+    """Run the steps, cheapest first."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.release", description=(__doc__ or "").split("\n")[0]
     )
@@ -77,7 +77,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def extras_of(root: Path) -> list[str]:
-    """Return the extras of the package, without that of developers."""
+    """Return the extras of the package, except the one for developers."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [name for name in project["optional-dependencies"] if name != "dev"]
 
@@ -96,7 +96,7 @@ def try_extra(wheel: Path, extra: str, number: str) -> None:
     _run(python, "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), wanted)
     _run(python, "-m", "pip", "check")
     _run(python, "-I", "-c", _PROBE, number)
-    shutil.rmtree(folder)  # each holds torch
+    shutil.rmtree(folder)  # each contains torch
     print(f"release: {wanted} installs and imports", flush=True)
 
 
@@ -107,7 +107,9 @@ def build_image(builder: str, target: str, number: str, options: Sequence[str]) 
         SystemExit: If it cannot be built.
     """
     name = f"gym-fed-{target}:{number}"
-    docker_format = ["--format", "docker"] if builder == "buildah" else []  # OCI has no health checks
+    docker_format = (
+        ["--format", "docker"] if builder == "buildah" else []
+    )  # the OCI format has no health checks
     place = ["--target", target, "-f", "deploy/docker/Dockerfile", "-t", name]
     _run(builder, "build", *docker_format, *options, *place, ".")
     return name

@@ -1,8 +1,8 @@
-"""Writes the rows of the suites `tiny` and `tools`, the same bytes every time; `--check` only compares.
+"""Write the rows of the suites `tiny` and `tools`, with the same bytes every time; `--check` only compares.
 
     python -m tools.tiny_suite
 
-Every row is made here, from words and numbers of this file and the text tasks of `gym data tasks`: CC0.
+Every row is generated from the words and numbers in this file and the text tasks of `gym data tasks`; they are CC0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 def files() -> dict[str, bytes]:
-    """Content by path below ``FOLDER``."""
+    """Return the content of every file by its path below ``FOLDER``."""
     rows = {
         "tiny/text/test.jsonl": list(text()),
         "tiny/arithmetic/test.jsonl": arithmetic(),
@@ -53,17 +53,17 @@ def files() -> dict[str, bytes]:
 
 
 def text() -> Iterator[Row]:
-    """Held-out prompts of every text task of the package."""
+    """Yield held-out prompts of every text task of the package."""
     for name in TASKS.names():
         if not TASKS.type_of(name).__module__.startswith("gym_fed."):
-            continue  # another package's
+            continue  # a task of another package
         drawn = {row["messages"][0]["content"]: row for row in generate(name, 400, seed=18, split="heldout")}
         for prompt, row in list(drawn.items())[:TEXT_ROWS]:
             yield {"task": name, "question": prompt, "answer": row["messages"][1]["content"]}
 
 
 def arithmetic() -> list[Row]:
-    """60 rows: sums, differences and products."""
+    """Return 60 rows with sums, differences and products."""
     rng = random.Random("arithmetic")
     found: dict[str, Row] = {}
     while len(found) < 60:
@@ -82,7 +82,7 @@ def arithmetic() -> list[Row]:
 
 
 def cloze() -> list[Row]:
-    """60 rows: sentences whose last word is one of four."""
+    """Return 60 sentences, each with four choices for the last word."""
     rng = random.Random("cloze")
     rows: list[Row] = []
     for kind, members in KINDS.items():
@@ -115,7 +115,7 @@ def cloze() -> list[Row]:
 
 
 def choice() -> list[Row]:
-    """40 rows: numbers, the calendar, the alphabet, the odd one out."""
+    """Return 40 rows about numbers, the calendar, the alphabet and the odd one out."""
     rng = random.Random("choice")
     rows: list[Row] = []
     for _ in range(10):
@@ -152,7 +152,7 @@ def _of_four(rng: random.Random, question: str, right: str, others: list[str]) -
 
 
 def code() -> list[Row]:
-    """20 rows: a head and docstring, a solution, and a function `check` as HumanEval's."""
+    """Return 20 rows with a signature and docstring, a solution, and a function `check` as in HumanEval."""
     assert len(FUNCTIONS) == 20
     rows = []
     for head, what, solution, tests in FUNCTIONS:
@@ -169,7 +169,7 @@ def code() -> list[Row]:
 
 
 def refusal() -> list[Row]:
-    """20 rows: ten harmful requests, without any detail, and ten benign ones that sound like them."""
+    """Return 20 rows: ten harmful requests, without any detail, and ten benign ones that sound similar."""
     pairs = zip(HARMFUL, BENIGN, strict=True)
     rows = []
     for harmful, benign in pairs:
@@ -249,7 +249,7 @@ CALLS = [
 
 
 def calls() -> list[Row]:
-    """40 rows: a function's description, a request, a right call, and the JSON Schema of every allowed call."""
+    """Return 40 rows: a function's description, a request, a correct call, and the JSON Schema of all allowed calls."""
     rng = random.Random("calls")
     rows = []
     for number in range(40):

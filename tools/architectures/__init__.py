@@ -1,1 +1,1 @@
-"""Check every language model class of transformers here with a tiny random model, and write docs/support.md."""
+"""Check every language model class of transformers with a tiny random model, and write docs/support.md."""

@@ -4,8 +4,8 @@
     python -m tools.architectures --only LlamaForCausalLM --columns load api
     python -m tools.architectures --write              write the table from the results
 
-Every class is checked in a child process with limits of time and memory. The results are appended to a JSON lines file,
-so that a stopped check resumes; the last result of a class and column counts.
+Every class is checked in a child process with limits on time and memory. The results are appended to a JSON lines file,
+so that a stopped check can resume; the last result for a class and column counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEEDS = {
     "api of lora": ("full", "lora", "delta", "variant"),
     "export": ("lora",),
 }
-"""Columns whose results others use."""
+"""The columns on whose results other columns depend."""
 
 
 def main() -> int:
@@ -90,7 +90,7 @@ def is_chosen(
 
 
 def _warm_up() -> None:
-    """Check one class in this process, so that the forked children have everything imported."""
+    """Check one class in this process, so that forked children inherit all imports."""
     import torch
     import transformers
 
@@ -106,7 +106,7 @@ def _warm_up() -> None:
 
 
 def _in_child(architecture: Architecture, options: argparse.Namespace) -> dict[str, Any]:
-    """Check one class in a forked process; a column that it did not reach is a fault."""
+    """Check one class in a forked process; a column that it does not reach counts as a fault."""
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
     columns = [column for column in COLUMNS if not options.columns or column in options.columns]

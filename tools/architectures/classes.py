@@ -10,7 +10,7 @@ _MAPPINGS = {
     "image": ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",),
     "sound": ("MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
 }
-"""transformers' tables by the inputs that their classes read besides text."""
+"""The auto classes of transformers, by the input that their models read besides text."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Architecture:
 
 
 def architectures() -> list[Architecture]:
-    """Return every class once. A class of several tables counts for the richest input."""
+    """Return every class once. A class in several tables is listed for its richest input."""
     from transformers.models.auto import modeling_auto
 
     reads: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Write a tiny random model of a class as a model folder: weights, config, tokenizer and processor."""
+"""Write a tiny random model of a class to a model folder: weights, config, tokenizer and processor."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tools.architectures.processors import save_processor
 from tools.architectures.shrinking import EOS, PAD, VOCABULARY, tiny_config
 
 MAX_PARAMETERS = 40_000_000
-"""A class whose tiny model is larger is left out; a correction in ``OVERRIDES`` makes it smaller."""
+"""Maximum size of a tiny model. A class with a larger one is skipped; ``OVERRIDES`` can make it smaller."""
 _NOISE = 0.05
 
 
 class NotTriedError(Exception):
-    """A check could not be made; the text says why."""
+    """A check could not be run, for the reason in the message."""
 
 
 def make_folder(architecture: Architecture, folder: Path) -> tuple[Any, str]:
-    """Write the folder; return the model in memory, the same one at every call, and why it has no processor.
+    """Write the folder; return the model in memory, which is the same in every call, and why it has no processor.
 
     Raises:
         NotTriedError: If no tiny model of the class can be built.
@@ -47,7 +47,7 @@ def make_folder(architecture: Architecture, folder: Path) -> tuple[Any, str]:
                 weight.add_(torch.randn_like(weight) * _NOISE)
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
-                module.weight[module.padding_idx] = 0.0  # some classes do so whenever they are loaded
+                module.weight[module.padding_idx] = 0.0  # some classes do this whenever they are loaded
     model.tie_weights()
     ids = torch.tensor([[1, 2, 3, 4, 5, 6]])
     try:
@@ -70,6 +70,6 @@ def make_folder(architecture: Architecture, folder: Path) -> tuple[Any, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, after the name of its class."""
+    """Return the name of an error's class and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Build a processor of a model type around the tiny tokenizer, as far as its image processor runs here."""
+"""Build the processor of a model type around the tiny tokenizer, if its image processor runs on this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TOKENS = {
     "global_image_token": "<global-img>",
     "end_of_utterance_token": "<end_of_utterance>",
 }
-"""Names under which processors look up their placeholders in a tokenizer, and tokens for them."""
+"""Tokenizer attributes in which processors look up their placeholders, and the tokens for them."""
 _LITERAL = ("<|image_pad|>", "<|video_pad|>", "<|image|>", "<|video|>", "<|audio|>")
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
@@ -56,7 +56,7 @@ _TEMPLATE = (
 
 
 def save_processor(model_type: str, tokenizer: Any, folder: Path) -> str:
-    """Write the processor of a model type into a model folder; return why it cannot be built, or ``""``."""
+    """Write the processor of a model type to a model folder; return why it cannot be built, or ``""``."""
     from gym_fed.base.modeling.processors import without_torchvision
 
     try:

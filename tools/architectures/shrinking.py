@@ -1,4 +1,4 @@
-"""Build a tiny config of any model class: the class's own defaults with small sizes, and corrections as data."""
+"""Build a tiny config for any model class: the defaults of the class with small sizes, and a table of corrections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 VOCABULARY = 320
-"""Rows of the embeddings: the tokenizer's tokens, and the ids of image, audio and other placeholders."""
+"""Number of embedding rows: one per token of the tokenizer, and for the ids of image, audio and other placeholders."""
 _FIRST_PLACEHOLDER = 270
 PAD, BOS, EOS = 256, 257, 258
 PLACEHOLDERS = {
@@ -15,7 +15,7 @@ PLACEHOLDERS = {
     **dict.fromkeys(("video_token_id", "video_token_index"), 263),
     **dict.fromkeys(("audio_token_id", "audio_token_index"), 264),
 }
-"""Ids of the first tokens that ``processors.py`` adds to the tokenizer."""
+"""The first token ids that ``processors.py`` adds to the tokenizer."""
 
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "pad_vocab_size"), VOCABULARY),
@@ -85,7 +85,7 @@ SIZES: dict[str, Any] = {
     "num_mel_bins": 16,
     **dict.fromkeys(("max_source_positions",), 64),
 }  # fmt: skip
-"""Sizes by the names that transformers' configs give them."""
+"""Sizes, by their names in transformers' configs."""
 
 _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -134,11 +134,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attention_hidden_size": 128, "attention_head_dim": 32, "num_key_value_heads": 4,
     },
 }  # fmt: skip
-"""Corrections by the config's class, applied to the config of that class wherever it is nested; None removes a key."""
+"""Corrections by config class, applied to every config of that class, nested ones included; None removes a key."""
 
 
 def tiny_config(config_class: Any) -> Any:
-    """Return a config of this class with a layer of each kind, at least two."""
+    """Return a config of this class with one layer of each kind, but at least two layers."""
     return _shrunk(config_class())
 
 
@@ -157,7 +157,7 @@ def _shrunk(default: Any) -> Any:
             values[key] = _FIRST_PLACEHOLDER + len(
                 [name for name in values if name.endswith(("_id", "_index"))]
             )
-    if "kv_lora_rank" in own:  # latent attention: every head has its own keys
+    if "kv_lora_rank" in own:  # with latent attention, every head has its own keys
         values["num_key_value_heads"] = SIZES["num_attention_heads"]
         values.pop("head_dim", None)
     values |= _layers(default, own)
@@ -179,13 +179,13 @@ def _shrunk(default: Any) -> Any:
 
 
 def _has_mrope(config_class: Any) -> bool:
-    """Return True if the model's code splits rotary dimensions into sections, by sizes that fit no tiny head."""
+    """Return True if the model's code splits rotary dimensions into sections of sizes that do not fit a tiny head."""
     module = importlib.import_module(config_class.__module__.replace("configuration_", "modeling_"))
     return "mrope_section" in inspect.getsource(module)
 
 
 def _layers(default: Any, own: dict[str, Any]) -> dict[str, Any]:
-    """Keep one layer of each kind in the lists that have an entry per layer."""
+    """Keep one layer of each kind in the lists with an entry per layer."""
     number = getattr(default, "num_hidden_layers", None)
     lists = {k: v for k, v in own.items() if isinstance(v, list | tuple) and len(v) == number and number}
     if not lists:

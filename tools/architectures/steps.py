@@ -1,4 +1,4 @@
-"""The checks of one model class. Each compares numbers with transformers or PEFT, and raises if they differ."""
+"""The checks of a model class. Each compares numbers with those of transformers or PEFT, and raises if they differ."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ NEW_TOKENS = 6
 _KV_BYTES = 64 << 20
 _NO_PIECES = ("no tokenizer of pieces", "tokenizer.model")
 _LOST = {"full": 0.9, "lora": 1e-3}
-"""Largest part of a run's squared change that its delta may lose: one bit per weight, and factors in 16 bits."""
+"""Maximum share of a run's squared change that its delta may lose: with one bit per weight, and with 16-bit factors."""
 _LARGEST_PART_LOST = 0.1
-"""Largest part of a run's change of the logits that an export may lose."""
+"""Maximum share of a run's change of the logits that an export may lose."""
 COLUMNS = (
     "load",
     "full",
@@ -59,7 +59,7 @@ class Checks:
         self._runs: dict[str, Any] = {}
 
     def run(self, column: str) -> str:
-        """Make the check of a column, and describe its result."""
+        """Run the check of a column, and describe its result."""
         text = self._run(column)
         return text.replace(f"{self.folder}/", "")
 
@@ -86,7 +86,7 @@ class Checks:
         require_close(_logits(self._loaded()), _logits(self._original), "logits")
 
     def check_full(self) -> None:
-        """Train all weights for two steps; the first loss must be that of the model's own logits."""
+        """Train all weights for two steps; the first loss must match the model's own logits."""
         self._train("full")
 
     def check_lora(self) -> None:
@@ -94,7 +94,7 @@ class Checks:
         require_unchanged(self._train("lora").unload(), self._loaded())
 
     def check_delta(self) -> None:
-        """Encode both runs; the decoded LoRA factors must give the merged model."""
+        """Encode both runs; the decoded LoRA factors must reproduce the merged model."""
         from gym_fed.delta.base import BaseSpec
         from gym_fed.delta.file import DeltaFile, apply_delta
         from gym_fed.quantization.config import CalibratedPolicy
@@ -115,7 +115,7 @@ class Checks:
                 raise AssertionError(f"the delta of the {run} run loses {left:.2f} of the squared change")
 
     def check_variant(self) -> None:
-        """Add both deltas to a store, and read them back."""
+        """Add both deltas to a store and read them back."""
         from gym_fed.serving.store.signing import sign_variant
         from gym_fed.serving.store.store import VariantStore
         from gym_fed.trust.identity.keys import SigningKey
@@ -181,7 +181,7 @@ class Checks:
         require_close(_logits(model), _logits(tuned), "logits of the exported model", before=before)
 
     def check_gguf(self) -> None:
-        """Export the base as GGUF; the export reads the file back in a new process, and compares."""
+        """Export the base as GGUF; the export reads the file back in a new process and compares the logits."""
         from gym_fed.export.formats.base import Options
         from gym_fed.export.run import export
         from gym_fed.export.source import open_source
@@ -216,7 +216,7 @@ class Checks:
         return result.model
 
     def _tuned(self, run: str) -> Any:
-        """Load the finished run from its folder, merged."""
+        """Load the finished run from its folder, with adapters merged."""
         from gym_fed.base.modeling.adapters import merged
 
         if run not in self._runs:
@@ -270,7 +270,7 @@ def _generated(model: Any) -> list[int]:
 
     ids = torch.tensor([PROMPT])
     model.generation_config.forced_eos_token_id = (
-        None  # BART's last token is always the end, whatever the logits
+        None  # BART forces its last token to be the end, whatever the logits
     )
     with torch.inference_mode():
         found = model.generate(
@@ -290,7 +290,7 @@ def _logits(model: Any) -> Any:
 def _own_losses(model: Any, tokenizer: Any) -> tuple[float, float]:
     """Return the mean loss of ``ROWS`` per token as the model returns it for a padded batch, and from its logits.
 
-    They differ by the loss of routers, and in a class that does not ignore padding.
+    They differ by the routers' loss, and in classes that do not ignore padding.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -309,7 +309,7 @@ def _own_losses(model: Any, tokenizer: Any) -> tuple[float, float]:
         loss = float(cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()))
         try:
             own = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False, **routers).loss
-        except ValueError:  # GIT counts the tokens of a picture that is not there
+        except ValueError:  # GIT also counts the tokens of an image, which is missing here
             return loss, loss
     return float(own), loss
 
@@ -334,7 +334,7 @@ def require_close(found: Any, wanted: Any, what: str, before: Any = None) -> Non
 
 
 def require_unchanged(trained: Any, base: Any) -> None:
-    """Require that training an adapter left every weight of its base as it is in the folder."""
+    """Require that training an adapter left every weight of its base unchanged."""
     import torch
 
     own = dict(trained.named_parameters())
@@ -359,7 +359,7 @@ def _require_equal(found: list[int], wanted: list[int]) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """Return the last line of this repository, and the last line of all, that an error passed."""
+    """Return the last source line of this repository in an error's traceback, and the last line of all."""
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)

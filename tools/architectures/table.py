@@ -25,7 +25,7 @@ HEADS = {
     "gguf": "GGUF",
 }
 KINDS = {"works": "works", "refused": "refused", "not tried": "not tried", "FAULT": "fault"}
-"""Beginnings of results, and how the page calls them."""
+"""Prefixes of results, and the words for them on the page."""
 _READS = {"text": "Text", "image": "Images and text", "sound": "Sound and text"}
 _MAX_REASON = 110
 _QUOTED = re.compile(r"'[\w./-]+'|\[[\d, ]*\]")
@@ -37,7 +37,7 @@ _TYPE = re.compile(r"(is an? |not read |transformers reads )\w+")
 
 
 def results_of(path: Path) -> dict[str, dict[str, str]]:
-    """Return the cells of every class in a file of results; a later cell replaces an earlier one."""
+    """Return the cells of every class from a file of results; a later cell replaces an earlier one."""
     cells: dict[str, dict[str, str]] = {}
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -47,13 +47,13 @@ def results_of(path: Path) -> dict[str, dict[str, str]]:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Remove the last line of a file of results if it is incomplete: a check was stopped while it wrote."""
+    """Remove the last line of a file of results if it is incomplete because a check was stopped while writing it."""
     if path.is_file() and (text := path.read_bytes()) and not text.endswith(b"\n"):
         path.write_bytes(text[: text.rfind(b"\n") + 1])
 
 
 def write_page(results: Path, architectures: list[Architecture]) -> None:
-    """Replace the table of the page."""
+    """Replace the table on the page."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
     text = table(results_of(results), architectures)
@@ -61,7 +61,7 @@ def write_page(results: Path, architectures: list[Architecture]) -> None:
 
 
 def page_kinds(name: str) -> dict[str, str]:
-    """Return how the page calls the result of each column for a class; empty for a class that it does not have."""
+    """Return the page's word for the result of each column for a class; empty for a class that is not on the page."""
     row = re.search(rf"^\| `{name}` \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     return (
         {}
@@ -71,10 +71,10 @@ def page_kinds(name: str) -> dict[str, str]:
 
 
 def kind_of(text: str) -> str:
-    """Return how the page calls a result; a missing one, the empty text, was not tried.
+    """Return the page's word for a result; an empty result was not tried.
 
     Raises:
-        ValueError: The text does not begin with a kind of result.
+        ValueError: If the text does not begin with a kind of result.
     """
     for kind, word in KINDS.items():
         if text.startswith(kind):
@@ -119,7 +119,7 @@ def _row(architecture: Architecture, cells: dict[str, str], reasons: dict[str, i
 
 
 def _cell(text: str, reasons: dict[str, int]) -> str:
-    """Return a cell: what the page calls it, and the number of its reason."""
+    """Return a cell: the word for the result, and the number of its reason."""
     kind = kind_of(text)
     reason = text.partition("(")[2].removesuffix(")")
     if kind == "works" or not reason:

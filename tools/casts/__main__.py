@@ -2,8 +2,8 @@
 
     python -m tools.casts [--environment FOLDER] [--only PERSON]
 
-Each script is typed into a terminal of 80 columns, in an empty home. The pictures go to docs/casts/, the seconds into
-the page. A command that fails ends all of it, and nothing is written.
+Each script is typed into a terminal with 80 columns, in an empty home folder. The pictures are written to docs/casts/
+and the times to the page. If a command fails, the recording stops and nothing is written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tools.casts.people import (
 
 
 def main() -> None:
-    """Play, draw and write."""
+    """Play the scripts, draw the casts, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m tools.casts", description=__doc__.splitlines()[0])
     parser.add_argument("--environment", type=Path, help="made there, or taken where it is there already")
     parser.add_argument("--only", choices=[person.script for person in PEOPLE], help="one person's scene")

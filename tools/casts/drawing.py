@@ -1,6 +1,6 @@
-"""A terminal's lines as one SVG in greys: they appear in their order, and stand still where motion is unwelcome.
+"""Draw the lines of a terminal as a grey SVG: they appear one by one, or at once if the reader prefers reduced motion.
 
-A browser need not pass that wish on to a picture within a page. The fragment ``#still`` of the file's address does.
+Browsers may not apply that preference to an image in a page; the fragment ``#still`` in the file's URL does.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rich.text import Text
 from tools.casts.terminal import COLUMNS, Line
 
 MOST_WAIT_SECONDS = 0.4
-"""Longer waits between two lines are cut to this; the page has the real seconds."""
+"""Maximum delay between two lines; longer waits are shortened to it. The page has the real times."""
 FRAME = " │"
 GREYS = TerminalTheme((24, 24, 24), (216, 216, 216), [(160, 160, 160)] * 8, [(216, 216, 216)] * 8)
 SECRETS = re.compile(r"gym://|token=|PRIVATE KEY|BEGIN CERTIFICATE|\bsk-")
-"""Patterns that no picture may show: invites, login links, keys."""
+"""Patterns of secrets that no picture may show: invites, login links and keys."""
 
 FORMAT = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
@@ -42,16 +42,16 @@ DELAYS
 
 
 def drawn(name: str, lines: Sequence[Line], short: Mapping[str, str], never: Sequence[str] = ()) -> str:
-    """The lines as SVG.
+    """Return the lines as SVG.
 
     Args:
         name: Prefix of the ids and classes in the file.
-        lines: What the terminal showed.
-        short: Paths of this machine, and what stands for each.
-        never: Texts that no line may show, such as other paths of this machine.
+        lines: The lines on the terminal.
+        short: Paths on this machine, and a replacement for each.
+        never: Texts that no line may contain, such as other paths on this machine.
 
     Raises:
-        ValueError: The lines show a secret, or one of ``never``.
+        ValueError: If the lines contain a secret, or one of ``never``.
     """
     console = Console(
         record=True,
@@ -66,18 +66,18 @@ def drawn(name: str, lines: Sequence[Line], short: Mapping[str, str], never: Seq
         for stretch, is_bold in _shortened(line.parts, short):
             text.append(stretch, style="bold" if is_bold else "")
         console.print(text, soft_wrap=True, highlight=False)
-    console.print()  # rich makes no place for the last line
+    console.print()  # rich reserves no space for the last line
     shown = console.export_text(clear=False)
     for pattern in (SECRETS.pattern, *map(re.escape, never)):
-        if found := re.search(pattern, shown.replace("\n", "")):  # a line's end may cut a path
+        if found := re.search(pattern, shown.replace("\n", "")):  # a path may be split over two lines
             raise ValueError(f"a cast of {name} would show {found[0]!r}")
     svg = console.export_svg(theme=GREYS, code_format=FORMAT, unique_id=name)
-    svg = re.sub(r"<text [^>]*>\n</text>", "", svg)  # the ends of lines, which rich draws
+    svg = re.sub(r"<text [^>]*>\n</text>", "", svg)  # line ends, which rich draws as text
     return svg.replace("DELAYS", "\n".join(_delays(name, lines)))
 
 
 def _shortened(parts: Iterable[tuple[str, bool]], short: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """With other words for some; a frame on the right stays where it was."""
+    """Yield the parts with paths replaced; the right border of a frame stays in its column."""
     for stretch, is_bold in parts:
         shorter = stretch
         for path, instead in short.items():
@@ -88,7 +88,7 @@ def _shortened(parts: Iterable[tuple[str, bool]], short: Mapping[str, str]) -> I
 
 
 def _delays(name: str, lines: Sequence[Line]) -> list[str]:
-    """When each line appears: as in the recording, but for waits that are cut."""
+    """Return the CSS delay of each line: its time in the recording, with long waits shortened."""
     rules, now, before = [], 0.0, 0.0
     for number, line in enumerate(lines):
         now += min(max(line.second - before, 0.0), MOST_WAIT_SECONDS)

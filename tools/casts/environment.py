@@ -1,4 +1,4 @@
-"""A new virtual environment with the project's wheel in it, as a newcomer makes one."""
+"""Create a new virtual environment with the project's wheel, as a new user would."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 EXTRA = "eval"
-"""Extras that docs/quickstart.md names: `gym eval`, and openai's client."""
+"""The extra that docs/quickstart.md installs, with `gym eval` and OpenAI's client."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A new environment.
+    """A new virtual environment.
 
     Attributes:
-        folder: Of the environment.
-        install_seconds: What the installation of the wheel and all that it needs took.
-        packages: How many distributions it has.
+        folder: Folder of the environment.
+        install_seconds: Time to install the wheel and its dependencies.
+        packages: Number of installed distributions.
     """
 
     folder: str
@@ -33,11 +33,11 @@ class Environment:
 
     @property
     def bin(self) -> Path:
-        """Folder of its commands."""
+        """The folder with its commands."""
         return Path(self.folder, "bin")
 
     def variables(self, home: Path) -> dict[str, str]:
-        """All that a shell of this environment knows, with an empty home: no variable of the caller."""
+        """Return all variables of a shell in this environment with this home, without those of the caller."""
         return {
             "HOME": str(home),
             "PATH": f"{self.bin}{os.pathsep}{os.defpath}",
@@ -47,16 +47,16 @@ class Environment:
 
 
 def fresh(folder: Path) -> Environment:
-    """Build the wheel of this checkout and install it; an environment that an earlier call made there is taken.
+    """Build the wheel of this checkout and install it; reuse the environment that an earlier call created there.
 
     Raises:
-        subprocess.CalledProcessError: The wheel cannot be built or installed; what pip printed is shown.
+        subprocess.CalledProcessError: If the wheel cannot be built or installed; pip's output is printed.
     """
     record = folder / "environment.json"
     if record.exists():
         return Environment(**json.loads(record.read_text(encoding="utf-8")))
     folder.mkdir(parents=True, exist_ok=True)
-    # By way of the sdist, so that nothing of an earlier build in this checkout gets into the wheel.
+    # The wheel is built from the sdist, so that it contains nothing of an earlier build in this checkout.
     pinned = {"PIP_CONSTRAINT": CONSTRAINTS.name, "PIP_BUILD_CONSTRAINT": CONSTRAINTS.name}
     _run([sys.executable, "-m", "build", "--outdir", str(folder / "dist"), "."], pinned)
     (wheel,) = (folder / "dist").glob("*.whl")

@@ -1,4 +1,4 @@
-"""The casts and their seconds in docs/quickstart.md."""
+"""Update the casts and their times in docs/quickstart.md."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ END = "<!-- until here, by tools/casts -->\n"
 
 
 def begin(person: Person) -> str:
-    """The line before a person's cast."""
+    """Return the marker line before a person's cast."""
     return f"<!-- cast of {person.script}, by tools/casts -->\n"
 
 
 def section(played: Played, environment: Environment) -> str:
-    """A person's picture, and what it took."""
+    """Return the picture of a person's cast, and the time that it took."""
     file = f"casts/{played.person.script}.svg"
     return (
         f'<picture><source media="(prefers-reduced-motion: reduce)" srcset="{file}#still">'
@@ -27,7 +27,7 @@ def section(played: Played, environment: Environment) -> str:
 
 
 def written(text: str, played: Played, environment: Environment) -> str:
-    """The page's text with a person's section replaced."""
+    """Return the text of the page with a person's section replaced."""
     before, rest = text.split(begin(played.person))
     _, after = rest.split(END, 1)
     return f"{before}{begin(played.person)}{section(played, environment)}{END}{after}"

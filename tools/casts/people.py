@@ -1,4 +1,4 @@
-"""Four people, the script that each types, and the scenes in which they do."""
+"""Play the scripts of four people in terminals, alone or as coordinator and contributor."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tools.casts.terminal import Line, Terminal, Typed
 
 SCRIPTS = ROOT / "tests" / "newcomer"
 STAYS = "# stays"
-"""After a command that keeps its terminal; what follows it is typed into another one."""
+"""Marks a command that keeps running in its terminal; the commands after it are typed into another one."""
 LISTENS = "listens on"
 SERVES = "Ctrl-C exits"
 
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody who comes to the project for the first time.
+    """A person who uses the project for the first time.
 
     Attributes:
-        script: The name of their script, without suffix.
-        headings: Theirs in docs/quickstart.md.
-        picture: What their cast shows, for those who do not see it.
-        files: What the page shows as a file to save; it is next to the script.
+        script: Name of the person's script, without suffix.
+        headings: The person's headings in docs/quickstart.md.
+        picture: Description of the cast, for readers who cannot see it.
+        files: Files that the page tells the reader to save; they are in the folder of the scripts.
     """
 
     script: str
@@ -36,7 +36,7 @@ class Person:
     files: tuple[str, ...] = ()
 
     def commands(self) -> list[str]:
-        """Lines that the person types."""
+        """Return the lines that the person types."""
         lines = (SCRIPTS / f"{self.script}.sh").read_text(encoding="utf-8").splitlines()
         return [line for line in lines if line and not line.startswith("#")]
 
@@ -67,14 +67,14 @@ PEOPLE = (ALONE, VARIANT_OWNER, COORDINATOR, CONTRIBUTOR)
 
 @dataclass
 class Played:
-    """Result of a person's script.
+    """The result of playing a person's script.
 
     Attributes:
-        person: Who.
-        home: Their home folder.
-        folder: Where they typed.
-        seconds: From the first command to the end of the last.
-        terminals: What they typed into, in the order in which they opened them.
+        person: The person.
+        home: The person's home folder.
+        folder: Working folder of the commands.
+        seconds: Time from the first command to the end of the last.
+        terminals: The terminals, in the order in which they were opened.
     """
 
     person: Person
@@ -85,15 +85,15 @@ class Played:
 
     @property
     def typed(self) -> list[Typed]:
-        """All commands, in order."""
+        """The commands of all terminals, in order."""
         return [typed for terminal in self.terminals for typed in terminal.typed]
 
     def shown(self) -> str:
-        """All that the terminals showed."""
+        """Return the text of all terminals."""
         return "\n".join(terminal.text() for terminal in self.terminals)
 
     def lines(self) -> list[Line]:
-        """All that the terminals showed, one after the other."""
+        """Return the lines of all terminals, one terminal after the other."""
         found: list[Line] = []
         for terminal in self.terminals:
             lines = terminal.lines()
@@ -110,7 +110,8 @@ class Played:
 def moved_in(
     person: Person, environment: Environment, place: Path
 ) -> Iterator[tuple[Played, Callable[[], Terminal]]]:
-    """A new home for a person, and terminals in an empty folder of it; the clock runs until the end."""
+    """Create a home for a person, and open terminals in an empty folder of it; the time is taken until the block
+    ends."""
     home = place / person.script
     folder = home / "gym"
     folder.mkdir(parents=True)
@@ -130,7 +131,7 @@ def play(person: Person, environment: Environment, place: Path) -> Played:
     """Type a person's script.
 
     Raises:
-        RuntimeError: A command failed, or took longer than ten minutes.
+        RuntimeError: If a command fails or takes longer than ten minutes.
     """
     with moved_in(person, environment, place) as (played, terminal):
         _type(person.commands(), terminal)
@@ -138,10 +139,10 @@ def play(person: Person, environment: Environment, place: Path) -> Played:
 
 
 def play_round(environment: Environment, place: Path) -> tuple[Played, Played]:
-    """A coordinator runs a hub; once it listens, a friend contributes.
+    """Play a coordinator who runs a hub, and a contributor who joins as soon as it listens.
 
     Returns:
-        What came of the coordinator's script, and of the contributor's.
+        The results of the coordinator's and the contributor's script.
     """
     with moved_in(COORDINATOR, environment, place) as (played, terminal):
         here = terminal()

@@ -1,4 +1,4 @@
-"""A terminal of 80 columns in which a person types commands, and all that it showed, with the second of each line."""
+"""Run commands in a terminal of 80 columns, and record its lines with their times."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ import pyte
 
 COLUMNS, ROWS = 80, 24
 SCROLL_BACK = 2000
-"""Lines of a terminal that are kept; pyte draws on all of them, programs know of ``ROWS``."""
+"""Number of terminal lines to keep. pyte's screen has all of them; programs are told that it has ``ROWS``."""
 QUESTION = b"[y/N]"
 ENOUGH_SECONDS = 600.0
-"""A newcomer has ten minutes; a command that takes longer than that ends the scene."""
+"""Time limit of a command; a longer one stops the recording."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line as the terminal showed it in the end.
+    """The final state of a line of the terminal.
 
     Attributes:
-        second: When it last changed, since the terminal was opened.
-        parts: Its text, in stretches, and whether each is bold.
+        second: Time of its last change, in seconds since the terminal was opened.
+        parts: Its text as parts of one style, each with True if it is bold.
     """
 
     second: float
@@ -41,20 +41,20 @@ class Line:
 
     @property
     def text(self) -> str:
-        """Without its style."""
+        """The text without style."""
         return "".join(text for text, _ in self.parts)
 
 
 @dataclass
 class Typed:
-    """A command that was typed.
+    """A command that was typed into a terminal.
 
     Attributes:
-        command: As the script has it.
-        seconds: From Enter to its end.
-        silence: The longest stretch of it in which the terminal showed nothing new, in seconds.
-        status: Its exit status; None while it runs.
-        shown: All its output, with control sequences.
+        command: The command line, as in the script.
+        seconds: Time from Enter to the end of the command.
+        silence: Longest time without new output, in seconds.
+        status: Exit status; None while the command runs.
+        shown: The output, with control sequences.
     """
 
     command: str
@@ -65,12 +65,12 @@ class Typed:
 
 
 class Terminal:
-    """One terminal: a working folder, an environment, and a screen.
+    """A terminal with a working folder, an environment and a screen.
 
     Args:
-        folder: Where commands run.
-        variables: All environment variables that they see.
-        began: The clock of ``time.monotonic`` from which lines are timed; several terminals of a scene share one.
+        folder: Working folder of the commands.
+        variables: All environment variables of the commands.
+        began: Start of the recording on the clock of ``time.monotonic``; terminals of one recording share it.
     """
 
     def __init__(self, folder: Path, variables: dict[str, str], began: float | None = None) -> None:
@@ -83,29 +83,29 @@ class Terminal:
         self._changed: dict[int, float] = {}
 
     def type(self, command: str) -> Running:
-        """Type a command and press Enter; every question of it is answered with ``y``."""
+        """Type a command and press Enter; each of its questions is answered with ``y``."""
         self._feed(f"\x1b[0;1m$ {command}\x1b[0m\r\n".encode())
         found = Typed(command)
         self.typed.append(found)
         return Running(self, found)
 
     def run(self, command: str) -> Typed:
-        """Type a command and wait for its end.
+        """Type a command and wait until it ends.
 
         Raises:
-            RuntimeError: It failed.
+            RuntimeError: If it fails.
         """
         return self.type(command).wait()
 
     def lines(self) -> list[Line]:
-        """All that was shown, in the order of the screen."""
+        """Return all lines of the screen, in order."""
         last = max((row for row, cells in self._screen.buffer.items() if _parts(cells)), default=-1)
         return [
             Line(self._changed.get(row, 0.0), _parts(self._screen.buffer[row])) for row in range(last + 1)
         ]
 
     def text(self) -> str:
-        """All that was shown, without style."""
+        """Return the text of all lines, without style."""
         return "\n".join(line.text for line in self.lines())
 
     def _feed(self, data: bytes) -> None:
@@ -116,7 +116,7 @@ class Terminal:
 
 
 class Running:
-    """A command under way in a terminal; leaving the context ends it as Ctrl-C does."""
+    """A command that is running in a terminal; leaving the context interrupts it like Ctrl-C."""
 
     def __init__(self, terminal: Terminal, typed: Typed) -> None:
         self.typed = typed
@@ -148,10 +148,10 @@ class Running:
         self.interrupt()
 
     def wait_for(self, text: str) -> None:
-        """Wait until the command has shown a text.
+        """Wait until the command has printed a text.
 
         Raises:
-            RuntimeError: It ended without, or ten minutes passed.
+            RuntimeError: If the command ends without it, or ten minutes have passed.
         """
         while text not in self.typed.shown:
             if not self._reader.is_alive() and text not in self.typed.shown:
@@ -163,14 +163,14 @@ class Running:
 
     @property
     def is_alive(self) -> bool:
-        """True until the command has ended and all that it printed is shown."""
+        """True until the command has ended and all its output is on the screen."""
         return self._reader.is_alive()
 
     def wait(self) -> Typed:
-        """Wait for the end.
+        """Wait until the command ends.
 
         Raises:
-            RuntimeError: It failed, or ten minutes passed.
+            RuntimeError: If the command fails, or ten minutes have passed.
         """
         while self._reader.is_alive():
             self._refuse_if_late()
@@ -183,7 +183,7 @@ class Running:
         return self.typed
 
     def interrupt(self) -> None:
-        """Press Ctrl-C, where it still runs, and wait for the end."""
+        """Press Ctrl-C if the command is still running, and wait until it ends."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGINT)
         try:
@@ -207,12 +207,12 @@ class Running:
             )
 
     def _read(self) -> None:
-        """Show what the command prints, until the last writer has closed the terminal."""
+        """Show the command's output until the last writer has closed the terminal."""
         while True:
             select.select([self._master], [], [])
             try:
                 data = os.read(self._master, 65536)
-            except OSError:  # Linux: nobody holds the other end any more
+            except OSError:  # on Linux, no process has the other end open
                 data = b""
             now = time.monotonic()
             self.typed.silence = max(self.typed.silence, now - self._heard)
@@ -222,15 +222,13 @@ class Running:
             self._bytes += data
             self.typed.shown = self._bytes.decode(errors="replace")
             self._terminal._feed(data)
-            while (
-                self._bytes.count(QUESTION) > self._answered
-            ):  # what was typed before a question is not an answer
+            while self._bytes.count(QUESTION) > self._answered:  # answer a question only after it is asked
                 os.write(self._master, b"y\n")
                 self._answered += 1
 
 
 def _parts(cells: dict[int, pyte.screens.Char]) -> tuple[tuple[str, bool], ...]:
-    """A line of the screen as stretches of one style, without the blanks at its end."""
+    """Return a line of the screen as parts of one style, without trailing blanks."""
     width = max((column + 1 for column, cell in cells.items() if cell.data.strip()), default=0)
     found: list[tuple[str, bool]] = []
     for column in range(width):

@@ -1,1 +1,1 @@
-"""Checks of this repository's words and pages that no linter has. `make lint` runs ``python -m tools.checks``."""
+"""Checks of this repository's wording and pages, run by `make lint` as ``python -m tools.checks``."""

@@ -1,6 +1,6 @@
-"""Refuses retired words, classes that share a name, a long README, long sentences and dead links.
+"""Report retired words, classes that share a name, a long README, long sentences and dead links.
 
-``python -m tools.checks`` prints what breaks a rule, with exit status 1 if something does.
+``python -m tools.checks`` prints all violations, and exits with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def all_findings(root: Path) -> list[Finding]:
-    """Everything that breaks a rule under ``root``."""
+    """Return all violations below ``root``."""
     files = text_files(root)
     return [
         *retired_words(files),
@@ -30,7 +30,7 @@ def all_findings(root: Path) -> list[Finding]:
 
 
 def main() -> int:
-    """The exit status."""
+    """Print all violations, and return the exit status."""
     findings = all_findings(ROOT)
     print(*findings, sep="\n", end="\n" if findings else "")
     return bool(findings)

@@ -1,6 +1,6 @@
-"""No two classes of the packages share a name: a reader who searches for one finds one.
+"""Report classes of the packages that share a name, so that a search for a class has one result.
 
-A leading ``_`` does not make another name.
+Names that differ only in a leading ``_`` count as the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PACKAGES = ("gym_fed/", "server/gym_server/", "client/gym_client/", "quant/gym_q
 
 
 def repeated_classes(files: dict[str, str]) -> Iterator[Finding]:
-    """Each further definition of a class's name at the top level of a module."""
+    """Yield every repeated definition of a class name at the top level of a module."""
     places: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for file, text in files.items():
         if file.endswith(".py") and file.startswith(PACKAGES):

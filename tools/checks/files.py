@@ -1,4 +1,4 @@
-"""The files that are checked, and what is found in them."""
+"""List the files to check, and define a finding."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 ENDINGS = {".py", ".md", ".yaml", ".yml", ".toml", ".proto", ".c", ".cpp", ".h", ".sh"}
 NAMES = {"Makefile", "run"}
 NOT_OURS = {"_generated", "golden", "build", "dist", "node_modules"}
-"""Folders with generated code, recorded files and what builds leave behind."""
+"""Folders with generated code, recorded files and build outputs."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One violation: where it is, which rule it breaks, and what to do instead."""
+    """A violation: its location, the rule that it breaks, and what to do instead."""
 
     file: str
     line: int
@@ -25,7 +25,7 @@ class Finding:
 
 
 def text_files(root: Path) -> dict[str, str]:
-    """Every file of the checkout that people write, by its path from ``root``; in a tree without git, all of them."""
+    """Return all text files of the checkout by their path from ``root``, except those that git ignores."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root,

@@ -1,4 +1,4 @@
-"""Pages that can be read: a short README, short sentences, links that lead somewhere."""
+"""Check that pages are readable: a short README, short sentences, and links whose targets exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Blocks = list[tuple[int, str]]
 
 
 def prose(text: str) -> Blocks:
-    """Paragraphs, items of lists, headings and cells of tables, each with its first line; code is left out."""
+    """Return paragraphs, list items, headings and table cells, each with the number of its first line; code is
+    skipped."""
     blocks: Blocks = []
     open_code = fresh = False
     for number, raw in enumerate(text.splitlines(), 1):
@@ -41,7 +42,7 @@ def prose(text: str) -> Blocks:
 
 
 def plain(block: str) -> str:
-    """Words as they are read: a link is its text, a picture what stands for it, and code one word."""
+    """Return the text as read: a link counts as its text, an image as its alternative text, and code as one word."""
     text = re.sub(r"<!--.*?-->", "", block)
     text = re.sub(r'<img [^>]*alt="([^"]*)"[^>]*>', r"\1", text)
     text = re.sub(r"</?(?:picture|source)[^>]*>", "", text)
@@ -51,7 +52,7 @@ def plain(block: str) -> str:
 
 
 def sentences(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Every sentence as the line of its block and its words."""
+    """Yield the words of every sentence, with the line number of its block."""
     for number, block in prose(text):
         for sentence in re.split(r"(?<=[.!?])[)\"*_]*\s+(?=[\"(*_]*[A-Z0-9])", plain(block)):
             if words := re.findall(r"\w[\w'’.,/+-]*", sentence):
@@ -59,12 +60,12 @@ def sentences(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def pages(files: dict[str, str]) -> dict[str, str]:
-    """The pages in docs/ and the README."""
+    """Return the pages in docs/ and the README."""
     return {f: text for f, text in files.items() if f == "README.md" or re.fullmatch(r"docs/.+\.md", f)}
 
 
 def long_sentences(files: dict[str, str]) -> Iterator[Finding]:
-    """Sentences of the pages that nobody reads at once."""
+    """Yield the sentences of the pages that are too long."""
     for file, text in pages(files).items():
         for number, words in sentences(text):
             if len(words) > SENTENCE_WORDS:
@@ -74,13 +75,13 @@ def long_sentences(files: dict[str, str]) -> Iterator[Finding]:
 
 
 def mean_length(text: str) -> float:
-    """Words of a page's mean sentence; headings and cells of up to three words are none."""
+    """Return the mean number of words per sentence; headings and cells of up to three words do not count."""
     lengths = [len(words) for _, words in sentences(text) if len(words) > 3]
     return mean(lengths) if lengths else 0.0
 
 
 def slow_pages(files: dict[str, str]) -> Iterator[Finding]:
-    """Pages whose sentences are long on average."""
+    """Yield the pages whose sentences are too long on average."""
     for file, text in pages(files).items():
         if (length := mean_length(text)) > MEAN_WORDS:
             message = f"sentences of {length:.1f} words on average, {MEAN_WORDS} at most"
@@ -88,14 +89,14 @@ def slow_pages(files: dict[str, str]) -> Iterator[Finding]:
 
 
 def long_readme(files: dict[str, str]) -> Iterator[Finding]:
-    """A README of more words than a visitor reads, code and tables counted."""
+    """Yield a finding for every word of the README above the limit, code and tables included."""
     count = len(files.get("README.md", "").split())
     for _ in range(count - README_WORDS):
         yield Finding("README.md", 1, f"{count} words, {README_WORDS} at most: move some to docs/")
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors that a link may name after ``#``, as GitHub derives them from headings."""
+    """Return the anchors that links may use, as GitHub derives them from headings."""
     found: set[str] = set()
     for _, block in prose(text):
         if block.startswith("#"):
@@ -106,7 +107,7 @@ def anchors(text: str) -> set[str]:
 
 
 def links(text: str) -> Iterator[tuple[int, str]]:
-    """Relative targets of a page, with their lines; code is left out."""
+    """Yield the relative link targets of a page with their line numbers; code is skipped."""
     open_code = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip().startswith(CODE):
@@ -118,7 +119,7 @@ def links(text: str) -> Iterator[tuple[int, str]]:
 
 
 def dead_links(files: dict[str, str], root: Path) -> Iterator[Finding]:
-    """Relative links to files, or to headings, that are not there."""
+    """Yield relative links to files or headings that do not exist."""
     pages = {file: text for file, text in files.items() if file.endswith(".md")}
     for file, text in pages.items():
         for number, target in links(text):

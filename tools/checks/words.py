@@ -1,10 +1,10 @@
-"""Words that this project retired, and the field's own word for each.
+"""Report words that this project has retired, and the standard word for each.
 
-A word is looked for as a part of names and of prose: ``purse`` is found in ``purse_of``, ``PurseRow`` and "a purse",
-and not in "pursed". Only misleading words are listed: private names for what the field has a name for. Words that have
-a second, ordinary meaning (a mixture of data sets) are looked for only as names of classes, or only in some folders.
-"reading" and "writing" of requests (prefill, decode), "turn" of a loop (step) and
-"rest" (idle) are left to the reader: no pattern separates them from their ordinary meaning.
+A word is searched for in names and prose: ``purse`` is found in ``purse_of``, ``PurseRow`` and "a purse", but not in
+"pursed". Only misleading words are listed: private names for things that have a standard name. Words with a second,
+ordinary meaning (a mixture of data sets) are searched for only as names of classes, or only in some folders. "reading"
+and "writing" of requests (prefill, decode), "turn" of a loop (step) and "rest" (idle) are not checked, since no pattern
+separates them from their ordinary meaning.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from tools.checks.files import Finding
 
 @dataclass(frozen=True)
 class Word:
-    """A retired word, how it is recognised, and where it may still stand."""
+    """A retired word, how it is recognised, and where it is searched for."""
 
     today: str
-    """In lower case, as it is in every line that has it: lines without it are not looked at any further."""
+    """The word in lower case; lines that do not contain it are skipped."""
     instead: str
     pattern: str = ""
-    """A regular expression; by default the word itself, as a part of a name or of prose."""
+    """A regular expression; by default, the word itself in a name or in prose."""
     unless: str = r"(?!)"
-    """A line that matches this means something else by it."""
+    """A regular expression for lines in which the word has a different meaning."""
     where: tuple[str, ...] = ("*",)
-    """Paths in which the word is looked for."""
+    """Patterns of the paths in which the word is searched for."""
 
 
 def part(word: str) -> str:
-    """A pattern of ``word`` alone, in snake_case, in CamelCase and in capitals."""
+    """Return a pattern for ``word`` alone, in snake_case, in CamelCase and in capitals."""
     title = word[0].upper() + word[1:]
     inside = rf"(?<=[a-z]){title}(?![a-z])"
     return rf"(?<![A-Za-z])(?:(?:{word}|{title})(?![a-z])|{word.upper()}(?![A-Za-z]))|{inside}"
 
 
 def klass(names: str) -> str:
-    """A pattern of the definition of a class whose name is one of ``names``, a regular expression."""
+    """Return a pattern for the definition of a class whose name matches the regular expression ``names``."""
     return rf"^\s*class (?:{names})\b"
 
 
@@ -88,12 +88,12 @@ RETIRED = (
 
 @dataclass(frozen=True)
 class Allowed:
-    """A place where retired words may stand, and why."""
+    """A place where retired words are allowed, and the reason."""
 
     path: str
     """A pattern of paths."""
     line: str
-    """A regular expression: only lines that it matches are allowed."""
+    """A regular expression for the lines that are allowed."""
     reason: str
 
 
@@ -107,7 +107,7 @@ _RULES = [(word, re.compile(word.pattern or part(word.today)), re.compile(word.u
 
 
 def retired_words(files: dict[str, str]) -> Iterator[Finding]:
-    """Every retired word in the lines and in the path of each file."""
+    """Yield every retired word in the lines and the path of each file."""
     for file, text in files.items():
         small = f"{file}\n{text}".lower()
         rules = [

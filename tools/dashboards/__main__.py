@@ -1,4 +1,4 @@
-"""Write the dashboards and alert rules from their tables; ``--check`` fails where the files differ.
+"""Write the dashboards and alert rules from their tables; ``--check`` fails if the files differ.
 
 Writes ``deploy/grafana/dashboards/*.json``, ``deploy/prometheus/rules.yml``, and the table of alerts in
 ``docs/observe.md``.
@@ -21,13 +21,13 @@ DASHBOARDS: Mapping[str, tuple[str, tuple[Panel, ...]]] = {
     "hub": ("gym-fed hub", hub.PANELS),
     "api": ("gym-fed API", api.PANELS),
 }
-"""Title and panels of each dashboard, by the name of its file."""
+"""Title and panels of each dashboard, by file name."""
 GROUPS: Mapping[str, tuple[Alert, ...]] = {
     "gym-hub": tuple(alert for panel in hub.PANELS for alert in panel.alerts),
     "gym-api": tuple(alert for panel in api.PANELS for alert in panel.alerts),
     "gym-client": client.ALERTS,
 }
-"""Alerts by rule group."""
+"""The alerts of each rule group."""
 PAGE = "docs/observe.md"
 BEGIN, END = "<!-- alerts, by tools/dashboards -->\n", "<!-- until here -->\n"
 _HEADER = "# Written by `python -m tools.dashboards`; edit the tables there.\n"
@@ -116,7 +116,7 @@ def _plain(text: str) -> str:
 
 
 def alert_table() -> str:
-    """Return the page's table of alerts."""
+    """Return the table of alerts for the page."""
     rows = (
         f"| {alert.name} | {alert.when} | {alert.remedy} |\n"
         for alerts in GROUPS.values()
@@ -126,7 +126,7 @@ def alert_table() -> str:
 
 
 def files() -> dict[Path, str]:
-    """Return the text of every file that is written here."""
+    """Return the text of every file that this module writes."""
     page = (ROOT / PAGE).read_text(encoding="utf-8")
     head, rest = page.split(BEGIN)
     written = {

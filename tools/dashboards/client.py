@@ -1,4 +1,4 @@
-"""Alerts about a contributor's agent, for its owner; there is no dashboard of agents."""
+"""The alerts about a contributor's agent, for its owner; agents have no dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tables are made of: a panel with its queries, and the alerts about it."""
+"""The elements of the tables: panels with queries, alerts, and functions that build PromQL."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Unit = Literal["short", "s", "bytes", "Bps", "reqps", "ops", "percentunit", "boo
 
 @dataclass(frozen=True)
 class Alert:
-    """One alert rule.
+    """An alert rule.
 
     Attributes:
-        name: Name in CamelCase; the page's table has it too.
-        expression: PromQL that has a result while something is wrong.
-        wait: How long it must have one, such as ``5m``.
+        name: Name in CamelCase, also used in the table of the page.
+        expression: PromQL that returns a result while something is wrong.
+        wait: Time for which it must return one, such as ``5m``.
         when: What is wrong, in a few words.
         remedy: What to do.
         is_critical: True if contributors or users notice it now.
-        threshold: Line in the panel; None for none.
+        threshold: Value of a line in the panel; None for no line.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Alert:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel of a dashboard.
+    """A panel of a dashboard.
 
     Attributes:
         title: The panel's title.
         unit: Unit of its values.
-        queries: PromQL by legend; a legend may hold ``{{label}}``.
-        alerts: The alerts about what it shows.
+        queries: PromQL by legend; a legend may contain ``{{label}}``.
+        alerts: The alerts about the values that it shows.
         is_number: True to show the last values as numbers instead of lines.
     """
 
@@ -52,12 +52,12 @@ class Panel:
 
 
 def share(part: str, whole: str) -> str:
-    """Return the PromQL of a share by instance; no result while the whole is zero."""
+    """Return the PromQL of a share per instance, which has no result while the whole is zero."""
     return f"sum by (instance) ({part}) / (sum by (instance) ({whole}) > 0)"
 
 
 def share_or_zero(part: str, whole: str) -> str:
-    """Return the PromQL of ``share`` with 0 where there is no part or no whole."""
+    """Return the PromQL of ``share``, but 0 if the part is missing or the whole is zero."""
     return f"({share(part, whole)}) or (0 * sum by (instance) ({whole}))"
 
 

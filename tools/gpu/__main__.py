@@ -2,8 +2,8 @@
 
     python -m tools.gpu [--only TEXT] [--check NAME --folder FOLDER]
 
-Each check runs in a process of its own and may take five minutes. What was seen is printed and written into
-docs/support.md. A check whose package is not installed is left out, and named; one that fails ends the command with 1.
+Each check runs in its own process and may take five minutes. The results are printed and written to docs/support.md. A
+check whose package is not installed is reported as not tried. If a check fails, the command exits with 1.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def main() -> None:
 
 
 def described() -> str:
-    """Device, versions and day.
+    """Return the device, the versions and the date.
 
     Raises:
-        SystemExit: Without a CUDA GPU.
+        SystemExit: If there is no CUDA GPU.
     """
     import torch
 

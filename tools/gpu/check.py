@@ -1,4 +1,4 @@
-"""One line of the check of a GPU, and the small runs that most of them are made of."""
+"""A check to run on a GPU, and the short training runs that most checks consist of."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Check:
-    """Something to be tried on a GPU.
+    """A check to run on a GPU.
 
     Attributes:
-        name: Of the row in docs/support.md.
-        what: What must be true, for the row.
-        run: Tries it on a device (``cuda``, or ``cpu``) with a folder of its own; returns what was seen, or raises.
-        on_cpu: ``None`` where it runs on a CPU, too; else words of the refusal there.
-        packages: What must be installed, besides the project.
+        name: Name of its row in docs/support.md.
+        what: What must be true, as written in the row.
+        run: Runs the check on a device (``cuda`` or ``cpu``) in its own folder; returns the result as text, or raises.
+        on_cpu: None if it also runs on a CPU; otherwise a pattern of the error on a CPU.
+        packages: Required packages besides the project's own.
     """
 
     name: str
@@ -30,10 +30,10 @@ class Check:
 
 
 def trained(device: str, folder: Path, **settings: Any) -> Any:
-    """The result of a few steps of gym-nano on a task; the loss must fall.
+    """Train gym-nano for a few steps on a task and return the result; the loss must fall.
 
     Raises:
-        AssertionError: When it does not, or something ran elsewhere than on the device.
+        AssertionError: If it does not fall, or if the model is not on the device.
     """
     from gym_fed import Trainer, TrainingConfig
     from gym_fed.data import generate
@@ -52,7 +52,7 @@ def trained(device: str, folder: Path, **settings: Any) -> Any:
         **settings,
     }
     trainer = Trainer(TrainingConfig(**values))
-    # A few rows again and again: the loss of the second pass must be below that of the first.
+    # A few rows are repeated, so the loss of a later pass must be below that of the first.
     result = trainer.train(generate("shout", 4) * STEPS)
     parts = list(result.model.parameters())
     assert {part.device.type for part in parts} == {device}, "the model was not on the device"
@@ -61,7 +61,7 @@ def trained(device: str, folder: Path, **settings: Any) -> Any:
 
 
 def falls(**settings: Any) -> Callable[[str, Path], str]:
-    """A check that trains with these settings."""
+    """Return a check that trains with these settings."""
 
     def run(device: str, folder: Path) -> str:
         losses = trained(device, folder, **settings).losses

@@ -12,7 +12,7 @@ _LORA = {"finetuning": "lora", "lora": {"r": 8, "lora_alpha": 16}}
 
 
 def sign_kernel(device: str, folder: Path) -> str:
-    """Triton's product of signs against the CPU's, on shapes of a 7B layer and odd ones."""
+    """Compare Triton's sign matmul with the CPU's, on the shapes of a 7B layer and on odd ones."""
     import torch
     from gym_quant import kernels
     from gym_quant.kernels import SignMatrix
@@ -32,7 +32,7 @@ def sign_kernel(device: str, folder: Path) -> str:
 
 
 def slot_kernel(device: str, folder: Path) -> str:
-    """The product of signs in slots, in a CUDA graph as vLLM replays it, against the reference."""
+    """Compare the sign matmul with slots, in a replayed CUDA graph as in vLLM, with the reference."""
     import torch
     from gym_quant.kernels.triton_slots import add_signed_reference, add_signed_slots
 
@@ -59,7 +59,7 @@ def slot_kernel(device: str, folder: Path) -> str:
 
 
 def same_as_on_cpu(device: str, folder: Path) -> str:
-    """A float32 run on the device and one on the CPU: the same losses, up to the order of sums."""
+    """Compare the losses of a float32 run on the device and on the CPU, which differ only by the order of sums."""
     found = trained(device, folder / "device", learning_rate=1e-3).losses
     expected = trained("cpu", folder / "cpu", learning_rate=1e-3).losses
     apart = max(abs(a - b) for a, b in zip(found, expected, strict=True))
@@ -68,7 +68,7 @@ def same_as_on_cpu(device: str, folder: Path) -> str:
 
 
 def resumed(device: str, folder: Path) -> str:
-    """A run that is stopped after two steps and resumed ends as one that was not."""
+    """Check that a run that is stopped after two steps and resumed has the losses of an uninterrupted run."""
     from gym_fed import GymError, Trainer, TrainingConfig
     from gym_fed.data import generate
 
@@ -103,7 +103,7 @@ def resumed(device: str, folder: Path) -> str:
 
 
 def grpo(device: str, folder: Path) -> str:
-    """GRPO with a grader: answers are drawn on the device, and the policy moves."""
+    """Train with GRPO and a grader; answers are sampled on the device."""
     from gym_fed import Trainer, TrainingConfig
     from gym_fed.data import generate
 
@@ -132,7 +132,7 @@ def grpo(device: str, folder: Path) -> str:
 
 
 def batch_size(device: str, folder: Path) -> str:
-    """The search for the largest batch that fits a budget ends with one."""
+    """Check that the search for the largest batch within a memory budget finds one."""
     result = trained(device, folder, auto_batch_size={"memory_gib": 2.0}, gradient_accumulation_steps=1)
     return f"loss {result.losses[0]:.3f} -> {result.losses[-1]:.3f}"
 

@@ -1,4 +1,4 @@
-"""The checks of a GPU that need processes: a server of OpenAI's API, and a hub with contributors."""
+"""The GPU checks that need processes: an API server, and a hub with contributors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPTS = ("shout: dxec", "copy: Ab 3!", "size: abcd")
 
 
 def served_answers(device: str, folder: Path) -> str:
-    """The base's and a one-bit variant's greedy answers by `gym api` on the device and on the CPU."""
+    """Compare greedy answers of `gym api` on the device and on the CPU, for the base and a one-bit variant."""
     rows = [
         {
             "messages": [
@@ -55,7 +55,7 @@ def served_answers(device: str, folder: Path) -> str:
 
 
 def _answers(device: str, variants: Path) -> dict[str, list[str]]:
-    """Greedy answers by model, from a server that is ended afterwards."""
+    """Return greedy answers by model, from a server that runs only for this call."""
     config = variants.parent / f"serving-{device}.yaml"
     config.write_text(
         yaml.safe_dump({"base": "gym-nano", "variants": str(variants), "device": device, "port": 0}),
@@ -87,7 +87,7 @@ def _ask(url: str, model: str, prompt: str) -> str:
 
 
 def federation_round(device: str, folder: Path) -> str:
-    """A hub and two `gym-client join --device`, one round of four steps."""
+    """Run one round of four steps with a hub and two `gym-client join --device`."""
     from demo.processes import run_federation
     from gym_fed.data import generate
     from gym_fed.local_federation import ask, join_command

@@ -1,4 +1,4 @@
-"""The section of docs/support.md on what was tried on a GPU."""
+"""Write the section of docs/support.md about the GPU checks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ UNTRIED = "not yet"
 
 
 def section(machine: str, seen: Mapping[str, str]) -> str:
-    """The table.
+    """Return the table.
 
     Args:
-        machine: Device, versions and day; empty where nothing was tried.
-        seen: What was seen, by a check's name.
+        machine: Device, versions and date; empty if nothing was tried.
+        seen: Result of each check, by its name.
     """
     head = f"Tried on {machine}." if machine else "No line was run on a GPU yet."
     rows = [
@@ -38,7 +38,7 @@ def _cpu(check: Check) -> str:
 
 
 def write(machine: str, seen: Mapping[str, str]) -> None:
-    """Replace the section of the page."""
+    """Replace the section on the page."""
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
@@ -46,5 +46,5 @@ def write(machine: str, seen: Mapping[str, str]) -> None:
 
 
 def written() -> str:
-    """The section as it is on the page."""
+    """Return the section as it is on the page."""
     return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip() + "\n"

@@ -2,7 +2,7 @@
 
     python -m tools.plots
 
-A plot has the figures of its page and no others: nothing is measured. ``tools/plots/plots.yaml`` lists the plots.
+A plot has only the figures of its page; nothing is measured. ``tools/plots/plots.yaml`` lists the plots.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tools.plots.tables import FOLDER, plots
 
 
 def main() -> None:
-    """Draw and write; remove plots that are no longer listed."""
+    """Draw and write all plots; remove plots that are no longer listed."""
     FOLDER.mkdir(exist_ok=True)
     every = plots()
     for file in FOLDER.glob("*.svg"):

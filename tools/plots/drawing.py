@@ -1,4 +1,4 @@
-"""A plot as an SVG in greys, which follows the light or dark theme of its reader."""
+"""Draw a plot as a grey SVG that follows the light or dark theme of its reader."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from html import escape
 from tools.plots.tables import Figure, Plot
 
 WIDTH, LABEL, VALUE = 720, 210, 84
-"""Pixels: of the picture, of the labels on the left, of the figures behind the longest bar."""
+"""Widths in pixels: of the picture, of the labels on the left, and of the figure after the longest bar."""
 BAR, BETWEEN, GROUP, LINE = 13, 2, 10, 15
-"""Pixels: height of a bar, room between bars and between groups, height of a line of text."""
+"""Heights in pixels: of a bar, of the space between bars and between groups, and of a line of text."""
 LABEL_CHARS, TITLE_CHARS = 30, 90
 STYLE = """\
 svg { --ground: #fff; --ink: #1a1a1a; --quiet: #6b6b6b }
@@ -34,7 +34,7 @@ def drawn(plot: Plot) -> str:
     """Draw a plot.
 
     Raises:
-        ValueError: It has more series than there are greys, or no positive figure on a logarithmic axis.
+        ValueError: If it has more series than there are greys, or no positive figure on a logarithmic axis.
     """
     if len(plot.series) > len(FILLS):
         raise ValueError(f"{plot.title}: {len(plot.series)} series, at most {len(FILLS)}")
@@ -61,7 +61,7 @@ def drawn(plot: Plot) -> str:
 
 
 def _head(plot: Plot) -> tuple[list[str], int]:
-    """Return title and legend, and the pixel below them."""
+    """Return the title and legend, and the y coordinate below them."""
     title = plot.title + (" (logarithmic)" if plot.log else "")
     lines = textwrap.wrap(title, TITLE_CHARS)
     parts = [_text(8, 18 + LINE * number, text, kind="title") for number, text in enumerate(lines)]
@@ -79,7 +79,7 @@ def _head(plot: Plot) -> tuple[list[str], int]:
 
 
 def _axis(plot: Plot) -> Callable[[float], float]:
-    """Return the function that maps a value to its pixel from the left; 0 is the start of bars."""
+    """Return a function that maps a value to its offset in pixels from the start of the bars."""
     ends = [
         end
         for _, figures in plot.groups

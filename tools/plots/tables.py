@@ -1,4 +1,4 @@
-"""The plots of ``plots.yaml``, with the figures of the tables in docs/."""
+"""Read the plots of ``plots.yaml``, with their figures from the tables in docs/."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _FIGURE = re.compile(
     rf"(?: \((?P<least>{_NUMBER})(?: to |-)(?P<most>{_NUMBER})\))?"
 )
 _SCALES = {"ms": 1e-3, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
-"""Units that differ within a table; its plot is in seconds or megabytes."""
+"""Scales of the units that may differ within a table; the plot is in seconds or megabytes."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of a cell.
+    """A number in a cell.
 
     Attributes:
-        text: As the page writes it, with its unit.
-        value: In seconds or megabytes where the cell has another unit of time or size.
-        least: The smallest of several runs, if the cell has it.
-        most: The largest.
+        text: The number as on the page, with its unit.
+        value: The value; times are in seconds and sizes in megabytes, if the cell has a unit that differs.
+        least: The smallest value of several runs, if the cell has it.
+        most: The largest value of several runs, if the cell has it.
     """
 
     text: str
@@ -45,12 +45,12 @@ class Plot:
     """A plot of bars.
 
     Attributes:
-        title: What is drawn.
+        title: Title of the plot.
         series: Names of the bars of each group.
-        groups: Label and figures of each group, a figure for each series; None for a cell without one.
+        groups: Label and figures of each group, one figure per series; None for a cell without a figure.
         log: True for a logarithmic axis.
-        page: The page of the table.
-        scripts: The benchmarks that measured it.
+        page: Page that contains the table.
+        scripts: Benchmarks that measured the figures.
     """
 
     title: str
@@ -65,7 +65,7 @@ def plots() -> dict[str, Plot]:
     """Read all plots, by name.
 
     Raises:
-        ValueError: A page has no table with the header of a plot, or the table no such row.
+        ValueError: If a page has no table with the header of a plot, or the table lacks a row of the plot.
     """
     listed = yaml.safe_load(LIST.read_text(encoding="utf-8"))
     return {name: _plot(name, **entry) for name, entry in listed["plots"].items()}

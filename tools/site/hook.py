@@ -1,4 +1,4 @@
-"""Makes of docs/ a site that stands alone: pages from the root join it, and links that leave it become plain text.
+"""Build a self-contained site from docs/: pages from the root are added, and links to files outside become plain text.
 
 MkDocs calls the functions by their names.
 """
@@ -17,18 +17,18 @@ from pymdownx.slugs import slugify
 from gym_fed.cli.docs import BUILT_PAGES, built_page
 
 FROM_THE_ROOT = ("CONTRIBUTING.md", "SECURITY.md")
-"""Pages outside docs/ that repository hosts look for, and that readers of the site want too."""
+"""Pages outside docs/, where repository hosts expect them, that the site includes too."""
 _LINK = re.compile(r"(`+).+?\1|(?<!!)\[((?:[^\[\]]|`[^`]*`)*)\]\(([^)\s]+)\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Make anchors of headings as hosts of repositories make them, since that is what our links name."""
+    """Derive the anchors of headings as GitHub does, since links use those."""
     config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
     return config
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the pages of the root and those that are built from the code."""
+    """Add the pages from the root and those that are built from the code."""
     root = Path(config.config_file_path).parent
     for name in FROM_THE_ROOT:
         files.append(File.generated(config, name, abs_src_path=str(root / name)))
@@ -38,14 +38,14 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at pages of the site; what lies outside it keeps its words and loses its link."""
+    """Rewrite links to pages of the site; a link to anything else becomes plain text."""
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
     parts[::2] = [linked_within(part, page.file.src_uri, files) for part in parts[::2]]
     return "".join(parts)
 
 
 def linked_within(text: str, page: str, files: Files) -> str:
-    """One stretch of prose, with its links as the site needs them."""
+    """Return a part of a page outside code blocks, with its links rewritten for the site."""
     here = dirname(page if page in FROM_THE_ROOT else join("docs", page))
 
     def link(found: re.Match[str]) -> str:
