@@ -1,1 +1,1 @@
-"""Pydantic schemas of every YAML file, with errors that name file, line and column. No ML imports here."""
+"""Pydantic schemas of all YAML files, with errors that name file, line and column. Imports no ML libraries."""

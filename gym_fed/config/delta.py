@@ -129,7 +129,8 @@ class CodecPolicy(StrictModel):
 
     @property
     def gives_rows(self) -> bool:
-        """True if ``same-row`` has more scales than ``same``: no other key sets the number of scales or bytes."""
+        """True if ``same-row`` gives more scales than ``same``, because no other key sets the number of scales or
+        bytes."""
         return self.group_size is None and self.max_bits_per_weight is None
 
     @property
@@ -139,7 +140,7 @@ class CodecPolicy(StrictModel):
 
     @property
     def adds_up(self) -> bool:
-        """True if soups of this policy add up as integers; imports the codec unless it is the default."""
+        """True if soups of this policy can be added as integers; imports the codec unless it is the default."""
         return self._differs("codec") and self.codec in CODECS and CODECS.type_of(self.codec).adds_up
 
     @property
@@ -150,7 +151,7 @@ class CodecPolicy(StrictModel):
 
     @property
     def decay(self) -> float:
-        """``feedback_decay``; 1 if unset."""
+        """The decay factor: ``feedback_decay``, or 1 if unset."""
         return 1.0 if self.feedback_decay is None else self.feedback_decay
 
     def _used(self) -> list[type[Codec]]:
@@ -188,7 +189,7 @@ class CodecPolicy(StrictModel):
         if self._differs("feedback_decay") and not self.error_feedback:
             raise ValueError("feedback_decay needs error_feedback: true; remove it")
         if self.error_feedback and self.feedback_decay is None and self.codec in self.sparse_codecs:
-            # Set, so that records keep the value if the default changes.
+            # Set it explicitly, so that records keep the value if the default changes.
             object.__setattr__(self, "feedback_decay", _SPARSE_DECAY)
             self.model_fields_set.add("feedback_decay")
         if self.max_bits_per_weight is not None and not self.error_feedback and self.codec != "auto":

@@ -1,7 +1,7 @@
-"""Parsed config files before validation, and the dialects of other tools' config files.
+"""Parse config files, and define the dialects of other tools' config files.
 
-A dialect recognises a file of another tool and translates its keys. Dialects are found by the entry point group
-``gym_fed.dialects``; this module depends on none of them.
+A dialect recognises a file of another tool and translates its keys. Dialects are loaded from the entry point group
+``gym_fed.dialects``; this module does not depend on them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ParsedConfig:
 
     Attributes:
         file: Its path, for messages.
-        values: Plain values, not validated. Aliases share a value: copy before writing.
+        values: Plain values, not validated. YAML aliases share a value, so copy before writing.
         marks: Line and column of every key and item.
     """
 
@@ -120,7 +120,7 @@ class Translation:
 
 @functools.cache
 def dialects() -> tuple[Dialect, ...]:
-    """Return all installed dialects that can be imported, sorted by the name of their entry point."""
+    """Return all installed dialects that can be imported, sorted by entry point name."""
     return load_installed(_GROUP)
 
 

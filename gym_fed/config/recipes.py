@@ -1,8 +1,8 @@
-"""The package's recipes: the checkout's ``configs/``, which a wheel includes as ``assets/configs``.
+"""The recipes of the package: ``configs/`` in a checkout, ``assets/configs`` in a wheel.
 
 Two tables next to the recipes (``configs/models/presets``) list the sizes of public models and the kinds of machines,
-for `gym configs copy qwen3-lora --size 4B --on cuda`. Values are replaced in the recipe's text, so that
-comments stay; a key that the recipe lacks is added at the end.
+for `gym configs copy qwen3-lora --size 4B --on cuda`. Values are replaced in the recipe's text to preserve comments; a
+key that the recipe lacks is added at the end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def recipes() -> list[Recipe]:
 
 
 def get_recipe(name: str) -> Recipe:
-    """Return the recipe with a name, with or without ``.yaml``.
+    """Return the recipe of this name, which may end with ``.yaml``.
 
     Raises:
         GymError: ``FILE_NOT_FOUND`` if there is none.

@@ -1,4 +1,4 @@
-"""Load run configs from files with gym-fed's or another tool's keys; errors name the file's lines."""
+"""Load run configs from files with gym-fed's or another tool's keys; errors name lines of the file."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def load_predict_config(
 
 
 def load_inference(source: Source) -> tuple[dict[str, Any], list[str]]:
-    """Load model, adapters and sampling from a file in a dialect, and its notes.
+    """Load the model, adapters and sampling settings of a file in a dialect, with its notes.
 
     Raises:
         GymError: ``USAGE`` for a file that is not in a dialect; otherwise as in ``load_training_config``.
@@ -99,7 +99,7 @@ def load_inference(source: Source) -> tuple[dict[str, Any], list[str]]:
 
 
 def load_export(source: Source) -> tuple[dict[str, Any], list[str]]:
-    """Load model, adapters and output of an export from a file in a dialect, and its notes.
+    """Load the model, adapters and output of an export from a file in a dialect, with its notes.
 
     Raises:
         GymError: As in ``load_inference``; ``USAGE`` for a file without an output.
@@ -115,7 +115,7 @@ def as_yaml(source: Source, *, ignore_unsupported: bool = False) -> tuple[str, l
     """Translate a file in a dialect to YAML with gym-fed's keys; comments name omitted keys.
 
     Raises:
-        GymError: ``USAGE`` for a file that is not in a dialect; ``CONFIG_INVALID`` as ``load_training_config``.
+        GymError: ``USAGE`` for a file that is not in a dialect; ``CONFIG_INVALID`` as in ``load_training_config``.
     """
     parsed = ParsedConfig.read(source)
     if parsed.dialect is None:
@@ -125,7 +125,7 @@ def as_yaml(source: Source, *, ignore_unsupported: bool = False) -> tuple[str, l
         raise GymError(
             ErrorCode.USAGE, reason, "files of gym-fed need no import; check one with: gym configs validate"
         )
-    load_training_config(parsed, ignore_unsupported=ignore_unsupported)  # the result must be loadable
+    load_training_config(parsed, ignore_unsupported=ignore_unsupported)  # check that the result can be loaded
     translation = parsed.dialect.translate(parsed.values, "train")
     comments = [f"# {key}: {text}" for key, text in {**translation.lost, **translation.notes}.items()]
     head = [f"# Translated from {parsed.file.name}, a file of {parsed.dialect.title}."]
@@ -138,7 +138,7 @@ def as_yaml(source: Source, *, ignore_unsupported: bool = False) -> tuple[str, l
 def _from_overrides(
     overrides: Sequence[str], *, ignore_unsupported: bool, processes: int | None
 ) -> tuple[TrainingConfig, list[str]]:
-    """Return the config given by overrides alone."""
+    """Return the config that consists only of overrides."""
     values: dict[str, Any] = {}
     placed = place_overrides(values, overrides)
     dialect = dialect_of(values)
@@ -171,7 +171,7 @@ def _validated(
     *,
     ignore_unsupported: bool,
 ) -> tuple[ConfigT, list[str]]:
-    """Return a validated translation, and its notes."""
+    """Return the validated translation and its notes."""
     notes = _notes(parsed, translation, ignore_unsupported=ignore_unsupported)
     values = translation.values
     placed = place_overrides(values, overrides)

@@ -1,4 +1,4 @@
-"""The settings of the training algorithms: one YAML section each, named after the algorithm."""
+"""The settings of the training algorithms, each in a YAML section named after the algorithm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the algorithms that learn from preferences; names are TRL's."""
+"""Settings of the algorithms that learn from preferences, named as in TRL."""
 
 from __future__ import annotations
 

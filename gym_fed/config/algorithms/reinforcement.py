@@ -1,4 +1,4 @@
-"""Settings of the algorithms that generate answers and learn from their rewards; names are TRL's."""
+"""Settings of the algorithms that generate answers and learn from rewards for them, named as in TRL."""
 
 from __future__ import annotations
 

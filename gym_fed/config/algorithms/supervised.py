@@ -1,4 +1,4 @@
-"""Settings of SFT's loss, and of algorithms that learn or forget rows: distillation and unlearning; names are TRL's."""
+"""Settings of SFT's loss, distillation and unlearning, named as in TRL."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.text import counted
 
 MAX_AUDITED_STEPS = 10_000
-"""Maximum steps of an audited training run: verifying the ledger computes one hash per step."""
+"""Maximum steps of an audited training run: verification of the ledger computes one hash per step."""
 
 
 class AuditTerms(StrictModel):
@@ -29,7 +29,7 @@ class AuditTerms(StrictModel):
     """Time within which the contributor of a drawn update must answer, and keeps its training states."""
 
     def values_by_key(self) -> dict[str, Any]:
-        """Return every value by its dotted key, such as ``audit.rate``."""
+        """Return all values by dotted key, such as ``audit.rate``."""
         return {f"audit.{key}": value for key, value in self.model_dump(mode="json").items()}
 
     def in_words(self) -> str:

@@ -1,4 +1,4 @@
-"""Settings that do not work in continuous rounds (``rounds.mode``), and the reasons."""
+"""Refuse settings that do not work in continuous rounds (``rounds.mode``), with the reasons."""
 
 from __future__ import annotations
 

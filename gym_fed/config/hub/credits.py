@@ -1,4 +1,4 @@
-"""Settings of rewards: scores, free-riders, reputation, the split of a round's pool, and the announced terms."""
+"""Settings of rewards: scores, free-riding, reputation, the split of a round's pool, and the announced terms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_fed.config.schema.member import MemberOf
 from gym_fed.core.registries import CONTRIBUTIONS
 from gym_fed.core.text import counted
 
-# Sums of credits stay integers of 53 bits, which every JSON reader and database can represent.
+# Sums of credits stay within 53 bits, which every JSON reader and database can represent exactly.
 MAX_AMOUNT = 10**9
 """Maximum credits of one round, or of one usage report."""
 
@@ -21,14 +21,14 @@ MAX_ROYALTIES = 2**52
 """Maximum credits of all usage reports; with those of four million rounds, the sum still fits in 53 bits."""
 
 ScoreMethod = Annotated[str, MemberOf(CONTRIBUTIONS)]
-"""Name of a contribution score: a file in ``gym_fed/soup/contributions``, or from an installed package."""
+"""Name of a contribution method: a file in ``gym_fed/soup/contributions``, or a member of an installed package."""
 
 ScoreOptions = Annotated[dict[Annotated[str, Field(max_length=64)], Option], Field(max_length=32)]
 
 _DEFAULT_QUALITY = 0.8
 
 _COMPARING_KEYS = ("similarity_threshold", "together_threshold", "stale_threshold", "min_norm_ratio")
-"""Keys that compare single updates, and must be off if updates are hidden."""
+"""Keys of settings that compare single updates; they must be off if updates are hidden."""
 Cosine = Annotated[float, Field(gt=0, le=1)]
 Factor = Annotated[float, Field(ge=0, le=1)]
 StaleRounds = Annotated[int, Field(ge=1, le=100)]
@@ -69,7 +69,7 @@ class PayTerms(StrictModel):
     reputation: ReputationConfig
 
     def values_by_key(self) -> dict[str, Any]:
-        """Return every value by its dotted key, such as ``pay.pool`` or ``pay.reputation.up``."""
+        """Return all values by dotted key, such as ``pay.pool`` or ``pay.reputation.up``."""
         values = self.model_dump(mode="json")
         changes = values.pop("reputation")
         values |= {f"reputation.{key}": value for key, value in changes.items()}
@@ -222,7 +222,7 @@ class RewardsConfig(StrictModel):
             raise Problems("", problems)
 
     def looks_into_updates(self, section: str) -> Iterator[Problem]:
-        """Yield settings that read single updates, which ``section`` forbids."""
+        """Yield the settings that read single updates and therefore conflict with ``section``."""
         if self.measures:
             yield Problem(
                 "rewards.score",

@@ -2,7 +2,7 @@
 
 Names follow Opacus: ``noise_multiplier`` is the noise's standard deviation divided by the sensitivity, and
 ``max_grad_norm`` the norm to which an example's gradient is clipped. The delta of a guarantee is always called
-``target_delta``, since a delta is an update here.
+``target_delta``, since "delta" alone means an update.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gym_fed.config.schema.base import Problem, Problems, StrictModel
 from gym_fed.core.registries import AGGREGATORS
 
 TargetDelta = Annotated[float, Field(gt=0, le=0.01)]
-"""The delta of (epsilon, delta): the probability that epsilon does not hold, which must be small."""
+"""The delta of (epsilon, delta) privacy: the probability that epsilon does not hold, which must be small."""
 
 Mechanism = Literal["gaussian", "discrete_gaussian"]
 
@@ -27,12 +27,12 @@ _BEST_RULES: dict[Mechanism, tuple[str, ...]] = {
     "gaussian": ("root_gate", "mean"),
     "discrete_gaussian": ("majority_vote", "mean"),
 }
-"""Accounted rules by accuracy under attack at epsilon 8, best first, on data and seeds that only chose: data set
-``clusters`` of ``benchmarks/robust_private.py``, ``--first-seed 20``."""
+"""Accounted rules by accuracy under attack at epsilon 8, best first, measured on data and seeds used for nothing else:
+data set ``clusters`` of ``benchmarks/robust_private.py``, ``--first-seed 20``."""
 
 _MAX_MULTIPLIER = 4096.0
-"""Above this, the noise on a lattice of 2^20 steps per clipping norm has a standard deviation above
-``gym_fed.privacy.noise.MAX_STD``."""
+"""Maximum noise multiplier; above it, the noise on a lattice of 2^20 steps per clipping norm has a standard deviation
+above ``gym_fed.privacy.noise.MAX_STD``."""
 
 
 class AdaptiveClipping(StrictModel):
@@ -79,7 +79,7 @@ class ReleasePrivacy(StrictModel):
         )
 
     def best_rule(self, *, has_root: bool) -> str:
-        """Return the accounted rule that keeps the most accuracy under attack.
+        """Return the accounted rule with the highest accuracy under attack.
 
         Args:
             has_root: True if the coordinator has a root update, which some rules need.

@@ -20,7 +20,7 @@ class RegionConfig(StrictModel):
     """Id of the root hub, derived from the key that signs its ledger."""
 
     def values_by_key(self) -> dict[str, Any]:
-        """Return every value by its dotted key, such as ``region.root``."""
+        """Return all values by dotted key, such as ``region.root``."""
         return {f"region.{key}": value for key, value in self.model_dump(mode="json").items()}
 
     def in_words(self) -> str:

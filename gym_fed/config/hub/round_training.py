@@ -51,6 +51,6 @@ def _sections(recipe: TrainingRecipe) -> dict[str, Any]:
     if recipe.sends_factors:
         sections[recipe.finetuning] = recipe.lora.model_dump()
         if TUNING.type_of(recipe.finetuning).reaches_experts:
-            # An update consists of low-rank factors of linear layers, and fused experts are not linear layers.
+            # An update consists of low-rank factors of linear layers, but fused experts are not linear layers.
             sections[recipe.finetuning]["fused_experts"] = False
     return sections

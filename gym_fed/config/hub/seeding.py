@@ -1,4 +1,4 @@
-"""Settings of seeding: contributors who allow it serve public objects to each other."""
+"""Settings of seeding, in which contributors who allow it serve public objects to each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SeedingConfig(StrictModel):
     """Maximum time to wait for a seeder of one object, and in total for those of the base (docs/seeding.md)."""
 
     def idle_seconds(self, size_bytes: int) -> float:
-        """Return the time to wait for a seeder of an object after the last contributor got it."""
+        """Return the time to wait for a seeder of an object after the last contributor received it."""
         return min(self.max_wait_seconds, 10 + size_bytes / (256 << 10))
 
     def wait_seconds(self, size_bytes: int) -> float:

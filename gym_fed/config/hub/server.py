@@ -77,7 +77,7 @@ class ServerConfig(ServerSections):
     def _default_rule(self) -> ServerConfig:
         """Set the rule unless ``soup.aggregator`` is set.
 
-        With ``privacy`` it is the accounted rule that keeps the most accuracy under attack, otherwise
+        With ``privacy``, it is the accounted rule with the highest accuracy under attack; otherwise
         ``byzantine_evidence`` if ``root`` has clean rows.
         """
         if "aggregator" in self.soup.model_fields_set:
@@ -169,7 +169,7 @@ def needed_survivors(config: ServerSections) -> int:
 
 
 def _about_sparse(config: ServerSections) -> Iterator[Problem]:
-    """Yield the settings that do not work with updates that leave out most weights."""
+    """Yield the settings that do not work with sparse updates, which leave out most weights."""
     if not (codecs := config.codec.sparse_codecs):
         return
     codec = " and ".join(repr(name) for name in codecs)
@@ -310,7 +310,8 @@ def _about_soup(config: ServerSections) -> Iterator[Problem]:
 
 
 def check_region(config: ServerSections) -> None:
-    """Raise ``Problems`` with every key that conflicts with ``region``: a region adopts whole versions."""
+    """Raise ``Problems`` with every key that conflicts with ``region``, since a region adopts whole versions of its
+    root."""
     if config.region is not None and (problems := list(_about_regions(config))):
         raise Problems("region", problems)
 
@@ -336,7 +337,8 @@ def _about_regions(config: ServerSections) -> Iterator[Problem]:
 
 
 def check_audit(config: ServerSections) -> None:
-    """Raise ``Problems`` with every key that makes a step impossible to repeat, or reveals what must stay hidden."""
+    """Raise ``Problems`` with every key that prevents steps from being repeated, or would reveal what must stay
+    hidden."""
     if config.rounds.audit is not None and (problems := list(_about_audits(config, config.rounds.audit))):
         raise Problems("rounds.audit", problems)
 

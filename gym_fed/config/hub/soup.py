@@ -1,4 +1,4 @@
-"""Settings for merging updates into a soup: rule, clipping, weights and codec; with or without a hub."""
+"""Settings for merging updates into a soup, with or without a hub: rule, clipping, weights and codec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MALICIOUS = "num_malicious_nodes"
 
 
 def _fits_64_bits(value: Any) -> Any:
-    """Refuse a larger integer, which the union would otherwise round to a float."""
+    """Refuse integers beyond 64 bits, which the union would otherwise round to floats."""
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise ValueError("an integer must fit 64 bits")
     return value
@@ -30,9 +30,9 @@ Option = Annotated[bool | int | float | Annotated[str, Field(max_length=256)], B
 """The value of a rule's own setting. Contributors store those that a hub announces, so their size is bounded."""
 
 MERGE_VERSION = 2
-"""The current version of how a merge reads updates. 1: sign bits of ``bitdelta``, factors, and everything else
-decoded in whole rows. 2: sign bits of every codec that stores exactly those, blocks that do not grow with the row
-length, and budgets that are used up."""
+"""The current version of how a merge reads updates. Version 1 reads the sign bits of ``bitdelta``, factors, and
+everything else decoded in whole rows. Version 2 reads the sign bits of every codec that stores exactly those, in blocks
+whose size does not depend on the row length, and uses budgets up."""
 
 
 if TYPE_CHECKING:
@@ -239,12 +239,12 @@ class DeltaSoupConfig(AcceptsAliases):
 
     @model_validator(mode="after")
     def _default_private_keys(self) -> DeltaSoupConfig:
-        """With ``differential_privacy``, set unset keys to those of the accounted rule that withstands most."""
+        """With ``differential_privacy``, set unset keys to those of the accounted rule that is most robust."""
         if self.differential_privacy is not None:
             rule = self.differential_privacy.best_rule(has_root=self.root is not None)
             for key, value in (("method", AggregationMethod(rule)), ("norm_ratio", None)):
                 if key not in self.model_fields_set:
-                    object.__setattr__(self, key, value)  # the model is frozen for everybody else
+                    object.__setattr__(self, key, value)  # the model is frozen for everyone else
         return self
 
     @model_validator(mode="after")

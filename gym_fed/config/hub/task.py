@@ -1,8 +1,8 @@
 """The task of a round, as a hub sends it to contributors, and the chain of global versions that it starts from.
 
-A contributor's agent parses tasks strictly: it refuses one with any unlisted key (a path, a command, code).
-Names follow TRL and PEFT, as in ``TrainingConfig``. Each version's digest names the version before it, the soup,
-and the round that made it.
+A contributor's agent parses tasks strictly: it refuses one with any unlisted key (a path, a command, code). Names
+follow TRL and PEFT, as in ``TrainingConfig``. Each version's digest covers the version before it, the soup, and the
+round that created it.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class TaskSpec(StrictModel):
     @model_validator(mode="wrap")
     @classmethod
     def _validate_plugins(cls, values: Any, read: ModelWrapValidatorHandler[Any]) -> Any:
-        """Require the recorded plug-ins before reading anything else, and import no others."""
+        """Require the recorded plug-ins before anything else is read, and import no others."""
         named = values.get("plugins") if isinstance(values, dict) else None
         recorded = read_plugins(named) if named else []
         require_plugins(recorded, "the task")
@@ -270,7 +270,7 @@ def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
 def next_digest(parent: str, soup_sha256: str, server_round: int, integers: str | None = None) -> str:
     """Return the digest of the version after a soup; digests form a chain that covers all earlier soups.
 
-    ``integers`` is the digest of the sum of the soups, if they add up as integers.
+    ``integers`` is the digest of the sum of the soups, if they can be added as integers.
     """
     made = {"parent": parent, "soup": soup_sha256, "server_round": server_round}
     return "sha256:" + canonical_digest(made if integers is None else {**made, "integers": integers})
@@ -313,7 +313,7 @@ def check_lineage(spec: TaskSpec) -> None:
 
 
 def recipe_values(recipe: TrainingRecipe, codec: CodecPolicy) -> dict[str, Any]:
-    """Return every value by its dotted key, such as ``recipe.lora.r``; lists are values."""
+    """Return all values by dotted key, such as ``recipe.lora.r``; lists are values."""
     values: dict[str, Any] = {}
     for section, model in zip(SECTIONS, (recipe, codec), strict=True):
         _flatten(section, model.model_dump(mode="json"), values)

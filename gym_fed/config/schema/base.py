@@ -1,6 +1,6 @@
-"""The base class of every config schema: unknown keys are refused, values are frozen after validation.
+"""The base class of all config schemas: unknown keys are refused, and values are frozen after validation.
 
-Also errors about combinations of settings, and defaults of keys that a stored config lacks.
+The module also has errors about combinations of settings, and defaults for keys that a stored config lacks.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _BOOLEAN_WORDS = {False: ("no", "off"), True: ("yes", "on")}
 
 
 class StrictModel(BaseModel):
-    """A schema that refuses unknown keys. Its JSON schema has the docstrings below the fields as their help.
+    """A schema that refuses unknown keys. The docstrings of its fields are the help texts in its JSON schema.
 
-    Validators are built at the first validation: most programs validate few of the classes that they import.
+    Validators are built at the first validation, since most programs validate few of the classes that they import.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
@@ -69,9 +69,9 @@ class StrictModel(BaseModel):
 def field_help(schema: type) -> Mapping[str, str]:
     """Return the docstrings below the annotated attributes of a schema and its bases, by attribute.
 
-    They are read from the source when a JSON schema is written. Pydantic's ``use_attribute_docstrings`` reads it at
-    every start of every program instead, which took half of the time to import the config classes. A class without
-    source, such as one from ``pydantic.create_model``, has only the help of its bases.
+    They are read from the source when a JSON schema is written. Pydantic's ``use_attribute_docstrings`` would read it
+    at every start of a program, which took half of the import time of the config classes. A class without source, such
+    as one from ``pydantic.create_model``, has only the help of its bases.
     """
     own = (
         base for base in reversed(schema.__bases__) if issubclass(base, BaseModel) and base is not BaseModel
@@ -86,7 +86,7 @@ def field_help(schema: type) -> Mapping[str, str]:
     assert isinstance(written, ast.ClassDef)
     for field, below in zip(written.body, written.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            texts.pop(field.target.id, None)  # a redeclared field has its own help or none
+            texts.pop(field.target.id, None)  # a redeclared field does not inherit its help
             if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
                 texts[field.target.id] = inspect.cleandoc(str(below.value.value))
     return texts
@@ -105,10 +105,10 @@ LocalPath = Annotated[Path, BeforeValidator(_no_url)]
 
 
 class AcceptsAliases(StrictModel):
-    """A schema that accepts other tools' names with a note; aliases are looked up after a value is refused."""
+    """A schema that accepts names from other tools with a note; aliases are looked up only after a value is refused."""
 
     from_file: ClassVar[str] = "the values of a file"
-    """The validation context of callers that look up aliases themselves, since they know the positions."""
+    """Validation context for callers that look up aliases themselves because they know the positions."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -145,7 +145,7 @@ def _members(annotation: Any) -> list[Any]:
 
 
 class Problem(NamedTuple):
-    """A reason for a refusal."""
+    """A problem with one or more keys, and the reason."""
 
     key: str
     """The offending key, such as ``gate.screen_updates``; it may be missing in the file."""
@@ -158,7 +158,7 @@ class Problem(NamedTuple):
 
 
 class Problems(ValueError):
-    """An error of validators; ``gym_fed.config.yaml.file`` writes one line per problem, with its position in the file.
+    """Raised by validators; ``gym_fed.config.yaml.file`` writes one line per problem, with its position in the file.
 
     Args:
         cause: Section that conflicts with the keys, such as ``privacy``; empty for none.
@@ -188,8 +188,8 @@ def with_schema_defaults(stored: Any, config: Any) -> Any:
 
     Args:
         stored: Values from a file of an older release, with current key names.
-        config: Current config. Its type has the defaults, also of sections and lists of sections; its values are
-            not used.
+        config: Current config. Its type provides the defaults, including those of sections and lists of sections; its
+            values are not used.
 
     Returns:
         The values as ``model_dump(mode="json")`` would give them. A missing required key stays missing.

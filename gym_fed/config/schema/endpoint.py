@@ -20,7 +20,7 @@ class Endpoint(NamedTuple):
 
     @property
     def is_everywhere(self) -> bool:
-        """True for the address of all interfaces, to which nobody can connect."""
+        """True for the address of all interfaces, to which no one can connect."""
         return self.host in _EVERYWHERE
 
     @property

@@ -1,4 +1,4 @@
-"""Keys of a schema whose value is the name of a member, such as an aggregator, and entries that a member validates."""
+"""Schema keys whose value is a member's name, such as an aggregator, and entries that a member validates."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gym_fed.core.registries import Kind
 class MemberOf:
     """A marker for keys whose value is a member's name: ``Annotated[str, MemberOf(AGGREGATORS)]``.
 
-    The JSON schema lists the members of this machine. A member is looked up by name and not imported.
+    The JSON schema lists the members of this machine. A member is looked up by name without importing it.
 
     Attributes:
         kind: Registry of the members.
         also: Further accepted words, such as ``none``.
-        fact: Attribute of the class that must be true, such as ``federates``; "" accepts every member. Naming a member
-            then imports it. The JSON schema lists members of other packages unchecked, since it imports none of them.
-        others: Further kinds whose members are accepted.
+        fact: Attribute of the class that must be true, such as ``federates``; "" accepts every member. A member that is
+            named is then imported. The JSON schema lists members of other packages unchecked, without importing them.
+        others: Other kinds whose members are also accepted.
     """
 
     kind: Registry[Any]
@@ -68,7 +68,7 @@ class MemberOf:
         return name
 
     def _near(self, name: str) -> str:
-        """Return a suggestion: gym-fed's name for it, or a similar one."""
+        """Return a suggestion: gym-fed's name for it, or a similar name."""
         words = self.words()
         nearest = (aliases.nearest_member(kind.kind, name) for kind in self.kinds)
         by_alias = [near for near in nearest if near in words]
@@ -80,9 +80,9 @@ class MemberOf:
 class ByMember(StrictModel):
     """The base class of entries that are validated by the ``Settings`` of the named member.
 
-    ``list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]]`` holds objects of those classes. Only
-    members in use are imported. The JSON schema, which lists the keys of each, imports all of them and omits unusable
-    ones of other packages.
+    ``list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]]`` holds objects of those classes. Only members
+    in use are imported. The JSON schema, which lists the keys of each, imports all of them, and omits unusable members
+    of other packages.
     """
 
     member_key: ClassVar[str]
@@ -118,7 +118,7 @@ class ByMember(StrictModel):
 
 @dataclass(frozen=True)
 class Chosen:
-    """A marker for values whose class, a subclass of ``base``, is determined by their member."""
+    """A marker for values whose member determines their class, a subclass of ``base``."""
 
     base: type[ByMember]
 
@@ -145,7 +145,7 @@ class Chosen:
                 f"{entry!r} alone is not an entry; write {{{key}: {entry}}}, with its other keys"
             )
         if isinstance(entry, Mapping):
-            if entry.get(key) not in kind.names():  # the name alone is refused
+            if entry.get(key) not in kind.names():  # only the name is refused
                 entry = {key: entry[key]} if key in entry else {}
             return self.base.chosen(entry).model_validate(entry)
         if isinstance(entry, self.base) and not isinstance(entry, self.base.settings_of(getattr(entry, key))):

@@ -1,8 +1,8 @@
-"""Keys that a registry adds to a schema: the section of an algorithm or tuning method, the key of a feature.
+"""Keys that registries add to a schema: sections of algorithms and tuning methods, and keys of features.
 
 Built-in keys are fields, so that ``config.lora.r`` has a type. A member without a field of its name comes from an
-installed package or a file that was dropped in. It names the class of its section as ``Settings``. The section is
-checked against that class, and an error in it is reported as for a field, with file, line and column.
+installed package or an added file. Its attribute ``Settings`` is the class of its section. The section is checked
+against that class, and an error in it is reported as for a field, with file, line and column.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Added:
     Attributes:
         value: Raw value.
         type: Type of the value; None for a key that nothing reads.
-        idle: Description of what is chosen instead, such as ``algorithm is sft``; empty if the key's member is chosen.
+        idle: What is chosen instead, such as ``algorithm is sft``; empty if the key's member is chosen.
     """
 
     value: Any
@@ -45,7 +45,7 @@ class _Added:
 
 
 def _checked(added: Any) -> Any:
-    """Validate the value by its member."""
+    """Validate the value with its member's class."""
     if not isinstance(added, _Added):
         return added
     if added.idle:
@@ -60,7 +60,7 @@ def _checked(added: Any) -> Any:
 class OpenModel(AcceptsAliases):
     """A schema with a section for each chosen member; every other key that is not a field is refused.
 
-    Only the sections of chosen members may be given, and they exist even if nothing in them is set.
+    Only the sections of chosen members may be given; they exist even if none of their keys is set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -73,7 +73,7 @@ class OpenModel(AcceptsAliases):
     """Keys of ``choices`` that a member's section sets if they are unset."""
 
     features: ClassVar[Kind[Any] | None] = None
-    """The kind whose members are keys of the schema."""
+    """The registry kind whose members are keys of the schema."""
 
     @classmethod
     def sections(cls, kind: Kind[Any]) -> list[str]:

@@ -1,10 +1,10 @@
-"""The packages that a config's members come from, recorded so that another machine can require the same.
+"""Record the packages that a config's members come from, so that another machine can require the same.
 
     plugins_of(config)                        # what the config uses of other packages, with version and digest
     require_plugins(recorded, "the task")     # names a plug-in that is missing or differs
     with only_recorded(recorded, "the task"): # imports no other while untrusted names are read
 
-A record causes no import: members are looked up among the installed entry points.
+Recording imports nothing: members are looked up among the installed entry points.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
 class PluginRecord(StrictModel):
-    """A member of another package, as on the machine that recorded it."""
+    """A member of another package, as found on the machine that recorded it."""
 
     kind: Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,39}$")]
     """Kind of the member, as in messages: ``aggregator``."""
@@ -62,7 +62,7 @@ class _RecordedPlugins(BaseModel):
 
 
 def plugins_of(*models: BaseModel) -> list[PluginRecord]:
-    """Return each member of another package that the configs name, once, in order of kind and name.
+    """Return the members of other packages that the configs name, without duplicates, sorted by kind and name.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` if two packages provide the same member, or its name cannot be recorded.
@@ -121,7 +121,7 @@ def require_plugins(
     Args:
         recorded: The records of the document.
         where: Name of the document, at the beginning of messages: "the task".
-        used: Plug-ins that this machine would use, all of which must be recorded; None if unknown yet.
+        used: Plug-ins that this machine would use, all of which must be recorded; None if not known yet.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` naming kind, name, package and versions.
@@ -174,7 +174,7 @@ def require_run_plugins(folder: Path) -> None:
     try:
         recorded = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
-        return  # the run folder's own check reports it
+        return  # the check of the run folder reports it
     if isinstance(recorded, Mapping):
         require_plugins(read_records(recorded.get("plugins", []), str(file)), f"{folder}: the unfinished run")
 
@@ -232,7 +232,7 @@ def members_of(model: BaseModel) -> Iterator[tuple[Registry[Any], str]]:
         yield model.member_kind, str(getattr(model, model.member_key))
     for name, field in type(model).model_fields.items():
         yield from _named(getattr(model, name), markers_of(field))
-    for key, value in (model.model_extra or {}).items():  # an installed feature's key, or a member's section
+    for key, value in (model.model_extra or {}).items():  # the key of a feature, or the section of a member
         if key in FEATURES:
             yield FEATURES, key
         yield from _named(value, ())

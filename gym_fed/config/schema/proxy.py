@@ -1,4 +1,4 @@
-"""The types of config values that name reverse proxies, their path prefixes, and origins of web pages."""
+"""Types of config values for reverse proxies, their path prefixes, and origins of web pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[
 
 
 def path_prefix(text: str) -> str:
-    """Return a URL path prefix such as ``/gym`` without a slash at its end; empty for the root.
+    """Return a URL path prefix such as ``/gym`` without its trailing slash; empty for the root.
 
     Raises:
         ValueError: For anything but segments of letters, digits, ``-``, ``_``, ``~`` and, not first, ``.``.

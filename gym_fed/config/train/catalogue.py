@@ -1,7 +1,7 @@
 """The catalogue of Hugging Face datasets under their common names: ``data: [{name: gsm8k}]``.
 
-The entries are in ``assets/catalogue.yaml``. Uncertain properties of a dataset are omitted, and shown
-as not stated: a licence is never guessed.
+The entries are in ``assets/catalogue.yaml``. Uncertain properties of a dataset are omitted and shown as not stated;
+licences are never guessed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OWN_NAMES = {
 
 
 class CatalogueEntry(StrictModel):
-    """One dataset of the catalogue."""
+    """A dataset of the catalogue."""
 
     hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
     """Repository on the Hugging Face Hub, ``owner/name``."""
@@ -87,24 +87,24 @@ class CatalogueEntry(StrictModel):
 
     @property
     def read_columns(self) -> dict[str, str]:
-        """The columns to read, under the format's names."""
+        """The columns to read, by the format's names for them."""
         return self.columns or {name: name for name in _OWN_NAMES[self.format]}
 
     @property
     def place(self) -> str:
-        """Its location, for display."""
+        """The location of the dataset, for display."""
         return self.hub or f"LLaMA-Factory's data/{self.llamafactory}"
 
 
 @cache
 def catalogue() -> dict[str, CatalogueEntry]:
-    """Every entry by name, in file order."""
+    """Return all entries by name, in file order."""
     values = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return {str(name): CatalogueEntry.model_validate(value) for name, value in values.items()}
 
 
 def catalogue_entry(name: str) -> CatalogueEntry:
-    """Return the entry of that name or alias.
+    """Return the entry with this name or alias.
 
     Raises:
         GymError: ``NOT_FOUND`` with similar names.

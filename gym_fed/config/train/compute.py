@@ -1,7 +1,7 @@
-"""Settings of a run's device, number types, memory savers, processes, and features of the model's code.
+"""Settings of a run's device, dtypes, memory savers, processes, and features of the model's code.
 
 A key that this machine or installation does not support is refused before a model is loaded; see
-``gym_fed/training/features``, where each feature has a file.
+``gym_fed/training/features``, which has one file per feature.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class DistributedSections(StrictModel):
 
     @property
     def splits_state(self) -> bool:
-        """True if no process of several holds all weights, gradients and optimiser state."""
+        """True if weights, gradients and optimiser state are sharded over several processes."""
         return self.distributed_strategy not in ("ddp", "sequence_parallel")
 
     def data_parallel_size(self, processes: int) -> int:

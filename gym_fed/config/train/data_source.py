@@ -1,4 +1,4 @@
-"""Settings of a run's rows: the ``data`` list, and truncation, packing and labels of rows."""
+"""Settings of a run's rows: the ``data`` list, truncation, packing and labels."""
 
 from __future__ import annotations
 
@@ -205,14 +205,14 @@ class DataSections(StrictModel):
 
     @property
     def is_about_turns(self) -> bool:
-        """True if a source selects the learned turns."""
+        """True if a source selects the turns to train on."""
         return any(
             source.roles_to_train is not None or source.train_on_eos != "turn"
             for source in (*self.data, *self.eval_data)
         )
 
     def _validate_learned_turns(self, learns_all: bool) -> None:
-        """Refuse turn settings of sources that a setting of the run makes ineffective."""
+        """Refuse turn settings of sources that a setting of the run would override."""
         for source in (*self.data, *self.eval_data):
             key = "train_on_eos" if source.roles_to_train is None else "roles_to_train"
             given = source.roles_to_train is not None or source.train_on_eos != "turn"

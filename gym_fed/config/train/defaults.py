@@ -1,11 +1,11 @@
 """Default values for the model, tuning method, rows and memory of a run, without importing torch.
 
-The schema's own defaults (all weights at 1e-3) suit gym-nano and models that start from random weights, and ruin a
-pre-trained one: SmolLM2-135M-Instruct answers "What is the capital of France?" with words from the user's rows after 12
-steps. For a pre-trained model of more than ``LARGE`` weights every unset key gets its value here, with the reason, and
-the value is stored in the run's ``config.yaml``. A smaller one gets only a learning rate for preferences and rewards.
-`gym train`, `gym webui`, `gym-server init` and `gym variant create` all call this module. ``benchmarks/defaults.py``
-compares the values with those of other trainers.
+The schema's own defaults (all weights at 1e-3) suit gym-nano and models that start from random weights, but ruin a
+pre-trained model: SmolLM2-135M-Instruct answers "What is the capital of France?" with words from the user's rows after
+12 steps. For a pre-trained model of more than ``LARGE`` weights, this module chooses a value for every unset key, with
+a reason, and the value is stored in the run's ``config.yaml``. For a smaller model, it only chooses a learning rate for
+preferences and rewards. `gym train`, `gym webui`, `gym-server init` and `gym variant create` all call this module.
+``benchmarks/defaults.py`` compares the values with those of other trainers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gym_fed.core.text import counted
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 LARGE = 10_000_000
-"""Number of weights above which a pre-trained model is tuned by an adapter unless the user sets the method."""
+"""Number of weights above which a pre-trained model is tuned with an adapter by default."""
 
 ADAPTER = "lora"
 _SCHEDULE = "cosine"
@@ -39,12 +39,12 @@ _PREFERENCES = ("preference", "unpaired")
 """Kinds of rows that are used for one epoch, or for up to ``_MAX_PREFERENCE_EPOCHS`` if there are few."""
 _MAX_PREFERENCE_EPOCHS = 3
 _SMALL_POLICY_RATE = 1e-4
-"""Full tuning of a small pre-trained model on preferences or rewards. On 200 pairs of TruthfulQA at 1e-3, the loss of
-stories260K on stories rises by 0.5 (DPO) to 2.4 (KTO) nats per token. At 1e-4 every algorithm still widens the margin
-of held-out pairs, and the loss rises by less than 0.05; at 2.5e-4 it rises by more for ORPO, KTO and IPO. On pairs that
-prefer capitals gym-nano loses 1.9 (DPO) to 3.4 (KTO) at 1e-3 on its own tasks, and less than 0.05 at 1e-4.
-In 40 steps of GRPO at 1e-4, stories260K's reward rises from 0.1 to 0.8, and its loss on other stories by 0.07 to 0.09
-(three seeds, ``benchmarks/grpo_rate.py``). 5e-5 needs twice the steps; at 2.5e-4 it forgets four times as much."""
+"""Learning rate for full tuning of a small pre-trained model on preferences or rewards. On 200 pairs of TruthfulQA at
+1e-3, the loss of stories260K on stories rises by 0.5 (DPO) to 2.4 (KTO) nats per token. At 1e-4 every algorithm still
+widens the margin of held-out pairs, and the loss rises by less than 0.05; at 2.5e-4 it rises by more for ORPO, KTO and
+IPO. On pairs that prefer capitals gym-nano loses 1.9 (DPO) to 3.4 (KTO) at 1e-3 on its own tasks, and less than 0.05 at
+1e-4. In 40 steps of GRPO at 1e-4, stories260K's reward rises from 0.1 to 0.8, and its loss on other stories by 0.07 to
+0.09 (three seeds, ``benchmarks/grpo_rate.py``). 5e-5 needs twice the steps; at 2.5e-4 it forgets four times as much."""
 
 _MIN_STEPS = 40
 _MAX_EPOCHS = 10
@@ -57,7 +57,7 @@ _JOINED_LENGTH = 1024
 _OUTLIER = 4
 """Maximum ratio of the longest row to the 95th percentile at which the longest row determines ``max_length``."""
 _HIGH_RATE = 10
-"""A learning rate above this many times the usual one is reported; the config may have been written for another
+"""Factor of the usual learning rate above which a warning is shown, since the config may have been written for another
 model."""
 
 MEMORY_SHARE = 0.7
@@ -112,7 +112,7 @@ class RowFacts:
 
 
 def as_given(config: ConfigT) -> ConfigT:
-    """Return a copy in which every key counts as set, so that no default is chosen for it later."""
+    """Return a copy in which every key counts as set, so that no defaults are chosen for it later."""
     return config.model_copy(update={key: getattr(config, key) for key in type(config).model_fields})
 
 
@@ -133,7 +133,7 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
         is_quantized: True if the model is stored quantised, so that only adapters can be trained.
 
     Returns:
-        Defaults; empty for random weights, at most a learning rate for a model of up to ``LARGE`` weights.
+        The defaults: none for random weights, and at most a learning rate for a model of up to ``LARGE`` weights.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if no learning rate is known for the optimiser.

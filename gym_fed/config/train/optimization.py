@@ -1,4 +1,4 @@
-"""Settings of the optimiser, the learning rate and its schedule, and of DP-SGD; names are TRL's and Opacus'."""
+"""Settings of the optimiser, learning rate, schedule and DP-SGD, named as in TRL and Opacus."""
 
 from __future__ import annotations
 

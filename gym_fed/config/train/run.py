@@ -80,7 +80,7 @@ class AutoBatchSize(StrictModel):
 
 
 MAX_INTERVAL = 10
-"""Default maximum number of steps between metrics, so that slow steps also show."""
+"""Default maximum number of steps between metrics, so that slow runs also report them."""
 
 
 class RunSections(StrictModel):
@@ -137,7 +137,7 @@ class RunSections(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _default_error_feedback(cls, values: Any) -> Any:
-        """Turn off error feedback: there is no later round to correct the error."""
+        """Turn off error feedback, since there is no later round in which to correct the error."""
         if isinstance(values, dict) and isinstance(policy := values.get("save_delta"), dict):
             return {**values, "save_delta": {"error_feedback": False, **policy}}
         return values

@@ -1,8 +1,8 @@
-"""The schemas of `gym train`'s and `gym tune`'s YAML. Names are TRL's and PEFT's.
+"""The schemas of the YAML files of `gym train` and `gym tune`, with the names of TRL and PEFT.
 
-Nothing here imports torch; the values are turned into TRL arguments by ``gym_fed.training``. Keys of the top level
-are grouped by subject, a file of this folder each; an algorithm or tuning method has a section of its own name
-(``open_keys.py``). Its properties are attributes of its class.
+This module does not import torch; ``gym_fed.training`` converts the values to TRL's arguments. Top-level keys are
+grouped by subject, with one file of this folder each; an algorithm or tuning method has a section of its name
+(``open_keys.py``).
 """
 
 from __future__ import annotations

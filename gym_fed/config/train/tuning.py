@@ -105,7 +105,7 @@ class LoraSettings(AdapterSettings):
         return self
 
     def needs_layers(self) -> str | None:
-        """Return the first setting that PEFT has for layers but not for parameters."""
+        """Return the first setting that PEFT supports for layers but not for parameters."""
         given = {
             "lora_dropout": self.lora_dropout,
             "use_dora": self.use_dora,

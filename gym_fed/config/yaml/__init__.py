@@ -1,1 +1,1 @@
-"""Reading YAML files into validated schemas; every error names file, line and column."""
+"""Read YAML files into validated schemas; every error names file, line and column."""

@@ -1,7 +1,7 @@
-"""Change one value in the text of a config, and keep comments, order and layout.
+"""Change one value in the text of a config, preserving comments, order and layout.
 
 The parser's marks locate the value. The edited text is parsed again, and the edit is refused unless exactly that value
-differs; the user must then edit the text.
+differs. The user must then edit the text by hand.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _with_pair(text: str, parent: Any, pair: Any, path: tuple[str, ...], value: 
     if parent.flow_style:
         raise _refused(path)
     first = text.rfind("\n", 0, key.start_mark.index) + 1
-    if text[first : key.start_mark.index].strip():  # a list item whose dash is on this line
+    if text[first : key.start_mark.index].strip():  # it is a list item whose dash is on this line
         raise _refused(path)
     last = end if isinstance(node, yaml.ScalarNode) else _end_of_block(text, node)
     lines = "" if value is None else _lines(path, value, key.start_mark.column)

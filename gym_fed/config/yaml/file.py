@@ -131,7 +131,7 @@ def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[Key
 
 
 def place_of(kind: str, name: str, values: Any, schema: type[BaseModel]) -> KeyPath:
-    """Return the position of the first mention of a member, in the spelling of its kind; empty without one.
+    """Return the position of the first mention of a member, as its kind spells it; empty if there is none.
 
     Args:
         kind: Kind of the member, such as ``grader``.
@@ -178,7 +178,7 @@ def _prefixed(key: str | int, paths: Iterator[KeyPath]) -> Iterator[KeyPath]:
 def _resolve_aliases(
     values: dict[str, Any], schema: type[BaseModel], positions: _Positions
 ) -> tuple[dict[str, Any], _Positions] | None:
-    """Return refused values by gym-fed's names, with their positions; None if none of them is an alias."""
+    """Return refused values under gym-fed's names, with their positions; None if none of them is an alias."""
 
     def place(path: KeyPath) -> str:
         return positions.message(path, "").partition(f": {dotted(path)}")[0]
@@ -246,7 +246,7 @@ def _key_for(container: dict[str, Any] | list[Any], key: str | int, path: KeyPat
 
 @dataclass(frozen=True)
 class _Positions:
-    """The positions of a config's keys: in its file, or on the command line.
+    """The positions of a config's keys, in its file or on the command line.
 
     Attributes:
         source: The file, or ``--set``.
@@ -279,7 +279,7 @@ class _Positions:
 def _lines(
     error: Any, values: dict[str, Any], schema: type[BaseModel], positions: _Positions
 ) -> Iterator[str]:
-    """Yield one line, or one per reason for a refused combination."""
+    """Yield one line for an error, or one per reason for a refused combination."""
     raised = error.get("ctx", {}).get("error")
     if not isinstance(raised, Problems):
         yield _describe(error, values, schema, positions)
@@ -343,7 +343,7 @@ def _suggest(path: KeyPath, schema: type[BaseModel], values: Any) -> str:
 
 
 def _below(annotation: Any, key: str | int) -> list[Any]:
-    """Return the annotations under ``key``: a field's own, or for lists and mappings their elements'."""
+    """Return the annotations under ``key``: that of a field, or that of the elements of a list or mapping."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         field = annotation.model_fields.get(str(key))
         if field is None and issubclass(annotation, OpenModel):

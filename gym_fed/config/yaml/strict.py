@@ -1,7 +1,7 @@
-"""Parse strict YAML to plain values and the position of each.
+"""Parse strict YAML to plain values with their positions.
 
-Stricter than YAML 1.1: no duplicate keys, no merge keys, only YAML's own tags, and bounds on size,
-depth and the expansion of aliases, so that a hostile file is refused before it uses resources.
+It is stricter than YAML 1.1: no duplicate keys, no merge keys, only YAML's own tags, and limits on size, depth and
+alias expansion, so that a hostile file is refused before it uses resources.
 """
 
 from __future__ import annotations
