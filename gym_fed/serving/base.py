@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _DERIVED = re.compile(r"(^lm_head\.weight|\.rotary_emb\.inv_freq)$")
-"""Stored tensors that are derived from others: a tied head, and frequencies from old versions of transformers."""
+"""Stored tensors that are derived from others: a tied head, and rotary frequencies from old versions of
+transformers."""
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -54,7 +55,7 @@ def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     folder = Path(getattr(model, "name_or_path", None) or "")
     ids = _ids(
         model, model.config, folder / "config.json"
-    )  # first: transformers copies it into generation_config
+    )  # before the others, since transformers copies it into generation_config
     ids |= _ids(model, getattr(model, "generation_config", None), folder / "generation_config.json")
     return ids if tokenizer.eos_token_id is None else ids | {tokenizer.eos_token_id}
 
@@ -78,7 +79,7 @@ def _ids(model: Any, config: Any, file: Path) -> frozenset[int]:
 
 
 def _vocabulary(model: Any) -> int | None:
-    """Return the size of the vocabulary; None if the config does not give it."""
+    """Return the vocabulary size; None if the config does not state it."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     size = getattr(config, "vocab_size", None)
     return size if type(size) is int else None
@@ -97,7 +98,7 @@ def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
 
 
 def require_same_tensors(name: str) -> None:
-    """Refuse a base with missing or extra tensors, by the headers of its files and without loading it.
+    """Refuse a base with missing or extra tensors, by reading only the headers of its files.
 
     A base that is not on this machine, or whose architecture only transformers supports, is checked when it is loaded.
 
@@ -140,7 +141,7 @@ def load_base(
 
     Weights of the folder's own safetensors files are read in the serving dtype, and the digest is computed from the
     files, block by block. With adapters, or if the files' tensors do not map one to one to the model's, the model is
-    loaded in float32 and then converted, since its float32 weights are not in the files. This takes three times the
+    loaded in float32 and then converted, since its float32 weights are not in the files. This needs three times the
     memory.
 
     Raises:
@@ -186,14 +187,15 @@ def load_base(
 
 
 def _converted(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert a model's weights in place, except complex buffers, which ``Module.to`` makes real (Llama 4's tower)."""
+    """Convert a model's weights in place, except complex buffers, which ``Module.to`` would make real (Llama 4's
+    tower)."""
     untyped: Any = model
     untyped._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
     return model
 
 
 def _warn_of_rounding(model: nn.Module, name: str, adapters: Sequence[str], dtype: str) -> None:
-    """Log the share of the adapters that is left after rounding to the dtype."""
+    """Log the share of the adapters' change that is left after rounding to the dtype."""
     home, chain = chain_on(name, adapters)
     tuned = model_tensors(model)
     base = mapped_base(Path(resolve(home)), tuned) if chain else None
@@ -203,7 +205,7 @@ def _warn_of_rounding(model: nn.Module, name: str, adapters: Sequence[str], dtyp
 
 
 def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
-    """Load a folder's model without transformers' classes; None if they are required."""
+    """Load a folder's model without transformers' classes; return None if they are required."""
     import torch
 
     from gym_fed.base.modeling.checkpoint import Checkpoint
@@ -228,7 +230,7 @@ def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
 
 
 def _named(model: Any, folder: Path) -> None:
-    """Set the name and generation config of a model built from tensors, as loading from its folder would."""
+    """Set the name and generation config of a model built from tensors, as loading it from its folder would."""
     from transformers import GenerationConfig
 
     model.name_or_path = model.config.name_or_path = str(folder)
@@ -242,7 +244,7 @@ def _spec(model: nn.Module, digest: str, name: str) -> BaseSpec:
 
 
 def checkpoint_digest(model: nn.Module, checkpoint: Checkpoint) -> str | None:
-    """Compute ``tensors_digest`` of a model as it would be in float32, from the files that it was loaded from.
+    """Compute the ``tensors_digest`` that a model has in float32, from the files that it was loaded from.
 
     Returns None if the files' tensors do not map one to one to the model's: a parameter has a different name or shape,
     or is not the file's tensor rounded to its own dtype. Such a model must be loaded in float32.

@@ -19,12 +19,12 @@ SHOWN_MODELS = 20
 _KEYS = ("custom_id", "method", "url", "body")
 
 CheckBody = Callable[[str, dict[str, Any]], None]
-"""Checks a body for its URL; raises a ``GymError``, which may have a ``param``."""
+"""A function that checks a body for its URL; raises a ``GymError``, which may have a ``param``."""
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One line of the input."""
+    """A line of the input."""
 
     line: int
     custom_id: str
@@ -54,14 +54,14 @@ class BatchInput:
             yield _parse(number, raw)
 
     def require_models(self, resolve: Callable[[str], object], known: Callable[[], list[str]]) -> None:
-        """Refuse an input that names a model which ``resolve`` does not accept.
+        """Refuse an input with a model name that ``resolve`` does not accept.
 
         Args:
             resolve: Function that raises for an unknown name.
             known: Function that returns the existing names, for the hint.
 
         Raises:
-            GymError: ``DATA_INVALID`` naming, for each such model, the first line with it.
+            GymError: ``DATA_INVALID`` naming the first line with each such model.
         """
         refused: dict[str, str] = {}
         for name in self.models:
@@ -79,7 +79,7 @@ class BatchInput:
 
 
 class _LineProblem(Exception):
-    """Raised for a problem with one line, with the field that causes it."""
+    """Raised for a problem with one line; contains the field that causes it."""
 
     def __init__(self, field: str, text: str, custom_id: object = None) -> None:
         super().__init__(field, text)
@@ -90,7 +90,7 @@ def check_input(path: Path, check_body: CheckBody) -> BatchInput:
     """Check every line of a file, and refuse the file if any line is invalid.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming number, custom_id and field of each such line.
+        GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming the number, custom_id and field of each such line.
     """
     digest = hashlib.sha256()
     places: dict[str, int] = {}
@@ -122,7 +122,7 @@ def check_input(path: Path, check_body: CheckBody) -> BatchInput:
 
 
 def check_body(url: str, body: dict[str, Any]) -> None:
-    """Validate a body like the API; the model's name is looked up later.
+    """Validate a body as the API does; the model's name is looked up later.
 
     Raises:
         RequestError: Naming the field.

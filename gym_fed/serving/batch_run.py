@@ -1,6 +1,6 @@
 """Run a batch of requests: fill the engine's queue, append answers as they finish, and resume after a stop.
 
-A request without a seed gets one derived from the run's seed and its custom_id, so that a resumed run gives the same
+A request without a seed gets one derived from the run's seed and its custom_id, so that a resumed run returns the same
 answers as an uninterrupted one. Only complete lines are appended, so the same command resumes after a kill.
 ``out.jsonl.batch.json``, next to ``out.jsonl``, records the input and the model of the answers.
 """
@@ -28,10 +28,10 @@ from gym_fed.serving.batch_input import BatchInput, BatchRequest
 from gym_fed.serving.openai.refusals import error_body
 
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Takes URL and body and returns OpenAI's answer; raises ``GymError``, with ``BUSY`` if the queue is full."""
+"""A function from URL and body to OpenAI's answer; raises ``GymError``, with ``BUSY`` if the queue is full."""
 
 _LINES_OWN = (ErrorCode.DEADLINE_EXCEEDED,)
-"""Server errors that affect only one request. Any other one ends the run, since the next request would also fail."""
+"""Server errors that affect only one request. Any other error ends the run, since the next request would also fail."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class BatchReport:
 
     @property
     def seconds_left(self) -> float | None:
-        """The estimated time left, from the pace of the requests so far."""
+        """The estimated time left in seconds, from the pace of the requests so far."""
         answered = self.done - self.resumed
         return self.seconds / answered * (self.total - self.done) if answered else None
 
@@ -95,7 +95,7 @@ def run_batch(
         at_once: Maximum requests that run or wait in the engine's queue.
         seed: The seed from which missing seeds of requests are derived.
         on_report: Called after every line, and about once a second.
-        on_stop: Called when the run ends early, to make active calls of ``answer`` return soon.
+        on_stop: Called when the run ends early; must make active calls of ``answer`` return soon.
 
     Raises:
         GymError: For an error that affects more than one request.
@@ -107,7 +107,7 @@ def run_batch(
     waiting = (request for request in given.requests() if request.custom_id not in before)
     again: deque[BatchRequest] = deque()
     flying: dict[Future[dict[str, Any]], _Sent] = {}
-    is_full = False  # True if the engine's queue is full, so that requests wait until one has ended
+    is_full = False  # True if the engine's queue is full, so that requests wait until one has finished
 
     def report() -> BatchReport:
         seconds = time.monotonic() - began
@@ -176,7 +176,7 @@ def line_of(given: BatchInput, request: BatchRequest, status: int, body: dict[st
 
 
 SYNC_SECONDS = 2.0
-"""Seconds between two syncs to disk, the amount of work that a power cut may lose."""
+"""Seconds between two syncs to disk; a power cut may lose the work in between."""
 
 
 class BatchOutput:
@@ -186,7 +186,7 @@ class BatchOutput:
 
     Args:
         path: The path of the answers, and of the failures if ``errors`` is None.
-        errors: The path of the failures; None: ``path``.
+        errors: The path of the failures; None for ``path``.
         belongs_to: The input and model, as JSON values; the output of a different run is refused unless it is empty.
         custom_ids: The custom ids of the input.
 
@@ -233,7 +233,7 @@ class BatchOutput:
             self._sync()
 
     def pin(self, more: dict[str, Any]) -> None:
-        """Record facts about the answers that are known only after the model is loaded.
+        """Record properties of the answers that are known only after the model is loaded.
 
         Raises:
             GymError: ``FILE_EXISTS`` if there already are answers of another model.
@@ -260,7 +260,7 @@ class BatchOutput:
         self.close()
 
     def _remove(self) -> None:
-        """Remove the files if nothing was run."""
+        """Remove the files if no request was run."""
         if not opens_folders():  # Windows cannot remove an open file
             self.close()
         for path in (self.path, self.errors, self._description):
@@ -268,7 +268,7 @@ class BatchOutput:
                 path.unlink(missing_ok=True)
 
     def _claim(self, belongs_to: dict[str, Any]) -> bool:
-        """Create the description of the run, or refuse one of another run.
+        """Create the description of the run, or refuse that of a different run.
 
         Returns:
             True if another run left its description but no lines; it is replaced after the files are locked.
@@ -322,7 +322,7 @@ class BatchOutput:
         self._files.append(file)
         try:
             lock(file)
-            if not os.fstat(file).st_nlink:  # removed since it was opened
+            if not os.fstat(file).st_nlink:  # the file has been removed since it was opened
                 raise LockHeldError
         except LockHeldError as error:
             raise GymError(

@@ -33,9 +33,9 @@ class LocalWriter:
         base: The served name.
         tokenizer: The tokenizer, for counting the tokens of a prompt.
         context: Maximum tokens of prompt and answer together.
-        count: Function that returns the number of tokens of messages with attachments.
+        count: Function that counts the tokens of messages with attachments.
         variants: Function that returns the current names of variants.
-        on_close: Function that frees model and engine.
+        on_close: Function that frees the model and the engine.
         sampling_defaults: The model's own sampling fields, from generation_config.json.
     """
 
@@ -66,7 +66,7 @@ class LocalWriter:
         return bool(self._tokenizer.chat_template)
 
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
-        """Stream an answer, for which half of the context, or ``max_tokens`` if less, is reserved; see ``Writer``."""
+        """Stream an answer; half of the context, or ``max_tokens`` if less, is reserved for it. See ``Writer``."""
         requested = body.get("max_tokens") or self._context
         with _as_too_large():
             length = self._length(body)
@@ -96,7 +96,7 @@ class LocalWriter:
 
 @contextmanager
 def _as_too_large() -> Iterator[None]:
-    """Convert the service's refusal of a prompt that is too long to ``TOO_LARGE``, as ``Writer`` raises it."""
+    """Convert the service's refusal of a prompt that is too long to ``TOO_LARGE``, as ``Writer`` requires."""
     try:
         yield
     except RequestError as error:

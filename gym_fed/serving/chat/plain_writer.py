@@ -80,7 +80,7 @@ class PlainGeneration:
 
     @torch.inference_mode()
     def _generate(self, ids: list[int], body: dict[str, Any], streamer: _TextQueue, stop: _Stop) -> int:
-        """Generate an answer, and return its number of tokens without the end token."""
+        """Generate an answer, and return its number of tokens, not counting the end token."""
         if body.get("seed") is not None:
             torch.manual_seed(body["seed"])
         ends = end_ids(self._model, self._tokenizer)
@@ -104,7 +104,7 @@ class PlainGeneration:
 
 
 class _Stop(StoppingCriteria):
-    """Ends generation after the current token."""
+    """Stops generation after the current token."""
 
     requested = False
 
@@ -121,7 +121,7 @@ class _TextQueue(BaseStreamer):
         self._answer: AnswerStream | None = None
 
     def put(self, value: torch.Tensor) -> None:
-        """Receive the prompt first, then one token at a time."""
+        """Receive the prompt, and then one token at a time."""
         ids = value.flatten().tolist()
         if self._answer is None:
             self._answer = self._reader.stream(ids)

@@ -1,4 +1,4 @@
-"""Chat with a server that implements OpenAI's API, using server-sent events."""
+"""Chat with a server that implements OpenAI's API, over server-sent events."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SILENCE_SECONDS = 600.0
 """Maximum seconds between two chunks, since the server may queue the request, or prefill a long prompt."""
 
 MAX_ANSWER_BYTES = 64 << 20
-"""Maximum bytes of a decompressed answer; the log-probabilities of 100,000 tokens take some 10 MB."""
+"""Maximum bytes of a decompressed answer; the log-probabilities of 100,000 tokens take about 10 MB."""
 
 MAX_LINE_BYTES = 4 << 20
 """Maximum bytes of one line of a stream; a chunk with its log-probabilities has a few kB."""
 
 ANSWER_SECONDS = 3600.0
-"""Maximum seconds from an answer's first byte to its last, since a slow server might never finish."""
+"""Maximum seconds from the first byte of an answer to the last, since a slow server might never finish."""
 
 _CODES = {
     401: ErrorCode.UNAUTHENTICATED,
@@ -95,7 +95,7 @@ class RemoteWriter:
             raise _unreachable(place, error) from error
 
     def complete(self, body: dict[str, Any], endpoint: str = "completions") -> dict[str, Any]:
-        """Return the first choice of ``/v1/completions`` or ``chat/completions``, without streaming.
+        """Return the first choice of a ``/v1/completions`` or ``chat/completions`` request, without streaming.
 
         Raises:
             GymError: The server's refusal; ``UNAVAILABLE`` for an invalid answer.
@@ -133,7 +133,7 @@ class RemoteWriter:
             ) from error
 
     def _choose(self, model: str | None) -> str:
-        # Ollama's models all have a tag
+        # all of Ollama's models have a tag
         bases = [name for name in self._names if ":" not in name] or self._names
         if model is None and len(bases) == 1:
             return bases[0]
@@ -223,7 +223,7 @@ def _refusal(place: str, answer: httpx.Response) -> GymError:
     if answer.status_code == 401:
         hint = "put the key into an environment variable, and pass its name with --api-key-env"
     if after := answer.headers.get("retry-after"):
-        seconds = whole_number(after, 9)  # or an HTTP date
+        seconds = whole_number(after, 9)  # it may also be an HTTP date
         hint = (
             f"try again in {counted(seconds, 'second')}"
             if seconds is not None
@@ -235,7 +235,7 @@ def _refusal(place: str, answer: httpx.Response) -> GymError:
 
 
 def _error_in(document: Any) -> tuple[str, str]:
-    """Return message and code of OpenAI's error object, if a server sends one."""
+    """Return the message and code of OpenAI's error object, if the server sends one."""
     error = document.get("error", document) if isinstance(document, dict) else document
     if isinstance(error, dict):
         return str(error.get("message", error)), str(error.get("code") or "")

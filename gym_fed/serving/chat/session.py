@@ -1,7 +1,7 @@
 """A chat session, which drops its oldest messages when the context is full, and its attachments.
 
-A ``Writer`` generates answers: with the model in this process, or a server with OpenAI's API. Both receive the same
-request.
+A ``Writer`` generates the answers, with the model in this process or a server with OpenAI's API. Both receive the same
+requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Message = dict[str, Any]
 
 
 class ThoughtText(str):
-    """Text of a reasoning model's thought, which is not part of the conversation."""
+    """A part of a reasoning model's thought, which is not part of the conversation."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ class Writer(Protocol):
 
     @property
     def remembers(self) -> bool:
-        """True if the model has a chat template. A model without one continues each text on its own."""
+        """True if the model has a chat template. A model without one only continues texts."""
 
     def variants(self) -> list[str]:
         """Return the names of the variants that may be requested."""
@@ -94,7 +94,7 @@ class ChatSession:
         return self.writer.base if self.variant is None else f"{self.writer.base}:{self.variant}"
 
     def switch(self, variant: str | None) -> None:
-        """Use a different variant for the next answers; the messages stay.
+        """Use a different variant for the next answers; the messages are kept.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -106,7 +106,7 @@ class ChatSession:
         self.variant = variant
 
     def require_memory(self, operation: str) -> None:
-        """Refuse an operation that needs a chat template if there is none."""
+        """Refuse an operation that needs a chat template if the model has none."""
         if not self.writer.remembers:
             raise GymError(
                 ErrorCode.USAGE,
@@ -124,7 +124,7 @@ class ChatSession:
         self.attached.append(read_attachment(path))
 
     def say(self, text: str) -> Generator[str]:
-        """Stream the answer to ``text`` and the attachments; parts of its thought are ``ThoughtText``.
+        """Stream the answer to ``text`` and the attachments; parts of the thought are ``ThoughtText``.
 
         An answer that ends early (the iterator is closed, or fails) is stored up to that point. If it is empty,
         ``text`` is not stored either, and the attachments are kept for the next question.
@@ -172,8 +172,8 @@ class ChatSession:
         self.forgotten = 0
 
     def save(self, path: Path) -> None:
-        """Write all messages, beginning with the system message, as a JSON list; replace only this conversation's
-        files.
+        """Write all messages, starting with the system message, as a JSON list; only files of this conversation are
+        replaced.
 
         Raises:
             GymError: ``USAGE`` if there are no messages; ``FILE_EXISTS`` for any other file; ``FILE_NOT_FOUND`` if no
@@ -205,7 +205,7 @@ class ChatSession:
             ) from error
 
     def load(self, path: Path) -> None:
-        """Replace the messages with those of a file that ``save`` wrote.
+        """Replace the messages with those in a file that ``save`` wrote.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming the invalid message; nothing changes then.

@@ -1,1 +1,1 @@
-"""Continuous batching: requests, their queue, sampling, and the loop that steps the model; no HTTP."""
+"""Continuous batching: requests, their queue, sampling, and the loop that steps the model, without HTTP."""

@@ -1,11 +1,11 @@
-"""Admission of waiting requests, and the prefix cache. The least served user's request is admitted first.
+"""Admit waiting requests, those of the least served user first, and cache prefixes.
 
 A request is admitted when its variant is loaded and KV blocks are free. A prompt reuses the KV blocks of an earlier one
-with the same prefix. Only full blocks are cached. They are looked up by a chain: the scope, the tokens of the first
-block, then those of the next. Keys are the tokens themselves and not their hashes, so collisions cannot be constructed;
-pictures are represented by their digests. A scope is one variant (by its digest, or the base) and one user, so that no
-user learns what another has sent, not even from an answer's timing. Unused blocks stay until others need them. The
-least recently used block is then evicted; the end of a prompt is evicted before its beginning.
+with the same prefix. Only full blocks are cached. They are looked up by a chain of keys: the scope, the tokens of the
+first block, those of the next, and so on. Keys are the tokens themselves, not their hashes, so collisions cannot be
+constructed; pictures are represented by their digests. A scope is one variant (by its digest, or the base) and one
+user, so that no user learns what another has sent, not even from timing. Unused blocks stay cached until others need
+them. The least recently used block is then evicted; the end of a prompt is evicted before its beginning.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("gym_fed")
 
 _MAX_LOADING = 64
-"""Maximum number of variants that load concurrently; more would evict each other."""
+"""Maximum number of variants to load concurrently; more would evict each other."""
 
 _BYPASS_TIMEOUT_SECONDS = 5.0
 """Seconds for which others may bypass a request whose variant does not fit into memory next to those in use. After
-that, no other request with a variant is admitted before it, which prevents starvation. A request that waits for a slow
-load may always be bypassed."""
+that, no other request with a variant is admitted before it, to prevent starvation. A request that waits for a slow load
+may always be bypassed."""
 
 
 class KVAllocator(Protocol):
-    """Allocates the KV cache of requests."""
+    """The interface for allocating the KV caches of requests."""
 
     def allocate(self, request: ScheduledRequest) -> bool:
         """Allocate a request's cache; return False if there is no room yet."""
@@ -97,7 +97,7 @@ class AdmissionQueue:
         return admitted
 
     def release(self, request: ScheduledRequest) -> None:
-        """Unpin a request's variant. Errors of the source are logged, since they must not affect running answers."""
+        """Unpin a request's variant. Errors from the source are logged, since they must not affect running answers."""
         variant, request.variant = request.variant, None
         if variant is None or self._source is None:
             return
@@ -107,10 +107,11 @@ class AdmissionQueue:
             log.exception("variant %s could not be released", variant.name)
 
     def _next(self, absent: dict[str, bool]) -> ScheduledRequest | None:
-        """Return the next request whose variant is in memory, or None; none bypasses one that waits for KV blocks."""
+        """Return the next request whose variant is in memory, or None; a request that waits for KV blocks is not
+        bypassed."""
         makes_room = False
         for request in self.waiting.by_priority():
-            pinned = request.variant is not None  # it was preempted
+            pinned = request.variant is not None  # the request was preempted
             if makes_room and request.variant_name is not None and not pinned:
                 continue
             try:
@@ -132,13 +133,14 @@ class AdmissionQueue:
     def _start(self, request: ScheduledRequest) -> None:
         self.waiting.remove(request)
         self._tokens.running[request.user] += 1
-        if not request.started:  # or it was preempted
+        if not request.started:  # or the request was preempted
             request.started = time.monotonic()
             request.cached_tokens = 0 if request.cache is None else request.cache.length
             self._tokens.charge(request.user, PROMPT_WEIGHT * len(request.prompt_ids))
 
     def _has_waited(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
-        """Return True if its variant has lacked room for so long that other requests with variants must wait."""
+        """Return True if a request's variant has lacked room for so long that other requests with variants must
+        wait."""
         if request.variant_name is None or not absent.get(request.variant_name, False):
             request.bypassed_since = 0.0
             return False
@@ -147,7 +149,7 @@ class AdmissionQueue:
         return now - request.bypassed_since > _BYPASS_TIMEOUT_SECONDS
 
     def _pin(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
-        """Pin its variant if it is in memory, and return whether it is.
+        """Pin a request's variant if it is in memory, and return whether it is.
 
         ``absent`` collects the variants of this step that are not in memory, and whether they wait for room.
         """
@@ -189,12 +191,12 @@ class AdmissionQueue:
 
 
 _HEADROOM = 16
-"""Tokens of an answer for which there must be room when a request is admitted: one block."""
+"""Number of answer tokens for which there must be room when a request is admitted: one block."""
 
 
 @dataclass(frozen=True)
 class _KeptBlock:
-    """A full block, its position in the chain, and the key of its predecessors."""
+    """A cached full block, its position in the chain, and the key of its predecessors."""
 
     number: int
     key: tuple[Hashable, Hashable]
@@ -258,7 +260,7 @@ class PrefixCache:
         cache: KVCache,
         pictures: Sequence[PlacedPicture] = (),
     ) -> None:
-        """Add the full blocks of a cache to this one; blocks that are already cached stay.
+        """Add the full blocks of a request's cache; blocks that are cached already are kept.
 
         Args:
             scope: See ``new_cache``.
@@ -287,7 +289,7 @@ class PrefixCache:
                 del self._unused[block]
                 self._pool.free(block)
 
-    # For the pool.
+    # Called by the pool.
 
     @property
     def evictable(self) -> int:
@@ -295,7 +297,7 @@ class PrefixCache:
         return len(self._unused)
 
     def keep(self, block: int) -> bool:
-        """Keep a block that is no longer in use; return False if it is not cached."""
+        """Keep a block that is no longer in use; return False if it is not a cached block."""
         if block not in self._entries:
             return False
         self._unused[block] = None
@@ -312,7 +314,7 @@ class PrefixCache:
         return block
 
     def written(self, block: int) -> None:
-        """Remove a block whose contents change from the cache."""
+        """Remove a block from the cache because its contents will change."""
         if block in self._entries:
             self._forget(block)
 
@@ -325,7 +327,7 @@ class KVCacheManager:
 
     Args:
         pool: The pool that all requests share.
-        prefix_cache: Whether requests reuse the blocks of earlier ones with the same prefix; ``shared``: also across
+        prefix_cache: True if requests reuse the blocks of earlier ones with the same prefix; ``shared`` if also across
             users. Ignored for a pool that is not paged.
     """
 
@@ -336,13 +338,15 @@ class KVCacheManager:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the blocks that requests hold."""
+        """The bytes of the blocks that requests hold."""
         return self._pool.bytes_used
 
     def allocate(self, request: ScheduledRequest) -> bool:
         """Allocate a request's cache, which may begin with cached blocks; return False if there is no room yet."""
         ids = request.ids
-        if self._prefixes is None or request.hidden is not None:  # an embedding needs all its tokens' states
+        if (
+            self._prefixes is None or request.hidden is not None
+        ):  # an embedding needs the states of all its tokens
             cache = self._pool.new_cache()
         else:
             cache = self._prefixes.new_cache(self._scope(request), ids, request.pictures)
@@ -365,7 +369,8 @@ class KVCacheManager:
             request.cache = None
 
     def _scope(self, request: ScheduledRequest) -> Hashable:
-        """Return the scope of sharing: one variant, by name and file, and one user unless users share."""
+        """Return the scope of sharing: one variant, by name and file, and one user unless blocks are shared across
+        users."""
         digest = None if request.variant is None else request.variant.delta_sha256
         user = None if self._shared else (request.user, request.key_digest)
         return digest, request.variant_name, user, request.cache_key

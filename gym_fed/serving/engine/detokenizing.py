@@ -1,7 +1,7 @@
 """Incremental detokenization: convert tokens to bytes, and decode the text of a growing answer.
 
-If an answer ends within a character, that character is dropped. Other invalid UTF-8 becomes U+FFFD, one for each
-sequence that could have begun a character, as in Python and browsers.
+If an answer ends within a character, that character is dropped. Other invalid UTF-8 is replaced with U+FFFD, one for
+each sequence that could begin a character, as in Python and browsers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LONGEST_CHARACTER = 4
 """Maximum bytes of a UTF-8 character."""
 
 START, IN_TEXT, IN_WORD = range(3)
-"""Positions of a token: first in the text, after other text, or inside a word whose tokens mark its end."""
+"""Positions of a token: first in the text, after other text, or inside a word if tokens mark the ends of words."""
 
 
 class TextDecoder:
-    """Returns the bytes of each token of one tokenizer; shared between requests.
+    """Converts the tokens of one tokenizer to bytes; shared between requests.
 
     The bytes are those that the tokenizer's decoder outputs, with two exceptions, because that decoder works on
     characters. A token that is part of a character returns its raw bytes. An added token that a byte-level decoder
@@ -49,7 +49,7 @@ class TextDecoder:
         elif getattr(tokenizer, "backend_tokenizer", None) is not None:
             from tokenizers import Tokenizer
 
-            # A copy: encoding with other settings in another thread borrows the original.
+            # A copy, since another thread may encode with the original under different settings.
             self.backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         if self.backend is None:
             added = tokenizer.added_tokens_decoder
@@ -66,7 +66,7 @@ class TextDecoder:
         self._anchor_texts = {place: self._decoded(ids) for place, ids in self._anchors.items()}
 
     def is_special(self, token_id: int) -> bool:
-        """Return True if it is a control token, which is part of a text only if requested."""
+        """Return True for a control token, which is part of a text only if requested."""
         return token_id in self._special
 
     def added_text(self, token_id: int) -> str:
@@ -176,7 +176,7 @@ class TextStream:
 
     Attributes:
         position: The number of characters so far.
-        span: The start and end of the last token in characters, including a character that it begins.
+        span: The start and end of the last token in characters, including one that it begins.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class TextStream:
             if self._continues_prompt:
                 self._utf8.reset()
             else:
-                start += 1  # the unfinished bytes became a U+FFFD of their own
+                start += 1  # the unfinished bytes became a separate U+FFFD
         self._continues_prompt = self._continues_prompt and not data
         text = self._utf8.decode(data)
         self.position += len(text)
@@ -235,7 +235,7 @@ class TextStream:
         return text
 
     def skip(self) -> None:
-        """End a part of the text, such as the thought, at a token without text; drop an incomplete character."""
+        """End a part of the text, such as the thought, at a token without text, and drop an incomplete character."""
         self._utf8.reset()
 
 
@@ -263,7 +263,7 @@ class StopTexts:
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held = ""
-        self._hidden: list[bool] = []  # for each held character
+        self._hidden: list[bool] = []  # one entry for each held-back character
         self.matched = False
         self.taken = self.shown = 0
 
@@ -272,7 +272,7 @@ class StopTexts:
 
         Args:
             text: The text of a token.
-            hidden: Whether it is not part of the answer.
+            hidden: True if it is not part of the answer.
         """
         self.taken += 0 if hidden else len(text)
         if not text:
@@ -294,7 +294,7 @@ class StopTexts:
         return self.finish()
 
     def finish(self) -> str:
-        """Return the held-back text, at the end of the answer."""
+        """Return the held-back text at the end of the answer."""
         return self._release(len(self._held))
 
     def _release(self, count: int) -> str:

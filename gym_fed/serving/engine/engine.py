@@ -6,7 +6,7 @@
 
 When a step raises, each of its requests is tried alone. Requests that raise again fail with their ``GymError``, or with
 ``INTERNAL`` and a logged traceback; the engine continues. After three consecutive failures ``healthy`` is False until a
-step succeeds. If the loop itself fails, all requests fail and new ones are refused.
+step succeeds. If the loop itself fails, all requests fail, and new ones are refused.
 
 A request holds the KV blocks of its tokens so far. If a running answer needs a block and none is free, another answer
 is preempted, and its tokens are computed again later. Only a request that would not fit alone is refused.
@@ -49,7 +49,7 @@ _IDLE_SECONDS = 1.0
 
 
 class Engine:
-    """Runs requests until it is closed. Nothing else may use the model, which the engine's own thread uses.
+    """Runs requests until it is closed. Nothing else may use the model, since the engine uses it in its own thread.
 
     Args:
         served: The base, ready for multi-variant steps.
@@ -107,7 +107,7 @@ class Engine:
         return sequence.generation
 
     def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
-        """Check a request's length and the room in the queue like ``submit``, before its inputs are computed.
+        """Check a request's length and the room in the queue as ``submit`` does, before its inputs are computed.
 
         Raises:
             GymError: See ``submit``.
@@ -135,7 +135,7 @@ class Engine:
         return sequence
 
     def embed(self, prompt_ids: list[int], variant: str | None = None, user: str = "") -> PendingEmbedding:
-        """Queue the embedding of a text, in the same queue as answers.
+        """Queue the embedding of a text in the queue of the answers.
 
         Raises:
             GymError: See ``submit``.
@@ -182,7 +182,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # On the engine's thread.
+    # Called on the engine's thread.
 
     def _run(self) -> None:
         import torch
@@ -191,7 +191,7 @@ class Engine:
         try:
             with torch.inference_mode():
                 while self._take():
-                    if not self._loop.step():  # every waiting request waits for its variant
+                    if not self._loop.step():  # all waiting requests wait for their variants
                         self._queue.wait(_VARIANT_POLL_SECONDS)
         except BaseException as broken:
             log.exception("the engine's loop failed")
@@ -203,7 +203,7 @@ class Engine:
         self._loop.end_all(self._queue.shut(error), error)
 
     def _take(self) -> bool:
-        """Take new requests and cancellations, waiting for them when idle; return False if the engine is closing."""
+        """Take new requests and cancellations, and wait for them when idle; return False if the engine is closing."""
         if self._loop.idle:
             if not self._queue.wait(_IDLE_SECONDS):
                 self._loop.release_variants()
@@ -222,7 +222,7 @@ class InputProcessor:
         vocabularies: The tokenizers of the base and its variants.
         limits: The limits of the model and its KV cache.
         source: The source of variants; None: only the base is served.
-        queue: The queue, which may refuse a request before its grammar is compiled and its variant is loaded.
+        queue: The queue, which may refuse a request before its grammar is compiled or its variant is loaded.
         config: The engine's config, for speculative decoding.
     """
 

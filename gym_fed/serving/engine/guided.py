@@ -1,7 +1,7 @@
 """Guided decoding: before each token, mask out the tokens that cannot continue the answer's grammar.
 
 The masks are llguidance's (https://github.com/guidance-ai/llguidance). A schema with a keyword that it cannot enforce
-is refused, never relaxed. White space between the parts of a JSON value is at most a space, or a line break and an
+is refused, never relaxed. White space between the parts of a JSON value is limited to a space, or a line break with an
 indent, so that a weak model cannot fill its answer with white space.
 """
 
@@ -20,7 +20,7 @@ from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.engine.schema_references import reference_cycle
 
 _SENTINEL = "\x02"
-"""A character that does not form a token with others."""
+"""A character that forms no token with other characters."""
 MAX_ITEMS = 200
 """Maximum items of the Earley parser at one byte, for a grammar in Lark's notation or GBNF. With an ambiguous grammar,
 the number grows and each mask takes longer. Schemas are not ambiguous but may have many optional names, so llguidance's
@@ -28,7 +28,7 @@ own limit applies to them."""
 
 
 class GuideFactory:
-    """Compiles grammars for one tokenizer; the first takes longer.
+    """Compiles grammars for one tokenizer; the first one takes longer.
 
     Args:
         decoder: The decoder, which has the tokens' bytes.
@@ -48,7 +48,7 @@ class GuideFactory:
         try:
             tokens = _GuidedVocabulary(decoder, max(vocab_size, len(tokenizer)), min(end_ids))
             self._tokenizer = _read(tokens, sorted(end_ids))
-        except Exception as error:  # the library raises its own exceptions
+        except Exception as error:  # llguidance raises its own exceptions
             raise _refused(tokenizer, str(error).splitlines()[0] if str(error) else repr(error)) from error
         self._vocab_size = vocab_size
 
@@ -74,7 +74,7 @@ class Guide:
     Args:
         matcher: llguidance's matcher.
         vocab_size: Width of the logits.
-        words: The name of the grammar in errors.
+        words: Name of the grammar for error messages.
     """
 
     def __init__(self, matcher: Any, vocab_size: int, words: str) -> None:
@@ -85,7 +85,7 @@ class Guide:
         self._first: bytes | None = first
 
     def _require_first_token(self, matcher: Any, first: bytes) -> None:
-        """Refuse a grammar that is too complex or allows no token, which compiling does not detect."""
+        """Refuse a grammar that is too complex or allows no token; compilation does not detect this."""
         if not matcher.is_error():
             trial = matcher.deep_copy()
             trial.consume_token(int(self._unpacked(first).argmin()))
@@ -96,7 +96,7 @@ class Guide:
             raise not_enforced(self._words, matcher.get_error())
 
     def banned(self) -> Any:
-        """Return the tokens that may not come next: a ``[vocab] bool`` array of numpy.
+        """Return the tokens that may not come next, a numpy array ``[vocab] bool``.
 
         Raises:
             GymError: ``DATA_INVALID`` when the grammar has become too complex.
@@ -142,7 +142,7 @@ class Guide:
 
 
 class TokenMask(Protocol):
-    """Determines which tokens may come next."""
+    """The interface of objects that determine which tokens may come next."""
 
     def banned(self) -> Any:
         """Return the tokens that may not come next; see ``Guide``."""
@@ -164,9 +164,9 @@ def banned_by(guides: Mapping[int, TokenMask]) -> dict[int, Any]:
 class _GuidedVocabulary:
     """A vocabulary in the form that llguidance's ``TokenizerWrapper`` takes.
 
-    llguidance's own reader of tokenizer.json takes time quadratic in the number of added tokens, for some of which its
-    bytes differ from ``TextDecoder``'s. As in that reader, tokens written ``<...>`` and ids without a token count as
-    control tokens.
+    llguidance's own reader of tokenizer.json takes quadratic time in the number of added tokens, and returns different
+    bytes than ``TextDecoder`` for some of them. As in that reader, tokens written ``<...>`` and ids without a token
+    count as control tokens.
     """
 
     bos_token_id = None
@@ -201,7 +201,7 @@ class _GuidedVocabulary:
         while data:
             ends = range(min(self._longest, len(data)), 0, -1)
             if (end := next((end for end in ends if data[:end] in self._ids), 0)) == 0:
-                break  # the rest is left to the masks
+                break  # the masks constrain the rest
             ids.append(self._ids[data[:end]])
             data = data[end:]
         return ids
@@ -263,7 +263,7 @@ _WORDS = {
 
 
 def compiled(grammar: Grammar) -> str:
-    """Translate a grammar to the form that llguidance's matcher takes.
+    """Translate a grammar to the form that llguidance's matcher expects.
 
     Raises:
         GymError: ``DATA_INVALID`` for a grammar that cannot be enforced, ``TOO_LARGE`` for one that is too long.
@@ -276,15 +276,15 @@ def compiled(grammar: Grammar) -> str:
         )
     try:
         return _MAKERS[grammar.kind](grammar.text)
-    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply for the library
+    except (ValueError, RecursionError) as error:  # RecursionError if it is nested too deeply for llguidance
         raise not_enforced(words, str(error)) from error
 
 
 def not_enforced(words: str, reason: str) -> GymError:
-    """Return the error for a grammar that llguidance refuses, with the line of its reason that names the fault."""
+    """Return the error for a grammar that llguidance refuses, with the line of its message that names the fault."""
     lines = reason.splitlines() or ["no reason given"]
     fault = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
-    fault = fault.partition(" Enable '")[0]  # options of the library, which a request cannot set
+    fault = fault.partition(" Enable '")[0]  # options of llguidance, which a request cannot set
     remedy = next((remedy for part, remedy in _REMEDIES.items() if part in fault), _REMEDY)
     return GymError(ErrorCode.DATA_INVALID, f"{words} cannot be enforced: {fault[:_MAX_REASON]}", remedy)
 
@@ -296,7 +296,7 @@ _REMEDIES = {
     "Pointer '": "add the definition that the $ref names, or correct the $ref",
     "leads back to itself": "remove the $ref, or put a property or an item between it and its target",
 }
-"""Remedies by a part of llguidance's reasons, or of this module's."""
+"""Remedies by a substring of the messages of llguidance or this module."""
 
 
 def _of_schema(text: str) -> str:

@@ -1,6 +1,6 @@
 """The queue between callers' threads and the engine's thread: new requests and cancellations.
 
-Requests beyond ``max_queued`` are refused here, with the seconds after which to try again.
+Requests beyond ``max_queued`` are refused with the seconds after which to retry.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _LONGEST_RETRY = 600
 _PAUSE_SECONDS = 0.001
-"""Seconds for which a request to an idle engine waits for others of the same burst."""
+"""Seconds that a request to an idle engine waits for others of the same burst."""
 _BURST_SECONDS = 0.008
 
 
 class RequestLoop(Protocol):
-    """The waiting and running requests behind the queue."""
+    """The interface of the loop behind the queue, with its waiting and running requests."""
 
     @property
     def running(self) -> int: ...
@@ -42,17 +42,17 @@ class RequestLoop(Protocol):
 
 
 class InputQueue:
-    """Requests and cancellations that the engine's thread has not taken yet.
+    """The requests and cancellations that the engine's thread has not taken yet.
 
     Args:
         config: The engine's config, which has the maximum number of waiting requests.
         loop: The engine's loop, whose waiting and running requests also count.
         counters: Used to estimate when a refused request may be sent again.
-        on_change: Called on the caller's thread after something was added, for a consumer that does not ``wait``.
+        on_change: Called on the caller's thread after an addition, for a consumer that does not use ``wait``.
 
     Attributes:
         refused: Requests that were refused because too many waited.
-        closing: Whether all new requests are refused.
+        closing: True if all new requests are refused.
         broken: Why the engine's loop failed; None if it did not.
     """
 
@@ -72,7 +72,7 @@ class InputQueue:
         self.closing = False
         self.broken: GymError | None = None
 
-    # For any thread.
+    # May be called from any thread.
 
     def __len__(self) -> int:
         return len(self._arrived)
@@ -106,7 +106,7 @@ class InputQueue:
         self._on_change()
 
     def close(self) -> None:
-        """Refuse all new requests, and end the engine's thread."""
+        """Refuse all new requests, and stop the engine's thread."""
         with self._changed:
             self.closing = True
             self._changed.notify_all()
@@ -138,10 +138,10 @@ class InputQueue:
                     ErrorCode.BUSY, f"too many {who}: {count}", f"try again in {counted(seconds, 'second')}"
                 )
 
-    # For the engine's thread.
+    # Called on the engine's thread.
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until there is something to take or the engine closes; return False after ``timeout`` seconds."""
+        """Wait until there is a request to take or the engine closes; return False after ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(self._ready, timeout)
 
@@ -159,7 +159,7 @@ class InputQueue:
                 self._changed.wait(_PAUSE_SECONDS)
 
     def take(self) -> list[ScheduledRequest] | None:
-        """Move new requests into the loop, and return the requests to cancel; None if the engine is closing."""
+        """Move new requests to the loop, and return the requests to cancel; None if the engine is closing."""
         with self._changed:
             if self.closing:
                 return None

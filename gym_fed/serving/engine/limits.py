@@ -82,7 +82,7 @@ class Limits:
         answer = request.sampling.max_tokens
         if answer is None:
             answer = room
-            if self.kv_bytes_per_token:  # 0 for a state of fixed size
+            if self.kv_bytes_per_token:  # 0 if the state has a fixed size
                 answer = max(1, self.kv_bytes // self.kv_bytes_per_token - len(request.prompt_ids))
         tokens = min(answer, room)
         self.check_kv_cache(len(request.prompt_ids), tokens)
@@ -174,7 +174,7 @@ def model_context(config: Any) -> int | None:
 
 
 def context_length(config: Any, configured: int | None) -> int:
-    """Return the context length: the model's own, or a smaller one from the config.
+    """Return the context length: the model's own, or a smaller configured one.
 
     A model that does not state one has ``DEFAULT_CONTEXT``, or any configured length.
 

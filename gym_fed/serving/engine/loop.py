@@ -1,6 +1,7 @@
-"""The engine's loop: admit requests, run one forward pass for all running ones, and sample a token for each in decode.
+"""Run the engine's loop: admit requests, run one forward pass for all running ones, and sample a token for each in
+decode.
 
-One thread runs it. ``admission`` decides which requests run, and ``scheduler`` what each of them computes in a step.
+The loop runs in one thread. ``admission`` decides which requests run, and ``scheduler`` what each computes in a step.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class EngineLoop:
     def end_all(self, arrived: list[ScheduledRequest], error: GymError | None) -> None:
         """Cancel or fail every request, including those in ``arrived``; no step may follow.
 
-        Every caller gets an answer even if ending a request fails.
+        Every caller gets a reply even if ending a request fails.
         """
         for request in [*self._scheduler.running, *self._admission.waiting, *arrived]:
             if error is None:
@@ -124,7 +125,7 @@ class EngineLoop:
                 self._fail(request, error)
         self._guides.shutdown()
 
-    # One step.
+    # The parts of a step.
 
     def _run_step(self, step: ScheduledStep) -> None:
         sampled_rows = [
@@ -194,7 +195,7 @@ class EngineLoop:
         except Exception as failure:  # noqa: BLE001 - logged; it fails this request alone
             self._report_failure(row, failure)
 
-    # Ending and preempting requests.
+    # The end and the preemption of requests.
 
     def _preempt(self, request: ScheduledRequest) -> None:
         self._counters.preemptions += 1
@@ -221,7 +222,7 @@ class EngineLoop:
         self._fail(request, internal_error("the request", failure))
 
     def _end(self, request: ScheduledRequest, reason: str | None) -> None:
-        """Free a request's place and variant before the caller receives the result."""
+        """Free a request's slot and variant before the caller receives the result."""
         if request.ended:
             return
         request.ended = True
@@ -303,7 +304,7 @@ class _VerifiedRow:
     sequence: GenerationSequence
     proposal: list[int]
     first: int
-    """The first row of its logits."""
+    """The index of the first row of its logits."""
 
 
 def sample_step(
@@ -321,7 +322,7 @@ def sample_step(
         push: Called with a sequence's next token, or the error that replaces it.
 
     Returns:
-        The number of proposed tokens, and the number of those that were sampled.
+        The number of proposed tokens, and how many of them were sampled.
     """
     active: list[_VerifiedRow] = []
     start = proposed = correct = accepted = 0
@@ -360,7 +361,7 @@ def _choose(logits: Any, rows: list[_VerifiedRow], banned: dict[int, Any]) -> li
     ]
     sizes = [row.sequence.vocab_size for row in rows]
     chosen: dict[int, SampledToken] = {}
-    for size in dict.fromkeys(sizes):  # random numbers depend on the size of a row's own vocabulary
+    for size in dict.fromkeys(sizes):  # a row's random numbers depend on the size of its own vocabulary
         places = [place for place, own in enumerate(sizes) if own == size]
         part = logits if len(places) == len(rows) else logits[places]
         chosen.update(zip(places, choose(part[:, :size], [samplers[place] for place in places]), strict=True))

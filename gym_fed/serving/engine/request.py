@@ -1,6 +1,6 @@
-"""Requests to the engine, their events and results, and the handles of answers and embeddings in progress.
+"""Requests to the engine, their events and results, and handles for answers and embeddings in progress.
 
-Does not import torch, since the API and the batch runner use it, too.
+The module does not import torch, since the API and the batch runner use it too.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SamplingParams:
 
     @property
     def held_to(self) -> Grammar | None:
-        """The given grammar, or the one for ``json_schema``."""
+        """The given grammar, or that of ``json_schema``."""
         return self.grammar if self.json_schema is None else Grammar("json_schema", self.json_schema)
 
 
@@ -108,8 +108,8 @@ class GenerationRequest:
         prompt_ids: The token ids of the prompt, at least one.
         sampling: The sampling parameters.
         variant: Name of a variant; None: the base.
-        user: The user to whom its tokens are charged: the queue is fair between users, not between requests.
-        cache_key: Key of prompt caching: only requests with the same key share KV blocks.
+        user: The user whose share its tokens count towards; the queue is fair between users, not between requests.
+        cache_key: Prompt cache key; only requests with the same key share KV blocks.
         pictures: The pictures in the prompt, in order.
         key_digest: The digest of the user's API key; requests with different keys do not share KV blocks.
         request_id: The request's name in logs.
@@ -138,10 +138,10 @@ class TokenLogprob:
     """The most likely tokens at the same position, most likely first: id, bytes, logprob."""
 
     start: int = 0
-    """In an event: the number of characters of the answer before it."""
+    """Number of characters of the answer before it; set in events."""
 
     end: int = 0
-    """In an event: the number of characters up to its end, including one that it begins."""
+    """Number of characters up to its end, including one that it begins; set in events."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ _Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 class Generation:
-    """One answer in progress. Events are stored until they are read, so a slow reader does not delay other requests.
+    """An answer in progress. Events are stored until they are read, so a slow reader does not delay other requests.
 
     ``for event in generation`` or ``async for event in generation`` (one reader): the last event has a
     ``finish_reason``. If the answer fails, the iteration and ``result`` raise its ``GymError``.
@@ -216,12 +216,12 @@ class Generation:
         self.request = request
         self._on_cancel: Callable[[], None] | None = None  # set by the engine
         lock = threading.Lock()
-        self._changed = threading.Condition(lock)  # for the reader of events
-        self._ended = threading.Condition(lock)  # for ``result``, which is not woken by every token
+        self._changed = threading.Condition(lock)  # used by the reader of events
+        self._ended = threading.Condition(lock)  # used by ``result``, which is not woken by every token
         self._events: deque[Event] = deque()
         self._completion: CompletionOutput | None = None
         self._error: GymError | None = None
-        self._error_raised = False  # by the reader of events
+        self._error_raised = False  # set by the reader of events
         self._wakers: list[_Waker] = []
 
     @property
@@ -304,7 +304,7 @@ class Generation:
                     if waker in self._wakers:
                         self._wakers.remove(waker)
 
-    # For the engine.
+    # Called by the engine.
 
     def _put(self, event: Event, completion: CompletionOutput | None = None) -> None:
         with self._changed:
@@ -340,7 +340,7 @@ def _set(wakers: list[_Waker]) -> None:
 
 
 class PendingEmbedding:
-    """One embedding in progress: ``[hidden] float32``, the normalised mean of the text's last hidden states.
+    """An embedding in progress: ``[hidden] float32``, the normalised mean of the text's last hidden states.
 
     Args:
         future: The future that the engine completes; cancelling it cancels the request.
@@ -354,7 +354,7 @@ class PendingEmbedding:
         return self._future.done()
 
     def cancel(self) -> None:
-        """Cancel the embedding, which then frees its place within one step. May be called at any time."""
+        """Cancel the embedding, which frees its slot within one step. May be called at any time."""
         self._future.cancel()
 
     def result(self, timeout: float | None = None) -> Tensor:

@@ -6,9 +6,9 @@ penalties count only tokens of the answer.
 Sampling is an exponential race (Gumbel 1954; Maddison et al. 2014, "A* sampling", section 2): the token with the
 smallest ``exponential noise / probability`` wins. Blocks of 128 adjacent tokens race first, then the tokens of the
 winning block. The noise comes from the row's own generator. Each number belongs to a block, or to a position in a
-block, regardless of which tokens top-k or top-p exclude. Rounding with a different batch size therefore changes a draw
-only if two candidates are almost equal, a few times in a million draws. A cumulative sum over the vocabulary would
-change with every probability before the token.
+block, whichever tokens top-k or top-p exclude. Rounding with a different batch size therefore changes a draw only if
+two candidates are almost equal, a few times in a million draws. Sampling by a cumulative sum over the vocabulary would
+depend on every probability before the token.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import SamplingParams
 
 _MIN_TEMPERATURE = 1e-4
-"""Temperatures below this are treated as greedy, the limit at 0, since dividing by them would overflow."""
+"""Temperatures below this are treated as 0 (greedy), since dividing by them would overflow."""
 
 _BLOCK = 128
 _SMALLEST_NOISE = 1e-300
-"""Above 0, so that a token of probability 0 never wins."""
+"""Minimum noise; above 0, so that a token of probability 0 never wins."""
 
 
 class RowSampler:
@@ -188,7 +188,7 @@ def _best(logits: Tensor) -> tuple[list[int], list[float]]:
 
 
 def _best_by_torch(logits: Tensor) -> tuple[list[int], list[float]]:
-    """Compute ``_best`` on any device; torch's argmax on CUDA may return any of several equal maxima."""
+    """Compute ``_best`` on any device, since torch's argmax on CUDA may return any of several equal maxima."""
     values = logits.amax(dim=-1)
     hits = (logits == values[:, None]) | logits.isnan()
     places = torch.arange(logits.shape[1], device=logits.device)
@@ -251,11 +251,11 @@ def _no_token_left() -> GymError:
 
 
 _NUCLEUS = 256
-"""Number of most likely tokens in which the nucleus is searched first."""
+"""Number of most likely tokens among which the nucleus is searched first."""
 
 
 Warper = Callable[[Tensor], Tensor]
-"""Maps ``scores [rows, vocab]`` to new scores."""
+"""A function from ``scores [rows, vocab]`` to new scores."""
 
 
 @lru_cache(maxsize=256)
@@ -299,7 +299,7 @@ def _top_p(top_p: float, scores: Tensor) -> Tensor:
         if not bool(large.all()):
             masked[~large] = _top_p(top_p, scores[~large])
         return masked
-    # A token stays if the tokens before it have less than top_p together.
+    # A token is kept if the tokens before it have a total probability below top_p.
     values[:, 1:].masked_fill_(sums[:, :-1] >= top_p, -math.inf)
     return torch.full_like(scores, -math.inf).scatter_(1, places, values)
 

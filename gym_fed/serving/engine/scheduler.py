@@ -6,7 +6,7 @@ the front of its user's queue, and its tokens so far are computed again later. T
 Users are served fairly by the virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
 2024, algorithm 2). Each user has a counter of the tokens computed for them; an answer's token counts as much as two of
 a prompt. The waiting user with the smallest counter is next. A user who returns after a pause starts at the smallest
-counter of the users present, so that absence earns no credit.
+counter of the present users, so that absence earns no credit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REMEMBERED_USERS = 4096
 
 
 class TokenCounters:
-    """The virtual token counter of every user, in weighted tokens."""
+    """The virtual token counters of all users, in weighted tokens."""
 
     def __init__(self) -> None:
         self._served: OrderedDict[str, int] = OrderedDict()
@@ -37,7 +37,7 @@ class TokenCounters:
         self.running: Counter[str] = Counter()
 
     def arrive(self, user: str) -> None:
-        """Count one more present request of ``user``."""
+        """Count one more request of ``user``."""
         if not self._present[user]:
             floor = min((self._served[other] for other in +self._present), default=0)
             self._served[user] = max(self._served.get(user, 0), floor)
@@ -45,7 +45,7 @@ class TokenCounters:
         self._present[user] += 1
 
     def leave(self, user: str) -> None:
-        """Count the end of one request of ``user``."""
+        """Count the end of a request of ``user``."""
         self._present[user] -= 1
         if self._present[user] <= 0:
             del self._present[user]
@@ -91,7 +91,7 @@ class FairQueue:
         self._length += 1
 
     def remove(self, request: ScheduledRequest) -> bool:
-        """Remove a request, and return whether it was waiting."""
+        """Remove a request, and return True if it was waiting."""
         queue = self._queues.get(request.user)
         if queue is None or request not in queue:
             return False
@@ -103,7 +103,7 @@ class FairQueue:
 
     def by_priority(self) -> Iterator[ScheduledRequest]:
         """Iterate over waiting requests, the least served user's first; on a tie, the user with the fewest running."""
-        users = list(self._queues)  # in order of arrival, which the stable sort preserves
+        users = list(self._queues)  # in order of arrival, which the stable sort keeps
         users.sort(key=lambda user: (self._tokens.served(user), self._tokens.running[user]))
         for user in users:
             yield from list(self._queues.get(user, ()))
@@ -117,7 +117,7 @@ class ScheduledStep:
         rows: The requests.
         chunks: One chunk for each request.
         decode_rows: The number of requests in decode.
-        decode_tokens: The number of newest tokens of requests in decode, and of proposed ones.
+        decode_tokens: The number of newest and proposed tokens of requests in decode.
         prefill_tokens: The number of prefilled tokens of prompts and of preempted requests.
     """
 
@@ -135,7 +135,7 @@ class Scheduler:
         config: Limits of a step.
         tokens: The token counters of all users; the least served user's prompt is prefilled first.
         preempt: Function that removes a request from ``running`` and frees its cache.
-        whole_prompts: Whether prompts are prefilled in one step, regardless of their length.
+        whole_prompts: True if prompts are prefilled in one step, regardless of their length.
     """
 
     def __init__(
@@ -160,8 +160,8 @@ class Scheduler:
                 self._make_room(row)
         decode = [row for row in self.running if _decodes(row)]
         prefill = [row for row in self.running if not _decodes(row)]
-        budget = self._config.max_batch_tokens - bool(prefill)  # one token is always left for prefill
-        if len(decode) > budget:  # too many for a step: round robin
+        budget = self._config.max_batch_tokens - bool(prefill)  # always leave one token for prefill
+        if len(decode) > budget:  # too many for one step, so take turns
             decode, late = decode[:budget], decode[budget:]
             self.running = [*late, *prefill, *decode]
         budget -= len(decode)
@@ -176,11 +176,11 @@ class Scheduler:
         return step
 
     def _decode(self, step: ScheduledStep, row: GenerationSequence, left: int) -> int:
-        """Add a request's newest token and proposed ones; return the number of proposed tokens."""
+        """Add a request's newest and proposed tokens; return the number of proposed ones."""
         assert row.cache is not None
         proposal = row.propose(left)
         if proposal and not row.cache.reserve(1 + len(proposal)):
-            proposal = []  # not worth a preemption
+            proposal = []  # a proposal is not worth a preemption
         count = 1 + len(proposal)
         step.rows.append(row)
         ids, at = [row.ids[-1], *proposal], row.cache.length
@@ -212,7 +212,7 @@ class Scheduler:
         while row.cache is not None and not row.cache.reserve(1):
             victim = self._victim()
             if victim is None:
-                return  # the step will report it
+                return  # the step will report the error
             self._preempt(victim)
 
     def _victim(self) -> ScheduledRequest | None:
@@ -230,7 +230,7 @@ def _decodes(row: ScheduledRequest) -> bool:
 
 
 _SMOOTHING = 0.3
-"""Weight of the newest measurement."""
+"""Weight of the newest measurement in the moving average."""
 _OUTLIER = 2.0
 """A measurement is clipped to this many times the average, and to its inverse."""
 _MIN_PREFILL = 5

@@ -1,4 +1,4 @@
-"""Detection of JSON schema references that lead back to themselves."""
+"""Detect JSON schema references that lead back to themselves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reference_cycle(schema: dict[str, Any]) -> str:
 
 
 _LEAVE = "\0"
-"""The mark of a part whose references have all been followed."""
+"""Marks a part whose references have all been followed."""
 
 
 def _subschemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:

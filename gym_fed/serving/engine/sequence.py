@@ -1,4 +1,4 @@
-"""The state of a request inside the engine: its progress in prefill and decode, and its end."""
+"""The state of requests inside the engine: progress in prefill and decode, and the end."""
 
 from __future__ import annotations
 
@@ -32,22 +32,21 @@ class ScheduledRequest:
     """The state of an answer or embedding; after submission, only the engine's thread accesses it.
 
     Args:
-        user: The user that the fair queue charges its tokens to.
-        variant_name: None: the base.
+        user: The user whose share its tokens count towards. variant_name: The variant; None for the base.
         prompt_ids: The token ids of the prompt, at least one.
     """
 
     hidden: HiddenMean | None = None
-    """Mean of the last hidden states of its tokens, for an embedding."""
+    """The mean of the last hidden states of its tokens, for an embedding."""
 
     cache_key = key_digest = ""
-    """KV blocks are reused only between requests with the same keys; ``key_digest`` is of the user's API key."""
+    """Digest of the user's API key. Only requests with equal keys, ``cache_key`` included, share KV blocks."""
 
     pictures: tuple[PlacedPicture, ...] = ()
     """The pictures in its prompt."""
 
     vocab_size = 0
-    """The number of the variant's token ids at submission."""
+    """The number of token ids of the variant at submission."""
 
     def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int]) -> None:
         self.user, self.variant_name, self.prompt_ids = user, variant_name, prompt_ids
@@ -62,14 +61,14 @@ class ScheduledRequest:
         self.cached_tokens = 0
         """Tokens of the prompt that were in the prefix cache."""
         self.bypassed_since = 0.0
-        """The time at which it first was at the head of the queue without room for its variant; 0 if never."""
+        """The time when it was first at the head of the queue without room for its variant; 0 if never."""
         self.started = 0.0
         """The time of its first admission."""
         self.ended = False
 
     @property
     def most_tokens(self) -> int:
-        """The maximum number of tokens that prompt and answer may have."""
+        """The maximum number of tokens of prompt and answer."""
         return len(self.prompt_ids)
 
     @property
@@ -157,7 +156,7 @@ class GenerationSequence(ScheduledRequest):
         return len(self.prompt_ids) + self.max_tokens
 
     def propose(self, most: int) -> list[int]:
-        """Propose the next tokens, for a step to verify."""
+        """Propose the next tokens, which a step then verifies."""
         if self._proposer is None:
             return []
         return self._proposer.propose(min(most, self.max_tokens - len(self.token_ids) - 1))
@@ -216,7 +215,7 @@ class GenerationSequence(ScheduledRequest):
         return token_id in self.end_ids and (self._thought is None or self._thought.may_end_at(token_id))
 
     def _split(self, token_id: int) -> AnswerSplit:
-        """Decode a token, and return its text that may be shown."""
+        """Decode a token, and return the text that may now be shown."""
         if self._thought is None:
             split = AnswerSplit(text=self._text.push(token_id))
         else:
@@ -273,7 +272,7 @@ class GenerationSequence(ScheduledRequest):
         return reason
 
     def deliver(self) -> None:
-        """Report the end to the reader, after its place and its variant have been freed."""
+        """Report the end to the reader, after the slot and the variant have been freed."""
         if self._last is not None:
             self.generation._put(*self._last)
 
@@ -356,7 +355,7 @@ class NgramProposer:
         for size in range(min(_LONGEST, len(ids)), _SHORTEST - 1, -1):
             place = after.get(tuple(ids[-size:]))
             if place is not None:
-                period = len(ids) - place  # assume that the text repeats
+                period = len(ids) - place  # assume that the text repeats itself
                 return [ids[place + number % period] for number in range(count)]
         return []
 

@@ -1,4 +1,4 @@
-"""Counters and histograms of the engine, in Prometheus's form. Does not import torch."""
+"""Counters and histograms of the engine, in Prometheus's form. The module does not import torch."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class EngineStats:
     """A snapshot of the engine; counters are since its start.
 
     Attributes:
-        healthy: Whether its loop is running and its last steps did not all fail.
+        healthy: True if its loop is running and its last steps did not all fail.
         running: Running requests.
         queued: Waiting requests.
-        finished: Requests by their end: stop, length, cancelled or error.
+        finished: Number of finished requests by finish reason: stop, length, cancelled or error.
         refused: Requests that were refused because too many waited.
         prompt_tokens: Prefilled tokens, including those computed again after a preemption.
         generated_tokens: Sampled tokens.
@@ -157,4 +157,4 @@ _SHARED_COUNTS = tuple(
     for each in fields(EngineStats)
     if each.type in ("int", "float") and hasattr(Counters, each.name)
 )
-"""Names of the fields that ``EngineStats`` copies unchanged from ``Counters``."""
+"""Names of the fields that ``EngineStats`` copies from ``Counters`` unchanged."""

@@ -1,4 +1,4 @@
-"""The thought of one answer inside the engine, the grammar that follows it, and the log-probabilities of the answer."""
+"""Track the thought of an answer, the grammar that follows it, and the log-probabilities of the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Thought:
-    """Tracks the thought of one answer; a ``TokenMask`` while ``masks``.
+    """Tracks the thought of one answer. It is a ``TokenMask`` while ``masks`` is True.
 
     A grammar applies to the answer after the thought. Until then, end tokens are banned. An answer that may begin with
     a thought may choose between the first token of a thought and those of the grammar.
@@ -47,12 +47,12 @@ class Thought:
         self._stop_ids = stop_ids
         self._forced: deque[int] = deque()
         self._opening_token: int | None = None  # opens a thought although the grammar bans it
-        self._guided: list[int] = []  # tokens of the guide that may turn out to begin a thought
+        self._guided: list[int] = []  # tokens accepted by the guide that may turn out to begin a thought
         self.num_tokens = 0
-        """Number of tokens of the thought so far, including its marks."""
+        """The number of tokens of the thought so far, including its marks."""
         self._pushed = 0
         self._in_answer: list[bool] = []
-        """Whether each token belongs to the answer, as far as this is known."""
+        """For each token, True if it belongs to the answer, as far as this is known."""
         self._close_if_over()
 
     @property
@@ -62,7 +62,7 @@ class Thought:
 
     @property
     def is_unfinished(self) -> bool:
-        """True if the answer has not begun after a thought."""
+        """True inside a thought, until the answer after it begins."""
         return self._splitter.unfinished
 
     def in_answer(self, index: int) -> bool:
@@ -120,7 +120,7 @@ class Thought:
         was_thinking, may_answer = splitter.thinking, splitter.answering or splitter.waiting
         split = splitter.push(token_id, stream)
         if self._guide is not None and self._guided and splitter.thinking:
-            # The tokens, which the grammar also allowed, were the beginning of a thought
+            # These tokens, which the grammar also allowed, were the beginning of a thought
             self._guide.rollback(len(self._guided))
             self._guided.clear()
         self.num_tokens += was_thinking or splitter.thinking
@@ -168,7 +168,7 @@ class PendingLogprobs:
         Args:
             decoded: The number of decoded characters that were split into thought and answer.
             stops: The answer's stop texts.
-            last: Whether this is the end, where a partly shown token counts as shown.
+            last: True at the end of the answer, where a partly shown token counts as shown.
         """
         before = decoded - stops.taken  # characters of the thought
         shown = before + stops.shown

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.variant_weights import VariantSource, VariantTokens
 
 _MAX_KEPT = 16
-"""Maximum vocabularies of variants in memory; each has two copies of the tokenizer, and tables for grammars."""
+"""Maximum number of variant vocabularies in memory; each has two copies of the tokenizer, and tables for grammars."""
 
 
 class Vocabulary:
-    """One tokenizer.
+    """A tokenizer with its decoder and its grammar compiler.
 
     Args:
         tokenizer: The tokenizer, which is not modified.
@@ -35,11 +35,11 @@ class Vocabulary:
 
     @cached_property
     def decoder(self) -> TextDecoder:
-        """The decoder, which has the bytes of its tokens."""
+        """The decoder, which knows the bytes of each token."""
         return TextDecoder(self.tokenizer)
 
     def guides(self) -> GuideFactory:
-        """Return the compiler of its grammars, which is slow to create."""
+        """Return its grammar compiler, which is slow to create."""
         with self._lock:
             if self._guides is None:
                 from gym_fed.serving.engine.guided import GuideFactory
@@ -84,7 +84,7 @@ class Vocabularies:
             self._of_files.move_to_end(added.delta_sha256)
             if len(self._of_files) > _MAX_KEPT:
                 self._of_files.popitem(last=False)
-        with extension.lock:  # so that other variants do not wait for this one
+        with extension.lock:  # one lock per file, so that other variants do not wait
             if extension.vocabulary is None:
                 extension.vocabulary = self._extended(variant, added)
             return extension.vocabulary
@@ -95,6 +95,6 @@ class Vocabularies:
         require_servable_tokens(added.tokens, f"variant {name!r}")
         tokenizer = extended_by(self.base.tokenizer, added.tokens, f"variant {name!r}")
         ends = self.base.end_ids
-        if "eos_token" in added.tokens.roles:  # as in the configs of the merged model
+        if "eos_token" in added.tokens.roles:  # as in the config of the merged model
             ends = frozenset({tokenizer.eos_token_id})
         return Vocabulary(tokenizer, added.size or self.base.size, ends)

@@ -62,7 +62,7 @@ class EngineDescription:
     Attributes:
         forward: The implementation of the model's forward pass.
         base_format: The type of the linear layers.
-        prefix_cache: Whether prompts reuse the KV cache of earlier ones, and across users (``shared``).
+        prefix_cache: True if prompts reuse the KV cache of earlier ones; ``shared`` if also across users.
         note: A sentence to print at startup; empty for none.
     """
 

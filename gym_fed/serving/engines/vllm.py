@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.vllm_plugin.settings import PluginSettings
 
 _BASE = "base"
-"""The base's name in a vLLM server that is started here; it cannot be mistaken for a digest."""
+"""Name of the base in a vLLM server that is started here; it cannot be mistaken for a digest."""
 _OTHER_ENGINE: dict[str, object] = {"adapter": [], "base_format": "auto", "device": "auto"}
 _OTHER_ENGINE_SETTINGS: dict[str, object] = {"speculative": "off", "kv_dtype": "auto", "step_stretch": None}
 _OTHER_ENGINE_MEMORY = {"cache_size": "set vllm.variants_in_memory", "packed_size": "remove it"}
@@ -50,7 +50,7 @@ class Vllm(EngineKind):
     """vLLM 0.32: Llama, Qwen2, Qwen3 and Mistral with sign deltas and LoRA."""
 
     def check(self, config: ServingConfig) -> None:
-        """Refuse settings of our own engine.
+        """Refuse settings that apply only to gym-fed's own engine.
 
         Raises:
             GymError: ``CONFIG_INVALID`` naming the first one.
@@ -122,7 +122,7 @@ class Vllm(EngineKind):
         else:
             server = _started(config, folder, context, settings, stack)
         stack.callback(server.close)
-        # vLLM's scheduler waits for KV blocks, so requests are not refused here for lack of them.
+        # vLLM's scheduler waits for KV blocks, so no request is refused here for lack of them.
         limits = Limits(context, plain.vocab_size, 0, 1)
         engine = VllmEngine(server, tokenizer, store, config.engine, limits, ends)
         stack.callback(engine.close)
@@ -155,7 +155,7 @@ def _kernel(engine: EngineConfig, dtype: str) -> str:
 
 
 def _named_model(plain: PlainConfig, folder: Path) -> Any:
-    """Return an object with a model's end tokens, as ``end_ids`` reads them."""
+    """Return an object with a model's end tokens, in the form that ``end_ids`` reads."""
     from gym_fed.core.json_files import read_object
 
     file = folder / "generation_config.json"
@@ -168,7 +168,7 @@ def _named_model(plain: PlainConfig, folder: Path) -> Any:
 def _checked_variant(
     max_rank: int, plain: PlainConfig, name: str, delta: DeltaFile, layout: ModelLayout | None, sha256: str
 ) -> LoadedVariant:
-    """Check a verified variant; vLLM itself loads its weights by its digest."""
+    """Check a verified variant; vLLM itself loads the weights by their digest."""
     from gym_fed.serving.forward.variant_weights import LoadedVariant
     from gym_fed.serving.vllm_plugin.variants import require_servable
 

@@ -1,8 +1,8 @@
-"""Filter the content of requests and answers: by rules, and by a classifier on the served model.
+"""Filter the content of requests and answers with rules, and with a classifier on the served model.
 
 Logs and counts never contain a text. The classifier's verdict is ``p(yes) / (p(yes) + p(no))`` of the answer's first
-token. It takes two requests of one token, each with one of these tokens forced, whose log-probability before forcing
-the engine reports. They are batched with all other requests, so that no second model is in memory.
+token. It takes two requests of one token. Each forces one of these tokens, and the engine reports the log-probability
+before forcing. They are batched with all other requests, so no second model is in memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Direction = Literal["input", "output"]
 
 @dataclass(frozen=True)
 class _Filtered:
-    """The rules of one direction, and whether the classifier judges it."""
+    """The rules for one direction, and whether the classifier judges it."""
 
     rules: Rules
     classified: bool
@@ -73,7 +73,7 @@ class ContentFilter:
         return next((category for category in categories if category is not None), None)
 
     def held_text(self, before: str = "") -> HeldText | None:
-        """Return the ``HeldText`` of an answer that continues a text; None if answers are not filtered."""
+        """Return the ``HeldText`` for an answer that continues a text; None if answers are not filtered."""
         return HeldText(self._on["output"].rules, before) if "output" in self._on else None
 
     def count(self, direction: Direction, category: str) -> None:
@@ -121,7 +121,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 class HeldText:
-    """Holds back the end of a growing answer until no rule can match it, regardless of its split into chunks.
+    """Holds back the end of a growing answer until no rule can match it, however the answer is split into chunks.
 
     A match has at most ``width`` folded characters, so text further from the end cannot be part of a later match. A
     match that touches the end waits for the next character, which may continue the word.
@@ -140,7 +140,7 @@ class HeldText:
         self._width = rules.width
         context = fold(before)[-self._width - 1 :]
         self._folded = context
-        self._starts = [0] * len(context)  # the position in ``_text`` of each folded character's source
+        self._starts = [0] * len(context)  # position in ``_text`` of the source of each folded character
         self._context = len(context)  # number of folded characters already released
         self._begins = 0  # first position at which a match may begin; earlier ones have been searched
         self._text = ""
@@ -178,7 +178,7 @@ class HeldText:
     def _release(self, count: int) -> str:
         """Release the text of the first ``count`` folded characters, the last of which stays as context."""
         while 0 < count < len(self._starts) and self._starts[count] == self._starts[count - 1]:
-            count -= 1  # do not split a character that was folded to several
+            count -= 1  # do not split a character that folds to several
         if count <= self._context:
             return ""
         cut = self._starts[count]
@@ -200,7 +200,8 @@ class Classifier:
     Args:
         config: The question, the variant that answers it, and the threshold of refusal.
         engine: The engine that generates the answer.
-        render: Function that returns the token ids of the question as a user's message, up to the answer's beginning.
+        render: Function that renders the question as a user's message, up to the start of the answer, and returns token
+            ids.
         yes: The first token of the answer ``yes``.
         no: The first token of the answer ``no``.
 
@@ -278,7 +279,7 @@ class Verdict:
         """Return the probability of yes.
 
         Raises:
-            GymError: ``UNAVAILABLE`` if it failed or was cancelled, ``DEADLINE_EXCEEDED`` after a minute.
+            GymError: ``UNAVAILABLE`` if the question failed or was cancelled, ``DEADLINE_EXCEEDED`` after a minute.
         """
         try:
             with _errors():
@@ -310,7 +311,7 @@ _PASSED = (ErrorCode.TOO_LARGE, ErrorCode.BUSY, ErrorCode.UNAVAILABLE, ErrorCode
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Translate the engine's errors to the filter's, since the caller did not request this model."""
+    """Translate the engine's errors to errors of the filter, since the caller did not request this model."""
     try:
         yield
     except GymError as error:

@@ -8,10 +8,10 @@
 A phrase matches whole words in scripts that separate words by spaces, and anywhere in the others (Chinese, Japanese,
 Korean, Thai).
 
-Rules and texts are compared in a folded form, so that a slightly different spelling does not hide a word: compatibility
-forms become plain (NFKD), accents of U+0300 to U+036F and invisible characters are removed, and case is folded. White
-space of any length becomes one space. Similar letters of other alphabets, digits instead of letters, and s p a c e d
-words are not recognised.
+Rules and texts are compared in a folded form, so that a slightly different spelling does not hide a word: text is
+normalised (NFKD), accents from U+0300 to U+036F and invisible characters are removed, and case is folded. White space
+of any length becomes one space. Similar letters of other alphabets, digits in place of letters, and s p a c e d words
+are not recognised.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ACCENTS = range(0x300, 0x370)
 
 
 class _Folds(dict[int, str]):
-    """The folded text of each character, computed on first use; bounded by the size of Unicode."""
+    """The folded form of each character, computed on first use; its size is bounded by that of Unicode."""
 
     def __missing__(self, code: int) -> str:
         self[code] = folded = _folded(chr(code))
@@ -52,7 +52,7 @@ def _folded(character: str) -> str:
 
 
 FOLDS = _Folds()
-"""The folded text by code point; white space is a space, and invisible characters are empty."""
+"""The folded form by code point; white space becomes a space, and invisible characters become empty."""
 
 
 def fold(text: str) -> str:
@@ -73,8 +73,8 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
     """Compile a pattern whose search takes bounded time, and return it with the maximum length of its match.
 
     An attacker's text can make Python's ``re`` take exponential time (``(a+)+b``), and a search cannot be stopped.
-    Therefore the ways in which a pattern can match are counted: a backtracking search visits each at most once per
-    position. Only constructs that can be counted are allowed.
+    Therefore the ways in which a pattern can match are counted, since a backtracking search visits each at most once
+    per position. Only constructs that can be counted are allowed.
 
     Args:
         text: The pattern, which is searched in folded text, ignoring case.
@@ -107,7 +107,7 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
 
 
 def _ways(tree: Iterable[tuple[Any, Any]]) -> int:
-    """Return an upper bound of a backtracking search's paths from one position, counting to ``MAX_WAYS``."""
+    """Return an upper bound on the paths of a backtracking search from one position, counting up to ``MAX_WAYS``."""
     total = 1
     for kind, value in tree:
         total *= _ways_of(kind, value)
@@ -160,7 +160,7 @@ _SPACED = "\\x00-\\u0dff"  # Latin to Sinhala; Thai is the first script without 
 
 @dataclass(frozen=True)
 class _ContentRule:
-    """All phrases of a category, or one of its patterns."""
+    """A compiled rule: all phrases of a category, or one of its patterns."""
 
     category: str
     pattern: re.Pattern[str]
@@ -169,7 +169,7 @@ class _ContentRule:
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules that are matched against folded texts.
+    """A set of rules that are matched against folded texts.
 
     Attributes:
         width: Maximum characters of a match.

@@ -61,8 +61,8 @@ class GeneralForward:
         cached: Whether to use the model's cache; without it, every step computes whole texts.
 
     Attributes:
-        batches: Whether requests in decode share a forward pass.
-        continues: Whether several tokens can extend a state in one forward pass; otherwise the whole text is computed.
+        batches: True if requests in decode share a forward pass.
+        continues: True if several tokens can extend a state in one forward pass; otherwise the whole text is computed.
         forwards: Number of forward passes so far; a step has one or more.
     """
 

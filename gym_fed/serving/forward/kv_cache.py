@@ -60,7 +60,7 @@ class KVPool:
         GymError: ``USAGE`` for any other dtype; ``CONFIG_INVALID`` for a limit below one block.
 
     Attributes:
-        paged: Whether the blocks hold the tokens, so that requests can share a prefix and drop their last tokens.
+        paged: True if the blocks hold the tokens, so that requests can share a prefix and drop their last tokens.
         fixed_blocks: Blocks that a request takes in addition to those of its tokens.
     """
 

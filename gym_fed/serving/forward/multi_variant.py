@@ -58,13 +58,13 @@ class MultiVariantModel:
 
     Attributes:
         base_format: The format of the linear layers in memory.
-        packed: Whether the layers are packed, so that the model's own weights are gone.
+        packed: True if the layers are packed, so that the model's own weights are gone.
         forwards: Number of forward passes by implementation; a step on the general path has one or more.
         products: Multiplications of a layer's packed deltas by form (``gym_quant.resident.Resident.form``) and kernel.
             ``decoded`` counts forms that the kernel does not multiply, and long prompts under ``exact``, for which
             deltas are decoded for a dense product.
         described: A description of the steps' implementation, why it was chosen, and what requests share.
-        attends_plainly: Whether no layer caps its scores, has sinks or a sliding window, according to the last step.
+        attends_plainly: True if no layer caps its scores, has sinks or a sliding window, according to the last step.
         pool: The blocks of ``new_cache``; it grows as needed.
 
     Raises:

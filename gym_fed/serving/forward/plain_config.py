@@ -27,10 +27,10 @@ class PlainConfig:
     Attributes:
         architecture: The name of the class in transformers.
         rope_theta: The base of the rotary frequencies; models with other kinds of rope are left to transformers.
-        qkv_bias: Whether queries, keys and values have biases.
-        output_bias: Whether the attention's output has a bias.
-        mlp_bias: Whether the feed-forward layers have biases.
-        head_norms: Whether queries and keys are normalised.
+        qkv_bias: True if queries, keys and values have biases.
+        output_bias: True if the attention's output has a bias.
+        mlp_bias: True if the feed-forward layers have biases.
+        head_norms: True if queries and keys are normalised.
         eos_token_id: The value in the file.
     """
 

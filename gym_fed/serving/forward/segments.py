@@ -205,7 +205,7 @@ class StepVariants:
 
         Args:
             parts: The variant, number of tokens, and rows of logits of each run of rows, in order.
-            merge: Whether base and delta may be multiplied together if all rows belong to one variant.
+            merge: True if base and delta may be multiplied together if all rows belong to one variant.
         """
         variants = tuple(sorted({variant for variant, _, _ in parts if variant is not None}, key=id))
         if not variants:

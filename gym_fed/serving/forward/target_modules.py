@@ -54,7 +54,7 @@ class TargetModule:
         normalised: The normalisation whose result a norm multiplies by its weight.
         eps: The norm's epsilon.
         multiplier: The factor that an embedding applies to its rows.
-        head: Whether it receives only the tokens whose logits are needed.
+        head: True if it receives only the tokens whose logits are needed.
     """
 
     module: str

@@ -202,7 +202,7 @@ class EventStream(Response):
         timeout: The timeout of the request.
         failure: Function that creates the last chunk of a failed stream.
         on_end: Called after the end of the stream, successful or not.
-        with_done: Whether ``[DONE]`` follows the last chunk.
+        with_done: True if ``[DONE]`` follows the last chunk.
     """
 
     def __init__(

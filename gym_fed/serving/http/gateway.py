@@ -41,7 +41,7 @@ class Gateway:
     Attributes:
         serving: The loaded parts; None until the model is loaded.
         active: The number of active requests for answers.
-        draining: Whether new requests are refused, because the server is about to stop.
+        draining: True if new requests are refused, because the server is about to stop.
         stopped: An event that is set when active requests are cancelled.
         limits: The rate limits of keys.
         errors: Formatter of errors for callers.

@@ -115,13 +115,13 @@ class Answer(ABC):
         model: The requested name.
         prompt_tokens: Tokens of all prompts, each counted once.
         choices: One per generation, in order.
-        with_logprobs: Whether log-probabilities were requested.
-        include_usage: Whether the stream ends with token counts.
+        with_logprobs: True if log-probabilities were requested.
+        include_usage: True if the stream ends with token counts.
         fingerprint: The identifier of the base's weights.
         per_prompt: The number of choices per prompt.
 
     Attributes:
-        ends_with_done: Whether a stream has the line ``[DONE]`` after its last chunk.
+        ends_with_done: True if a stream has the line ``[DONE]`` after its last chunk.
     """
 
     ends_with_done = True

@@ -21,12 +21,12 @@ class Caller:
 
     Attributes:
         name: The name in the usage log and in the queue, which schedules fairly between names.
-        base: Whether the base itself may be used.
-        everything: Whether all variants may be used.
+        base: True if the base itself may be used.
+        everything: True if all variants may be used.
         variants: Names of the variants that may be used.
         owners: Accounts whose variants may all be used.
-        metrics: Whether the server's metrics, which cover everybody's requests, may be read.
-        manage_variants: Whether variants may be added and removed.
+        metrics: True if the server's metrics, which cover everybody's requests, may be read.
+        manage_variants: True if variants may be added and removed.
         requests_per_minute: Maximum requests per minute; None: no limit.
         tokens_per_minute: Maximum tokens of prompts and answers per minute; None: no limit.
         key_sha256: The digest of the key; empty without keys.

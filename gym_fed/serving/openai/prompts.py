@@ -145,7 +145,7 @@ class Prompts:
         Args:
             messages: The validated messages.
             tools: OpenAI's ``tools``, for the template.
-            open_call: Whether the answer begins inside a tool call; a thought that the template opened is closed.
+            open_call: True if the answer begins inside a tool call; a thought that the template opened is closed.
             variables: Further variables that the template uses (``TemplateNames``).
             add_generation_prompt: Whether to add the text that begins an answer.
             continue_final_message: Whether to end within the last message, which the answer continues.

@@ -46,7 +46,7 @@ class ChatForm:
         url: The kind of request, for the usage log.
         answer: Function that creates the answer; called like ``Answer``.
         renamed: Function that translates field names in an error to the caller's API.
-        truncate: Whether the oldest turns of a conversation that is too long are dropped.
+        truncate: True if the oldest turns of a conversation that is too long are dropped.
     """
 
     url: str

@@ -24,7 +24,7 @@ class ServedModel:
         url: The address of the API, with ``/v1``.
         model: The name of the model in requests.
         key: The API key.
-        is_chat: Whether the model takes messages; False: it continues texts.
+        is_chat: True if the model takes messages; False: it continues texts.
     """
 
     url: str

@@ -257,8 +257,8 @@ class ToolUse:
 
     Attributes:
         shown: The tools for the template; None if ``tool_choice`` is ``none``.
-        required: Whether the answer must be a call.
-        held: Whether a grammar constrains calls to the parameters of their tools: if a call is required, or a tool is
+        required: True if the answer must be a call.
+        held: True if a grammar constrains calls to the parameters of their tools: if a call is required, or a tool is
             ``strict``. The model then writes free text until it begins a call.
     """
 
@@ -297,7 +297,7 @@ class ToolUse:
         """Create a parser for an answer; None if it cannot have calls.
 
         Args:
-            fragments: Whether the caller accepts calls in parts; only constrained calls are sent in parts.
+            fragments: True if the caller accepts calls in parts; only constrained calls are sent in parts.
         """
         if self.shown is None:
             return None

@@ -48,7 +48,7 @@ class PictureProcessor:
 
     Attributes:
         places: The kind of medium of each placeholder token of the chat template.
-        is_numbered: Whether a picture's tokens depend on the pictures before it.
+        is_numbered: True if a picture's tokens depend on the pictures before it.
     """
 
     is_numbered = False

@@ -69,7 +69,7 @@ class BulkAddition:
         base: The base that every delta must belong to; None: any.
         layout: The layout of the served model; None if it is not known.
         key: The key that signs each variant; None leaves them unsigned.
-        replaces: Whether each may replace the owner's variant of the same name.
+        replaces: True if each may replace the owner's variant of the same name.
         progress: Called with each step and its progress.
     """
 

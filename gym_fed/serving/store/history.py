@@ -23,7 +23,7 @@ class VariantRevision:
     Attributes:
         record: Its row; ``updated_at`` is the time at which it was added.
         figures: Measurements from its creation, such as losses; empty if unknown.
-        is_newest: Whether it is the revision that is served.
+        is_newest: True if it is the revision that is served.
     """
 
     record: VariantRecord

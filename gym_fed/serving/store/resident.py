@@ -211,13 +211,13 @@ class Load:
     Attributes:
         record: The row.
         user: The user who requested it last.
-        urgent: Whether a request waits for it.
-        running: Whether a thread is working on it.
-        done: Whether it ended, or was superseded by another row.
+        urgent: True if a request waits for it.
+        running: True if a thread is working on it.
+        done: True if it ended, or was superseded by another row.
         error: Why it failed.
         reserved: Bytes of memory reserved for it.
         shared: The weights of its file if they are in memory, so that only the row must be verified.
-        lacks_room: Whether it waits for variants in use to be released.
+        lacks_room: True if it waits for variants in use to be released.
     """
 
     def __init__(self, record: VariantRecord, user: str) -> None:

@@ -141,8 +141,8 @@ class VllmOptions:
         tensor_parallel_size: Number of GPUs (or processes) that share every layer.
         kv_cache_bytes: Bytes of the KV cache; None: vLLM decides.
         max_batch_tokens: Maximum tokens of a step; None: vLLM decides.
-        prefix_cache: Whether prompts reuse the KV cache of earlier ones.
-        trains: Whether this is for a training run, which uploads adapters and needs the log-probabilities of sampling.
+        prefix_cache: True if prompts reuse the KV cache of earlier ones.
+        trains: True if this is for a training run, which uploads adapters and needs the log-probabilities of sampling.
         arguments: Further arguments of the command line.
     """
 

@@ -46,7 +46,7 @@ class LinearPlace:
         shards: The shard of each part.
         slots: The sign matrices.
         bias: The deltas of the bias; None for a layer without bias.
-        adds_bias: Whether this rank adds the bias.
+        adds_bias: True if this rank adds the bias.
     """
 
     parts: tuple[str, ...]
@@ -75,7 +75,7 @@ class Wiring:
         step: The slots of the current step.
         num_slots: The number of slots.
         kernel: The CPU kernel of sign deltas.
-        tied: Whether the head has the embedding's weights.
+        tied: True if the head has the embedding's weights.
         device: The device of the model.
     """
 

@@ -122,7 +122,7 @@ class ToolFormat(ABC):
         Args:
             mark: The mark; for a bare call, the white space before it.
             tools: The tools that may be called.
-            fragments: Whether calls may be passed on while they are written.
+            fragments: True if calls may be passed on while they are written.
         """
 
     @abstractmethod
@@ -131,8 +131,8 @@ class ToolFormat(ABC):
 
         Args:
             tools: The tools that may be called.
-            one: Whether at most one call is allowed.
-            required: Whether the answer is one call, and begins after ``opening``.
+            one: True if at most one call is allowed.
+            required: True if the answer is one call, and begins after ``opening``.
 
         Raises:
             CannotHold: For parameters that this format cannot be constrained to.
@@ -144,7 +144,7 @@ class ToolFormat(ABC):
         Args:
             rows: The rows of the request.
             tools: The tools of the request, as templates get them.
-            system: Whether the template takes a system message.
+            system: True if the template takes a system message.
         """
         return list(rows)
 
@@ -257,9 +257,9 @@ class CallParser:
     Args:
         form: The format of the model's calls.
         tools: The tools that may be called.
-        fragments: Whether a grammar constrains the calls, and the caller takes parts of them.
-        opened: Whether the answer begins inside a call, after ``form.opening``.
-        one: Whether at most one call is allowed; everything after it is dropped.
+        fragments: True if a grammar constrains the calls, and the caller takes parts of them.
+        opened: True if the answer begins inside a call, after ``form.opening``.
+        one: True if at most one call is allowed; everything after it is dropped.
         on_malformed: Called for each text that looked like a call but is malformed.
 
     Attributes:
@@ -317,7 +317,7 @@ class CallParser:
         """Return the rest at the answer's end: held-back text, and calls that were not closed.
 
         Args:
-            cut: Whether the answer was cut off; an incomplete call is then not malformed.
+            cut: True if the answer was cut off; an incomplete call is then not malformed.
         """
         parts: list[AnswerPart] = []
         if self._reader is not None and not self.is_over:

@@ -44,7 +44,7 @@ class TagSplitter(Splitter):
     """Splits an answer of ``TagParser``. Line breaks next to the tags belong to neither part.
 
     Args:
-        opened: Whether the answer begins inside the thought.
+        opened: True if the answer begins inside the thought.
     """
 
     def __init__(self, ids: dict[int, str], texts: tuple[str, ...], *, opened: bool) -> None:
