@@ -1,6 +1,6 @@
 """A fast tokenizer on the ``tokenizers`` library, without importing transformers' classes.
 
-Importing these takes as long as the rest of a start without torch. Chat templates are rendered by transformers'
+Importing them takes as long as the rest of a start without torch. Chat templates are rendered by transformers'
 functions, which a server imports after it has started to answer. Tests compare every method with transformers'
 tokenizer. Folders with unknown settings are left to transformers.
 """
@@ -21,7 +21,8 @@ from gym_fed.core.system_errors import is_panic
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
-"""Architectures whose tokenizers are supported; transformers has special code for others, regardless of their files."""
+"""Architectures whose tokenizers are supported; for others, transformers has special code that their files do not
+show."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 _ALLOWED = {
     *_NAMED,
@@ -35,12 +36,12 @@ _ALLOWED = {
     "padding_side",
     "tokenizer_class",
 }
-"""Known keys of tokenizer_config.json. Those that this module does not read have no effect on this tokenizer."""
+"""Known keys of tokenizer_config.json; those that this module does not read have no effect on this tokenizer."""
 _FOREIGN = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
 _TEMPLATE_FILE = "chat_template.jinja"
 _MAX_TEMPLATE_BYTES = 4 << 20
 _MAX_TOKENS = 100_000
-"""Maximum vocabulary size; transformers checks larger tokenizers for a known defect in Mistral's."""
+"""Maximum vocabulary size; transformers checks larger tokenizers for a known defect of Mistral's."""
 
 
 def _role(name: str) -> property:
@@ -133,7 +134,7 @@ class PlainTokenizer:
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
         """The added tokens by id, in the order of the ids."""
-        if self._added is None:  # with thousands of tokens, this takes the library 0.1 s
+        if self._added is None:  # with thousands of tokens, the library takes 0.1 s for this
             self._added = dict(sorted(self.backend_tokenizer.get_added_tokens_decoder().items()))
         return self._added
 
@@ -294,7 +295,7 @@ def _backend(file: Path) -> Tokenizer | None:
     try:
         return Tokenizer.from_file(str(file))
     except BaseException as error:
-        # The library raises bare exceptions; transformers reports the reason
+        # the library raises bare exceptions; transformers will report the reason
         if isinstance(error, Exception) or is_panic(error):
             return None
         raise

@@ -40,7 +40,7 @@ _FINGERPRINT = slice(len("sha256:"), len("sha256:") + 10)
 
 @dataclass(frozen=True)
 class Serving:
-    """The parts of a running server; close it, or use it as a context manager.
+    """The parts of a running server; must be closed, or used as a context manager.
 
     Attributes:
         config: The config that it was opened with.
@@ -177,7 +177,7 @@ def sampling_defaults(folder: Path, config: SamplingConfig) -> dict[str, Any]:
     """Collect default sampling fields: those that ``config`` sets, then those of generation_config.json.
 
     An adapter's folder without such a file uses that of its base. ``do_sample: false`` means temperature 0. Fields that
-    neither sets are omitted, so that OpenAI's defaults apply.
+    neither of them sets are omitted, so that OpenAI's defaults apply.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a value in the file that requests may not have; errors from ``resolve``.
@@ -212,6 +212,6 @@ def _file_of(folder: Path) -> Path | None:
         adapter = folder / "adapter_config.json"
         base = read_object(adapter).get("base_model_name_or_path") if adapter.is_file() else None
         if not isinstance(base, str) or not base:
-            return None  # loading it will report the missing base
+            return None  # loading the model will report the missing base
         folder = Path(resolve(base))
     return None

@@ -32,7 +32,8 @@ class ScheduledRequest:
     """The state of an answer or embedding; after submission, only the engine's thread accesses it.
 
     Args:
-        user: The user whose share its tokens count towards. variant_name: The variant; None for the base.
+        user: The user whose share its tokens count towards.
+        variant_name: The variant; None for the base.
         prompt_ids: The token ids of the prompt, at least one.
     """
 
@@ -40,7 +41,7 @@ class ScheduledRequest:
     """The mean of the last hidden states of its tokens, for an embedding."""
 
     cache_key = key_digest = ""
-    """Digest of the user's API key. Only requests with equal keys, ``cache_key`` included, share KV blocks."""
+    """Only requests with equal keys share KV blocks; ``key_digest`` is the digest of the user's API key."""
 
     pictures: tuple[PlacedPicture, ...] = ()
     """The pictures in its prompt."""

@@ -1,4 +1,4 @@
-"""The distinct variants of a step, numbered, and the terms that they add at each module."""
+"""The distinct variants of a step, and the terms that they add at each module."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ModulePlan:
     factors: Factors | None
     dense: dict[int, DenseWeight]
     vectors: Tensor | None
-    """Deltas of a norm's weight, ``[variants, size]`` float32; zero for variants without one."""
+    """Deltas of a norm's weight, ``[variants, size]`` float32; zero for variants without such a delta."""
     biases: Tensor | None
     """Deltas of a bias, in the same form."""
     lookups: dict[int, VariantWeight]
@@ -81,7 +81,7 @@ class ActiveVariants:
         self._layout = layout
         self._plans: dict[str, ModulePlan | None] = {}
         self.bound: dict[tuple[str, str], Any] = {}
-        """The results of ``bound_terms`` by first module and path."""
+        """Results of ``bound_terms``, by first module and path."""
 
     def plan(self, target: TargetModule) -> ModulePlan | None:
         """Return the terms at a module; None if no variant changes it."""

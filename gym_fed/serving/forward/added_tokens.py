@@ -1,4 +1,5 @@
-"""Embeddings and logits of the tokens that variants add to their base's vocabulary, in a step with other variants."""
+"""Compute the embeddings and logits of tokens that variants add to the base's vocabulary, in a step with other
+variants."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ from gym_fed.serving.forward.chunk import Chunk, EmbeddedRows, HiddenMean, reser
 from gym_fed.serving.forward.kv_cache import KVCache
 
 _TOLERANCE, _TOLERANCE_BFLOAT16 = 1e-4, 0.02
-"""Above rounding errors in float32 and bfloat16, and far below the effect of a scale."""
+"""Tolerance: above rounding errors in float32 and bfloat16, and far below the effect of a scale."""
 
 _PLACEHOLDER = 0
-"""The base's token whose embedding is replaced."""
+"""Token of the base whose embedding is replaced."""
 
 
 @contextmanager
 def trial_chunk(cache: KVCache) -> Iterator[Chunk]:
-    """Open a chunk of the base for ``require_plain_head``; the cache is released afterwards."""
+    """Create a chunk of the base for ``require_plain_head``; its cache is released afterwards."""
     try:
         chunk = Chunk([0, 1], cache, hidden=HiddenMean())
         reserve_room([chunk])
@@ -35,7 +36,7 @@ def trial_chunk(cache: KVCache) -> Iterator[Chunk]:
 
 
 def require_plain_head(model: Any, logits: Tensor, states: Sequence[Tensor | None]) -> None:
-    """Check that a model's logits are its head's output, neither scaled nor capped.
+    """Check that a model's logits are the output of its head, neither scaled nor capped.
 
     Args:
         model: The base.
@@ -71,7 +72,7 @@ def with_added_embeddings(chunk: Chunk) -> Chunk:
 
 
 def with_added_logits(logits: Tensor, chunks: Sequence[Chunk], states: Sequence[Tensor | None]) -> Tensor:
-    """Return the logits with those of the added tokens of each chunk's variant.
+    """Return the logits, extended by those of the added tokens of each chunk's variant.
 
     Args:
         logits: The base's, ``[rows, vocabulary] float32``.
@@ -86,7 +87,7 @@ def with_added_logits(logits: Tensor, chunks: Sequence[Chunk], states: Sequence[
     for chunk, hidden in zip(chunks, states, strict=True):
         rows = None if chunk.variant is None else chunk.variant.vocabulary
         if rows is not None and chunk.rows:
-            assert hidden is not None  # the chunk needs them
+            assert hidden is not None  # a chunk whose variant has added tokens needs them
             last = hidden[len(hidden) - chunk.rows :].to(rows.head.dtype)
             wide[start : start + chunk.rows, rows.first : rows.size] = functional.linear(
                 last, rows.head, rows.bias

@@ -1,9 +1,9 @@
-"""Attention of a packed step, in which every request's tokens attend only to that request's own blocks.
+"""Compute the attention of a packed step, in which tokens attend only to the blocks of their own request.
 
-``attend`` is the entry point. It uses native code on the CPU, and torch in other cases (capped scores, sinks, a GPU).
-``packed_attention`` adapts it to transformers' ``AttentionInterface``. transformers creates no mask for a name without
-a mask function (``masking_utils``), so this module applies causality and sliding windows itself, one request at a
-time.
+``attend`` is the entry point. It uses native code on the CPU, and torch in all other cases (capped scores, sinks, a
+GPU). ``packed_attention`` adapts it to transformers' ``AttentionInterface``. transformers creates no mask for a name
+without a mask function (``masking_utils``), so this module applies causality and sliding windows itself, one request at
+a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gym_fed.serving.forward.kv_cache import KVCache, LayerShape
 
 NAME = "gym_fed_packed"
 _KNOWN = frozenset(
-    # Ignored: masks are built below; the others are for training, other backends, or recording outputs.
+    # These are ignored: masks are built below, and the others are for training, other backends, or recording outputs.
     (
         "is_causal",
         "output_attentions",
@@ -47,7 +47,7 @@ _current: ContextVar[PackedTokens | None] = ContextVar("gym_fed_packed_tokens", 
 
 @contextmanager
 def packed(tokens: PackedTokens) -> Iterator[None]:
-    """Use these tokens in the attention within the block."""
+    """Use these tokens in all attention within the block."""
     token = _current.set(tokens)
     try:
         yield
@@ -86,7 +86,7 @@ def attend(
         key: ``[tokens, kv_heads, dim]``.
         value: ``[tokens, kv_heads, value_dim]``.
         scale: The scale of the scores.
-        window: The number of tokens that a token sees, itself included.
+        window: The number of tokens that a token attends to, itself included.
         softcap: The bound of the scores (Gemma 2).
         sinks: A learned score per head that takes weight from all tokens (gpt-oss).
         out: The output buffer, ``[tokens, heads, value_dim] float32``.
@@ -135,7 +135,7 @@ def packed_attention(
     Query is ``[1, heads, tokens, dim]``, key and value are ``[1, kv_heads, tokens, dim]``.
 
     Returns:
-        ``[1, tokens, heads, value_dim]``, and no weights.
+        ``[1, tokens, heads, value_dim]``, and None for the weights.
 
     Raises:
         GymError: ``USAGE`` outside a step; ``MODEL_INVALID`` for arguments that would be ignored.
@@ -194,10 +194,10 @@ def attend_by_torch(
     sinks: Tensor | None,
     masks: Masks,
 ) -> Tensor:
-    """Attend for one request like ``attend``; ``masks`` are reused by all layers of a step."""
+    """Attend for one request as ``attend`` does; ``masks`` are reused by all layers of a step."""
     count, length = len(query), cache.length + len(query)
     layer.append(cache.blocks, cache.length, key, value)
-    # No query attends to earlier keys.
+    # No query attends to keys before the window.
     start = 0 if window is None else max(0, length - window - count + 1)
     keys, values = layer.read(cache.blocks, start, length, query.dtype)
     # Query heads that share a key head are stacked along the positions, so that keys need not be repeated.

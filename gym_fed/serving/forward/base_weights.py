@@ -1,4 +1,4 @@
-"""The decoder's linear layers, with the model's own weights (multiplied by torch) or packed weights.
+"""The decoder's linear layers, with the model's own weights, which torch multiplies, or packed weights.
 
 Modules that share their input form one ``Projection``. A packed format joins them in one matrix. The model's own
 weights are multiplied one by one, since joining them would copy them.
@@ -33,7 +33,7 @@ _DECODED_ROWS = 1024
 
 
 class BaseLinear(Protocol):
-    """A matrix ``[out, in]`` in some format."""
+    """The interface of a matrix ``[out, in]`` in any format."""
 
     def multiply(self, x: Tensor, y: Tensor) -> None:
         """Compute ``y[n, out] = x[n, in] @ W.T``, both float32 on the CPU."""
@@ -47,7 +47,7 @@ class NotRecordable(Exception):
 
 
 class TorchLinear:
-    """A module's own weight, float32 or bfloat16; activations are rounded to its dtype, as in the module.
+    """A module's own weight in float32 or bfloat16; activations are rounded to its dtype, as in the module.
 
     Attributes:
         wide: Whether to keep activations in float32 instead.
@@ -71,7 +71,8 @@ class TorchLinear:
 
 
 class DecodedLinear:
-    """A packed matrix, decoded block by block and multiplied by torch: slow, but independent of the packed kernels."""
+    """A packed matrix that is decoded block by block and multiplied by torch: slow, but independent of the packed
+    kernels."""
 
     def __init__(self, packed: PackedLinear) -> None:
         self.packed = packed
@@ -86,7 +87,7 @@ class DecodedLinear:
 
 
 class Projection:
-    """Linear modules of one input, concatenated to one output ``[n, size]``.
+    """Linear modules with the same input, whose outputs are concatenated to ``[n, size]``.
 
     Args:
         modules: The modules.
@@ -116,7 +117,7 @@ class Projection:
             self._bias = torch.cat(wide)
 
     def compare(self, begin: bool) -> None:
-        """Turn comparison mode on or off, in which activations are float32 and packed weights are decoded."""
+        """Turn comparison mode on or off; in it, activations are float32 and packed weights are decoded."""
         for number, (linear, part) in enumerate(self._linears):
             if isinstance(linear, TorchLinear):
                 linear.wide = begin
@@ -157,7 +158,7 @@ class Projection:
             The number of multiplications of its terms, by form and kernel.
 
         Raises:
-            NotRecordable: If a part of it is not a native call.
+            NotRecordable: If a part of ``project`` is not a native call.
         """
         for linear, part in self._linears:
             if not linear.record(program, x, y[:, part]):
@@ -226,7 +227,9 @@ class Projection:
             self._linears.append((packed, part))
             num_bytes += packed.nbytes
         for module in self._modules:
-            release_pages(module.weight)  # the embedding may keep it, but needs few of its rows
+            release_pages(
+                module.weight
+            )  # the embedding may keep the weight, but needs only a few of its rows
             module.weight = nn.Parameter(module.weight.detach()[:0].clone(), requires_grad=False)
         return num_bytes
 
@@ -238,9 +241,9 @@ def _runs(formats: Sequence[str]) -> list[tuple[int, int]]:
 
 
 Targets = Sequence[tuple[TargetModule, slice]]
-"""Modules, and the columns of each in the common output."""
+"""The modules of a projection, and the columns of each in the common output."""
 Add = Callable[[int, int, int, int, int], None]
-"""Adds terms; takes the addresses of ``x`` (and its rows), the rows' variants, and ``y`` (and its row stride)."""
+"""A native call that adds terms, from the addresses of ``x``, the rows' variants, and ``y``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,8 +252,8 @@ class Bound:
 
     Attributes:
         done: The deltas that the calls multiply; packed ones only for rows that are not bulk.
-        signs: Number of packed deltas by form and kernel.
-        factors: Number of factor deltas by form and kernel.
+        signs: Number of multiplied packed deltas, by form and kernel.
+        factors: Number of multiplied factor deltas, by form and kernel.
         rest: Modules with further terms, which the calls do not add.
     """
 

@@ -1,6 +1,6 @@
 """The tokens of a step: the chunk of each request, the packed sequence, and the pictures among the tokens.
 
-A picture is a run of a prompt's tokens. At each of the model's picture tokens in it, a feature replaces the embedding.
+A picture is a run of a prompt's tokens. At each picture token in the run, a feature replaces the embedding.
 Prompts with the same tokens may have different pictures, so the key of a KV block includes the pictures.
 """
 
@@ -24,7 +24,7 @@ from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 Position = tuple[int, int, int]
-"""Time, height and width (M-RoPE); three equal numbers for a token of text."""
+"""A position in time, height and width (M-RoPE); three equal numbers for a token of text."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """The rows of logits that a step returns for it."""
+        """The number of rows of logits that a step returns for the chunk."""
         return self.num_logits if self.wants_logits else 0
 
     @property
@@ -64,23 +64,23 @@ class Chunk:
 
 
 Masks = dict[tuple[int, int, int, int | None], Tensor]
-"""Masks by tokens, keys, query heads per key head, and window."""
+"""Masks by numbers of tokens, keys and query heads per key head, and by window."""
 
 
 @dataclass
 class PackedTokens:
-    """The place of each request's tokens in the packed sequence, and its cache; all caches belong to one pool."""
+    """The position of each request's tokens in the packed sequence, and its cache; all caches belong to one pool."""
 
     spans: Sequence[tuple[int, int, KVCache]]
     """First token, token after the last, and cache, in order and without gaps. The caches have room for the tokens."""
 
     windows: dict[int, int | None] = field(default_factory=dict)
-    """Sliding window that the model passed, by layer."""
+    """The sliding window that the model passed for each layer."""
 
     masks: Masks = field(default_factory=dict)
 
     batch: BatchAttention | None = None
-    """Attention that replaces ``spans`` in evaluation."""
+    """The attention that replaces ``spans`` in evaluation."""
 
     pictures: EmbeddedRows | None = None
     """The picture features that replace the embeddings of tokens."""
@@ -95,7 +95,7 @@ class PackedTokens:
 
     @cached_property
     def native(self) -> bool:
-        """True if the kernels' code path is native code, not torch."""
+        """True if the kernels run native code instead of torch."""
         return dispatch.path() != "torch"
 
 
@@ -119,7 +119,7 @@ def reserve_room(chunks: Sequence[Chunk]) -> None:
 
 
 def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
-    """Return the token after each chunk's last, and the packed tokens; the caches must have room."""
+    """Return the end of each chunk in the packed sequence, and the packed tokens; the caches must have room."""
     ends, spans, at = [], [], 0
     for chunk in chunks:
         spans.append((at, at + len(chunk.token_ids), chunk.cache))
@@ -153,7 +153,7 @@ class Embedded:
     """The features that replace the embeddings of a medium's tokens.
 
     Attributes:
-        places: The tokens of the run whose embeddings are replaced, in order; the others separate its parts.
+        places: The tokens of the run whose embeddings are replaced, in order; its other tokens separate its parts.
         features: ``[places, hidden]``, or ``[places, hidden * (1 + n)]`` with features that are added after each of the
             first ``n`` layers (Qwen3-VL).
         positions: Three-dimensional positions of its tokens and of the next one, relative to the first.
@@ -171,7 +171,7 @@ class PlacedPicture:
     Attributes:
         start: The first token of its run.
         length: The number of tokens of its run.
-        embedded: The features that replace the embeddings of its run. The encoder counts the references to this object.
+        embedded: The features that replace the embeddings of its run. The encoder tracks the lifetime of this object.
         digest: The digest of the picture and of how it was read.
     """
 

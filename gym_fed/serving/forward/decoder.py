@@ -1,8 +1,8 @@
 """The forward pass of Llama, Qwen2, Qwen3 and Mistral on the CPU, over packed tokens, with float32 activations.
 
-A layer is: norm; query, key and value; rotation; attention; output; norm; gate and up; down.
-transformers' own forward is the reference, when a model is opened and in tests. Its rotary module is used, so every
-rope type is supported. The terms of variants are added by the same functions.
+A layer computes: norm; query, key and value; rotation; attention; output; norm; gate and up; down. transformers' own
+forward pass is the reference, both when a model is opened and in tests. Its rotary module is used, so every rope type
+is supported. The terms of variants are added by the same functions.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Decoder:
     @contextmanager
     def compared(self) -> Iterator[None]:
         """Keep activations in float32 and decode packed weights within the block, for comparisons."""
-        self._buffers.clear()  # of recorded layers, which multiply as before
+        self._buffers.clear()  # free recorded layers, which would multiply as before
         for projection, _, _ in self._packing(""):
             projection.compare(True)
         try:

@@ -4,7 +4,7 @@ It serves models with state in addition to keys and values (Qwen3-Next, LFM2, Ja
 attention (Falcon, Bloom, MPT), or without a cache. Requests that decode one token share a forward pass, with their
 states joined along the batch dimension. Every other chunk has its own forward pass.
 
-``open_state_pool`` tests which of this a model supports. The logits of one forward pass over five tokens are the
+``open_state_pool`` tests what a model supports. The logits of one forward pass over five tokens are the
 reference. Steps that keep the state must give the same logits. Requests in decode share a forward pass, and prompts are
 computed in chunks, only if this does not change them.
 """
@@ -71,7 +71,8 @@ class GeneralForward:
         self.forwards = 0
         self._model, self._body, self._device = model, body_of(model), torch.device(layout.device)
         self._turn = longrope_turn(model)
-        """The length at which a text's rotary frequencies change, so that it is recomputed, as in ``generate``."""
+        """Length at which the rotary frequencies of a text change, so that it must be recomputed, as in
+        ``generate``."""
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._accepted, self._cache = accepted(model), CacheArgument(model, used=cached)
         self._carried = CarriedState(model)
@@ -113,7 +114,9 @@ class GeneralForward:
                     results[at] = self._single(chunk, rows_of)
         except BaseException:
             for chunk in chunks:
-                _state(chunk).row = None  # may be partly written; the next step recomputes it from the tokens
+                _state(
+                    chunk
+                ).row = None  # the state may be partly written; the next step recomputes it from the tokens
             raise
         for chunk in chunks:
             cache = _state(chunk)
@@ -286,7 +289,7 @@ def open_state_pool(served: PackedSteps, general: GeneralForward, stock: Tensor)
     if state is not None:
         growing, fixed = state.batch.bytes()
         if served.pool.dtype != "float32":
-            # Rounding hides what some classes lose (Jamba in chunks, MiniMax batched with longer texts).
+            # Rounding would hide what some classes lose (Jamba in chunks, MiniMax batched with longer texts).
             general.continues = general.continues and not state.batch.recurrent
             general.batches = general.batches and state.batch.known
     return StatePool(
@@ -307,9 +310,9 @@ def _agrees(
     expected: Tensor,
     texts: Sequence[list[int]],
 ) -> bool:
-    """Compare logits with the expected ones, and states with those of texts computed in one forward pass each.
+    """Compare logits with the expected ones, and states with those of texts that are computed in one forward pass.
 
-    The logits alone do not suffice, since the tolerance in bfloat16 is wide. NaN never agrees.
+    The logits alone do not suffice, since the tolerance in bfloat16 is wide. NaN never matches.
     """
     try:
         logits, caches = steps()

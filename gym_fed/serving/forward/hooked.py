@@ -1,13 +1,13 @@
-"""transformers' own forward pass over packed tokens, with hooks that add the terms of variants.
+"""Run transformers' own forward pass over packed tokens, with hooks that add the terms of variants.
 
 transformers' continuous batching is not used, since it masks every token of a step against all keys of all requests.
-(8 requests of 64 + 32 tokens took it 1.1 to 1.7 times as long as these steps, for the same tokens; one core.) It also
-lacks logits for guided decoding, a seed per request, and rows with different variants.
+(For 8 requests of 64 + 32 tokens on one core, it took 1.1 to 1.7 times as long as these steps.) It also lacks logits
+for guided decoding, a seed per request, and rows with different variants.
 
-On CUDA, sign terms use a Triton kernel, which is tested in Triton's interpreter and not on a GPU yet.
+On CUDA, sign terms use a Triton kernel, which is tested in Triton's interpreter, but not on a GPU yet.
 
-When a model is opened, its decoder is checked against this forward pass. If ``decoder`` computes the steps of serving,
-this computes the evaluation steps that multiply base and delta together (``MergedWeights``).
+When a model is opened, its decoder is checked against this forward pass. If ``decoder`` computes the serving steps,
+this forward pass computes the evaluation steps that multiply the sum of base and delta (``MergedWeights``).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class HookedForward:
         return logits, states[0] if states else None
 
     def _logits(self, inputs: dict[str, Any], keep: Tensor) -> Tensor:
-        """Return the logits after some tokens; a class without ``logits_to_keep`` computes those of all tokens."""
+        """Return the logits after some tokens; a class without ``logits_to_keep`` computes the logits of all tokens."""
         if self._keeps_logits:
             return self._model(**inputs, logits_to_keep=keep).logits[0].to(torch.float32)  # type: ignore[no-any-return]
         return self._model(**inputs).logits[0][keep].to(torch.float32)  # type: ignore[no-any-return]
@@ -129,7 +129,7 @@ class HookedForward:
 
 
 class VariantLayers:
-    """The hooks of one model, and the parameters that a variant replaces, only within ``computing``."""
+    """The hooks of one model, and the parameters that a variant replaces; both are active only within ``computing``."""
 
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self.rows: StepRows | None = None
@@ -182,7 +182,7 @@ class VariantLayers:
         self._handles.clear()
 
     def _before_linear(self, target: TargetModule) -> Any:
-        """Return a hook that skips the module if base and delta have been multiplied together."""
+        """Return a hook that skips the module if the sum of base and delta has been multiplied."""
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
             rows = self.rows

@@ -1,6 +1,6 @@
-"""The paged KV cache: keys and values of all requests in blocks of 16 tokens, and a table of blocks per request.
+"""The paged KV cache: keys and values of all requests in blocks of 16 tokens, with a block table per request.
 
-A request takes a block when its tokens need one, and returns all blocks when it ends. Memory is not reserved in
+A request takes a block when it needs one, and returns all its blocks when it ends. Memory is not reserved in
 advance, requests with the same prefix can share blocks (``branch``, ``prefix_cache``), and blocks are never moved. A
 shared block is copied before it is written to.
 """
@@ -20,7 +20,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 
 _FIRST_BLOCKS = 16
-"""Minimum number of blocks that a growing pool adds."""
+"""Minimum number of blocks by which a pool grows."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class KVPool:
     Args:
         bytes_limit: Maximum bytes of all layers; None: the pool grows as needed.
         dtype: ``float32``, ``bfloat16`` or ``int8`` (with a scale per token and head).
-        shapes: The shape of every layer by number; required for a limited pool. Other layers are added on first use.
+        shapes: The shape of every layer, by its number; required for a limited pool. Other layers are added on first
+            use.
         device: The device of the blocks.
 
     Raises:
@@ -84,10 +85,10 @@ class KVPool:
         self._limited = bytes_limit is not None
         self._free: list[int] = []
         self._users: list[int] = []
-        """The number of users of each block; blocks that were never used are not listed."""
+        """The number of users of each block; blocks that were never used have no entry."""
         self._num_blocks = 0
         self._returned: deque[array[int]] = deque()
-        """Blocks of caches that were dropped without ``release``, from any thread."""
+        """Blocks of caches that were dropped without ``release``, on any thread."""
         for number, shape in (shapes or {}).items():
             self.layer(number, shape)
         blocks = _FIRST_BLOCKS
@@ -156,7 +157,7 @@ class KVPool:
         """Create a pool for the same model; raises like the constructor."""
         return KVPool(bytes_limit, dtype=self.dtype, shapes=self.shapes, device=self._device)
 
-    # For caches and the prefix cache.
+    # Called by caches and the prefix cache.
 
     def users(self, block: int) -> int:
         """Return the number of caches that hold a block."""
@@ -190,14 +191,14 @@ class KVPool:
         return blocks
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """Remove one user from each block; a prefix cache evicts the last block first."""
+        """Remove one user from each block; of these, a prefix cache evicts the last block first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block] and (self.keeper is None or not self.keeper.keep(block)):
                 self._free.append(block)
 
     def free(self, block: int) -> None:
-        """Add a block that the prefix cache no longer keeps to the free blocks."""
+        """Free a block that the prefix cache no longer keeps."""
         self._free.append(block)
 
     def copy(self, source: int, target: int) -> None:

@@ -1,8 +1,9 @@
-"""A decoder layer's operations, computed immediately (``DirectCalls``) or recorded as a program (``RecordedCalls``).
+"""The operations of a decoder layer, computed immediately (``DirectCalls``) or recorded as a program
+(``RecordedCalls``).
 
 A program computes all layers of a step in one native call, with the same operations in the same order, so results are
-bit-identical. It is valid for one number of rows, one set of variants and the blocks of one pool. It is recorded when
-such a step occurs for the second time, so that steps that always differ are not recorded.
+bit-identical. It is valid for one number of rows, one set of variants and the blocks of one pool. It is recorded when a
+kind of step occurs for the second time, so that steps that always differ are not recorded.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gym_fed.serving.forward.target_modules import TargetModule
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm's weight, and its target module if variants may change it."""
+    """The weight of a norm, and its target module if variants may change it."""
 
     weight: NormWeight
     target: TargetModule | None
@@ -207,7 +208,7 @@ class RecordedCalls(LayerCalls):
 
 
 MAX_RECORDED_ROWS = 16
-"""Maximum rows of a recorded step: with more, products take far longer than Python's calls, and some differ."""
+"""Maximum rows of a recorded step; with more, products take far longer than calls from Python, and some differ."""
 
 
 class RecordedLayers:
@@ -231,7 +232,7 @@ class RecordedLayers:
 
 
 class Recording:
-    """The kind of the last step on some buffers, and its program once the kind has occurred twice."""
+    """The kind of the last step on a set of buffers, and its program once the kind has occurred twice."""
 
     def __init__(self) -> None:
         self._kind: tuple[object, ...] | None = None
@@ -273,7 +274,7 @@ class Recording:
             try:
                 layers(calls)
             except NotRecordable:
-                return None  # no step of this kind is recordable, so do not try again
+                return None  # steps of this kind cannot be recorded, so do not try again
             self._layers = RecordedLayers(program, calls)
         return self._layers
 

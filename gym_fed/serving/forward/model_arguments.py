@@ -1,4 +1,4 @@
-"""Differences between transformers' models: arguments, rope types, their cache, and RWKV's weights."""
+"""Handle differences between transformers' models: arguments, rope types, caches, and RWKV's weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def first_ids(model: Any, tokens: int) -> Tensor:
 
 
 def body_of(model: Any) -> Any:
-    """Return the part of a causal LM below its head, even if its prefix does not name it (Llama 4)."""
+    """Return the part of a causal LM below its head, even if its ``base_model_prefix`` does not name it (Llama 4)."""
     body = model.base_model
     return getattr(model, "model", body) if body is model else body
 

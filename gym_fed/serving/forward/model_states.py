@@ -17,11 +17,13 @@ from torch.nn import functional
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin
 
 _SEQUENCES = ("keys", "values", "indexer_keys")
-"""Tensors of a cache layer whose second to last dimension is the tokens; all others have a fixed size per request."""
+"""Tensors of a cache layer whose second to last dimension is that of the tokens; all others have a fixed size per
+request."""
 _CARRIED = ("recurrent_states", "conv1d_state")
-"""State that RecurrentGemma keeps in its modules instead of the cache."""
+"""Attributes in which RecurrentGemma's modules keep state outside the cache."""
 _PADDING = 100.0
-"""Keys and values of padding, far from 0 so that a model that attends to them fails its trial in bfloat16, too."""
+"""Value of the keys and values of padding, far from 0 so that a model that attends to them fails its trial even in
+bfloat16."""
 _NODES = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)
 
 
@@ -49,7 +51,7 @@ class StateBatch:
 
     @property
     def known(self) -> bool:
-        """True if the cache is made of transformers' own layers, or is a list of tensors; not MiniMax's."""
+        """True if the cache consists of transformers' own layers or is a list of tensors, unlike MiniMax's."""
         return type(self.cache) in (DynamicCache, list)
 
     @property

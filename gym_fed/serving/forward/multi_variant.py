@@ -1,7 +1,7 @@
-"""A causal LM that serves requests of different variants in one forward pass, in any mix of prefill and decode.
+"""A causal LM that computes requests of different variants in one forward pass, in any mix of prefill and decode.
 
 All tokens of a step are one packed sequence, in which ``attention`` separates the requests. Models that do not support
-this run on the general path, with transformers' own cache (``general``).
+this use the general path, with transformers' own cache (``general``).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class MultiVariantModel:
         model: A transformers causal LM in float32 or bfloat16.
         kernel: The kernel for sign deltas: ``exact`` (float32), or by tables of 8 or 16 bits, ``lookup`` and
             ``lookup16`` (CPU only), which multiply evenly spaced levels too; ``auto``: see ``trial.kernel_for``.
-        base_format: The format of the linear layers: one of ``gym_quant.linear``, which frees the model's own weights,
-            also after ``close``; ``auto``: see ``trial.base_format_for``. None: the model's own weights.
+        base_format: The format of the linear layers: one of ``gym_quant.linear``, which permanently frees the model's
+            own weights; ``auto``: see ``trial.base_format_for``. None: the model's own weights.
         kv_dtype: The type of the KV cache: ``float32``, ``bfloat16``, ``int8``, or ``auto``, the weights' own.
         packed_base: The file of the layers in ``base_format``.
 
@@ -134,7 +134,7 @@ class MultiVariantModel:
             prepare(self, self._decoder, stock, packed or None, packed_base)
             self.packed, self.base_format = bool(packed), packed or self.base_format
         self.pool = self._pool_of(kv_dtype)
-        self.forwards = Counter(_FORWARDS)  # do not count the trial's
+        self.forwards = Counter(_FORWARDS)  # do not count those of the trial
         self.described = f"{name}: steps by {self.forward}" + (why_not and f", as {why_not}")
         if self._general is not None:
             self.described += f"; {self._general.described}"
@@ -152,7 +152,7 @@ class MultiVariantModel:
                 forward.close()
         if self._rescale_every:
             self.model.config.rescale_every = self._rescale_every
-            # Its forward pass set this, although it divided nothing.
+            # RWKV's forward pass set this, although it divided nothing.
             self.model.base_model.layers_are_rescaled = False
 
     def __enter__(self) -> MultiVariantModel:
@@ -205,7 +205,7 @@ class MultiVariantModel:
         return ""
 
     def _open_general(self, stock: Tensor) -> None:
-        """Open the general path; without the model's cache if that fails or gives different logits."""
+        """Open the general path; if the model's cache fails or gives different logits, do so without it."""
         from gym_fed.serving.forward.general import (
             GeneralForward,  # imports transformers
             open_state_pool,
@@ -220,7 +220,7 @@ class MultiVariantModel:
                 self.pool = open_state_pool(self, self._general, stock)
             except (torch.OutOfMemoryError, MemoryError):
                 raise
-            except Exception as error:  # reported the second time
+            except Exception as error:  # the second attempt reports it
                 if self._general is not None:
                     self._general.close()
                     self._general = None
@@ -248,13 +248,13 @@ class MultiVariantModel:
 
         Args:
             chunks: The chunks, each with its own cache.
-            merge: Whether to multiply base and delta together (``MergedWeights``) if all chunks have one variant. Not
-                for serving, where the last bits of an answer would depend on other requests.
+            merge: True to multiply the sum of base and delta (``MergedWeights``) if all chunks have the same variant.
+                Not for serving, where the last bits of an answer would depend on other requests.
 
         Returns:
             Logits ``[rows, vocabulary]`` float32: the ``Chunk.rows`` of every chunk, in order. A broken variant
             changes only its own rows, which may be NaN. If a variant has added tokens, the vocabulary is the largest
-            of the chunks, and -inf stands for the tokens that a chunk's own lacks.
+            of the chunks, and the logits of tokens that a chunk's own vocabulary lacks are -inf.
 
         Raises:
             GymError: ``USAGE`` for an empty chunk, for more logits than a chunk has tokens, for two chunks with the

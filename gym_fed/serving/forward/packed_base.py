@@ -1,7 +1,7 @@
-"""The packed linear layers of a base, stored in a file that later runs memory-map.
+"""Store the packed linear layers of a base in a file that later runs memory-map.
 
 The file name has the digest of the base's float32 weights, the dtype that they were packed from, the format, and the
-version of the layout. The file holds the digest of every tensor, and the logits of the trial before it was written.
+version of the layout. The file contains the digest of every tensor, and the logits of the trial before it was written.
 It is written atomically, and only the most recently used files are kept. A file that does not match its name, or that
 others may write to, is logged and replaced.
 """
@@ -28,7 +28,7 @@ from gym_fed.core.portable import own_user
 from gym_fed.core.text import counted
 
 Pack = Callable[[str, str, Sequence[Tensor]], PackedLinear]
-"""Packs a layer; takes its name in the file, its format, and the weights ``[out, in]`` that are stacked in it."""
+"""A function that packs a layer, given its name in the file, its format, and the stacked weights ``[out, in]``."""
 Layers = dict[str, tuple[str, int, int]]
 """The format, ``out`` and ``in`` of each layer, by its name in the file."""
 
@@ -142,7 +142,7 @@ class PackedBase:
         Args:
             logits: The logits of the trial with these layers.
         """
-        self._packer = Packer()  # without the buffer
+        self._packer = Packer()  # free the buffer
         if self.is_mapped:
             return
         folder = self.path.parent

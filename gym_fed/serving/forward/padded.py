@@ -1,6 +1,6 @@
-"""Attention for evaluation, over texts as rows of a padded batch, and over trees of tokens.
+"""Attention for evaluation: over texts as rows of a padded batch, and over trees of tokens.
 
-A packed step attends to one cache after the other, since requests come and go. In evaluation, scored texts and answers
+A packed step attends to one cache after the other, since its requests change. In evaluation, scored texts and answers
 generated in lockstep advance together, so one batched product serves them all. Only attention is padded; linear layers
 see only real tokens.
 
@@ -54,7 +54,7 @@ class _Padded:
 
 
 class BatchCache:
-    """Keys and values of texts that grow in lockstep, each a row of ``[texts, kv_heads, capacity, dim]`` per layer.
+    """The keys and values of texts that grow in lockstep, each a row of ``[texts, kv_heads, capacity, dim]`` per layer.
 
     Args:
         lengths: The initial number of tokens of each text.
@@ -90,7 +90,7 @@ class BatchCache:
         """Return the keys and values of a layer; ``like [kv_heads, ..., dim]`` gives their sizes and dtype."""
         if layer not in self._layers:
             shape = (len(self.lengths), like.shape[0], self._capacity, like.shape[-1])
-            # Zeros, since masked padding must still be finite.
+            # Zeros, since padding must be finite although it is masked.
             buffers = [torch.zeros(shape, dtype=like.dtype, device=self._device) for _ in range(2)]
             self._layers[layer] = (buffers[0], buffers[1])
         return self._layers[layer]
@@ -154,11 +154,11 @@ def mask_of(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 _MAX_RUN = 64
-"""Maximum tokens of a run. In a text without branches, about half of a run's pairs with itself are masked."""
+"""Maximum tokens of a run. In a text without branches, about half of the pairs within a run are masked."""
 _MIN_RUN = 16
 """Branches up to this length are merged into one run with the next ones."""
 _PRODUCT_PAIRS = 4096
-"""The number of token pairs whose attention takes as long as one additional product."""
+"""Cost of an additional product, in token pairs whose attention takes equally long."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def _groups(runs: Sequence[_Run]) -> list[list[_Run]]:
     sizes = np.array([run.size for run in order])
     least, begin = [0.0], [0]
     for stop in range(1, len(order) + 1):
-        # For each possible first run of the last product.
+        # for each possible first run of the last product
         most = np.maximum.accumulate(sizes[:stop][::-1], axis=0)[::-1]
         pairs = most.prod(axis=1) * np.arange(stop, 0, -1) + _PRODUCT_PAIRS + np.array(least)
         begin.append(int(pairs.argmin()))
@@ -293,7 +293,7 @@ def _product(runs: Sequence[_Run], dtype: torch.dtype, device: torch.device) -> 
         queries[number, :tokens] = np.arange(run.start, run.stop)
         keys[number, :width] = run.keys
         seen[number, :tokens, :width] = run.visible
-        seen[number, tokens:, 0] = True  # padding: no row may see nothing
+        seen[number, tokens:, 0] = True  # padding, since every row must see something
     return _Product(
         torch.from_numpy(queries).to(device),
         torch.from_numpy(keys).to(device),

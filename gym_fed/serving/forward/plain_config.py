@@ -53,7 +53,7 @@ class PlainConfig:
     eos_token_id: Any
 
     def get_text_config(self) -> PlainConfig:
-        """Return this config, like transformers' configs of text models."""
+        """Return this config; the counterpart of the method of transformers' configs."""
         return self
 
 
@@ -66,7 +66,7 @@ def plain_config(folder: Path) -> PlainConfig | None:
         return None
     try:
         values = read_object(folder / "config.json")
-    except (OSError, GymError):  # loading the model reports it
+    except (OSError, GymError):  # loading the model will report it
         return None
     kind = values.get("model_type")
     if not isinstance(kind, str) or values.get("architectures") != [DECODER_CLASSES.get(kind)]:
@@ -101,7 +101,7 @@ def plain_config(folder: Path) -> PlainConfig | None:
 
 
 def _rope_theta(values: dict[str, Any]) -> float | None:
-    """Return the theta of an ordinary rope, in the notation of transformers 5 or earlier; None for any other rope."""
+    """Return the theta of an ordinary rope, in the notation of transformers 5 or older; None for any other rope."""
     rope = values.get("rope_parameters")
     if rope is None:
         rope = {"rope_type": "default", "rope_theta": values.get("rope_theta")}
@@ -121,7 +121,7 @@ def _attends_to_all(kind: str, values: dict[str, Any]) -> bool:
         return False
     if kind == "llama":
         return values.get("sliding_window") is None
-    if kind == "mistral":  # without the key, there is a window
+    if kind == "mistral":  # without the key, the layer has a window
         return "sliding_window" in values and values["sliding_window"] is None
     return values.get("use_sliding_window") is False
 

@@ -1,6 +1,6 @@
 """Llama, Qwen2, Qwen3 and Mistral as plain torch modules, with the parameter names of transformers.
 
-They let a server start without importing transformers' models, which takes longer than importing torch. ``Decoder``
+With them, a server starts without importing transformers' models, which takes longer than importing torch. ``Decoder``
 computes the steps. The forward pass here follows the papers; the decoder is checked against it when a model is opened,
 and tests compare it with transformers' own.
 """
@@ -20,7 +20,7 @@ from gym_fed.serving.forward.target_modules import Kind, ModelLayout, TargetModu
 
 
 class PlainLinear(nn.Linear):
-    """A linear layer without initialisation, since torch's would import its compiler."""
+    """A linear layer without initialisation, since torch's initialisation would import its compiler."""
 
     def reset_parameters(self) -> None:
         """Do nothing: the weight is given."""
@@ -34,7 +34,7 @@ class PlainEmbedding(nn.Embedding):
 
 
 class PlainNorm(nn.Module):
-    """RMS norm."""
+    """An RMS norm."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class PlainNorm(nn.Module):
 
 
 class PlainRotary(nn.Module):
-    """The cosine and sine of the positions' angles."""
+    """Computes the cosine and sine of the rotary angles of positions."""
 
     def __init__(self, dim: int, theta: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The rows of a step by variant, and the terms that variants add to them at each module.
+"""Group the rows of a step by variant, and add each variant's terms to them at every module.
 
 Inputs and outputs are in the base's dtype, or in float32 with deltas in the base's dtype.
 """
@@ -27,7 +27,7 @@ from gym_fed.serving.forward.variant_weights import LoadedVariant, MergedWeights
 
 @dataclass(eq=False)
 class Segments:
-    """The rows of each variant at a module: of all tokens of a step, or of those with logits.
+    """The rows of each variant at a module, among all tokens of a step or only those with logits.
 
     Attributes:
         spans: The variant's number, first row, and row after the last, of each span; rows of the base are not included.
@@ -97,7 +97,7 @@ class Segments:
         return int(self.few_owners.ctypes.data)
 
     def few_in(self, packed: Packed) -> IndexArray:
-        """Return ``few_index`` with variants numbered as in a layer's own batch."""
+        """Return ``few_index``, with variants numbered as in a layer's own batch."""
         if packed.place is None:
             return self.few_index
         key = packed.place.tobytes()
@@ -140,7 +140,7 @@ class StepRows:
     products: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Multiplications of packed deltas by form and kernel; ``decoded`` for a bulk span."""
     merged: MergedWeights | None = None
-    """The sums of base and delta, if all rows belong to one variant and merging is allowed."""
+    """The sums of base and delta, if all rows belong to the same variant and merging is allowed."""
     product: Tensor | None = None
     """The merged product of the linear layer being computed."""
     _given: Tensor | None = None
@@ -148,7 +148,7 @@ class StepRows:
     _tables: dict[str, object | None] = field(default_factory=dict)
 
     def few(self, x: Tensor, flat: Tensor, rows: Segments) -> Tensor:
-        """Return the rows that are multiplied one by one, as float32. Query, key and value share them."""
+        """Return the rows that are multiplied one by one, as float32; query, key and value share the result."""
         if self._given is not x or self._few is None:
             some = flat if rows.few is None else flat.index_select(0, rows.few)
             self._given, self._few = x, some.to(torch.float32).contiguous()
@@ -162,14 +162,14 @@ class StepRows:
         return self._tables[batch.kernel]
 
     def forget_input(self) -> None:
-        """Drop the shared rows, before a module whose input is in a reused buffer."""
+        """Drop the shared rows before a module whose input is in a reused buffer."""
         self._given = None
 
 
 _BULK_ROWS = {"cpu": 512}
-"""Minimum rows of one variant for which the kernel ``exact`` decodes bits for a dense product. On a CPU both are about
-equally fast up to 256 rows (4096 x 4096, bfloat16, one core: 64 rows 37 ms against 59, 256 rows 112 against 122); by
-look-up, 512 rows take 21 ms, and a bfloat16 product of the base 82."""
+"""Minimum rows of one variant for which the kernel ``exact`` decodes bits for a dense product. On a CPU, both are about
+equally fast up to 256 rows (4096 x 4096, bfloat16, one core: 37 ms against 59 for 64 rows, 112 against 122 for 256). By
+look-up, 512 rows take 21 ms; a bfloat16 product of the base takes 82."""
 _BULK_ROWS_ELSEWHERE = 32
 
 
@@ -262,7 +262,8 @@ def add_linear(
         step.products[Factors.form, "torch"] += 1
         a, b, owners = plan.factors.stacked
         some = flat if rows.owned is None else flat.index_select(0, rows.owned)
-        # Filled, not multiplied by 0, since another variant's factors may be so large that they give infinities here.
+        # Filled instead of multiplied by 0, since another variant's factors may be so large that they give infinities
+        # here.
         inner = (some.to(a.dtype) @ a.T).masked_fill_(rows.foreign(owners), 0.0)
         _add_to(y, rows.owned, inner @ b)
     if plan.dense:

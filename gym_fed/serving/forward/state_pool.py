@@ -1,8 +1,8 @@
-"""The memory of requests on the general path, counted in blocks like the paged KV cache.
+"""Count the memory of requests on the general path in blocks, like the paged KV cache.
 
-The tensors are transformers' own, outside the blocks. The pool only limits how many requests run, with the same
-interface as ``KVPool``: a request takes blocks for its fixed state, and one for every 16 tokens. Padding of requests
-that share a forward pass is not counted; it at most doubles the memory (``GeneralForward``).
+The tensors are transformers' own and are not stored in the blocks. The pool only limits how many requests run, with the
+same interface as ``KVPool``: a request takes blocks for its fixed state, and one for every 16 tokens. Padding of
+requests that share a forward pass is not counted; it at most doubles the memory (``GeneralForward``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The target modules of a base, which a variant may change, and how each of them uses its parameters.
+"""Find the target modules of a base, which variants may change, and how each of them uses its parameters.
 
 Class names are not trusted. Two small forward passes show which modules see every token once, and along which axis; a
 norm's formula is checked on the norm itself. A parameter for which this fails (experts, convolutions, SSM parameters)
@@ -171,7 +171,7 @@ def _watched_decode(model: Any) -> _Calls | None:
     """Record the calls of modules in a forward pass of one more token; None if the model has no cache."""
     cache, ids = CacheArgument(model), first_ids(model, _LONG + 1)
     if cache.name is None:
-        return None  # every forward pass computes a whole text
+        return None  # without a cache, every forward pass computes a whole text
     arguments = text_arguments(model, ids[:_LONG]) | cache.arguments(None)
     after = cache.of(model(**arguments), arguments)
     with _recorded(model) as calls:
@@ -214,7 +214,7 @@ def _target_module(
     short: list[tuple[Tensor, Tensor]],
     kept: list[tuple[Tensor, Tensor]],
 ) -> tuple[TargetModule | None, str]:
-    """Return the target module for a module, or None and the reason why terms cannot be added to it."""
+    """Return the target module for a module, or None with the reason why terms cannot be added to it."""
     shown = f"{type(module).__name__} {name!r}"
     if not long or len(long) != len(short):
         return None, f"{shown} is not called {'once for all tokens' if long else 'for tokens of text'}"
@@ -240,7 +240,7 @@ def _target_module(
 def _embedding(
     name: str, module: nn.Embedding, weight: str | None, given: Tensor, output: Tensor
 ) -> tuple[TargetModule | None, str]:
-    """Recognise an embedding: rows of the weight, possibly multiplied by one number (Gemma)."""
+    """Recognise an embedding, which returns rows of its weight, possibly multiplied by one number (Gemma)."""
     shown = f"{type(module).__name__} {name!r}"
     if given.numel() != _LONG or given.dtype.is_floating_point or module.max_norm is not None:
         return None, f"{shown} does not look up one row per token"

@@ -1,6 +1,6 @@
 """Check, before a model is served, that packed steps can compute it and give the same logits as transformers.
 
-Properties that can be checked without running the model come first. Then logits are compared. If ``Decoder`` computes
+Properties that do not require running the model are checked first. Then logits are compared. If ``Decoder`` computes
 the model, they are in float32 for any dtype of the weights, to exclude rounding; otherwise they are in the model's own
 dtype on both sides. The ``auto`` formats are also resolved here.
 """
@@ -29,14 +29,14 @@ from gym_fed.serving.forward.plain_config import DECODER_CLASSES
 from gym_fed.serving.forward.plain_model import PlainModel, language_part
 
 MARK = "_gym_fed_multi_variant"
-"""The attribute that marks a model as being served."""
+"""Attribute that marks a model as being served."""
 _DECODER_BODIES = tuple(name.replace("ForCausalLM", "Model") for name in DECODER_CLASSES.values())
-"""The body classes of models that read pictures."""
+"""Body classes of models that read pictures."""
 _WINDOWED = ("full_attention", "sliding_attention")
 
 
 def require_servable(model: nn.Module, kernel: str) -> None:
-    """Refuse a model that cannot be served, as far as can be determined without running it."""
+    """Refuse a model that cannot be served, as far as this can be determined without running it."""
     name = type(model).__name__
 
     def refuse(why: str, hint: str) -> GymError:
@@ -135,7 +135,7 @@ def unfit(model: Any) -> str:
 def base_format_for(requested: str, dtype: str, why_not: str, name: str) -> str | None:
     """Resolve the packed format of the linear layers; None leaves the model's own weights to torch.
 
-    ``auto`` packs a bfloat16 base without loss if there is native code, which reads it twice as fast.
+    With native code, ``auto`` packs a bfloat16 base without loss, and a step reads it twice as fast.
 
     Args:
         requested: ``auto``, or a format of ``gym_quant.linear``.
@@ -164,7 +164,7 @@ def base_format_for(requested: str, dtype: str, why_not: str, name: str) -> str 
 
 
 def kernel_for(requested: str, base_format: str | None, model: Any) -> str:
-    """Resolve the kernel of sign deltas: ``exact`` for a float32 base, ``lookup`` for one that already loses more.
+    """Resolve the kernel of sign deltas: ``exact`` for a float32 base, ``lookup`` for a base whose format loses more.
 
     Args:
         requested: ``auto``, ``exact``, ``lookup`` or ``lookup16``.
@@ -185,7 +185,7 @@ _CLOSE_ROUNDED = 3e-1
 
 
 class PackedSteps(Protocol):
-    """The part of ``MultiVariantModel``, which imports this module, that is compared."""
+    """The part of ``MultiVariantModel`` that is compared; a protocol, since that module imports this one."""
 
     model: Any
     pool: KVPool
@@ -266,7 +266,8 @@ def require_same(served: PackedSteps, stock: Tensor) -> None:
 
 
 def require_windows(model: Any, windows: dict[int, int | None]) -> None:
-    """Check that every layer passed the sliding window of its config, since a trial's text is too short to show it."""
+    """Check that every layer passed the sliding window of its config, since the text of a trial is too short to show
+    it."""
     config: Any = model.config.get_text_config()
     size = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)

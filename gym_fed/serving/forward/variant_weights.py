@@ -1,7 +1,7 @@
-"""The in-memory form of variants: the delta of each parameter, loading, and the source that supplies variants.
+"""The in-memory form of variants: the delta of each parameter, how it is loaded, and the source of variants.
 
-The delta's codec determines the form (``Codec.resident``): packed, or factors. Deltas of other codecs are decoded when
-they are loaded, to the base's dtype.
+The delta's codec determines the form (``Codec.resident``): packed, or factors. Deltas of other codecs are decoded to
+the base's dtype when they are loaded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class VariantWeight(ABC):
 
 @dataclass(frozen=True, eq=False)
 class VocabularyRows:
-    """The rows of a variant's added tokens, which follow the base's rows or replace the last of them.
+    """The rows of a variant's added tokens, which follow the base's rows or replace the last ones.
 
     Attributes:
         first: The token of the first row.
@@ -104,12 +104,12 @@ class LoadedVariant:
 
     @cached_property
     def replaced(self) -> dict[str, Tensor]:
-        """The parameters that replace the base's; a variant that has any does not share forward passes."""
+        """The parameters that replace those of the base; a variant that has any does not share forward passes."""
         return {name: o.parameter for name, o in self.weights.items() if isinstance(o, ReplacedWeight)}
 
 
 class VariantSource(Protocol):
-    """Supplies the engine with variants. Every method is thread-safe; only ``acquire`` may block."""
+    """The interface that supplies the engine with variants. All methods are thread-safe; only ``acquire`` may block."""
 
     def prefetch(self, name: str, user: str) -> None:
         """Start loading a variant in the background, for a request of ``user``.
@@ -199,7 +199,7 @@ class VectorWeight(VariantWeight):
 
 @dataclass(frozen=True, eq=False)
 class ReplacedWeight(VariantWeight):
-    """A parameter with its delta, which replaces the base's in forwards of this variant only."""
+    """A parameter with its delta added, which replaces the base's in forward passes of this variant."""
 
     parameter: Tensor
 
@@ -231,7 +231,7 @@ def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, Var
 
 
 def require_servable_delta(delta: DeltaFile, layout: ModelLayout) -> None:
-    """Check by its manifest that a delta can be served as a variant of a base.
+    """Check, by its manifest, that a delta can be served as a variant of a base.
 
     Raises:
         GymError: ``BASE_MISMATCH`` or ``MODEL_INVALID``, as in ``load_variant_weights``.
@@ -362,7 +362,7 @@ class MergedWeights:
     def product(self, name: str, module: nn.Module, delta: VariantWeight | None, x: Tensor) -> Tensor | None:
         """Return ``x @ (weight + delta).T + bias``, or None if base and delta must be multiplied separately.
 
-        In bfloat16 they must, since a sum would lose a small delta.
+        In bfloat16 they must be, since a sum would lose a small delta.
         """
         weight, bias = module.weight, module.bias
         assert isinstance(weight, Tensor)

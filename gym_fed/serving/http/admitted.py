@@ -1,4 +1,4 @@
-"""An admitted HTTP request: its caller, its body, and the wait for its answer.
+"""Handle an admitted HTTP request: its caller, its body, and the wait for its answer.
 
 A wait ends when the answer is complete, at the timeout, or when the client disconnects or the server stops.
 """
@@ -75,12 +75,12 @@ class Admitted:
     ) -> T:
         """Parse the body, and run ``work`` on it in a thread of a small pool.
 
-        Few requests at a time read pictures, and reading stops when the client disconnects.
+        Only a few requests read pictures at the same time, and reading stops when the client disconnects.
 
         Args:
             data: The bytes of the body.
             work: Function that computes the result from the parsed body.
-            given_up: Called with a result that was computed after the client had disconnected.
+            given_up: Called with a result that is ready only after the client has disconnected.
         """
         evaluation_owner.set(None if self.caller is LOCAL else self.caller.name)
         pictures_to_read = self.serving.service.pictures_to_read
@@ -130,15 +130,15 @@ class Admitted:
 
 MAX_BODY_BYTES = 8 * 2**20
 MAX_VALUES = 2**18
-"""Maximum number of JSON values of a body, which is more than the tokens of a long context. The time for which parsing
-holds the GIL grows with the number of values, not bytes."""
+"""Maximum number of JSON values in a body; larger than the number of tokens of a long context. The time for which
+parsing holds the GIL grows with the number of values, not bytes."""
 
 _MAX_QUOTES = 4 * MAX_VALUES
-"""Maximum number of quotes of a body: two around each name and each value."""
+"""Maximum number of quotes in a body: two around each name and each value."""
 
 
 class RequestTimeout:
-    """Waits for the work of one request, until its timeout, or until the client disconnects or the server stops.
+    """Waits for the work of one request until its timeout, or until the client disconnects or the server stops.
 
     Args:
         receive: ASGI's ``receive``, after the request's body was read.
@@ -256,7 +256,7 @@ async def read_body(request: Request, came: Callable[[int], None] = lambda size:
 
     Args:
         request: The request.
-        came: Called with the size of each part; may raise to refuse the body.
+        came: Called with the size of each received part; may raise to refuse the body.
 
     Raises:
         GymError: ``TOO_LARGE``; ``USAGE`` for any content type except JSON in UTF-8, or a content encoding.
@@ -302,7 +302,7 @@ def parse_body(data: bytearray) -> Any:
 
 
 def _has_many_values(data: bytearray) -> bool:
-    """Return True if there are more separators of values, outside strings, than ``MAX_VALUES``."""
+    """Return True if a body has more than ``MAX_VALUES`` separators of values outside strings."""
     if _marks(data) <= MAX_VALUES:
         return False
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")

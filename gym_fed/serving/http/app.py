@@ -36,7 +36,7 @@ from gym_fed.serving.openai.service import EMBEDDINGS, STORED, URLS
 from gym_fed.serving.openai.tokenizing import DETOKENIZE, INPUT_TOKENS, LOAD, TOKENIZE, UNLOAD, Adapters
 
 GONE_STATUS = 499
-"""The status in metrics of a request whose client disconnected; it is never sent."""
+"""Status in metrics of a request whose client has disconnected; it is never sent."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def create_app(gateway: Gateway) -> Starlette:
 
 
 def with_cors(app: ASGIApp, origins: Iterable[str]) -> ASGIApp:
-    """Allow web pages of these origins to call the application from a browser, with their own keys.
+    """Allow web pages of these origins to call the application from a browser, each with its own key.
 
     The middleware surrounds the whole application, so that pages can also read errors.
     """
@@ -244,7 +244,7 @@ async def _stream(
 
 
 def _handle_errors(app: Starlette, gateway: Gateway) -> None:
-    """Answer every error in OpenAI's form."""
+    """Return every error in OpenAI's form."""
 
     def response_of(error: GymError) -> JSONResponse:
         headers = dict(error.headers) if isinstance(error, RateLimited) else {}

@@ -1,4 +1,4 @@
-"""A uvicorn server that limits the number of connections, in total and per address, and their idle times.
+"""A uvicorn server with limits on the number of connections, in total and per address, and on their idle times.
 
 The server closes connections that send no request, send one too slowly, or do not read the response. If there are too
 many, it closes one without a request for a new one, so that idle connections never block others.
@@ -65,7 +65,7 @@ class LimitedServer(uvicorn.Server):
         app: The application.
         limits: Limits and timeouts of connections. TLS handshakes are limited like a request's headers.
         tls: The TLS certificate; None for plain HTTP.
-        stop_seconds: Seconds that requests may take to finish after the server begins to stop.
+        stop_seconds: Seconds that requests may take to finish once the server is stopping.
         proxies: The reverse proxies in front of it.
     """
 
@@ -132,7 +132,7 @@ class Connections:
 
     Args:
         config: Limits and timeouts.
-        proxies: Reverse proxies; trusted ones have no limit per address, since all their clients share the address.
+        proxies: Reverse proxies; trusted ones have no limit per address, since all their clients share it.
     """
 
     def __init__(self, config: ConnectionsConfig, proxies: Proxies = NO_PROXIES) -> None:
@@ -189,7 +189,7 @@ class Connections:
                 del self._by_address[connection.address]
 
     def _make_room(self, among: list[Any], why: str) -> None:
-        """Close the oldest connection that is not being answered, or the newest if all are."""
+        """Close the oldest connection that is not being answered, or the newest if all of them are."""
         idle = [other for other in among[:-1] if not other.is_busy]
         self._close(idle[0] if idle else among[-1], why)
 
@@ -249,7 +249,7 @@ class _Counted(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.abort()
 
     def _note_phase(self) -> None:
-        """Reset times and bytes when a request begins, and when its answer is complete."""
+        """Reset the times and byte counts when a request begins, and when its answer is complete."""
         phase = (self.cycle, self.is_busy)
         if phase != self._phase:
             self._phase = phase
@@ -260,5 +260,5 @@ class _Counted(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 def _network(host: str) -> str:
     try:
         return network_of(host.partition("%")[0])
-    except ValueError:  # a name, in tests
+    except ValueError:  # it is a name in tests
         return host

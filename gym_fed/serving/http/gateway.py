@@ -45,7 +45,7 @@ class Gateway:
         stopped: An event that is set when active requests are cancelled.
         limits: The rate limits of keys.
         errors: Formatter of errors for callers.
-        picture_slots: The slots for requests that read pictures.
+        picture_slots: Slots for requests that read pictures.
         bodies: The bytes of request bodies in memory.
     """
 
@@ -64,7 +64,7 @@ class Gateway:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count a request for an answer as active, from its first byte to its last."""
+        """Count a request for an answer as active, from the first byte to the last."""
         self.active += 1
         try:
             yield
@@ -96,14 +96,14 @@ class Gateway:
         if self.draining:
             raise GymError(ErrorCode.UNAVAILABLE, "the server is shutting down", "try again in a moment")
         if self.serving is None:
-            # No URL in the hint: ``PublicErrors`` would remove it like a path, and log every answer to a probe.
+            # The hint has no URL, since ``PublicErrors`` would remove it like a path, and log every reply to a probe.
             raise GymError(ErrorCode.UNAVAILABLE, "the model is being loaded", "try again in a moment")
         return self.serving
 
     def require_ready(self) -> None:
-        """Raise like ``open``, or if the engine's steps fail or the keys cannot be read; for load balancers.
+        """Raise as ``open`` does, or if the engine's steps fail or the keys cannot be read; for load balancers.
 
-        An engine whose last steps failed still gets requests, since a step that succeeds makes it healthy again.
+        An engine whose last steps failed still gets requests, since one successful step makes it healthy again.
 
         Raises:
             GymError: ``UNAVAILABLE``.
@@ -113,7 +113,7 @@ class Gateway:
         self.authenticator.require_usable()
 
     def retry_after(self, error: GymError) -> int | None:
-        """Return the seconds for the header ``Retry-After``; None for errors that a retry does not fix."""
+        """Return the seconds for the header ``Retry-After``; None for errors that a retry cannot fix."""
         if isinstance(error, RateLimited):
             return error.retry_after
         if error.code is ErrorCode.BUSY and self.serving is not None:
@@ -125,7 +125,7 @@ class Gateway:
 
 SLOTS = 3
 PER_CALLER = 2
-"""Maximum slots of one caller: one picture is prepared while another is in the vision tower."""
+"""Maximum slots of one caller, so that one picture is prepared while another is in the vision tower."""
 MAX_WAITING = 16
 """Maximum waiting requests of one caller, each of which holds its body in memory."""
 
@@ -143,14 +143,15 @@ class _Waiter:
 
 
 class PictureSlots:
-    """Slots for requests that read pictures, least served caller first; for the event loop's thread."""
+    """Slots for requests that read pictures, given to the least served caller first; for use on the event loop's
+    thread."""
 
     def __init__(self) -> None:
         self._waiting: list[_Waiter] = []
         self._running: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
         self._least = 0.0
-        """The seconds used by the caller that was served last, with which new callers start."""
+        """The seconds used by the caller that was served last; new callers start with this value."""
         self._per_picture = _FIRST_GUESS
 
     async def take(self, caller: str, pictures: int) -> None:
@@ -199,7 +200,7 @@ class PictureSlots:
             able = [waiter for waiter in self._waiting if self._running[waiter.caller] < PER_CALLER]
             if not able:
                 break
-            first = min(able, key=self._expected_use)  # the oldest on a tie
+            first = min(able, key=self._expected_use)  # on a tie, the oldest
             self._waiting.remove(first)
             self._running[first.caller] += 1
             self._least = max(self._least, self._seconds[first.caller])
@@ -224,7 +225,7 @@ class HeldBodies:
     """Bytes of request bodies that are held until they are parsed, limited per caller.
 
     Bodies may arrive slowly, on hundreds of connections at once. Without a limit, one key could fill the memory. For
-    the event loop's thread.
+    use on the event loop's thread.
     """
 
     def __init__(self) -> None:
@@ -283,7 +284,7 @@ _SERVER_ERRORS = frozenset(
         ErrorCode.STATE_LOCKED,
     }
 )
-"""Codes whose messages name files of the server; the caller gets the code's help text instead."""
+"""Codes whose messages name files on the server; the caller gets the code's help text instead."""
 _PATH = re.compile(r"""\s?\(?(?<![\w/.:])~?(?:[A-Za-z]:)?[/\\][^\s'"(),;]*[^\s'"(),;:.]\)?""")
 _DIGEST = re.compile(r"(?:sha256:)?(?<![0-9A-Za-z])c?[0-9a-f]{12,}(?![0-9A-Za-z])")
 _REMEMBERED = 256

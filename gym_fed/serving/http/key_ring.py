@@ -1,4 +1,4 @@
-"""A file of named keys, which commands change, and running servers reload after each change."""
+"""A file of named keys that commands change and running servers reload."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NamedKey(StrictModel):
     """The user's name."""
 
     created_at: int = Field(ge=0)
-    """Unix seconds."""
+    """The creation time in Unix seconds."""
 
 
 KeyT = TypeVar("KeyT", bound=NamedKey)
@@ -117,7 +117,7 @@ class KeyRing(Generic[KeyT]):
         """Yield the current keys, with the file locked against changes by other processes."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with lockable_folder(self.path.parent, follow=True) as folder:
-            with suppress(OSError):  # a disk without locks
+            with suppress(OSError):  # the file system has no locks
                 lock(folder, wait=True)
             yield KeyRing.all(self)
 

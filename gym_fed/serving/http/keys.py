@@ -1,13 +1,13 @@
 """Authentication by API keys or, without keys, protection against requests from web pages of other sites.
 
-A key is ``gym-`` and 32 random bytes. The key file has each key's permissions and its SHA-256, which is sufficient for
-random bytes; the key itself is shown only once. The file is reloaded when it changes, so that keys can be added and
-revoked while a server runs.
+A key is ``gym-`` and 32 random bytes. The key file contains the permissions and the SHA-256 of each key, which is
+sufficient for random bytes; the key itself is shown only once. The file is reloaded when it changes, so that keys can
+be added and revoked while a server runs.
 
 Without keys the server listens on loopback, and any program on this machine may use it. In a browser, pages of other
-sites could do so, too. Such a page can post a form or run a script against 127.0.0.1, which ``Origin`` reveals, or let
-its own name resolve to 127.0.0.1 (DNS rebinding), which ``Host`` reveals. Both are refused. With keys, neither does
-harm, because the page has no key.
+sites could do so too. Such a page can post a form or run a script against 127.0.0.1, which ``Origin`` reveals, or let
+its own name resolve to 127.0.0.1 (DNS rebinding), which ``Host`` reveals. Both are refused. With keys, neither is
+harmful, because the page has no key.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Authenticator:
 
     @contextmanager
     def _file_errors_logged(self) -> Iterator[None]:
-        """Log once why the key file cannot be used, for the operator; the caller sees a general error."""
+        """Log once, for the operator, why the key file cannot be used; the caller gets a general error."""
         try:
             yield
         except GymError as error:
@@ -148,10 +148,10 @@ class ApiKey(NamedKey):
 
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
-    """Tokens of prompts and answers together."""
+    """Maximum tokens per minute, of prompts and answers together."""
 
     expires_at: int | None = Field(default=None, ge=0)
-    """Unix seconds; None if it never expires."""
+    """Expiry time in Unix seconds; None if the key never expires."""
 
     @property
     def allows_anything(self) -> bool:

@@ -134,7 +134,7 @@ _STORE = (
     MetricRow("gym_variants_loading", "Variants that are loading"),
 )
 ROWS = (*_ROWS, *_ENGINE, *_ENGINE_BY, *_ENGINE_TIMES, *_STORE)
-"""Every family of an API server."""
+"""All metric families of an API server."""
 _BY_NAME = {row.name: row for row in ROWS}
 
 
@@ -169,7 +169,7 @@ def _route_of_id(path: str) -> str:
 
 
 class _Served(Collector):
-    """Collector that reads engine and store when it is scraped."""
+    """A collector that reads the engine and the store when it is scraped."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -201,7 +201,7 @@ class _Served(Collector):
 
 
 def _read(prefix: str, stats: Any, rows: Iterable[MetricRow]) -> dict[str, Value | None]:
-    """Return the value of each row, which the attribute with the row's name without the prefix has."""
+    """Return the value of each row, from the attribute with the row's name without its prefix."""
     return {row.name: getattr(stats, row.name.removeprefix(f"{prefix}_")) for row in rows}
 
 

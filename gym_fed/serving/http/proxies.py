@@ -1,8 +1,8 @@
 """Reverse proxies in front of a server: a path prefix, and headers that are read only from trusted proxies.
 
 A proxy may serve this server below a prefix, such as ``https://example.org/gym/``. The owner configures the prefix
-(``root_path``), or the proxies whose ``X-Forwarded-Prefix`` is trusted. The headers of all others are ignored, since
-anyone can send them.
+(``root_path``), or the proxies whose ``X-Forwarded-Prefix`` is trusted. The headers of all other peers are ignored,
+since anyone can send them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Proxies:
 
     @classmethod
     def parse(cls, root_path: str = "", trusted: Iterable[str] = ()) -> Proxies:
-        """Validate the values of the command line's options.
+        """Validate command-line options, and create the object.
 
         Raises:
             GymError: ``USAGE``.
@@ -119,6 +119,6 @@ def prefix_of(scope: Scope) -> str:
 
 
 def route_path(scope: Scope) -> str:
-    """Return a request's path without the prefix, for middleware around an application."""
+    """Return a request's path without the prefix, for middleware that wraps an application."""
     path: str = scope["path"]
     return path.removeprefix(prefix_of(scope))

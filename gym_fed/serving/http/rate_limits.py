@@ -1,9 +1,9 @@
 """Rate limits per key: requests and tokens per minute, as token buckets.
 
-A key begins with a minute's share of both. A request takes one from the request bucket on arrival. Its tokens are
-taken when it ends, since their number is not known before. The token bucket may therefore become negative; the key must
-then wait until it is refilled. Full buckets are dropped, so only the keys in use have state. A key that is created
-again under the name of an earlier one has its own buckets.
+A key starts with the share of one minute of both. A request takes one from the request bucket on arrival. Its tokens
+are taken when it ends, since their number is not known before. The token bucket may therefore become negative; the key
+must then wait until it is refilled. Full buckets are dropped, so only the keys in use have state. A new key with the
+name of an earlier one has its own buckets.
 """
 
 from __future__ import annotations

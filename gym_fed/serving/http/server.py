@@ -157,7 +157,7 @@ class _Life:
                 if loading.done() and not loading.cancelled() and loading.exception() is None:
                     await asyncio.to_thread(loading.result().close)
             finally:
-                give_back()  # last, so that a signal does not interrupt closing
+                give_back()  # last, so that a signal cannot interrupt closing
         if loading.done() and not loading.cancelled():
             loading.result()  # raise the error of a failed load
         return self._finished
@@ -168,7 +168,7 @@ class _Life:
         future: asyncio.Future[Serving] = loop.create_future()
 
         def settle(serving: Serving | None, error: BaseException | None) -> None:
-            if future.done():  # the server has stopped in the meantime
+            if future.done():  # the server has stopped meanwhile
                 if serving is not None:
                     serving.close()
             elif error is not None:

@@ -1,7 +1,7 @@
 """The usage log: one JSON line per request, for reports and for `gym-server ledger attribute --usage`.
 
-``version`` is the digest of the base's weights. A base that was exported from a hub's version has that version's
-digest, by which the hub finds the contributors to credit. Use of a variant counts as use of its base.
+``version`` is the digest of the base's weights. A base that was exported from a version of a hub has the digest of that
+version, by which the hub finds the contributors to credit. Use of a variant counts as use of its base.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 class UsageLog:
     """Appends only complete lines, so that several servers can share a file.
 
-    If a line cannot be written, for example because the disk is full, the request still succeeds. The line is counted,
-    and written to the process's log, from which it can be appended by hand.
+    If a line cannot be written, for example because the disk is full, the request still succeeds. The line is then
+    counted and written to the process's log, from which it can be appended by hand.
 
     Args:
         path: The file; created with mode 0600 if missing.
@@ -132,7 +132,7 @@ MAX_LINE_BYTES = 2**20
 _PERSONAL = ("user", "safety_identifier", "metadata")
 """Fields of a line that come from the request and may name a person."""
 FORGOTTEN = "removed"
-"""The caller in lines of a removed variant."""
+"""Name that replaces the caller in lines of a removed variant."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def forget_variant(path: Path, variant: str) -> int:
 
 
 def _forgotten(data: bytes, variant: str) -> bytes | None:
-    """Return a line without the variant and its users, not longer than before; None for a line of another model."""
+    """Return a line without the variant and its users, no longer than before; None for a line of another model."""
     try:
         line = json.loads(data)
         base, colon, name = str(line["model"]).rpartition(":")
@@ -244,7 +244,7 @@ def _forgotten(data: bytes, variant: str) -> bytes | None:
     for field in _PERSONAL:
         line.pop(field, None)
     shorter = json.dumps(line, ensure_ascii=True).encode()
-    if len(shorter) > len(data.removesuffix(b"\n")):  # a caller whose name is shorter than ``FORGOTTEN``
+    if len(shorter) > len(data.removesuffix(b"\n")):  # the caller's name is shorter than ``FORGOTTEN``
         line["key"] = ""
         shorter = json.dumps(line, ensure_ascii=True).encode()
     return shorter

@@ -1,4 +1,4 @@
-"""Answers built from events of the engine, as chunks of a stream or as one body."""
+"""Build answers from events of the engine, as chunks of a stream or as one body."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ StreamChunk = dict[str, Any]
 
 
 class Shown(NamedTuple):
-    """The parts of a choice that may be sent now, in order, after its ``reasoning``; calls may be in fragments."""
+    """The parts of a choice that may be sent now, in order; ``reasoning`` comes first, and calls may be in
+    fragments."""
 
     parts: Sequence[AnswerPart]
     logprobs: Sequence[TokenLogprob]
@@ -30,13 +31,13 @@ class Shown(NamedTuple):
 
     @property
     def calls(self) -> list[Call | MoreArguments]:
-        """The calls, beginnings of calls, and further arguments of the last call."""
+        """The calls, the beginnings of calls, and further arguments of the last call."""
         return [part for part in self.parts if isinstance(part, Call | MoreArguments)]
 
 
 @dataclass
 class AnswerChoice:
-    """One choice of an answer so far; its thought is returned only if ``with_reasoning``."""
+    """The state of one choice of an answer; its thought is returned only if ``with_reasoning`` is True."""
 
     parser: CallParser | None = None
     text: str = ""
@@ -62,7 +63,7 @@ class AnswerChoice:
         return shown
 
     def _shown(self, read: Shown) -> Shown:
-        """Leave out the thought if the caller did not request it."""
+        """Drop the thought if the caller did not request it."""
         return read if self.with_reasoning else read._replace(reasoning="")
 
     def _end_of(self, event: Event) -> str | None:
@@ -164,7 +165,7 @@ class Answer(ABC):
 
     @property
     def cached_tokens(self) -> int:
-        """Cached prompt tokens, which none of a prompt's choices had to prefill."""
+        """The number of cached prompt tokens, which none of a prompt's choices had to prefill."""
         counts = [choice.cached_tokens for choice in self.choices]
         starts = range(0, len(counts), self._per_prompt)
         return sum(min(counts[start : start + self._per_prompt]) for start in starts)
@@ -229,7 +230,8 @@ class ChatAnswer(Answer):
     Args:
         model: See ``Answer``, also for arguments that are not listed here.
         metadata: The metadata of the request; returned with the answer.
-        keep: Function that stores the complete answer under its id, and returns whether it did; None: do not store.
+        keep: Function that stores the complete answer under its id, and returns True if it did; None to not store
+            answers.
     """
 
     _prefix = "chatcmpl"
@@ -257,7 +259,7 @@ class ChatAnswer(Answer):
         return body if self._metadata is None else {**body, "metadata": self._metadata}
 
     def closing(self) -> list[StreamChunk]:
-        """Return the last chunks, which also report an answer that was too large to store."""
+        """Return the last chunks, which also report that an answer was too large to store."""
         last = super().closing()
         if self._keep is None or self._keep(self.id, self.body()):
             return last

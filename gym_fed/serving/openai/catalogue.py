@@ -1,4 +1,5 @@
-"""Model names of the API and who may use them: ``<served name>`` is the base, ``<served name>:<variant>`` a variant."""
+"""The model names of the API, and who may use them: ``<served name>`` is the base, ``<served name>:<variant>`` a
+variant."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Caller:
     """A user of the service.
 
     Attributes:
-        name: The name in the usage log and in the queue, which schedules fairly between names.
+        name: Name in the usage log and in the queue, which schedules fairly between names.
         base: True if the base itself may be used.
         everything: True if all variants may be used.
         variants: Names of the variants that may be used.
@@ -155,7 +156,7 @@ class Catalogue:
         try:
             return self._registry.get(variant)
         except GymError as error:
-            # USAGE: a name that no variant can have
+            # USAGE for a name that no variant can have
             if error.code in (ErrorCode.NOT_FOUND, ErrorCode.USAGE):
                 return None
             raise

@@ -1,7 +1,7 @@
-"""The inputs of one model's chat template: its variables, and message contents in the form that it takes.
+"""Prepare the inputs of a model's chat template: its variables, and message contents in the form that it expects.
 
-Templates have two conventions for reasoning. gpt-oss's takes ``reasoning_effort`` itself. Others have a switch:
-Qwen3's is ``enable_thinking``, DeepSeek's and Granite's ``thinking``.
+Templates have two conventions for reasoning. That of gpt-oss takes ``reasoning_effort`` itself. Others have a switch:
+``enable_thinking`` for Qwen3, ``thinking`` for DeepSeek and Granite.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gym_fed.serving.reasoning.detection import THOUGHT_KEYS
 
 _SWITCHES = ("enable_thinking", "thinking")
 _LOW_EFFORTS = ("none", "minimal")
-"""Efforts that turn reasoning off in templates with a switch."""
+"""Values of the effort that turn reasoning off in templates with a switch."""
 
 _OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _SPECIAL = "_token"
-"""Suffix of variables that are the tokenizer's control tokens, such as ``eos_token``."""
+"""Suffix of variables that contain the tokenizer's control tokens, such as ``eos_token``."""
 
 _ARGUMENTS = frozenset(
     {
@@ -60,7 +60,7 @@ class TemplateNames:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """The variables that callers may set, parsed on first use to keep the server's start fast."""
+        """The variables that callers may set, parsed on first use so that the server starts fast."""
         names = {name for text in self._texts for name in _undeclared(text) if not name.endswith(_SPECIAL)}
         return frozenset(names) - _OWN - _ARGUMENTS
 
@@ -124,7 +124,7 @@ def _parsed(parse: Callable[[str], frozenset[str]], template: str) -> frozenset[
 
     try:
         return parse(template)
-    except TemplateError:  # every chat is refused with the reason
+    except TemplateError:  # every chat will be refused with the reason
         return frozenset()
 
 
@@ -137,10 +137,10 @@ Row = dict[str, Any]
 
 
 class ContentParts:
-    """Converts message contents to the form that a vision model's chat template takes: lists of parts.
+    """Converts message contents to the form that a vision model's chat template expects: lists of parts.
 
     Until tools have been added to the messages, each message's content is one string. A random placeholder, which no
-    client can guess, marks each medium. Rendering a list shows which roles accept lists.
+    client can guess, marks each medium. A test rendering shows which roles accept lists.
 
     Args:
         render: Function that renders messages to a text; raises ``RequestError``.

@@ -1,4 +1,4 @@
-"""The schemas of the parts of a message's content."""
+"""The schemas of a message's content parts."""
 
 from __future__ import annotations
 

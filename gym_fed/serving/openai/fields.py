@@ -1,7 +1,7 @@
-"""Strict parsing of a request, and the fields that chat and completions share.
+"""Parse requests strictly, and define the fields that chat and completions share.
 
 Unknown fields, and known ones that this server does not support, are refused by name. A field of OpenAI's or vLLM's API
-without effect on this server is only accepted with its neutral value.
+that has no effect on this server is accepted only with its neutral value.
 """
 
 from __future__ import annotations
@@ -67,12 +67,13 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
 
 
 def off(field: str, message: str) -> PydanticCustomError:
-    """Return an error for a validator of the whole request, naming the field, which pydantic does not know."""
+    """Return an error for a validator of the whole request that names the field, which pydantic does not know."""
     return PydanticCustomError("off", "{said}", {"said": message, "field": field})
 
 
 def only(*neutral: Any) -> BeforeValidator:
-    """Accept only null and these neutral values, for a nested field that is known but not supported."""
+    """Return a validator that accepts only null and these values, for a nested field that is known but not
+    supported."""
 
     def check(value: Any) -> Any:
         if value is not None and not any(_same(value, known) for known in neutral):
@@ -224,7 +225,7 @@ class SamplingFields(RequestModel):
     stop: Annotated[list[StopText], Field(max_length=4), BeforeValidator(_as_list)] | None = None
     stream: bool | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
-    """Written to the usage log, as are the next two; the queue schedules fairly between API keys."""
+    """Written to the usage log, like the next two fields; the queue schedules fairly between API keys."""
 
     safety_identifier: Identifier | None = None
     metadata: Metadata | None = None
@@ -237,7 +238,7 @@ class SamplingFields(RequestModel):
     """vLLM's name for ``prompt_cache_key``."""
 
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    """A field of vLLM, as are all below; 0 and -1 mean all tokens."""
+    """A field of vLLM, like all fields below; 0 and -1 mean all tokens."""
 
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
@@ -316,7 +317,7 @@ class PromptEndFields(RequestModel):
     """Fields of vLLM for the end of a chat's prompt."""
 
     add_generation_prompt: bool | None = None
-    """False leaves out the text that begins the assistant's answer."""
+    """False omits the text that begins the assistant's answer."""
 
     continue_final_message: bool | None = None
     """True leaves the last message open, so that the answer continues it; it needs no generation prompt."""
@@ -373,6 +374,6 @@ _ALTERNATIVES = {
 
 
 def hint_for(field: str, known: Container[str]) -> str:
-    """Return what to write instead of an unknown field, given the known ones; empty if there is no equivalent."""
+    """Return a suggestion for an unknown field, given the known ones; empty if there is no equivalent."""
     name = next((name for name in _EQUIVALENTS.get(field, ()) if name in known), "")
     return f"here it is called {name}" if name else _ALTERNATIVES.get(field, "")

@@ -1,4 +1,4 @@
-"""The content filter for requests and answers: refused requests, and choices whose text is held back."""
+"""Apply the content filter to requests and answers: refuse requests, and hold back the text of choices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Screening:
         self._classifier = classifier
 
     def refuses(self, texts: Iterable[str], user: str) -> bool:
-        """Return True if a request is refused for its texts. Wait for the classifier; count and log refusals.
+        """Return True if a request must be refused for its texts. Waits for the classifier; counts and logs refusals.
 
         Raises:
             GymError: Errors from ``Classifier.ask`` and ``Verdict.refuses``.
@@ -70,7 +70,7 @@ class Screening:
 
 
 class FilteredChoice(AnswerChoice):
-    """Releases text that no rule can match any more; on a match, sends the refusal's text instead of the rest.
+    """Releases text once no rule can match it any more; on a match, sends the text of the refusal instead of the rest.
 
     Log-probabilities are held back with the text of their tokens, and tool calls until the end of the answer.
 
@@ -94,7 +94,7 @@ class FilteredChoice(AnswerChoice):
         read = self._read(event)
         reason = self._end_of(event)
         last = reason is not None
-        # The parser of a filtered answer returns complete calls.
+        # the parser of a filtered answer returns only complete calls
         calls = [call for call in read.calls if isinstance(call, Call)]
         self._calls += calls
         self._logprobs += read.logprobs
@@ -124,7 +124,7 @@ class FilteredChoice(AnswerChoice):
         ends = last or bool(read.parts)
         thought = held.push(read.reasoning, last=ends)
         if ends and held.category is None:
-            self._held_thought = self._filter.held_text("")  # a further thought may follow
+            self._held_thought = self._filter.held_text("")  # another thought may follow
         return thought
 
     def _category_of(self, calls: Sequence[Call]) -> str | None:
@@ -148,7 +148,7 @@ class FilteredChoice(AnswerChoice):
 
 
 class RefusedChoice(AnswerChoice):
-    """Answers a refused request."""
+    """A choice that answers a refused request."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """vLLM's fields for guided decoding, ``response_format``, and their errors.
 
-The older fields are ``guided_regex``, ``guided_choice``, ``guided_json`` and ``guided_grammar``. The newer one is
+The older fields are ``guided_regex``, ``guided_choice``, ``guided_json`` and ``guided_grammar``. The newer field is
 ``structured_outputs`` with ``regex``, ``choice``, ``json``, ``json_object`` or ``grammar``.
 """
 
@@ -38,7 +38,7 @@ MAX_ANSWERS = 16
 
 
 def refusal_name(field: str) -> str:
-    """Return the error code of a refused grammar, by the field that has it."""
+    """Return the error code for a refused grammar, by the field that contains it."""
     return "invalid_json_schema" if field in _SCHEMA_FIELDS else "invalid_value"
 
 
@@ -50,7 +50,7 @@ class StructuredOutputs(RequestModel):
     grammar: Notation | None = None
     structural_tag: Nothing = None
     disable_fallback: Annotated[Any, only(False, True)] = None
-    """Accepted because there is no other backend to fall back to."""
+    """Accepted without effect, since there is no other backend to fall back to."""
 
     disable_any_whitespace: Nothing = None
     disable_additional_properties: Nothing = None
@@ -63,7 +63,7 @@ class StreamOptions(RequestModel):
 
 
 class GuidedFields(SamplingFields):
-    """Further fields that chat and completions share; at most one of guided decoding may be given."""
+    """Further fields that chat and completions share; at most one field for guided decoding may be given."""
 
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     stream_options: StreamOptions | None = None
@@ -107,13 +107,13 @@ class GuidedFields(SamplingFields):
 
     @property
     def guided(self) -> tuple[str, Grammar] | None:
-        """The grammar of the answer, and the field that gave it."""
+        """The grammar of the answer, and the field that it comes from."""
         grammars = self._given()
         return grammars[0] if grammars else None
 
     @property
     def guiding_field(self) -> str:
-        """The field to blame for an error of the grammar."""
+        """The name of the field to blame for an error in the grammar."""
         return self.guided[0] if self.guided else "response_format"
 
     def guiding(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class GuidedFields(SamplingFields):
 
 
 class EngineErrors:
-    """Translates the engine's errors to OpenAI's form; as a context manager, errors of ``submit`` and ``embed``.
+    """Translates the engine's errors to OpenAI's form; as a context manager, also those of ``submit`` and ``embed``.
 
     Args:
         model: The requested model.
@@ -170,7 +170,7 @@ class EngineErrors:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, GymError):
             return
-        # Only here: after submission, TOO_LARGE is about the variant, not the text
+        # only here, since after submission TOO_LARGE is about the variant, not the text
         if error.code is ErrorCode.TOO_LARGE:
             raise RequestError(
                 error.message, param=self._param, name="context_length_exceeded", hint=error.hint
@@ -179,8 +179,8 @@ class EngineErrors:
             raise translated from error
 
     def translate(self, error: GymError) -> GymError:
-        """Translate an error that may be raised at any time, also after submission."""
-        if error.code is ErrorCode.NOT_FOUND:  # removed since it was looked up
+        """Translate an error that may be raised at any time, even after submission."""
+        if error.code is ErrorCode.NOT_FOUND:  # the variant was removed after it was looked up
             return model_not_found(self._model.name)
         if error.code is ErrorCode.DATA_INVALID:
             return RequestError(
@@ -193,7 +193,7 @@ class EngineErrors:
 
 
 MAX_MULTIPLE = 50_000
-"""Maximum multiple, without trailing zeros, since a thousandth and a million are as simple as one."""
+"""Maximum value of ``multipleOf`` without trailing zeros, since a thousandth and a million are as simple as one."""
 
 _NAME, _INLINE = "multipleOf", "%json"
 
@@ -205,7 +205,7 @@ def require_small_multiples(held_to: Grammar | None, field: str, name: str) -> N
     compilation takes a minute and gigabytes. If several apply at once, their least common multiple counts.
 
     Args:
-        held_to: The request's grammar, if it has one.
+        held_to: The grammar of the request, if it has one.
         field: The field to blame.
         name: The error code of the refusal.
 
@@ -272,10 +272,10 @@ class NamedSchema(RequestModel):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
-    """Accepted, since the schema is always enforced."""
+    """Accepted without effect, since the schema is always enforced."""
 
     description: str | None = None
-    """Not shown to the model, like ``name``, since templates have no place for it."""
+    """Not shown to the model, like ``name``, since templates do not render it."""
 
 
 class SchemaFormat(RequestModel):

@@ -1,4 +1,4 @@
-"""Log-probabilities in the forms of OpenAI's APIs.
+"""Format log-probabilities as OpenAI's APIs do.
 
 A token that is only part of a character is written as in OpenAI's APIs: ``\\xf0\\x9f`` in chat and responses, and
 ``bytes:\\xf0\\x9f`` in completions.
@@ -39,7 +39,7 @@ def logprobs_of_completion(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 def _by_text(token: TokenLogprob) -> dict[str, float]:
     """Return the most likely tokens and the sampled one by text, as OpenAI and vLLM do.
 
-    A token with the same text as the sampled one, or as a likelier one, is named ``token_id:ID``, as in vLLM.
+    A token with the same text as the sampled token, or as a more likely one, is named ``token_id:ID``, as in vLLM.
     """
     entries = list(token.top)
     if all(token_id != token.token_id for token_id, *_ in entries):

@@ -1,4 +1,4 @@
-"""Accepted requests, which run with threads or asyncio, as one body or as a stream, and always clean up."""
+"""Accepted requests, which run in threads or with asyncio, as one body or as a stream, and always clean up."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Pending:
                     yield from self._first()
                     yield from self._answer.take(index, _without_error(event))
                     if self._answer.ended(index):
-                        generation.cancel()  # no effect unless the answer was refused before its end
+                        generation.cancel()  # has no effect unless the answer was refused before its end
                         break
             yield from self._answer.closing()
         except GymError as error:
@@ -106,7 +106,8 @@ class Pending:
             await events.aclose()
 
     def _first(self) -> list[StreamChunk]:
-        """Return the first chunks after the engine's first event; an earlier refusal is not sent as a stream."""
+        """Return the first chunks after the engine's first event, so that an earlier refusal is not sent as a
+        stream."""
         if self._opened:
             return []
         self._opened = True

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 _COPIES = 2
 TEXT_ONLY = NoPictures()
 _CHARACTERS_A_TOKEN = 8
-"""An upper bound on the characters per token in ordinary text; determines the prefix that is tokenized first."""
+"""An upper bound on the characters per token of ordinary text, which determines the prefix that is tokenized first."""
 
 
 class Prompts:
     """Renders prompts with one tokenizer. Thread-safe.
 
-    Only a prefix of a text that is too long is tokenized, so that no request occupies a tokenizer for long.
+    Of a text that is too long, only a prefix is tokenized, so that no request occupies a tokenizer for long.
 
     Only the template writes control tokens. ``<|im_end|>`` in a message is tokenized as plain characters, so that no
     text, such as a tool's result or a quoted page, can end its message and begin another.
@@ -72,7 +72,7 @@ class Prompts:
         self._has_template = bool(tokenizer.chat_template)
         # transformers' fast tokenizers must not be used from two threads at once.
         self._free: LifoQueue[Any] = LifoQueue()
-        # Shared because it never changes; with thousands of added tokens, copying it takes most of the time.
+        # It is shared because it never changes; with thousands of added tokens, copying it would take most of the time.
         shared = getattr(tokenizer, "init_kwargs", None)
         for _ in range(_COPIES):  # copies of a plain tokenizer share its large parts
             self._free.put(copy.deepcopy(tokenizer, {id(shared): shared}))
@@ -92,7 +92,7 @@ class Prompts:
     def thinking(
         self, prompt_ids: list[int], budget: int | None, continued: str | None = None
     ) -> Thinking | None:
-        """Return how an answer to this prompt may think; None if it cannot.
+        """Return how an answer to this prompt may think; None if it cannot think.
 
         Args:
             prompt_ids: The prompt.
@@ -145,7 +145,8 @@ class Prompts:
         Args:
             messages: The validated messages.
             tools: OpenAI's ``tools``, for the template.
-            open_call: True if the answer begins inside a tool call; a thought that the template opened is closed.
+            open_call: True if the answer begins inside a tool call; a thought that the template has opened is then
+                closed.
             variables: Further variables that the template uses (``TemplateNames``).
             add_generation_prompt: Whether to add the text that begins an answer.
             continue_final_message: Whether to end within the last message, which the answer continues.
@@ -209,7 +210,7 @@ class Prompts:
 
     @cached_property
     def _decoder(self) -> TextDecoder:
-        """The decoder, created on first use: it copies the whole vocabulary."""
+        """The decoder, created on first use because it copies the whole vocabulary."""
         with self._borrowed_tokenizer() as tokenizer:
             return TextDecoder(tokenizer)
 
@@ -269,7 +270,7 @@ class Prompts:
         """Refuse a text that is too long for the context, after tokenizing only a prefix of it.
 
         The limit is 25% above the context, since a prefix may end within a token. The prefix is doubled until it
-        exceeds the limit or the text ends, since some texts, such as runs of spaces, have few tokens.
+        exceeds the limit or the text ends, since some texts, such as long runs of spaces, have few tokens.
         """
         if self._context is None:
             return

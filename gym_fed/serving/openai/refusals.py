@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: the mapping from ``GymError`` to the body, for the HTTP server and for batch files."""
+"""Convert a ``GymError`` to an error in OpenAI's form, for the HTTP server and for batch files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _NAMES = {
     ErrorCode.UNAUTHENTICATED: "invalid_api_key",
     ErrorCode.USAGE: "invalid_value",
 }
-"""Names that OpenAI's clients look for; every other code keeps its own name, with underscores."""
+"""Error codes that OpenAI's clients look for; every other code keeps its own name, with underscores."""
 
 
 class RequestError(GymError):
-    """An error about a request, with the field that is to blame.
+    """An error about a request, with the field that causes it.
 
     Args:
         message: The problem.
@@ -40,7 +40,7 @@ class RequestError(GymError):
 
 
 def unsupported_parameter(param: str, message: str, hint: str = "") -> RequestError:
-    """Return the error for a field that OpenAI's API has, but this server or model does not support."""
+    """Return the error for a field of OpenAI's API that this server or model does not support."""
     return RequestError(message, param=param, name="unsupported_parameter", hint=hint)
 
 

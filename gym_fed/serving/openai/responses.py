@@ -1,4 +1,4 @@
-"""The Responses API, translated to chat requests, with stored responses that later requests continue."""
+"""Translate the Responses API to chat requests, and store responses that later requests may continue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAX_CONVERSATION_BYTES = 2**20
 
 @dataclass(frozen=True)
 class ChatForm:
-    """The differences between the APIs whose requests are answered like chat requests.
+    """The differences between the APIs whose requests are answered as chat requests.
 
     Attributes:
         url: The kind of request, for the usage log.
@@ -88,7 +88,7 @@ def begin_response(
 
 
 def check_response(body: Any) -> None:
-    """Refuse an invalid body, whether or not answers are stored; raises like ``begin_response``."""
+    """Refuse an invalid body, whether or not responses are stored; raises like ``begin_response``."""
     request = parse(ResponsesRequest, body, RESPONSES_NEUTRAL)
     store_of(request.store, None, default=True)
     ResponsesAsChat(request, earlier_turns(request.previous_response_id, LOCAL, None)).chat()
@@ -123,7 +123,7 @@ def earlier_turns(previous: str | None, caller: Caller, stored: StoredAnswers | 
 
 
 def _keep(stored: StoredAnswers, caller: Caller, as_chat: ResponsesAsChat) -> Keep | None:
-    before = json.dumps(as_chat.messages, ensure_ascii=False)  # here, on a thread that may block
+    before = json.dumps(as_chat.messages, ensure_ascii=False)  # encode it here, on a thread that may block
     if len(before.encode()) > MAX_CONVERSATION_BYTES:
         return None
 
@@ -224,10 +224,10 @@ _FIELDS = {
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",
 }
-"""The names of chat's fields in this API."""
+"""The names of the chat fields in this API."""
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 _PART = re.compile(r"\.content\[\d+\]")
-"""The position of a picture within its message, whose index is the same in both APIs."""
+"""Pattern of the position of a picture in its message; the index of the message is the same in both APIs."""
 _TOOL_FUNCTION = re.compile(r"(tools\[\d+\])\.function")
 
 
@@ -239,7 +239,7 @@ class ResponsesAsChat:
         earlier: The conversation of ``previous_response_id``.
 
     Attributes:
-        messages: The conversation with the request's input, without ``instructions``, which hold for one request only.
+        messages: The conversation with the request's input, without ``instructions``, which apply to only one request.
     """
 
     def __init__(self, request: ResponsesRequest, earlier: list[ChatMessage]) -> None:
@@ -285,7 +285,7 @@ class ResponsesAsChat:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """In errors raised inside, replace the field's name with the one in the caller's request."""
+        """In errors raised inside the block, replace the field's name with that in the caller's request."""
         try:
             yield
         except RequestError as error:

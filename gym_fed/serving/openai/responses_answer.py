@@ -1,7 +1,7 @@
-"""Answers of ``/v1/responses``: output items, and the stream of events that builds them.
+"""The answers of ``/v1/responses``: output items, and the stream of events that builds them.
 
 The thought, if the model has one, is the first item. Text and calls become items in the order in which the model wrote
-them. Blank text next to a call is dropped.
+them. White space next to a call is dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """The reasons in ``incomplete_details``, by ``finish_reason``."""
 
 Keep = Callable[[str, dict[str, Any], list[dict[str, Any]]], bool]
-"""Takes an answer's id, body and messages; returns whether they are stored."""
+"""A function of an answer's id, body and messages; returns True if they are stored."""
 
 
 class ResponsesAnswer(Answer):
@@ -66,7 +66,7 @@ class ResponsesAnswer(Answer):
         self._text_logprobs: list[dict[str, Any]] = []
         self._blank = ""
         self._logprobs: deque[TokenLogprob] = deque()
-        self._num_characters = 0  # of the text parts so far
+        self._num_characters = 0  # length of the text parts so far
         self._body: dict[str, Any] | None = None
 
     def body(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class ResponsesAnswer(Answer):
         return [done, *self._done(thought, place, part)]
 
     def _text(self, text: str) -> list[StreamChunk]:
-        """Add visible text; blanks are held back, since they are dropped next to a call."""
+        """Add visible text; white space is held back, since it is dropped next to a call."""
         self._num_characters += len(text)
         if self._message is None:
             self._blank += text
@@ -247,7 +247,7 @@ class ResponsesAnswer(Answer):
     def _end_message(self, status: str) -> list[StreamChunk]:
         if self._message is None:
             if self._blank:
-                self._take_logprobs()  # drop those of the blank text
+                self._take_logprobs()  # drop those of the white space
             self._blank = ""
             return []
         place = self._place_of(self._message)
@@ -304,7 +304,7 @@ class ResponsesAnswer(Answer):
         ]
 
     def _end(self, choice: AnswerChoice) -> list[StreamChunk]:
-        """End the last item; an answer without any is an empty message."""
+        """End the last item; an answer without items becomes an empty message."""
         blank, self._blank = self._blank, ""
         status = "incomplete" if choice.finish_reason in _REASONS else "completed"
         chunks = self._end_thought(status) if self._items else self._begin_message()

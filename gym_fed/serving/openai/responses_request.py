@@ -22,7 +22,7 @@ from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Budget, Effo
 
 LOGPROBS = "message.output_text.logprobs"
 _IGNORED_INCLUDE = "reasoning.encrypted_content"
-"""Accepted because stateless clients always send it; it has no effect, since reasoning items have their text."""
+"""Accepted because stateless clients always send it; it has no effect, since reasoning items contain their text."""
 
 RESPONSES_NEUTRAL: Neutral = {
     **NEUTRAL,

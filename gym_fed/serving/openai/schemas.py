@@ -42,7 +42,7 @@ def _parts_only(*kinds: str) -> BeforeValidator:
 
 
 _FORM = Discriminator(lambda value: "parts" if isinstance(value, list) else "string")
-"""A discriminator, so that errors refer to the form that was sent."""
+"""A discriminator, so that errors refer to the form that the client sent."""
 
 Parts = Annotated[list[TextPart], Field(min_length=1)]
 Content = Annotated[
@@ -95,12 +95,12 @@ class ToolCall(RequestModel):
     type: Literal["function"]
     function: FunctionCall
     index: Annotated[int, Field(ge=0)] | None = None
-    """The call's index in a stream, which clients such as Open WebUI send back; it is redundant with the order."""
+    """The call's index in a stream, which clients such as Open WebUI send back; ignored, since the order implies it."""
 
 
 class _Message(RequestModel):
     name: Annotated[str, Field(max_length=256)] | None = None
-    """The name of one of several speakers, which templates do not show."""
+    """The name of one of several speakers, which templates do not render."""
 
 
 class InstructionMessage(_Message):
@@ -223,10 +223,10 @@ class ChatRequest(PromptEndFields, GuidedFields):
     ] = None
     parallel_tool_calls: bool | None = None
     store: bool | None = None
-    """Store the answer for a while, so that it can be read again by its id."""
+    """True to store the answer for a while, so that it can be read again by its id."""
 
     reasoning_effort: Effort | None = None
-    """A template variable, as are the next two; refused if the template does not have it."""
+    """A template variable, like the next two fields; refused if the template does not have it."""
 
     verbosity: Verbosity | None = None
     chat_template_kwargs: TemplateVariables | None = None
@@ -319,7 +319,7 @@ class ChatRequest(PromptEndFields, GuidedFields):
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's default for completions; a chat's answer may be as long as the context."""
+"""OpenAI's default for completions; the answer to a chat may be as long as the context."""
 
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
@@ -351,7 +351,7 @@ COMPLETION_NEUTRAL: Neutral = {**NEUTRAL, "store": (False,), "suffix": (), "best
 
 
 class CompletionRequest(GuidedFields):
-    """Texts to be continued; several are answered together."""
+    """Texts to continue; several are answered together."""
 
     prompt: Inputs
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -374,7 +374,7 @@ class EmbeddingRequest(RequestModel):
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    """Return only the vector's first numbers, normalised again."""
+    """Number of leading values of the vector to return, normalised again."""
 
     user: Annotated[str, Field(max_length=256)] | None = None
 

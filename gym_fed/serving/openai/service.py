@@ -1,7 +1,7 @@
-"""The OpenAI service: it takes a request's URL, body and caller, and returns the answer, complete or as a stream.
+"""The OpenAI service, which takes a request's URL, body and caller, and returns the answer, complete or as a stream.
 
-``handle`` and ``stream`` are for callers with threads, such as ``gym batch``; ``begin`` is for a server that waits
-for many answers concurrently.
+Callers with threads, such as ``gym batch``, use ``handle`` and ``stream``; a server that waits for many answers
+concurrently uses ``begin``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
 STORED = {CHAT: "chatcmpl-", RESPONSES: "resp_"}
-"""URLs of stored answers, and the prefix of the ids of each kind."""
+"""URLs of stored answers, with the id prefix of each kind."""
 
 
 class OpenAIService:
@@ -66,8 +66,8 @@ class OpenAIService:
         catalogue: The names that can be requested.
         tokenizer: The tokenizer of the base.
         vocab_size: The number of token ids that the model has.
-        fingerprint: The name of the base's weights (``system_fingerprint``).
-        max_at_once: Maximum answers of one request, limited by the size of the queue.
+        fingerprint: The identifier of the base's weights (``system_fingerprint``).
+        max_at_once: Maximum answers of one request, bounded by the size of the queue.
         context: Maximum tokens of prompt and answer together; far longer prompts are refused early.
         on_use: Called with the usage of each request after it ends.
         content_filter: The filter of requests and answers by their text; None: no filter.
@@ -148,7 +148,7 @@ class OpenAIService:
         return self._begin(url, body, caller, None).run()
 
     def stream(self, url: str, body: Any, caller: Caller) -> Generator[StreamChunk]:
-        """Stream the answer to a request, whether or not ``stream`` is set; raises like ``handle``."""
+        """Stream the answer to a request even if ``stream`` is not set; raises like ``handle``."""
         return self.begin(url, body, caller).chunks()
 
     def begin(self, url: str, body: Any, caller: Caller) -> Pending:
@@ -270,7 +270,7 @@ class OpenAIService:
         if screening is not None and screening.refuses(texts, caller.name):
             return PendingRefusal(answer(0, screening.refusals(request.n or 1)))
         refusals = EngineErrors(model, "messages", held_field)
-        if prompt.runs:  # no picture is computed for a request that the engine would refuse
+        if prompt.runs:  # compute no picture for a request that the engine would refuse
             with refusals:
                 self._engine.require_room(prompt.ids, caller.name, model.variant)
         placed = prompts.placed(prompt, f"{caller.key_sha256}:{caller.name}")

@@ -24,7 +24,7 @@ class ServedModel:
         url: The address of the API, with ``/v1``.
         model: The name of the model in requests.
         key: The API key.
-        is_chat: True if the model takes messages; False: it continues texts.
+        is_chat: True if the model takes messages, False if it continues texts.
     """
 
     url: str
@@ -65,7 +65,7 @@ print(model.invoke("Hello"){text})
 
 
 def open_webui_snippet(served: ServedModel) -> str:
-    """Return the environment variables of Open WebUI, which has no view for plain completion."""
+    """Return environment variables for Open WebUI, which has no view for plain completions."""
     address, key = shlex.quote(served.url), shlex.quote(served.key)
     text = f"""\
 OPENAI_API_BASE_URL={address} OPENAI_API_KEY={key} open-webui serve

@@ -1,8 +1,8 @@
 """Stored answers, which a later request of the same caller may read, continue or delete.
 
-They are in memory, and lost when the process ends. No key can access another key's answers. Limits are in bytes: if a
-key exceeds its own limit, its oldest answers are deleted. Beyond the limit for all keys, the answers of the key that
-stores most are deleted, so that it never displaces the answers of others.
+They are kept in memory and lost when the process ends. No key can access another key's answers. Limits are in bytes: if
+a key exceeds its own limit, its oldest answers are deleted. Beyond the total limit, answers of the key that stores most
+are deleted, so that it never displaces the answers of others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gym_fed.serving.openai.catalogue import Caller
 from gym_fed.serving.openai.refusals import RequestError
 
 Owner = tuple[str, str]
-"""A key's name and digest, since a key that is created again under the same name is a different key."""
+"""The name and digest of a key, since a key that is created again under the same name is a different key."""
 
 _ENTRY_BYTES = 1024
 """Assumed overhead of an answer in bytes, in addition to its text."""

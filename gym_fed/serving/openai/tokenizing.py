@@ -1,4 +1,4 @@
-"""Endpoints that tokenize, and count tokens, without running the model; and vLLM's endpoints of LoRA adapters.
+"""Endpoints that tokenize and count tokens without running the model, and vLLM's endpoints for LoRA adapters.
 
 A request for an adapter adds or removes a variant. It carries no weights: it names a `.gymdelta` in one folder on the
 server. Next to it is the manifest that its owner signed, ``NAME.gymdelta.json``, written by `gym variant sign`.
@@ -52,7 +52,7 @@ class TokenizeRequest(PromptEndFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool | None = None
-    """True to add the tokenizer's first and last tokens to a text; a chat template adds its own."""
+    """True to add the tokenizer's BOS and EOS tokens to a text; a chat template adds its own."""
 
     return_token_strs: bool | None = None
 
@@ -127,10 +127,11 @@ def _ids_of(request: TokenizeRequest, prompts: Prompts) -> list[int]:
 
 PromptT = TypeVar("PromptT", bound=Sized)
 Render = Callable[[list[Message]], PromptT]
-"""Renders messages to a prompt, whose length is in tokens; raises ``context_length_exceeded`` if it is far too long."""
+"""A function that renders messages to a prompt of token ids; raises ``context_length_exceeded`` if it is far too
+long."""
 
 _ROOM = 4
-"""Divisor of the context: at most a quarter of it is left free for an answer."""
+"""Divisor of the context: at most a quarter of it is reserved for an answer."""
 
 
 def ids_that_fit(
@@ -145,7 +146,7 @@ def ids_that_fit(
         messages: The conversation.
         render: Function that renders a part of the conversation.
         context: Tokens of prompt and answer together; None: nothing is dropped.
-        max_tokens: Maximum tokens of the answer; room for them is left, but at most a quarter of the context.
+        max_tokens: Maximum tokens of the answer, for which at most a quarter of the context is reserved.
 
     Raises:
         RequestError: Errors from ``render``; ``context_length_exceeded`` only for the last turn alone.
@@ -176,7 +177,7 @@ def ids_that_fit(
 
     if (prompt := fitting(0)) is not None:
         return prompt
-    low, high = 1, len(starts)  # binary search for the first turn from which it fits
+    low, high = 1, len(starts)  # binary search for the first turn from which the conversation fits
     while low < high:
         middle = (low + high) // 2
         if (ids := fitting(middle)) is not None:
@@ -223,7 +224,8 @@ class Adapters:
         self._catalogue = catalogue
 
     def answer(self, url: str, body: Any, caller: Caller) -> str:
-        """Add or remove a variant. It is durable on return, and takes effect with the next request to any server.
+        """Add or remove a variant. The change is durable on return, and takes effect with the next request to any
+        server.
 
         Raises:
             GymError: ``PERMISSION_DENIED`` for a key without this permission; errors from ``VariantStore.add``.
@@ -261,7 +263,7 @@ class Adapters:
         return name.removeprefix(f"{self._catalogue.served_name}:")
 
     def _inside(self, given: str) -> Path:
-        """Return the path of a file in the folder; missing files and paths outside get the same error."""
+        """Return the path of a file in the folder; missing files and paths outside the folder raise the same error."""
         if self._folder is None:
             raise RequestError(
                 "this server has no folder for adapters",

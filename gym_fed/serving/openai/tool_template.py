@@ -1,4 +1,4 @@
-"""Detect the format of tool calls in a model's chat template by rendering a call, and prepare tools for it."""
+"""Detect the tool call format of a model's chat template by rendering a call, and prepare tools for it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ _CALL: Row = {
 }
 
 Render = Callable[..., str]
-"""Renders messages and tools, with the generation prompt unless ``prompt`` is False. Raises ``RequestError``."""
+"""A function that renders messages and tools, with the generation prompt unless ``prompt`` is False. Raises
+``RequestError``."""
 
 
 class ToolTemplate:
@@ -231,7 +232,7 @@ class ToolTemplate:
         shown = self._render(rows, tools)
         try:
             without_calls = self._render(silent, tools)
-        except RequestError:  # a template that refuses results without their calls shows calls
+        except RequestError:  # a template that refuses results without their calls does show calls
             return
         if shown == without_calls:
             raise unsupported_parameter(
@@ -258,8 +259,8 @@ class ToolUse:
     Attributes:
         shown: The tools for the template; None if ``tool_choice`` is ``none``.
         required: True if the answer must be a call.
-        held: True if a grammar constrains calls to the parameters of their tools: if a call is required, or a tool is
-            ``strict``. The model then writes free text until it begins a call.
+        held: True if a grammar constrains calls to the parameters of their tools, because a call is required or a tool
+            is ``strict``. The model then writes free text until it begins a call.
     """
 
     def __init__(self, request: ChatRequest, template: ToolTemplate) -> None:

@@ -22,7 +22,7 @@ MAX_CLIP_BYTES = 6 * 2**20
 MAX_SOUND_SECONDS = 120.0
 MAX_VIDEO_SECONDS = 120.0
 MAX_DECODING_SECONDS = 60.0
-"""Time limit of decoding one video."""
+"""Time limit for decoding one video, in seconds."""
 _FORMATS = ("wav", "mp3", "flac", "ogg")
 _VIDEO_URL = re.compile(r"data:video/[\w.+-]{1,40}(?:;[\w.+=-]{1,60}){0,2};base64,", re.ASCII)
 _SOUND = "send the base64 of a WAV, MP3, FLAC or Ogg file as data, and its format"
@@ -45,7 +45,7 @@ class Clip:
 
     @property
     def pixels(self) -> int:
-        """Zero, since the size of its frames is limited when it is decoded."""
+        """Zero, since the frames are limited when the video is decoded."""
         return 0
 
     def inputs(self, processor: Any, max_pixels: int) -> dict[str, Any]:
@@ -56,7 +56,8 @@ class Clip:
             max_pixels: Maximum pixels of all frames together, checked before they are decoded.
 
         Raises:
-            GymError: ``USAGE`` for a broken file; ``TOO_LARGE`` above a limit; ``INTERRUPTED`` if the client is gone.
+            GymError: ``USAGE`` for a broken file; ``TOO_LARGE`` above a limit; ``INTERRUPTED`` if the client has
+                disconnected.
         """
         name = "sound" if self.kind == "audio" else "video"
         try:
@@ -128,14 +129,14 @@ def _clip(kind: Literal["audio", "video"], text: str, name: str, remedy: str) ->
 
 
 is_wanted: ContextVar[Callable[[], bool]] = ContextVar("is_wanted", default=lambda: True)
-"""A function that returns False if nobody waits for the media any more; set by the caller in its own context."""
+"""A function that returns False once the client has disconnected; set by the caller in its own context."""
 
 
 def require_wanted() -> None:
-    """Stop reading media for which nobody waits any more.
+    """Stop reading media if the client has disconnected.
 
     Raises:
-        GymError: ``INTERRUPTED`` if nobody waits.
+        GymError: ``INTERRUPTED`` if it has disconnected.
     """
     if not is_wanted.get()():
         raise GymError(ErrorCode.INTERRUPTED, "nobody waits for these media any more")

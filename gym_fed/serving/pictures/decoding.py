@@ -1,8 +1,8 @@
-"""Decode the pictures of a request, which are untrusted; nothing is fetched, and sizes are limited first.
+"""Decode the pictures of a request, which are untrusted; sizes are checked first, and nothing is fetched.
 
 Bytes are limited before base64 is decoded, pixels before anything is decompressed, and the aspect ratio before
 resizing, since a strip one pixel wide would grow to gigabytes. Only a few formats are accepted, recognised by their
-first bytes. Parts of a file that do not contribute to pixels are removed before decoding.
+first bytes. Parts of a file that do not affect the pixels are removed before decoding.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Picture:
     """A picture whose header was read.
 
     Attributes:
-        data: The parts of the file that contribute to its pixels.
+        data: The parts of the file that affect its pixels.
         width: The width in pixels.
         height: The height in pixels.
         detail: The requested resolution.
@@ -178,7 +178,7 @@ def _size_of(data: bytes) -> tuple[int, int]:
     from PIL import Image
 
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        width, height = _size_of_webp(data)  # PIL allocates the pixels of a WebP when it opens it
+        width, height = _size_of_webp(data)  # PIL allocates the pixels of a WebP file when it opens it
         if width * height > MAX_PIXELS:
             return width, height
     try:
@@ -225,7 +225,7 @@ _MAX_ENTRIES = 512
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
 _SOI, _EOI, _SOS, _COMMENT, _EXIF = 0xD8, 0xD9, 0xDA, 0xFE, 0xE1
 _OF_COLOURS = (0xE0, 0xEE)
-"""JFIF and Adobe, which define how a JPEG's values map to colours."""
+"""The JFIF and Adobe segments, which define how the values of a JPEG map to colours."""
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 
@@ -235,7 +235,7 @@ class TooManyParts(ValueError):
 
 
 def pixels_alone(data: bytes) -> tuple[bytes, int]:
-    """Remove all parts but those for the pixels of the first frame; also return the EXIF orientation (1 to 8).
+    """Remove all parts except those for the pixels of the first frame; also return the EXIF orientation (1 to 8).
 
     A broken file is returned unchanged, for the decoder to refuse.
 
@@ -285,7 +285,7 @@ def _png(data: bytes) -> tuple[bytes, int]:
 
 
 def _webp(data: bytes) -> tuple[bytes, int]:
-    """Return the file unchanged: libwebp only reads the chunks of the first frame."""
+    """Return the file unchanged, since libwebp reads only the chunks of the first frame."""
     at = 12
     for _ in range(MAX_PARTS):
         if at >= len(data):
@@ -355,4 +355,4 @@ _STRIPPERS: dict[bytes, Callable[[bytes], tuple[bytes, int]]] = {
     b"RIFF": _webp,
     b"GIF8": _gif,
 }
-"""The functions that remove other parts, by a file's first bytes."""
+"""Functions that remove such parts, by the first bytes of a file."""

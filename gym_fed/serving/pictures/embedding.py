@@ -1,8 +1,8 @@
 """Compute the features of media with the model's own forward pass, up to its language model, and cache them.
 
 The forward pass of a multimodal model embeds the prompt, replaces the embeddings of a medium's tokens, computes their
-positions, and calls its language model. A hook records the arguments of this call, and ends the forward pass. Model
-classes therefore need no code here: embeddings, three-dimensional positions (M-RoPE) and features that are added after
+positions, and calls its language model. A hook records the arguments of this call and stops the forward pass. Therefore
+no model class needs its own code: embeddings, three-dimensional positions (M-RoPE) and features that are added after
 the first layers (Qwen3-VL) are computed by transformers. Models that pass anything else to their language model are
 refused.
 """
@@ -69,7 +69,7 @@ class MediumEmbedder:
 
         Raises:
             GymError: ``USAGE`` if the model rejects this medium; ``INTERNAL`` if its files do not match each other;
-                ``MODEL_INVALID`` if media reach its language model in a way that steps do not support.
+                ``MODEL_INVALID`` if the model passes media to its language model in a way that steps do not support.
         """
         import torch
 
@@ -121,7 +121,7 @@ def _stop(_module: Any, _args: Any, given: dict[str, Any]) -> None:
 def whole_inputs(
     model: Any, processed: ProcessedPicture, before: Sequence[int], behind: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the arguments of the model's forward pass for a prompt with one medium between texts."""
+    """Return the arguments of the model's forward pass for a prompt with one medium between two texts."""
     import torch
 
     weights = model.get_input_embeddings().weight

@@ -28,7 +28,7 @@ class ProcessedPicture:
     Attributes:
         run: The token ids that represent it in a prompt.
         inputs: The arguments of the model's forward pass in addition to the ids.
-        before: The special token that the chat template writes directly before it, for which some models look.
+        before: The special token that the chat template writes directly before it, which some models require.
         behind: The special token directly after it.
         pixels: The pixels of a video's decoded frames; 0 for others.
     """
@@ -151,7 +151,7 @@ class PictureProcessor:
         return before, behind
 
     def require_detail(self, picture: Picture) -> None:
-        """Check that the model supports the picture's ``detail``.
+        """Check that the model supports the ``detail`` of the picture.
 
         Raises:
             GymError: ``USAGE``.

@@ -70,7 +70,7 @@ class MessagePictures:
                     reader.processor.require_detail(medium)
             self._read[id(part)] = medium, place, kind
             self._pixels += medium.pixels
-            with _refusals("messages", kind):  # check before reading the next one
+            with _refusals("messages", kind):  # checked before the next one is read
                 require_limits(len(self._read), self._pixels)
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ class MessagePictures:
         length = len(ids)
         for medium, place, kind in read:
             processed[kind].append((medium, self._process(reader, medium, place, kind)))
-            length += len(processed[kind][-1][1].run) - 1  # they replace the placeholder
+            length += len(processed[kind][-1][1].run) - 1  # the run replaces the placeholder
             if context is not None and length >= context:
                 raise RequestError(
                     f"the prompt has {counted(length, 'token')} or more including its media; prompt and answer "
@@ -134,7 +134,8 @@ class MessagePictures:
 
 
 def count_pictures(body: Any) -> int:
-    """Count the pictures of an unvalidated body; a ``previous_response_id`` counts as one, since it may have some."""
+    """Count the pictures of an unvalidated body; a ``previous_response_id`` counts as one, since that response may have
+    some."""
     if not isinstance(body, dict):
         return 0
     items = [item for name in ("messages", "input") for item in _listed(body.get(name))]
@@ -175,7 +176,7 @@ def _read(part: MediumPart) -> Medium:
 
 @contextmanager
 def _refusals(place: str, kind: str) -> Iterator[None]:
-    """Add the position and the kind of medium to errors raised within, which the request has caused."""
+    """Add the position and the kind of medium to errors raised in the block, since the request causes them."""
     try:
         yield
     except GymError as error:
@@ -222,7 +223,7 @@ class ExpandedPrompt:
 
 @dataclass(frozen=True)
 class NoPictures:
-    """The replacement of a ``PictureReader`` for models that do not support media.
+    """The stand-in for a ``PictureReader`` for models that do not support media.
 
     Attributes:
         why: The reason, for the refusal.
@@ -268,7 +269,7 @@ class PictureReader:
             GymError: See ``load_processor``.
         """
         if not hasattr(model.config, "get_text_config") or model.config.get_text_config() is model.config:
-            # Only the language model of some models was loaded
+            # for some models, only the language model was loaded
             kind = images_type(Path(resolve(name)))
             return (
                 NoPictures() if kind is None else NoPictures(f"Only the text of {kind} models is read here")

@@ -1,1 +1,1 @@
-"""Thoughts of reasoning models: parsers for model families, and their detection from the chat template."""
+"""Parse the thoughts of reasoning models, with parsers for model families that are detected from chat templates."""

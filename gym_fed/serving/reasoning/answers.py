@@ -26,10 +26,10 @@ class ReadAnswer(NamedTuple):
 
 
 class AnswerReader:
-    """Decodes the answers of one tokenizer, whose chat template determines how thoughts are written.
+    """Decodes answers with one tokenizer, whose chat template determines how thoughts are written.
 
-    Only answers to prompts of the chat template have thoughts, which requires a template with a generation prompt, by
-    which such prompts are recognised. Other answers are not split.
+    Only answers to prompts of the chat template have thoughts. Such prompts are recognised by the generation prompt, so
+    the template must have one. Other answers are not split.
 
     Attributes:
         thinks: True if the template has thoughts.
@@ -57,7 +57,7 @@ class AnswerReader:
         return Thinking(self._parser, tail) if is_chat and self._parser.splitter(tail) else None
 
     def has_headers(self, prompt_ids: Sequence[int]) -> bool:
-        """Return True if even an answer without a thought has marks around its text."""
+        """Return True if even answers without a thought have marks around their text."""
         thinking = self.thinking(prompt_ids)
         splitter = None if thinking is None else thinking.splitter()
         return splitter is not None and not splitter.waiting
@@ -85,7 +85,7 @@ class AnswerReader:
     def read(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> ReadAnswer:
         """Decode an answer without special tokens; ``answer_ids`` must not include the end token."""
         if self.thinking(prompt_ids) is None:
-            # Decoded alone, as in the harness, since a stream's text continues the prompt
+            # Decoded alone, as in the harness, since the text of a stream continues the prompt
             return ReadAnswer(str(self._tokenizer.decode(list(answer_ids), skip_special_tokens=True)))
         stream = self.stream(prompt_ids)
         split = joined([*map(stream.push, answer_ids), stream.end()])

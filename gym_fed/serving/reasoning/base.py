@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from gym_fed.serving.engine.detokenizing import TextStream
 
 TAIL_TOKENS = 32
-"""Number of tokens at the end of a prompt that show whether the template has opened or closed a thought."""
+"""Number of tokens at the end of a prompt that suffice to see whether the template has opened or closed a thought."""
 
 
 class AnswerSplit(NamedTuple):
-    """The next parts of a thought and of the answer after it."""
+    """The next parts of a thought, and of the answer after it."""
 
     reasoning: str = ""
     text: str = ""
@@ -107,7 +107,7 @@ class Splitter(ABC):
 
     @abstractmethod
     def _expects(self, mark: str) -> bool:
-        """Return True if a mark has a meaning at this point."""
+        """Return True if a mark is meaningful at this point."""
 
     @abstractmethod
     def _mark(self, mark: str) -> AnswerSplit:
@@ -147,7 +147,7 @@ class ReasoningParser(ABC):
     """``auto`` tries parsers in this order."""
 
     marks: ClassVar[tuple[str, ...]]
-    """The texts that separate thought and answer, as the tokenizer may have them."""
+    """The texts that separate thought and answer, as they may occur in the tokenizer."""
 
     opening: tuple[int, ...] = ()
     closing: tuple[int, ...] = ()
@@ -200,7 +200,7 @@ class Thinking:
 
 
 def encoded(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Encode a text as if in the middle of a line, since some tokenizers begin a text with a space."""
+    """Encode a text as if in the middle of a line, since some tokenizers add a space at the start of a text."""
     anchor = list(tokenizer.encode("a", add_special_tokens=False))
     ids = list(tokenizer.encode(f"a{text}", add_special_tokens=False))
     if ids[: len(anchor)] != anchor:

@@ -13,7 +13,7 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys of an assistant's message in which templates expect its thought."""
 
 _WORDS = ("think", *THOUGHT_KEYS)
-"""A template without any of them is not rendered, which keeps the start of a server fast."""
+"""A template without any of these texts is not rendered, so that servers start fast."""
 
 _THOUGHT, _ANSWER = "a thought of a probe", "an answer of a probe"
 _QUESTION = {"role": "user", "content": "x"}
@@ -59,7 +59,7 @@ def _render(tokenizer: Any, rows: list[dict[str, Any]], *, prompt: bool = False)
         return None
     try:
         return str(tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=prompt))
-    except (TemplateError, TypeError, ValueError):  # chats are refused with the reason
+    except (TemplateError, TypeError, ValueError):  # chats will be refused with the reason
         return None
 
 
@@ -78,6 +78,6 @@ def _written(tokenizer: Any) -> WrittenThought:
         return WrittenThought(begin, source=source)
     before, _, after = turn.partition(_THOUGHT)
     between, answer, _ = after.partition(_ANSWER)
-    if not answer:  # the answer is before its thought
+    if not answer:  # the answer precedes its thought
         return WrittenThought(begin, source=source)
     return WrittenThought(begin, before, between, source)

@@ -1,4 +1,4 @@
-"""Bulk addition of variants: all files are checked first, synced together, and registered in one transaction.
+"""Add variants in bulk: check all files first, sync them together, and register them in one transaction.
 
 If one is refused, none is added, and the error names every refused file.
 """
@@ -30,7 +30,7 @@ MAX_FAULTS_SHOWN = 20
 """Maximum number of refused files that the error names."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with the current step, the number of finished items, and their total."""
+"""A function that is called with the current step, the number of finished items, and their total."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class IncomingVariant:
         delta: Path of the `.gymdelta` file.
         name: The name to serve it as.
         owner: An account's id, or a plain user id.
-        note: A comment for human readers.
+        note: A comment for people.
     """
 
     delta: Path
@@ -52,7 +52,7 @@ class IncomingVariant:
 
 @dataclass(frozen=True)
 class _CheckedFile:
-    """A valid copy, and the row to insert for it."""
+    """A valid copy and the row to insert for it."""
 
     new: IncomingVariant
     staged: Staged
@@ -164,7 +164,7 @@ class BulkAddition:
         return SignedVariant.sign(manifest, key)
 
     def _admitted(self, transaction: Transaction, checked: Sequence[_CheckedFile]) -> list[VariantRecord]:
-        """Return the rows to insert, if each may be added in the table's current state."""
+        """Return the rows to insert, after checking that each may be added in the current state of the table."""
         faults = _Faults(len(checked))
         rows: list[VariantRecord] = []
         for file in checked:
@@ -187,7 +187,7 @@ class _Faults:
 
     @contextmanager
     def collected(self, new: IncomingVariant) -> Iterator[None]:
-        """Collect the refusal of a variant, so that the others are also checked; a full disk is raised immediately."""
+        """Collect the refusal of a variant, so that the others are checked too; a full disk is raised immediately."""
         try:
             yield
         except GymError as error:

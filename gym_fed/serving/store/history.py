@@ -1,4 +1,4 @@
-"""Earlier revisions of variants: list and verify them."""
+"""List and verify earlier revisions of variants."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class VariantHistory:
 
 @contextmanager
 def ignoring_damage() -> Iterator[None]:
-    """Ignore damaged rows, since rows need not be readable to be removed."""
+    """Ignore damaged rows in the block, since rows need not be readable to be removed."""
     try:
         yield
     except GymError as error:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.variant_weights import LoadedVariant, VariantTokens
 
 Loader = Callable[[str, "DeltaFile", "ModelLayout | None", str], "LoadedVariant"]
-"""Takes name, open delta, layout of the model and SHA-256, like ``load_variant``."""
+"""A function of the name, the open delta, the layout of the model and the SHA-256, like ``load_variant``."""
 
 
 def load_variant(name: str, delta: DeltaFile, layout: ModelLayout | None, sha256: str) -> LoadedVariant:

@@ -1,4 +1,4 @@
-"""Names of models with a delta: ``BASE:VARIANT``, a variant of a store, or a ``.gymdelta`` file."""
+"""Resolve names of models with a delta: ``BASE:VARIANT``, a variant of a store, or a ``.gymdelta`` file."""
 
 from __future__ import annotations
 

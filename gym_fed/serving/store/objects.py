@@ -1,4 +1,4 @@
-"""Content-addressed `.gymdelta` files, which are stored atomically, and hashed again if they change."""
+"""Content-addressed `.gymdelta` files, which are stored atomically and hashed again if they change."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from gym_fed.core.portable import O_BINARY, O_NONBLOCK
 
 SUFFIX = ".gymdelta"
 STAGING_GRACE_SECONDS = 3600.0
-"""Seconds after which an unchanged copy is a leftover of a killed process, since copying never pauses for that long."""
+"""Seconds after which an unchanged copy counts as a leftover of a killed process, since copying never pauses so
+long."""
 _BLOCK_BYTES = 1 << 20
 _SYNCS_AT_ONCE = 8
-"""Number of parallel syncs, which together take hardly longer than one."""
+"""Number of parallel syncs; together they take hardly longer than one."""
 
 Identity = tuple[int, int, int, int]
-"""Inode, size, and times of the last change of content and of metadata, in nanoseconds."""
+"""A file's inode, size, and times of the last change of content and of metadata, in nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class DeltaObjects:
 
     @staticmethod
     def sync_folders(folders: Iterable[Path]) -> None:
-        """Sync folders to disk in parallel, which makes renames into them durable."""
+        """Sync folders to disk in parallel, to make renames into them durable."""
         with ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="variant-sync") as threads:
             for _ in threads.map(fsync_folder, folders):
                 pass
@@ -132,15 +133,15 @@ class DeltaObjects:
     def adopt(self, staged: Staged) -> None:
         """Move a copy durably to its final path; a damaged object there is replaced, an intact one is kept.
 
-        Call this in the registry's write transaction: ``gc`` holds the same lock, so it deletes nothing before the row
-        is inserted.
+        Call this in the registry's write transaction: ``gc`` holds the same lock, so it cannot delete the object before
+        the row is inserted.
         """
         target = self.path(staged.sha256)
         if self._is_whole(staged.sha256):
             return
         with full_disk_named(target):
             make_folder(target.parent, 0o700)
-            if not staged.is_synced:  # the object existed, but has been deleted since
+            if not staged.is_synced:  # the object existed, but has been deleted meanwhile
                 self.sync([staged.path])
             move_file(staged.path, target)
             failpoint("variant-renamed")

@@ -19,7 +19,7 @@ _ACCOUNT = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _TEXTS = ("name", "owner", "sha256", "base_model", "base_digest", "note")
 _NUMBERS = {"size_bytes": 1, "revision": 1, "created_at": 0, "updated_at": 0}
-"""Integer columns, with their minimum."""
+"""Integer columns and their minimum values."""
 _BEYOND = 2**53
 
 
@@ -98,7 +98,7 @@ class VariantRecord:
 
 
 def _fault(record: VariantRecord) -> str:
-    """Return what is invalid in a row, so that it must be damaged; empty if nothing is."""
+    """Return what is invalid in a row, which is then damaged; empty if nothing is invalid."""
     texts = [(column, getattr(record, column)) for column in _TEXTS]
     if record.manifest is not None:
         texts.append(("manifest", record.manifest))

@@ -176,7 +176,7 @@ class VariantRegistry:
                 raise
             self._give_back(connection)
         except sqlite3.OperationalError as error:
-            name = getattr(error, "sqlite_errorname", "")  # missing in errors raised by Python itself
+            name = getattr(error, "sqlite_errorname", "")  # errors raised by Python itself do not have it
             if name == "SQLITE_FULL":
                 raise disk_full(self.path) from error
             if name.startswith("SQLITE_BUSY"):
@@ -232,14 +232,14 @@ class VariantRegistry:
 
 
 class Transaction:
-    """The reads of a connection, and the changes inside ``VariantRegistry.writing``."""
+    """Reads through one connection, and changes inside ``VariantRegistry.writing``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def get(self, name: str) -> VariantRecord | None:
         """Like ``VariantRegistry.get``."""
-        if not is_encodable(name):  # no row can have it
+        if not is_encodable(name):  # no row can have this name
             return None
         row = self._connection.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
         return None if row is None else VariantRecord.of_row(row)

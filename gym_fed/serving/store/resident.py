@@ -2,7 +2,7 @@
 
 The files of users with more than an equal share of the memory are evicted first, so that one user with many variants
 displaces only their own. Among them, the least frequently used files are evicted first, and on a tie the least recently
-used; files in use stay. LRU alone needs a third more loads if a few variants are requested often and many rarely
+used; files in use stay. LRU alone would need a third more loads if a few variants are requested often and many rarely
 (Zipf's law).
 
 Variants with the same file share one entry, under every name that was verified for it. Not thread-safe:
@@ -32,10 +32,11 @@ class ResidentFile:
     Attributes:
         variant: The weights.
         rows: Verified rows by name.
-        awaited: Names that a request waited for but has not used yet.
+        awaited: Names that a request has waited for but not used yet.
         pins: The number of uses, and of rows being verified.
-        kept_until: The time until which prefetches may not evict it; nor may other loads while a name is awaited.
-        user: The user who requested it last, and whose share it counts towards.
+        kept_until: The time until which prefetches may not evict it; other loads may not either while a name is
+            awaited.
+        user: The user who requested it last, whose share it counts towards.
     """
 
     def __init__(self, variant: LoadedVariant, user: str) -> None:
@@ -60,7 +61,9 @@ class ResidentFiles:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = self.evictions = self.hits = self.misses = 0
-        self._files: OrderedDict[str, ResidentFile] = OrderedDict()  # by digest, least recently used first
+        self._files: OrderedDict[str, ResidentFile] = (
+            OrderedDict()
+        )  # by digest, the least recently used first
         self._digests: dict[str, str] = {}  # by name
         self._uses = UseCounts()
 
@@ -199,7 +202,7 @@ class ResidentFiles:
 
 
 _USES_A_FILE = 10
-"""Uses between two halvings, per file in memory."""
+"""Number of uses between two halvings, per file in memory."""
 _MIN_USES = 1000
 HALVED_SECONDS = 300.0
 """Seconds between two halvings: 2000 uses, the maximum count of a file, decay to 0 within an hour."""
@@ -213,7 +216,7 @@ class Load:
         user: The user who requested it last.
         urgent: True if a request waits for it.
         running: True if a thread is working on it.
-        done: True if it ended, or was superseded by another row.
+        done: True if it has ended or was superseded by another row.
         error: Why it failed.
         reserved: Bytes of memory reserved for it.
         shared: The weights of its file if they are in memory, so that only the row must be verified.
@@ -229,7 +232,7 @@ class Load:
 
 
 class LoadQueue:
-    """The loads by name, and the order in which threads take them. A file is loaded by one thread at a time."""
+    """The loads by name, and the order in which threads take them. Only one thread at a time loads a file."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Load] = {}
@@ -254,7 +257,7 @@ class LoadQueue:
         load = self._by_name.get(record.name)
         if load is None or load.record != record:
             if load is not None:
-                load.done = True  # superseded, so its waiters look up the row again
+                load.done = True  # it is superseded, so its waiters look up the row again
             load = self._by_name[record.name] = Load(record, user)
             if not urgent:
                 self._later.append(load)
@@ -341,7 +344,7 @@ class RecentFailures:
         return None
 
     def require_none(self, record: VariantRecord) -> None:
-        """Raise the error that ``find`` returns, if any."""
+        """Raise the error that ``find`` returns, if there is one."""
         error = self.find(record)
         if error is not None:
             raise fresh(error)
@@ -356,8 +359,8 @@ class UseCounts:
     """Decaying use counts by digest, including files that are no longer in memory.
 
     Counts are halved every N uses, like TinyLFU's (Einziger, Friedman and Manes 2017, section 3.3), so that formerly
-    popular variants are eventually evicted. They are also halved every few minutes, since on a server with few requests
-    a short burst would otherwise occupy memory for days.
+    popular variants are eventually evicted. They are also halved every few minutes, since otherwise a short burst would
+    occupy memory for days on a server with few requests.
 
     Args:
         now: A monotonic clock in seconds.

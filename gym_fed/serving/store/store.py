@@ -1,4 +1,4 @@
-"""The variant store, in which variants are added, replaced and removed at run time, and verified before use."""
+"""The variant store: variants are added, replaced and removed at run time, and verified before use."""
 
 from __future__ import annotations
 
@@ -143,8 +143,9 @@ class VariantStore:
 
         Raises:
             GymError: ``USAGE`` for a name or owner; ``FILE_EXISTS`` without ``replace``; ``PERMISSION_DENIED`` for
-                another's name; ``REPLAYED`` or ``STALE`` for a revision that is not higher; ``SIGNATURE_INVALID``,
-                ``KEY_REVOKED``, ``HASH_MISMATCH``; ``DISK_FULL``; errors from ``DeltaFile.open``.
+                another owner's name; ``REPLAYED`` or ``STALE`` for a revision that is not higher;
+                ``SIGNATURE_INVALID``, ``KEY_REVOKED``, ``HASH_MISMATCH``; ``DISK_FULL``; errors from
+                ``DeltaFile.open``.
         """
         validate_name(name)
         validate_owner(owner)
@@ -213,8 +214,8 @@ class VariantStore:
     def remove(self, name: str) -> RemovedVariant:
         """Unregister a variant and all its revisions, and unlink their files.
 
-        Running requests finish; new ones are refused. Its revision numbers are deleted, so a user with write access to
-        this folder can then add an older revision.
+        Running requests finish; new ones are refused. Its revision numbers are deleted too, so a user with write access
+        to this folder can then add an older revision.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -268,7 +269,7 @@ class VariantStore:
         return self._objects.path(self.get(name).sha256)
 
     def trust(self, owner: str, public_key: bytes) -> None:
-        """Allow another key to sign for an owner: the newer key of a rotated account, or a user's second key.
+        """Allow another key to sign for an owner, such as the newer key of a rotated account or a user's second key.
 
         Raises:
             GymError: ``KEY_REVOKED`` for a key that was revoked here.
@@ -307,13 +308,13 @@ class VariantStore:
             transaction.prune()
         with (
             self._registry.writing() as transaction
-        ):  # separate, so that the rows are gone even if this fails
+        ):  # separate, so that the rows are deleted even if this fails
             return self._objects.collect(transaction.is_used)
 
     # ---- for the engine ----
 
     def prefetch(self, name: str, user: str = "") -> None:
-        """Start loading a variant, unless others need the memory; raises like ``get``."""
+        """Start loading a variant, unless other variants need the memory; raises like ``get``."""
         self._cache.prefetch(self._servable(name), user)
 
     def poll(self, name: str, user: str = "") -> LoadedVariant | None:

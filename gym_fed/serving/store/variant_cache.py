@@ -1,4 +1,4 @@
-"""The cache of variants in memory: entries in use stay, and missing ones load in the background.
+"""Cache variants in memory: entries in use are kept, and missing ones are loaded in the background.
 
 Variants with the same file share its weights, which are loaded once; each of their rows is verified.
 
@@ -234,7 +234,7 @@ class VariantCache:
                 if not self._guarded(load, partial(self._reserve, load, least)):
                     continue
             self._run(load)
-            del load  # keep nothing alive while this thread waits for the next one
+            del load  # keep no object alive while this thread waits for the next load
 
     def _least(self, record: VariantRecord) -> int:
         try:
@@ -251,7 +251,7 @@ class VariantCache:
             self._guarded(load, partial(self._finish, load, variant, error))
 
     def _guarded(self, load: Load, step: Callable[[], T]) -> T | None:
-        """Run a step of a load; an error ends this load for all its waiters, but not the thread."""
+        """Run a step of a load; an error ends this load for all its waiters, but does not end the thread."""
         try:
             return step()
         except Exception as error:  # noqa: BLE001 - if the thread died, other loads would wait forever
@@ -321,7 +321,7 @@ class VariantCache:
             load.reserved = 0
             size = variant.resident_bytes if is_new else 0
             if not self._resident.make_room(self._reserved + size, load.user, load.urgent):
-                # It is larger than its file: retry when there is room for its real size
+                # it is larger than its file, so retry when there is room for its real size
                 self._loads.again(load)
                 return
             self._resident.put(load.record, variant, load.user, awaited=load.urgent)

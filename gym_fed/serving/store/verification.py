@@ -1,4 +1,4 @@
-"""The checks before a delta becomes a variant, replaces one, or is used.
+"""Check a delta before it becomes a variant, replaces one, or is used.
 
 The bytes, base, manifest and owner's signature of a variant are checked before it is used.
 """
@@ -45,7 +45,7 @@ def describe(
         source: The original file, for messages.
         signed: The manifest; None if unsigned.
         base: The base that it must belong to; None: any.
-        layout: The layout of the served model; None: not known here.
+        layout: The layout of the served model; None if it is not known here.
         name: The name to serve it as.
         owner: The owner's id.
         note: The note, for an unsigned variant.
@@ -89,7 +89,7 @@ def checked_base(
 
 
 def _require_language_model(path: Path, names: Sequence[str]) -> None:
-    """Refuse a delta that changes the parts for pictures or audio, whose features all requests share.
+    """Refuse a delta that changes the model's parts for pictures or audio, whose features all requests share.
 
     The parts are recognised by name, since the base may not be on this machine. The server, which has it, checks again.
     """
@@ -193,7 +193,7 @@ def check_replaceable(before: VariantRecord, new: VariantRecord, replaces: bool)
 def numbered(
     record: VariantRecord, before: VariantRecord | None, signed: SignedVariant | None
 ) -> VariantRecord:
-    """Return the record with the creation time of the previous one and, if unsigned, the next revision."""
+    """Return the record with the creation time of the previous one and, if it is unsigned, the next revision number."""
     if before is None:
         return record
     revision = record.revision if signed is not None else before.revision + 1

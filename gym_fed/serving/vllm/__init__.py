@@ -1,1 +1,1 @@
-"""The gateway's side of vLLM: its process, an HTTP client, and the queue in front of it."""
+"""The gateway's side of vLLM: the vLLM process, an HTTP client, and the queue in front of it."""

@@ -1,4 +1,4 @@
-"""Requests to vLLM's ``/v1/completions`` and the chunks of its answers, both as token ids."""
+"""Build requests to vLLM's ``/v1/completions`` and read the chunks of its answers, both as token ids."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def completion_body(
 ) -> dict[str, Any]:
     """Return the body of a request.
 
-    Our own end tokens are passed as ``stop_token_ids``, so that vLLM ends an answer where ``engine: own`` would. The
-    gateway itself looks for ``stop`` texts, and then closes the stream.
+    The model's end tokens are passed as ``stop_token_ids``, so that vLLM ends an answer where ``engine: own`` would.
+    The gateway itself looks for ``stop`` texts, and then closes the stream.
 
     Args:
         model: A digest, or the name of the base.

@@ -25,7 +25,7 @@ _MAX_BYTES = 1 << 20
 _MAX_TOKEN_BYTES = 4096
 """Maximum bytes per token of an answer, with the log-probabilities of other tokens."""
 _UNKNOWN_FORM = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Errors from reading JSON in a form other than vLLM's."""
+"""Errors raised when JSON does not have vLLM's form."""
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class VllmAddress:
 
 
 class NotConnectedError(Exception):
-    """Raised for a request that never reached vLLM, and may be sent again."""
+    """Raised for a request that never reached vLLM and may be sent again."""
 
 
 class VllmClient:
@@ -65,7 +65,7 @@ class VllmClient:
         )
 
     async def is_healthy(self) -> bool:
-        """Return True if vLLM answers that its engine is running."""
+        """Return True if vLLM replies that its engine is running."""
         try:
             async with self._http.stream("GET", "/health", timeout=_SHORT_SECONDS) as answer:
                 return answer.status_code == 200
@@ -128,7 +128,7 @@ class VllmClient:
         """Send an adapter to the plug-in's ``uploads.AdapterUploads``, and load it.
 
         Args:
-            name: The name to load it as: lower-case letters, digits and dashes.
+            name: The name to load it as, in lower-case letters, digits and dashes.
             content: A safetensors file with the adapter's config in its metadata.
 
         Raises:
@@ -151,7 +151,7 @@ class VllmClient:
             await self._send("DELETE", PREFIX + name)
 
     def _loaded(self, status: int, content: bytes) -> bytes:
-        """Check the status of an answer about an adapter, and return its body."""
+        """Check the status of a response about an adapter, and return its body."""
         if status == 404:
             raise GymError(
                 ErrorCode.PROTOCOL_MISMATCH,

@@ -23,7 +23,7 @@ from gym_fed.serving.vllm.process import RemoteVllm, VllmProcess, private_folder
 from gym_fed.serving.vllm_plugin import ENTRY_POINT
 
 TESTED = "0.32"
-"""The release of vLLM that the plug-in is written for."""
+"""The release of vLLM that the plug-in supports."""
 
 _ASK_VERSION = "import importlib.metadata as m; print(m.version('vllm'))"
 _ASK_SECONDS = 60
@@ -33,12 +33,13 @@ _METADATA = "Metadata-Version: 2.1\nName: gym-fed-vllm\nVersion: 0\n"
 _POINTS = f"[vllm.general_plugins]\n{ENTRY_POINT} = gym_fed.serving.vllm_plugin:register\n"
 _DROPPED = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV")
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The linear layers. Embeddings and head are not LoRA modules in vLLM; the plug-in adds their deltas itself."""
+"""The LoRA modules: linear layers. In vLLM, embeddings and head are not among them; the plug-in adds their deltas
+itself."""
 
 
 @dataclass(frozen=True)
 class VllmInstallation:
-    """An installed vLLM.
+    """An installation of vLLM.
 
     Attributes:
         python: The interpreter of its environment.
@@ -111,7 +112,8 @@ def clean_environment() -> dict[str, str]:
 
 
 def write_import_path(folder: Path) -> None:
-    """Fill a folder for vLLM's ``PYTHONPATH`` with links to our packages only, and with the plug-in's entry point.
+    """Fill a folder for vLLM's ``PYTHONPATH`` with links to gym-fed's packages only, and with the plug-in's entry
+    point.
 
     The other packages of this environment must not be visible to vLLM, which needs different versions.
     """
@@ -190,7 +192,7 @@ def vllm_environment(
 
     Args:
         imports: The folder that ``write_import_path`` filled.
-        key: The API key, which is not on the command line, since other users can see that.
+        key: The API key, which is not on the command line because other users can read that.
         threads: Threads on a CPU; None: one per core.
         settings: The variables of the plug-in.
     """
@@ -205,7 +207,7 @@ def vllm_environment(
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
-        # vLLM's own binding reserves cores for processes that are not started here.
+        # vLLM's own CPU binding reserves cores for processes that are not started here.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads or os.cpu_count() or 1),
     }

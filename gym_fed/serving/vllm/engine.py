@@ -1,4 +1,4 @@
-"""The engine of ``engine.kind: vllm``: gym-fed's queue, limits and text processing in front of a vLLM server."""
+"""The engine for ``engine.kind: vllm``: gym-fed's queue, limits and text processing in front of a vLLM server."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class VllmEngine:
         return sequence.generation
 
     def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
-        """Check a request's length and the room in the queue like ``submit``, and raise like it."""
+        """Check a request's length and the room in the queue; raises like ``submit``."""
         self._require_base_tokens(variant)
         self._require_ready()
         self.limits.check_prompt(prompt_ids)
@@ -186,7 +186,7 @@ class VllmEngine:
         if not self._events.is_closed():
             self._events.call_soon_threadsafe(self._changed.set)
 
-    # On the engine's thread.
+    # Called on the engine's thread.
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._events)
@@ -215,7 +215,7 @@ class VllmEngine:
         await self._client.close()
 
     async def _wait(self) -> None:
-        """Wait for a change, but only some milliseconds if requests may be waiting for their variants."""
+        """Wait for a change, but only a few milliseconds if requests may be waiting for their variants."""
         room = self._loop.running < self._config.max_concurrent
         polls = room and self._loop.waiting and self.server.ready
         try:

@@ -1,7 +1,7 @@
 """The queue in front of vLLM: fair admission, verified variants, and one stream per running answer.
 
-Everything here runs on one event loop. At most ``max_concurrent`` requests are inside vLLM. The others wait here, so
-that users are served according to gym-fed's counters instead of in the order of arrival. While vLLM is unavailable, no
+Everything here runs on one event loop. At most ``max_concurrent`` requests are inside vLLM. All others wait here, so
+that users are served according to gym-fed's counters instead of in order of arrival. While vLLM is unavailable, no
 request is admitted: waiting ones keep their places, and running ones fail with ``UNAVAILABLE``.
 """
 
@@ -72,7 +72,7 @@ class VllmLoop:
         self.on_away: Callable[[], None] = lambda: None
         """Called when vLLM cannot be reached, or stops during an answer."""
 
-    # For any thread.
+    # May be called from any thread.
 
     @property
     def running(self) -> int:
@@ -85,7 +85,7 @@ class VllmLoop:
     def waiting_of(self, user: str) -> int:
         return self._admission.waiting.count(user)
 
-    # For the event loop.
+    # Called on the event loop.
 
     def put(self, request: ScheduledRequest) -> None:
         """Append a new request to its user's queue."""
@@ -161,7 +161,7 @@ class VllmLoop:
                 elif (reason := self._push(sequence, chunk)) is not None:
                     self._finish(
                         sequence, reason
-                    )  # a stop text; closing the stream cancels the answer in vLLM
+                    )  # at a stop text; closing the stream cancels the answer in vLLM
                     return
         if last is None or last.finish_reason not in ("stop", "length"):
             raise GymError(
@@ -195,7 +195,7 @@ class VllmLoop:
         request.fail(error)
 
     def _end(self, request: ScheduledRequest, reason: str) -> None:
-        """Free a request's place and variant before the caller receives the result."""
+        """Free a request's slot and variant before the caller receives the result."""
         if request.ended:
             return
         request.ended = True

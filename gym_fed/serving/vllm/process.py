@@ -1,4 +1,4 @@
-"""vLLM servers: one that the gateway starts, watches and restarts, and one that somebody else runs."""
+"""vLLM servers: one that the gateway starts, monitors and restarts, and one that runs independently."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ class VllmProcess:
         """
         socket = self.address.socket
         assert socket is not None
-        socket.unlink(missing_ok=True)  # a killed vLLM leaves its socket, which cannot be bound again
+        socket.unlink(missing_ok=True)  # a killed vLLM leaves its socket behind, which cannot be bound again
         self.starts += 1
         self._lines.clear()
         process = subprocess.Popen(
             list(self._command(socket)),
             env=self._environment,
-            stdin=subprocess.PIPE,  # the launcher exits at its end, when the gateway is gone
+            stdin=subprocess.PIPE,  # the launcher exits when this pipe is closed, so when the gateway is gone
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -120,7 +120,7 @@ class VllmProcess:
             if self._closing.is_set():
                 raise GymError(ErrorCode.UNAVAILABLE, "vLLM was closed during startup")
             if process.poll() is not None:
-                time.sleep(_POLL_SECONDS)  # wait for its last lines
+                time.sleep(_POLL_SECONDS)  # wait for the last lines of its log
                 raise self._failed(f"vLLM exited with status {process.returncode} during startup")
             if time.monotonic() > deadline:
                 raise self._failed(f"vLLM did not answer within {self._start_seconds:g} s")
@@ -206,7 +206,7 @@ class VllmProcess:
 
 
 class RemoteVllm:
-    """A vLLM server with gym-fed's plug-in that somebody else runs; it is only watched."""
+    """A vLLM server with gym-fed's plug-in that runs independently; it is only monitored."""
 
     def __init__(self, address: VllmAddress, base: str) -> None:
         self.address, self.base = address, base

@@ -1,8 +1,8 @@
-"""A plug-in for vLLM that serves variants by the digest of their file, with gym-fed's own kernels for sign deltas.
+"""A plug-in for vLLM that serves variants by the digests of their files, with gym-fed's own kernels for sign deltas.
 
-vLLM calls ``register`` in each of its processes (entry point ``vllm.general_plugins``). The package imports no trainer:
-torch, numpy, ``gym_quant``, ``gym_fed.core`` and the reader of `.gymdelta` files are enough. Only ``patches`` imports
-vllm; it is loaded only inside vLLM.
+vLLM calls ``register`` in each of its processes (entry point ``vllm.general_plugins``). The package needs only torch,
+numpy, ``gym_quant``, ``gym_fed.core`` and the reader of `.gymdelta` files. Only ``patches`` imports vllm; it is loaded
+only inside vLLM.
 """
 
 from __future__ import annotations

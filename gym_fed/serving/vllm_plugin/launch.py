@@ -1,4 +1,4 @@
-"""The launcher of a vLLM server that the gateway starts: run vLLM's own command until the gateway ends.
+"""Launch a vLLM server for the gateway: run vLLM's own command until the gateway ends.
 
 Usage: ``python -m gym_fed.serving.vllm_plugin.launch serve MODEL ...`` in vLLM's environment, as the leader of a
 process group, with a pipe from the gateway as standard input.

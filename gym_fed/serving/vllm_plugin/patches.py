@@ -1,4 +1,4 @@
-"""Patches of vLLM's LoRA support that make a `.gymdelta` an adapter; imported only inside vLLM.
+"""Patch vLLM's LoRA support to accept a `.gymdelta` as an adapter; imported only inside vLLM.
 
 Written for vLLM 0.32. ``apply`` refuses a vLLM that lacks one of the methods that it replaces.
 """
@@ -70,7 +70,7 @@ def _create_lora_modules(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _load_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Read a `.gymdelta`, and check it completely, since an error here ends only one request."""
+    """Read a `.gymdelta` and check it completely, since an error at this point ends only one request."""
 
     @functools.wraps(original)
     def load(self: Any, request: Any) -> Any:
@@ -98,7 +98,7 @@ def _load_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
 def _create_merged_loras_inplace(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def merge(self: Any, lora_model: Any) -> None:
-        if lora_model.loras:  # a variant of signs alone has nothing to pack
+        if lora_model.loras:  # a variant with only sign deltas has nothing to pack
             original(self, lora_model)
 
     return merge
@@ -117,7 +117,7 @@ def _activate_adapter(original: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _set_adapter_mapping(original: Callable[..., None]) -> Callable[..., None]:
-    """Set our slots, and hide variants without factors from vLLM's LoRA kernels."""
+    """Set gym-fed's slots, and hide variants without factors from vLLM's LoRA kernels."""
 
     @functools.wraps(original)
     def set_mapping(self: Any, mapping: Any) -> None:
@@ -172,7 +172,7 @@ def _apply_lora_to_output(original: Callable[..., Tensor]) -> Callable[..., Tens
 def _add_factors(layer: Any, used: list[int], x: Tensor, output: Tensor) -> None:
     """Add low-rank terms slot by slot on a CPU.
 
-    vLLM's CPU kernels take slot -1, which means no adapter, as the last slot, so that rows of the base would get its
+    vLLM's CPU kernels treat slot -1, which means no adapter, as the last slot, so rows of the base would get its
     adapter. They also copy the factors once per row.
     """
     if not used:
@@ -264,7 +264,7 @@ def _logit_slots(step: StepSlots, hidden: Tensor) -> tuple[Tensor, IndexArray]:
 
 
 def _wire(manager: Any) -> Wiring:
-    """Find the places of a model at which deltas are added, and mark its modules with them."""
+    """Find the places of a model at which deltas are added, and store each on its module."""
     settings = PluginSettings.read()
     step = StepSlots(manager.max_num_batched_tokens, manager.device)
     tied = bool(getattr(manager.model.config, "tie_word_embeddings", False))
@@ -355,7 +355,7 @@ class DigestResolver(LoRAResolver):  # type: ignore[misc]
         if not DIGEST.fullmatch(lora_name):
             return None
         path = object_path(self._objects, lora_name)
-        # vLLM replaces the number with its own counter.
+        # vLLM replaces this number with its own counter.
         return LoRARequest(lora_name, 1, str(path)) if path.is_file() else None
 
 

@@ -1,4 +1,4 @@
-"""Settings that the gateway passes to the plug-in in environment variables."""
+"""The settings that the gateway passes to the plug-in in environment variables."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The variants in vLLM's slots, layer by layer, and the terms that they add to a step.
+"""Hold the variants in vLLM's slots, layer by layer, and compute the terms that they add to a step.
 
 A slot holds one active variant (``--max-loras``). ``StepSlots`` has the slot of each row of a step. On a CPU, a slot
 refers to the variant's resident matrices. On CUDA, every layer has static buffers for all slots, which CUDA graphs
-require: activation copies a variant into them, and the kernel reads the rows' slots on the device. Does not import
-vllm, so that tests run without it.
+require: activation copies a variant into them, and the kernel reads the rows' slots on the device. The module does not
+import vllm, so that tests run without it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class StepSlots:
         tokens: The slot of each token, ``[size] int32``. Static, because CUDA graphs read it; -1 beyond the step's
             rows.
         samplers: The slot of each row of logits, ``[size] int32``.
-        token_index: The same as ``tokens``, ``[rows] int64`` on the host, for CPU kernels.
-        sampler_index: The same as ``samplers``, on the host.
+        token_index: The values of ``tokens`` as ``[rows] int64`` on the host, for CPU kernels.
+        sampler_index: The values of ``samplers`` on the host.
         used: True if any token has a slot.
     """
 

@@ -1,6 +1,6 @@
 """Receive adapters that a training run sends to vLLM, check them, and store them in a private folder.
 
-``--middleware gym_fed.serving.vllm_plugin.uploads.AdapterUploads`` adds two requests to vLLM's HTTP server, so that the
+``--middleware gym_fed.serving.vllm_plugin.uploads.AdapterUploads`` adds two routes to vLLM's HTTP server, so that the
 run may be on another machine. ``PUT /gym/adapters/NAME`` takes the bytes of a PEFT adapter, with its config in the
 metadata ``adapter_config``, and returns the ``path`` for vLLM's ``/v1/load_lora_adapter``; ``DELETE`` removes it.
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 PREFIX = "/gym/adapters/"
 CONFIG_KEY = "adapter_config"
-"""The key of the safetensors metadata that has the text of ``adapter_config.json``."""
+"""Key of the safetensors metadata that contains the text of ``adapter_config.json``."""
 
 MAX_BYTES = 4 * 2**30
 MAX_ADAPTERS = 64
@@ -84,12 +84,12 @@ class AdapterUploads:
 
     def _root(self) -> Path:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="gym-adapters-")  # private to this user
+            self._folder = tempfile.TemporaryDirectory(prefix="gym-adapters-")  # readable only by this user
         return Path(self._folder.name)
 
 
 def _is_authorized(scope: Any) -> bool:
-    """Check the key, since vLLM checks only ``/v1``; as there, ``--api-key`` takes precedence over the variable."""
+    """Check the key, since vLLM checks only ``/v1``; as in vLLM, ``--api-key`` takes precedence over the variable."""
     args = getattr(getattr(scope.get("app"), "state", None), "args", None)
     keys = [key for key in getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY", "")] if key]
     given = _digest(dict(scope["headers"]).get(b"authorization", b""))

@@ -1,4 +1,5 @@
-"""A variant in the form that the plug-in serves: sign matrices, low-rank factors, and vectors of norms and biases."""
+"""Read a variant in the form that the plug-in serves: sign matrices, low-rank factors, and vectors of norms and
+biases."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.manifest import TensorRecord
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
-"""The name of a variant in vLLM: the SHA-256 of its file."""
+"""Pattern of a variant's name in vLLM, the SHA-256 of its file."""
 
 _OPEN_FILES = 4096
 """Number of files that stay memory-mapped. A variant that vLLM evicts is read again from its map, even if its file was
@@ -55,7 +56,7 @@ class PluginVariant:
 def require_servable(delta: DeltaFile, max_rank: int) -> None:
     """Check that the plug-in can serve every tensor of a delta, before vLLM loads it.
 
-    An error inside vLLM's step would end the engine for every user.
+    An error inside a step of vLLM would stop the engine for all users.
 
     Args:
         delta: The delta.
@@ -97,7 +98,7 @@ def read_variant(delta: DeltaFile) -> PluginVariant:
     """Read a delta that ``require_servable`` accepts.
 
     Raises:
-        CodecError: For a tensor whose codec has another form.
+        CodecError: For a tensor whose codec has any other form.
     """
     signs: dict[str, SignMatrix] = {}
     factors: dict[str, tuple[Tensor, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""The places of one vLLM model at which variants add their terms, and the contents of each slot there."""
+"""The places of a vLLM model at which variants add their terms, and the contents of each slot there."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class NormPlace:
 
 
 Prepared = Mapping[str, Any]
-"""A variant in the form that each place takes, by the place's name."""
+"""The parts of a variant in the form that each place takes, by the place's name."""
 
 
 class Wiring:

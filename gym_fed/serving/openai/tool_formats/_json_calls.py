@@ -57,7 +57,7 @@ class JsonSpan:
 
 
 class JsonCallReader(CallReader):
-    """Reads one call: an object of name and arguments, or one of arguments after a name.
+    """Reads one call: an object with name and arguments, or a name followed by an object with arguments.
 
     Args:
         mark: The text that announced the call; returned as text if no call follows.
@@ -100,7 +100,7 @@ class JsonCallReader(CallReader):
     def end(self) -> list[Part]:
         if self._complete:
             return [] if self._started else self._call(self._held)
-        if self._started:  # cut off: the beginning has been passed on
+        if self._started:  # the call was cut off, but its beginning has been passed on
             return []
         return [PlainText(self._mark + "".join(self._pieces) + self._held)]
 
@@ -168,7 +168,7 @@ class JsonCallReader(CallReader):
         return [call] if call is not None else self._no_call(tail)
 
     def _no_call(self, tail: str = "") -> list[Part]:
-        """Return the text; after a mark it is a malformed call."""
+        """Return the text unchanged; after a mark, it is a malformed call."""
         malformed = bool(self._mark.strip()) or not self._is_other()
         return [PlainText(self._mark + "".join(self._pieces) + tail, malformed)]
 

@@ -49,7 +49,7 @@ class MistralReader(CallReader):
 
     def __init__(self, mark: str, tools: Tools, fragments: bool) -> None:
         self._tools, self._fragments = tools, fragments
-        self._lead = mark  # text, unless a call follows
+        self._lead = mark  # returned as text unless a call follows
         self._held = ""
         self._call: JsonCallReader | None = None
         self._listed: bool | None = None
@@ -110,7 +110,7 @@ def _with_short_ids(row: Row) -> Row:
 
 
 def short_id(text: str) -> str:
-    """Return nine letters and digits: the id itself if it has that form."""
+    """Return an id of nine letters and digits: the given one if it has this form."""
     if _ID.fullmatch(text):
         return text
     number = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")

@@ -24,7 +24,7 @@ Tools = Mapping[str, dict[str, Any] | None]
 
 
 class NewCall(NamedTuple):
-    """A call of a known tool, with all of its arguments or their beginning."""
+    """A call of a known tool, with all its arguments or the beginning of them."""
 
     name: str
     arguments: str
@@ -72,7 +72,7 @@ class CallReader(ABC):
 
 
 Row = dict[str, Any]
-"""A message in the form that templates take."""
+"""A message in the form that templates expect."""
 
 
 class ToolFormat(ABC):
@@ -86,7 +86,7 @@ class ToolFormat(ABC):
     does."""
 
     controls: ClassVar[tuple[str, ...]] = ()
-    """Further texts of the format that may be control tokens."""
+    """Other texts of the format that may be control tokens."""
 
     bare: ClassVar[str] = ""
     """A character that announces a call at the beginning of an answer."""
@@ -190,12 +190,12 @@ _SPECIAL = "\x00"
 
 
 def quoted(text: str) -> str:
-    """Write a text in Lark's notation."""
+    """Return a text in Lark's notation."""
     return json.dumps(text)
 
 
 def mark(text: str) -> str:
-    """Write a mark for the rules of a ``CallGrammar``: a control token if the tokenizer has it, otherwise a text."""
+    """Return a mark for the rules of a ``CallGrammar``: a control token if the tokenizer has it, otherwise a text."""
     return f"{_SPECIAL}{text}{_SPECIAL}"
 
 
@@ -220,7 +220,7 @@ def with_control_tokens(lark: str, control: Mapping[str, int]) -> str:
 
 
 MAX_CALLS = 128
-"""Maximum calls of one answer; further ones are text."""
+"""Maximum calls of one answer; further ones are returned as text."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class CallParser:
         self._on_malformed = on_malformed
 
     def feed(self, text: str) -> list[AnswerPart]:
-        """Add text, and return the parts that are certain so far, in the model's order."""
+        """Add text, and return the parts that are certain so far, in the order in which the model wrote them."""
         held, self._held = self._held + text, ""
         self._fed += len(text)
         parts: list[AnswerPart] = []
@@ -314,7 +314,7 @@ class CallParser:
         return parts
 
     def end(self, *, cut: bool = False) -> list[AnswerPart]:
-        """Return the rest at the answer's end: held-back text, and calls that were not closed.
+        """Return the rest at the end of the answer: held-back text, and calls that were not closed.
 
         Args:
             cut: True if the answer was cut off; an incomplete call is then not malformed.

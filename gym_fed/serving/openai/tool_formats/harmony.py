@@ -19,7 +19,8 @@ _LEAD = r"(?P<name>[A-Za-z0-9_-]{1,64})[^{]{0,64}?<\|message\|>\s*"
 
 
 class Harmony(ToolFormat):
-    """Calls as the reasoning parser ``openai_gptoss`` outputs them, wherever the model wrote the recipient."""
+    """The format of calls as the reasoning parser ``openai_gptoss`` outputs them, wherever the model wrote the
+    recipient."""
 
     order = 60
     marks = (CALL_MARK,)
@@ -39,12 +40,12 @@ class Harmony(ToolFormat):
     def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
         """Give every call its own message, followed by its result, since the template shows one call per message."""
         prepared: list[list[Row]] = []
-        waiting: dict[str, list[list[Row]]] = {}  # calls without a result, by id
+        waiting: dict[str, list[list[Row]]] = {}  # messages with calls that have no result yet, by call id
         for row in rows:
             if row.get("tool_calls"):
                 places = [[message] for message in _one_by_one(row)]
                 ids = [call["id"] for call in row["tool_calls"]]
-                # Ids may repeat: a result belongs to the last message that has a call with its id
+                # Ids may repeat, so a result belongs to the last message that has a call with its id
                 waiting |= {call_id: [] for call_id in ids}
                 for call_id, place in zip(ids, places, strict=True):
                     waiting[call_id].append(place)
@@ -57,7 +58,7 @@ class Harmony(ToolFormat):
 
 
 def _one_by_one(row: Row) -> Iterator[Row]:
-    # A message with a call has one text, which the template shows in the analysis channel
+    # A message with a call has one text, which the template renders in the analysis channel
     text = "\n".join(filter(None, (row.get("thinking"), row["content"])))
     for number, call in enumerate(row["tool_calls"]):
         yield {"role": "assistant", "content": "" if number else text, "tool_calls": [call]}

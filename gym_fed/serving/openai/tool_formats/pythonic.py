@@ -113,7 +113,7 @@ def calls_of(text: str, tools: Tools) -> list[NewCall]:
     """Parse a list of calls in Python's notation; empty if a tool is unknown or an argument is not a literal."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # hide warnings about a model's invalid escapes
+            warnings.simplefilter("ignore")  # hide warnings about invalid escapes that the model wrote
             tree = ast.parse(text, mode="eval").body
         calls = tree.elts if isinstance(tree, ast.List) else []
         return [_call(call, tools) for call in calls]
@@ -123,7 +123,7 @@ def calls_of(text: str, tools: Tools) -> list[NewCall]:
 
 def _call(node: ast.expr, tools: Tools) -> NewCall:
     before = ""
-    # A hyphen in a name parses as Python's minus
+    # Python parses a hyphen in a name as a minus
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
         before, node = f"{ast.unparse(node.left)} - ".replace(" - ", "-"), node.right
     if not isinstance(node, ast.Call) or node.args:

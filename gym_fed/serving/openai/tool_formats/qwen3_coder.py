@@ -31,7 +31,7 @@ _VALUE_END = f"\n{_PARAMETER_END}\n"
 _UNTYPED = ("string",)
 _MAX_REFERENCES = 8
 _ENFORCEABLE = frozenset({"type", "title", "description", "default", "examples", "enum", "const"})
-"""Keywords of a string schema that can be enforced; others would need a grammar of unquoted text."""
+"""Keywords of string schemas that can be enforced; others would need a grammar of unquoted text."""
 
 
 class Qwen3Coder(ToolFormat):

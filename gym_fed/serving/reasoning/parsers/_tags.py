@@ -1,4 +1,4 @@
-"""The base class of parsers for families that write a thought between two tags, and then the answer."""
+"""The base class of parsers for model families that write a thought between two tags, and then the answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TagSplitter(Splitter):
     def __init__(self, ids: dict[int, str], texts: tuple[str, ...], *, opened: bool) -> None:
         super().__init__(ids, texts)
         self.thinking, self.waiting = opened, not opened
-        self._blank = ""  # white space that may be next to a tag
+        self._blank = ""  # white space that may turn out to be next to a tag
         self._first = True  # True until the current part has text
         self._thought = opened
 

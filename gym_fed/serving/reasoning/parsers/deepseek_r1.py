@@ -9,7 +9,8 @@ from gym_fed.serving.reasoning.parsers._tags import OPEN, TagParser
 class DeepSeekR1(TagParser):
     """With a template that never opens the thought, every answer is assumed to begin inside one.
 
-    With a template that does, a prompt without ``<think>``, such as after a tool's result, leaves it to the model.
+    If the template opens it, a prompt without ``<think>``, such as after a tool's result, leaves the choice to the
+    model.
     """
 
     order = 40

@@ -24,10 +24,11 @@ from gym_fed.serving.reasoning.base import (
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 CALL_MARK = f"{CHANNEL}commentary to=functions."
-"""The beginning of a call in the splitter's output, regardless of which of the two places has the recipient."""
+"""The beginning of a call in the splitter's output, whichever of the two places contains the recipient."""
 
 _QUOTED_MARK = CALL_MARK.replace("|", "\u200b|", 1)
-"""``CALL_MARK`` in the text of an answer, such as a quotation, with a zero-width space since it is not a call."""
+"""Replacement for ``CALL_MARK`` in the text of an answer, such as a quotation; a zero-width space marks it as no
+call."""
 
 _RECIPIENT = re.compile(r"to=([\w.-]{1,80})")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -97,7 +98,7 @@ class HarmonySplitter(Splitter):
         if recipient is not None and recipient[1].startswith("functions."):
             self._calling, self._unfinished = True, False
             return AnswerSplit(text=f"{CHANNEL}commentary to={recipient[1]}{MESSAGE}")
-        # Code for a built-in tool, such as python, is part of the thought
+        # code for a built-in tool, such as python, is part of the thought
         self.thinking = recipient is not None or (channel is not None and channel[1] == "analysis")
         self.answering = not self.thinking
         self._unfinished = self.thinking
@@ -118,7 +119,7 @@ class HarmonySplitter(Splitter):
         return AnswerSplit(text=text[:certain])
 
     def _body_without_mark(self) -> AnswerSplit:
-        """Begin the body after the channel's name, since such a long header lacks its ``<|message|>``."""
+        """Begin the body after the channel's name, since such a long header must lack its ``<|message|>``."""
         header = self._header or ""
         named = _CHANNEL.search(header) or (_ROLE.match(header) if self._after_start else None)
         end = named.end() if named else 0
