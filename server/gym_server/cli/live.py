@@ -108,7 +108,7 @@ def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
 def line_console() -> Console:
     """Return the console for output lines, which is the live region's console if both are on one terminal.
 
-    The region is redrawn below whatever is written to its console.
+    The region is redrawn below the text that is written to its console.
     """
     from gym_fed.core.console import err, out
 

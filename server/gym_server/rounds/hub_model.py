@@ -119,7 +119,7 @@ class HubModel:
 
     @cached_property
     def settings(self) -> str:
-        """Return a digest of the settings that evaluations depend on, besides the base's tensors."""
+        """Return a digest of the settings, other than the base's tensors, that evaluations depend on."""
         from gym_fed.evaluation.scoring.models import settings_digest
 
         return settings_digest(self._loaded.model, self._loaded.tokenizer)

@@ -126,9 +126,9 @@ class RecipeChanges:
 
         Args:
             known: The changes that ``before`` includes.
-            settings: All changes that apply from now on.
-            before: The config until now.
-            after: The config from now on.
+            settings: All changes that apply afterwards.
+            before: The config before the change.
+            after: The config after the change.
             why: The coordinator's reason; may be empty.
 
         Returns:

@@ -128,7 +128,7 @@ class RoundStore:
             return version_at(tx, height, self.base_digest)
 
     def soups(self, height: int | None = None) -> list[SoupReference]:
-        """Return the soups that lead from the base to a version (default: the current one), in order."""
+        """Return the soups from the base to a version (by default the current one), in order."""
         with self._database.reading() as tx:
             at = head_of(tx, self.base_digest).height if height is None else height
             return soups_to(tx, at, self.sums.read(tx))

@@ -110,7 +110,7 @@ class CombinedSoups:
         self._worker = ThreadPoolExecutor(1, "combined-soups")  # each soup takes the memory of two sums
 
     def request(self, contributor: str, start: str, end: str) -> Future[tuple[str, int]]:
-        """Return a future with the sha256 and size of the object that leads from one recent version to another.
+        """Return a future of the sha256 and size of the combined soup between two recent versions.
 
         Args:
             contributor: Account that needs it; it has at most one unfinished request.

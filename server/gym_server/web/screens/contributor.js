@@ -1,4 +1,4 @@
-// One contributor: what they earned, how their reputation moved, every verdict of late; the operator's revocation.
+// The contributor screen: credits, reputation over time, recent verdicts, and revocation for the operator.
 import {api, count, el, figure, loading, number, outcome, post, replace, say, section, state, table, when} from "../static/app.js";
 import {chart} from "../static/charts.js";
 import {account} from "./contributors.js";

@@ -1,4 +1,4 @@
-// Everybody who has an account: credits, reputation, and what became of their updates of late.
+// The contributors screen: all accounts with credits, reputation and recent verdicts.
 import {api, count, el, empty, loading, number, remember, replace, state, table} from "../static/app.js";
 import {pager, person, refreshOn, strip, stripLegend} from "./parts.js";
 

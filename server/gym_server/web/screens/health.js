@@ -1,4 +1,4 @@
-// How the hub itself does: the process, its disk, its queue, and what it refuses.
+// The health screen: the hub's process, disk, queue and refusals.
 import {api, bytes, copyable, count, duration, el, facts, figure, leave, loading, number, outcome, progress, replace, section, siteUrl, state, table, when} from "../static/app.js";
 
 export const title = "Health";

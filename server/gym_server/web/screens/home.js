@@ -1,4 +1,4 @@
-// The hub at this moment: the round as a ring, who works on it, the last verdicts, and what the hub is.
+// The home screen: the round as a ring, contributors at work, the last verdicts, and facts about the hub.
 import {api, copyable, count, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short} from "../static/app.js";
 import {chart} from "../static/charts.js";
 import {person} from "./parts.js";
@@ -88,12 +88,12 @@ function sentence(now, about) {
   return MEANING[now.state] || "";
 }
 
-// The hub's own words as a sentence.
+// Formats a text from the hub as a sentence.
 function sentenceOf(text) {
   return `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 
-// Four arcs, one for each phase: past ones thin, the present one heavy, the others faint. Inside it the time that is left.
+// Draws four arcs, one per phase: past ones thin, the current one bold, the others faint; the remaining time is inside.
 function roundRing() {
   const radius = 84, gap = 5;
   const arcs = PHASES.map((phase, at) => el("path", {d: arc(100, 100, radius, at * 90 + gap, (at + 1) * 90 - gap), fill: "none", class: "arc"}));
@@ -124,7 +124,7 @@ function arc(x, y, radius, from, to) {
   return `M ${at(from)} A ${radius} ${radius} 0 0 1 ${at(to)}`;
 }
 
-// A line for each contributor at work, kept and changed in place: there may be hundreds, four times a second.
+// One line per contributor at work, updated in place, since there may be hundreds, four times a second.
 function workers(isPrivate) {
   const list = el("ul", {class: "workers", "aria-label": "Contributors at work"});
   const more = el("p", {class: "quiet small"});
@@ -170,7 +170,7 @@ function worker(task) {
   };
 }
 
-// The newest first; an entry of the ledger is there once, however it came.
+// Newest first; a ledger entry that arrives twice is shown only once.
 function verdictList(entries) {
   const node = el("ol", {class: "verdicts", "aria-live": "polite", "aria-relevant": "additions"});
   const none = empty("No update has been judged yet.");

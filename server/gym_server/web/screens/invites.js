@@ -1,4 +1,4 @@
-// Invites: made and shown once with a code to scan, listed, cancelled. For the operator.
+// The invites screen, for the operator: create (shown once, with a QR code), list and cancel invites.
 import {action, api, copyable, count, el, empty, loading, message, post, remember, replace, say, section, session, state, table, when} from "../static/app.js";
 import {pager, person, refreshOn} from "./parts.js";
 
@@ -59,7 +59,7 @@ export async function show(root, _, query) {
   refreshOn(["ledger"], load);
 }
 
-// Dark on light in both themes, with the quiet zone of four modules that readers need.
+// Dark on light in both themes, with the quiet zone of four modules that QR readers need.
 function qr(rows) {
   const size = rows.length + 8;
   const dark = rows.flatMap((row, y) => [...row].map((module, x) => (module === "1" ? `M${x + 4} ${y + 4}h1v1h-1z` : ""))).join("");

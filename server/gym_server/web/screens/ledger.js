@@ -1,4 +1,4 @@
-// The ledger: what the hub recorded and signed, newest first, with the proof of any entry.
+// The ledger screen: recorded and signed entries, newest first, with the proof of every entry.
 import {api, copyable, count, duration, el, empty, facts, figure, loading, message, number, remember, replace, section, short, state, table, when} from "../static/app.js";
 import {dialog, person, refreshOn} from "./parts.js";
 

@@ -1,4 +1,4 @@
-// The hub's dashboard: its screens, each a module that is loaded when it is first shown.
+// The hub's dashboard; each screen is a module that is loaded when it is first shown.
 import {start} from "../static/app.js";
 
 const screen = (name) => () => import(`./${name}.js`);

@@ -1,4 +1,4 @@
-// For members and those who may become one: what the hub has made and with whose help, how to join, what leaves a machine.
+// The members screen: versions with their contributors, how to join, and what leaves a contributor's machine.
 import {ago, api, copyable, el, figure, number, section, signed, siteUrl, table} from "../static/app.js";
 import {chart} from "../static/charts.js";
 import {newestPanel} from "./model.js";
@@ -42,7 +42,7 @@ function join({install, link, enrolment}) {
   return section("Join", el("p", {}, "Install the client and open its page, with these two lines in a terminal:"), copyable(install.join("\n")), el("p", {}, how), link && copyable(link), link?.startsWith("gym://") && el("p", {class: "small"}, el("a", {href: link}, "Open it with gym-client"), el("span", {class: "quiet"}, ", once ", el("code", {}, "gym-client install-links"), " was run there")));
 }
 
-// The page's own address for a website: the configured one, or how to configure it.
+// The address of this page for use on a website, or how to configure it.
 function address({public_url: url}) {
   const page = url && `${url.replace(/\/$/, "")}/members`;
   return section("Put this page on a website", page ? copyable(`<a href="${page}">${page}</a>`) : el("p", {class: "quiet"}, "This page is at ", el("code", {}, siteUrl("/members")), ". With ", el("code", {}, "dashboard: {public: true, public_url: https://…}"), " in gym-server.yaml, everybody can see it, and invites name it."));

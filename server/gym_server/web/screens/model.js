@@ -1,4 +1,4 @@
-// The model's versions: how well each does, what the newest answers, and the chain of digests that they are.
+// The model screen: scores of versions, answers of the newest version, and the chain of digests.
 import {action, ago, api, bytes, copyable, count, el, empty, facts, figure, leave, loading, mayChange, message, number, post, remember, replace, section, short, state, streamed, table} from "../static/app.js";
 import {chart} from "../static/charts.js";
 import {change, helpers, pager, refreshOn} from "./parts.js";
@@ -66,13 +66,13 @@ export async function show(root, _, query) {
   refreshOn(["newest-model", "position"], async () => { if (newest.isOn()) newest.set(await api("model/newest")); });
 }
 
-// ---- what the newest version answers ----
+// ---- answers of the newest version ----
 
 const PHASES = {waiting: ["hollow", () => "Not loaded yet"], writing: ["half", (name) => `${name} is written to a folder`], loading: ["half", (name) => `${name} is loaded`],
   answering: ["half", (name) => `${name} answers`], ready: ["filled", (name) => `${name} is ready`], failed: ["struck", (name) => `${name} is not served`]};
 const named = (version) => (version === null ? "The newest version" : version === 0 ? "Version 0, the base," : `Version ${number(version)}`);
 
-// Its answers to the operator's prompts beside those of the version before, and for operators a box to ask anything.
+// Answers to the operator's prompts next to those of the previous version, and a question box for operators.
 export function newestPanel() {
   const said = el("div", {class: "stack", role: "status"}), list = el("div", {}), box = questionBox();
   const node = section("Answers of the newest version", said, list, box.node);

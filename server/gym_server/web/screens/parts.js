@@ -1,7 +1,7 @@
-// What several screens of the hub share: pages of a list, news that load it again, a question, verdicts and their strips.
+// Shared parts of the hub's screens: paged lists, reloading on events, a confirmation dialog, verdicts and verdict strips.
 import {action, el, leave, number, on, signed} from "../static/app.js";
 
-// Loads again soon after something of these kinds happened; many events are one load.
+// Reloads soon after an event of one of these kinds; several events cause one reload.
 export function refreshOn(kinds, load) {
   let waiting = null;
   const soon = () => { if (waiting === null) waiting = setTimeout(() => { waiting = null; Promise.resolve(load()).catch(() => {}); }, 500); };
@@ -27,13 +27,13 @@ export function dialog(title, ...children) {
   return node;
 }
 
-// A signed figure with its standard error, where one is known.
+// Formats a signed figure with its standard error, if known.
 export function withError(value, error) {
   if (value === null || value === undefined) return null;
   return error === null || error === undefined ? signed(value) : `${signed(value)} ± ${number(error, 4)}`;
 }
 
-// Asks for one line of text before something happens: ask("Revoke", "Why it is revoked", {label, button, run}).
+// Asks for one line of text before an action: ask("Revoke", "Why it is revoked", {label, button, run}).
 export function ask(title, text, {label, button, run, help = ""}) {
   const field = el("input", {id: "asked", type: "text", required: true, maxlength: 500, autocomplete: "off"});
   const form = el("form", {class: "ask", onsubmit: (event) => { event.preventDefault(); form.querySelector("button.primary").click(); }},
@@ -52,7 +52,7 @@ export function ask(title, text, {label, button, run, help = ""}) {
 
 const SHAPES = [["merged", "merged"], ["duplicate", "same work as a merged update"], ["admitted", "waits for its merge"], ["rejected", "rejected at the merge"], ["refused", "refused at admission"], ["aborted", "round without a version"], ["absent", "no update"]];
 
-// One mark a round, oldest first: strip(verdicts, newest round, how many rounds).
+// One mark per round, oldest first: strip(verdicts, newest round, number of rounds).
 export function strip(verdicts, newest, rounds) {
   const known = new Map(verdicts.map((one) => [one.server_round, one]));
   const counts = {}, marks = [];
@@ -68,7 +68,7 @@ export function strip(verdicts, newest, rounds) {
 export const stripLegend = () => el("ul", {class: "strip-legend", "aria-label": "Shapes of verdicts"},
   SHAPES.map(([kind, text]) => el("li", {}, el("span", {class: "strip", "aria-hidden": "true"}, el("i", {class: kind})), text)));
 
-// The link to a contributor; of who has no account there is the name alone.
+// A link to a contributor, or only the name if there is no account.
 export const person = (id, name) => (id ? el("a", {href: `/contributors/${encodeURIComponent(id)}`, title: id}, name || id) : name);
 
 // The contributors of a version's merged updates.

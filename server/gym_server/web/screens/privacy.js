@@ -1,4 +1,4 @@
-// The privacy budget: what is promised, what is spent, on whom, and for how many rounds it lasts.
+// The privacy screen: the guarantee, the budget spent per contributor, and the number of rounds that it still allows.
 import {api, copyable, count, el, facts, figure, loading, number, progress, remember, replace, section, state, table} from "../static/app.js";
 import {pager, person, refreshOn} from "./parts.js";
 

@@ -1,4 +1,4 @@
-// One round: the verdict on every update, what it did to the model, the recipe, and the command that replays it.
+// The round screen: the verdict on every update, the effect on the model, the recipe, and the replay command.
 import {api, bytes, copyable, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short, signed, table, when} from "../static/app.js";
 import {change, counted, pager, person, withError} from "./parts.js";
 

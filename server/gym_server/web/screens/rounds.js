@@ -1,4 +1,4 @@
-// Every round, newest first, by pages; above them the held-out loss of the versions that they made.
+// The rounds screen: the held-out loss by version, and a paged list of rounds, newest first.
 import {ago, api, bytes, count, el, empty, leave, number, on, outcome, remember, replace, table} from "../static/app.js";
 import {chart} from "../static/charts.js";
 import {change, counted} from "./parts.js";

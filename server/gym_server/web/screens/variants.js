@@ -1,4 +1,4 @@
-// Variants that contributors keep on the hub: counts for all; for the operator which they are, and taking them down.
+// The variants screen: totals for all visitors, and for the operator the list and takedowns.
 import {action, api, bytes, count, el, figure, loading, number, post, replace, say, section, state, table, when} from "../static/app.js";
 import {ask, person, refreshOn} from "./parts.js";
 
