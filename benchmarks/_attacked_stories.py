@@ -33,9 +33,7 @@ CONTRIBUTORS, MALICIOUS, HELDOUT = 10, 2, 8
 LENGTH, BATCH, LR, LR_DECAY = 128, 16, 2e-3, 0.7
 TEST_SEQUENCES = 200
 ROOT_SPEAKERS, ROOT_SEQUENCES = 4, 100
-"""Number of speakers and of sequences of the coordinator's data, from speakers of neither the test nor the
-contributors.
-"""
+"""Number of speakers and sequences in the coordinator's data, none of which are test or training data."""
 WITH_ROWS = f"{DEFAULT} with rows"
 
 CODEC = CodecPolicy(codec="bitdelta", group_size="auto", small_tensors="bitdelta", scale_dtype="bfloat16")

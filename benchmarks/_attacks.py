@@ -157,7 +157,7 @@ def label_flip(scene: Scene) -> Tensor:
 
 @attack
 def backdoor(scene: Scene) -> Tensor:
-    """Replace the model by one with a backdoor (Bagdasaryan et al. 2020, "How To Backdoor Federated Learning").
+    """Replace the model with a backdoored one (Bagdasaryan et al. 2020, "How To Backdoor Federated Learning").
 
     Half of each batch has the trigger and the target label. The update is scaled by n / f, so that the mean becomes the
     malicious model.

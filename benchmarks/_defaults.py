@@ -125,7 +125,7 @@ def before(
 def measured(
     model: Any, tokenizer: Any, data: str, rows: str, seed: int, sizes: tuple[int, int]
 ) -> tuple[list[float], list[float], Any]:
-    """Return the same losses of a model in nats per token, by row."""
+    """Return a model's losses on held-out rows, rejected answers and the retention set, in nats per token, by row."""
     from gym_fed.evaluation.loss import row_losses
     from gym_fed.evaluation.retention import retention_items, retention_scores
 

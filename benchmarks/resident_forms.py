@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def base_model(quick: bool) -> Any:
-    """Return a base with random weights, on which neither bytes nor times depend."""
+    """Return a base with random weights, since neither bytes nor times depend on their values."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if quick:

@@ -168,7 +168,7 @@ def report(times: dict[int, Times], read: float) -> Report:
     for mode, limit in (("lookup", 1.5), ("exact", 2.2)):
         share = eight[TOTALS[mode]] / eight["base bf16"]
         made.aim(f"B=8, {TOTALS[mode]}: times the base", share, limit)
-        # Without bfloat16 instructions it is slower than float32, and a ratio to it would look too good.
+        # On CPUs without bfloat16 instructions, the bfloat16 base is slow and a ratio to it would be misleading.
         faster = min(eight[name] for name in BASES)
         extra = eight[EXTRA[mode]]
         name = f"B=8, the faster base and {mode}: times that base"

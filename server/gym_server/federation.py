@@ -204,7 +204,7 @@ class Federation:
 
     @property
     def config(self) -> ServerConfig:
-        """Return the config in force."""
+        """Return the current config."""
         return self.live_config.current
 
     @config.setter

@@ -176,7 +176,7 @@ class Place:
         return found
 
     def drop_unfinished(self) -> int:
-        """Delete files of killed backups: snapshots without a manifest, and partial files. Return their number."""
+        """Delete the remains of killed backups (snapshots without a manifest, partial files); return their number."""
         finished = {f"{self._root}/snapshots/{name}" for name in self.manifests()}
         gone = 0
         for path in [*self._find("snapshots"), *self._find("objects")]:
@@ -211,7 +211,7 @@ class Place:
             return {}
 
     def _json(self, path: str, name: str) -> Any:
-        """Read the JSON document at ``path``. It is untrusted: it may be huge or deeply nested."""
+        """Read the untrusted JSON document at ``path``, with limits on its size and depth."""
         with self._fs.open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
@@ -241,7 +241,7 @@ class Place:
 
 
 def object_name(sha256: str) -> str:
-    """Return the path of an object in a destination."""
+    """Return the path of an object inside a destination."""
     return f"objects/{sha256[:2]}/{sha256}"
 
 

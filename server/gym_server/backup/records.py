@@ -1,7 +1,7 @@
-"""Evaluation records in backups and in `gym-server gc`: complete pairs of document and samples, named by their sha256.
+"""Find evaluation records for backups and gc: complete pairs of document and samples, named by their sha256.
 
-A record is evidence, not state: a hub runs without it. The ledger names the documents of the evaluations that judged
-its rounds, and a document names its samples.
+A hub runs without its records, which are only evidence. The ledger names the documents of the gate's evaluations, and a
+document names its samples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def whole_records(folder: Path) -> Iterator[tuple[Path, str]]:
     for path in _documents(folder):
         with contextlib.suppress(
             GymError, OSError
-        ):  # the hub may be writing it; a damaged record is evaluated again
+        ):  # the hub may be writing it, and a damaged record is evaluated again
             document, samples = read_document(path), samples_path(path)
             digests = file_sha256(path), file_sha256(samples)
             if digests[1] == document.detailed_evaluation_results.checksum:
@@ -41,7 +41,7 @@ def whole_records(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def missing_records(folder: Path, tx: Connection) -> int:
-    """Return the number of documents that the ledger names and the hub's folder lacks."""
+    """Return the number of documents that the ledger names but that are missing in the hub's folder."""
     named = _named(tx)
     return len(named - {file_sha256(path) for path in _documents(folder)}) if named else 0
 

@@ -199,7 +199,9 @@ def _bring(
     _give(fresh, {key: value for key, value in given.items() if value is not None})
     config = load_config(fresh / CONFIG_NAME, ServerConfig)
     _require_inside(config, {key for key, value in given.items() if value is not None})
-    archive = fresh.with_name("archive") / DATABASE  # SQLite adds files next to it
+    archive = (
+        fresh.with_name("archive") / DATABASE
+    )  # a separate folder, since SQLite adds files next to the database
     place.get(f"snapshots/{name}/{DATABASE}", archive, manifest.files[DATABASE].sha256)
     load_rows(archive, config.storage.database, fresh)
     staging = fresh / "staging"
@@ -249,13 +251,13 @@ def _give(fresh: Path, storage: dict[str, str]) -> None:
     path = fresh / CONFIG_NAME
     document, _ = parse_config(path, read_config_text(path))
     if not isinstance(document.get("storage") or {}, dict):
-        return  # load_config refuses it
+        return  # load_config reports the error
     document["storage"] = {**(document.get("storage") or {}), **storage}
     write_atomically(path, yaml.safe_dump(document, sort_keys=False).encode(), mode=0o600)
 
 
 def _require_inside(config: ServerConfig, given: set[str]) -> None:
-    """Refuse a config that makes the restore write outside the new folder, or connect to a host that only it names.
+    """Refuse a config that would make the restore write outside the new folder or connect to another host.
 
     Anybody who can write to the backup may have changed the config.
 
@@ -265,7 +267,7 @@ def _require_inside(config: ServerConfig, given: set[str]) -> None:
     """
     database, objects = config.storage.database, config.storage.objects
     name = database.removeprefix(_SQLITE)
-    is_file = name != database and is_safe_path(name) and "?" not in name  # not a SQLite URI
+    is_file = name != database and is_safe_path(name) and "?" not in name  # not an SQLite URI
     if not is_file and (database.startswith("sqlite") or "database" not in given):
         raise GymError(
             ErrorCode.CONFIG_INVALID,

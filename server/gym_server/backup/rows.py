@@ -1,7 +1,7 @@
-"""Copy the rows of a hub's tables from one database into another: a backup's database is always an SQLite file.
+"""Copy the rows of a hub's tables between databases, since a backup's database is always an SQLite file.
 
-A restore reads only rows. Triggers, views and functions in the file, which anybody who can write to the backup may have
-added, are neither copied nor run.
+A restore reads only rows. Triggers, views and functions, which anybody with write access to the backup may have added,
+are neither copied nor executed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ _ROWS = 1000
 
 
 def copy_rows(source: Database, target: Database) -> None:
-    """Copy all rows into a database with empty tables, in one transaction, as of one state of the source."""
+    """Copy all rows from one snapshot of the source into a database with empty tables, in one transaction."""
     with source.reading() as rows, target.transaction() as tx:
-        tx.execute(settings.delete())  # those of a new database
+        tx.execute(settings.delete())  # removes the defaults of a new database
         for table in metadata.sorted_tables:
             for part in rows.execute(select(table)).mappings().partitions(_ROWS):
                 tx.execute(table.insert(), [dict(row) for row in part])
-        if (
-            tx.dialect.name == "postgresql"
-        ):  # its sequences do not advance for rows that already have a number
+        if tx.dialect.name == "postgresql":  # explicit ids do not advance PostgreSQL's sequences
             sequence = func.pg_get_serial_sequence(nodes.name, nodes.c.node_id.name)
             tx.execute(select(func.setval(sequence, select(func.max(nodes.c.node_id)).scalar_subquery())))
 

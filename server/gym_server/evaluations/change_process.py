@@ -61,7 +61,7 @@ class ChangeRun:
 
     Args:
         state: The hub's state.
-        live_config: The config in force.
+        live_config: The current config.
     """
 
     def __init__(self, state: HubState, live_config: LiveConfig) -> None:

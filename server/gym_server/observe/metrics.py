@@ -188,7 +188,7 @@ def _database_values(
     Args:
         tx: A transaction.
         state: The hub's state.
-        config: The config in force.
+        config: The current config.
         to_wall: Offset from the hub's clock to the machine's clock, which Prometheus uses, in seconds.
     """
     latest = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()

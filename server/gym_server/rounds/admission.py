@@ -322,7 +322,7 @@ class Admission:
                 ErrorCode.UPDATE_REFUSED,
                 f"{manifest.contributor} already has update {own[:12]} in round {server_round}",
             )
-        # Two people with the same rows may send the same bytes, but not after the first ones are merged.
+        # Honest accounts with the same rows may send the same bytes, but declare them before the first are merged.
         sha256 = manifest.delta_sha256
         declared_at = committed_at(tx, manifest.contributor, sha256) or self._clock()
         copied = tx.scalar(

@@ -284,7 +284,8 @@ class RoundStore:
     def take_over(self, tx: Connection, soup: SoupRecord) -> Version:
         """Make another hub's version the current one, recorded as a round without tasks or updates.
 
-        The latest round must have ended. Everything is written in the caller's transaction, which must not be partial.
+        The latest round must have ended. Everything is written in the caller's transaction, so that a retry repeats all
+        of it.
         """
         last, height = latest_round(tx), head_of(tx, self.base_digest).height
         taken = Round((last.server_round if last else 0) + 1, MERGING, None, height, [], "")

@@ -38,7 +38,7 @@ class RoundBackoff:
 
     Args:
         state: The hub's state.
-        live_config: The config in force.
+        live_config: The current config.
         queue: The message queue.
         grid: Grid that reports the connected nodes.
         should_stop: Called between polls; True ends the wait.

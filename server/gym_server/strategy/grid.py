@@ -53,7 +53,7 @@ class HubGrid(Grid):
 
     Args:
         state: The hub's state.
-        live_config: The config in force.
+        live_config: The current config.
         queue: The message queue.
         max_update_bytes: Size limit of an update, in bytes.
         notify: Called after a push, to wake the work streams.

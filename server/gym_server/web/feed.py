@@ -73,7 +73,7 @@ class HubFeed:
         with self._lock:
             size = self._size()
         if last is not None and not 0 <= size - last <= _MAX_MISSED:
-            yield RELOAD  # the page missed too much, or the hub was restored from an older state
+            yield RELOAD  # the page missed too many entries, or the hub was restored from an older state
             return
         if last is not None:
             yield from self._entries(last, size - last)

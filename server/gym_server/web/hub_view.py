@@ -23,7 +23,7 @@ class HubView:
 
     Attributes:
         state: The hub's state.
-        live_config: The config in force.
+        live_config: The current config.
         is_running: True if the hub's rounds run in this process. A dashboard on the folder of a stopped hub is
             read-only.
         newest: Server of the newest version; None unless the operator enables it.
@@ -38,7 +38,7 @@ class HubView:
 
     @property
     def config(self) -> ServerConfig:
-        """Return the config in force."""
+        """Return the current config."""
         return self.live_config.current
 
     def may_change(self, visitor: Visitor) -> bool:

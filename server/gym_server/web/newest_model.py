@@ -64,7 +64,7 @@ class NewestModel:
 
     Args:
         state: The hub's state.
-        live_config: The config in force.
+        live_config: The current config.
         is_running: True if the hub's rounds run in this process. If not, the hub's folder is left unchanged, and the
             version is written to a temporary folder.
         changed: Called after every change of ``facts``.

@@ -34,7 +34,7 @@ class VersionFolder:
     """The model folder of the newest version.
 
     Args:
-        live_config: The config in force.
+        live_config: The current config.
         folder: The hub's folder.
         base: The base model.
         round_store: The hub's rounds and versions.
