@@ -145,9 +145,7 @@ def minority(
                 by_coefficient[index] += _moved(defence, round_updates, root, soup)
                 by_length = None
             else:
-                total = float(
-                    coefficients.sum()
-                )  # a rule may shorten the entire soup, which changes no shares
+                total = float(coefficients.sum())  # a rule may shorten the entire soup
                 by_coefficient[index] += CONTRIBUTORS * coefficients / (total or 1.0)
                 lengths = coefficients * round_updates.norm(dim=1)
                 by_length[index] += CONTRIBUTORS * lengths / lengths.sum()

@@ -223,9 +223,7 @@ def encode(
     if arm.one_bit:
         config = BitDeltaConfig(distill_steps=0, **safety)
     else:
-        config = CalibratedPolicy(
-            codec="lora", factors="float32"
-        )  # without a rank, LoRA's own factors are written
+        config = CalibratedPolicy(codec="lora", factors="float32")  # no rank: keep LoRA's own factors
     report = Quantizer(config).quantize(
         base=str(base),
         tuned=tuned,

@@ -31,9 +31,8 @@ _ROUND = re.compile(r"\bround (\d+),")
 def whole_records(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield matching documents and samples, each with its sha256; incomplete records are skipped."""
     for path in _documents(folder):
-        with contextlib.suppress(
-            GymError, OSError
-        ):  # the hub may be writing it, and a damaged record is evaluated again
+        # the hub may be writing it, and a damaged record is evaluated again
+        with contextlib.suppress(GymError, OSError):
             document, samples = read_document(path), samples_path(path)
             digests = file_sha256(path), file_sha256(samples)
             if digests[1] == document.detailed_evaluation_results.checksum:

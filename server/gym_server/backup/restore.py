@@ -199,9 +199,7 @@ def _bring(
     _give(fresh, {key: value for key, value in given.items() if value is not None})
     config = load_config(fresh / CONFIG_NAME, ServerConfig)
     _require_inside(config, {key for key, value in given.items() if value is not None})
-    archive = (
-        fresh.with_name("archive") / DATABASE
-    )  # a separate folder, since SQLite adds files next to the database
+    archive = fresh.with_name("archive") / DATABASE  # SQLite adds files next to the database
     place.get(f"snapshots/{name}/{DATABASE}", archive, manifest.files[DATABASE].sha256)
     load_rows(archive, config.storage.database, fresh)
     staging = fresh / "staging"

@@ -168,9 +168,7 @@ def check_soup(config: ServerConfig) -> None:
     from gym_fed.soup.pipeline import Pipeline
 
     pipeline = Pipeline.of(config.soup)
-    is_continuous = (
-        config.rounds.mode == "continuous"
-    )  # such a round waits until its window has enough updates
+    is_continuous = config.rounds.mode == "continuous"  # such a round waits for enough updates
     pipeline.check(torch.ones(_PLENTY if is_continuous else config.rounds.min_contributors))
     if config.root is not None and pipeline.needs is Needs.EVIDENCE:
         pipeline.check_evidence()

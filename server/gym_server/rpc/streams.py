@@ -185,9 +185,7 @@ class WorkStreams:
         """Await database work; return None on failure, so that a short outage ends no stream."""
         try:
             return await work
-        except (
-            Exception
-        ):  # drivers raise no fixed set of exceptions; every stream is woken and checks for itself
+        except Exception:  # drivers may raise anything; every stream is woken and checks for itself
             log.exception("serving %d work streams failed; trying again", len(self._streams))
             return None
 

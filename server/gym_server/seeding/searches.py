@@ -165,9 +165,7 @@ class BaseWaits:
     """The total time that each node has waited for files of the base; dropped after an hour without a wait."""
 
     def __init__(self) -> None:
-        self._nodes: OrderedDict[int, tuple[float, float]] = (
-            OrderedDict()
-        )  # seconds waited, and time of the last wait
+        self._nodes: OrderedDict[int, tuple[float, float]] = OrderedDict()  # seconds, time of the last wait
 
     def seconds(self, node: int) -> float:
         """Return the total time that a node has waited, in seconds."""

@@ -115,10 +115,8 @@ class SeederReports:
         self._reports: OrderedDict[str, dict[str, float]] = (
             OrderedDict()
         )  # times by account, then by reporter
-        self._given: OrderedDict[str, tuple[int, int]] = (
-            OrderedDict()
-        )  # number of tickets and of reports, by reporter
-        self._counted: OrderedDict[str, list[float]] = OrderedDict()  # times of counted reports, by reporter
+        self._given: OrderedDict[str, tuple[int, int]] = OrderedDict()  # tickets and reports by reporter
+        self._counted: OrderedDict[str, list[float]] = OrderedDict()  # times of counted reports by reporter
 
     def note_ticket(self, reporter: str) -> None:
         """Count a ticket that a contributor received."""

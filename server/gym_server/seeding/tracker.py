@@ -327,8 +327,7 @@ class SeedTracker:
             for node, seeder in self._seeders.having(sha256)
             if node != caller.node_id
             and seeder.name not in tried
-            and (":" in seeder.host)
-            == (":" in host)  # the caller may have no route to the other address family
+            and (":" in seeder.host) == (":" in host)  # the caller may have no route to the other family
             and may_connect(seeder.host, host)
             and not self._reports.banned.has(seeder.contributor, now)
         ]
