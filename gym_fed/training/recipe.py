@@ -34,7 +34,7 @@ class Tracks(Protocol):
 
 
 class RecipeContext:
-    """The devices, tracker, models and storage of a recipe.
+    """The context of a recipe: devices, tracker, models and storage.
 
     ::
 
@@ -45,19 +45,19 @@ class RecipeContext:
 
     Args:
         output_dir: Folder of the recipe; created if missing, otherwise reused.
-        devices: Names of devices, or ``auto`` for all CUDA GPUs, else MPS, else the CPU.
-        seed: Seed for Python, numpy and torch, set when the block is entered.
-        experiment: Tracker, which stays open; by default a ``gym_fed.Experiment`` in ``output_dir``, which is closed
-            at the end.
+        devices: Names of devices; ``auto`` selects all CUDA GPUs, otherwise MPS, otherwise the CPU.
+        seed: Seed for Python, numpy and torch, which is set when the block is entered.
+        experiment: A tracker, which is left open; by default, a ``gym_fed.Experiment`` in ``output_dir``, which is
+            closed at the end.
 
     Attributes:
-        output_dir: The recipe's folder.
-        devices: The ``torch.device`` objects to compute on; the first is the default of ``spawn``.
+        output_dir: The folder of the recipe.
+        devices: The ``torch.device`` objects to compute on; the first one is the default for ``spawn``.
         experiment: The tracker.
-        storage: The folder that ``save_safely`` writes to.
+        storage: The folder to which ``save_safely`` writes.
 
     Raises:
-        GymError: ``USAGE`` for a device that is unknown or absent.
+        GymError: ``USAGE`` for a device that is unknown or not available.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RecipeContext:
             self.experiment.close()  # type: ignore[attr-defined]  # our own can be closed
 
     def track(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of one step; steps count from 1."""
+        """Log the metrics of one step. Steps are counted from 1."""
         self.experiment.log_metrics(metrics, step)
 
     @property
@@ -115,7 +115,7 @@ class RecipeContext:
 
         Args:
             model: See ``spawn``.
-            tp: Number of processes that share its layers; only 1 is supported.
+            tp: Number of processes that share the model's layers; only 1 is supported.
             device: See ``spawn``.
             dtype: See ``spawn``.
 
@@ -138,7 +138,7 @@ class RecipeContext:
         device: str | torch.device | None = None,
         dtype: str = "float32",
     ) -> LoadedModel:
-        """Create a model for a role; its source is not changed.
+        """Create a model for a role. Its source is not changed.
 
         ========== =============================================================================================
         policy     trained: a causal LM with all weights trainable; with an adapter, only the adapter's
@@ -149,9 +149,9 @@ class RecipeContext:
 
         Args:
             role: See above.
-            model: A name as for ``load_model``, or a spawned model, which is copied.
-            device: By default the first of ``devices``.
-            dtype: Dtype of the weights of a loaded model.
+            model: A name as for ``load_model``, or a spawned model, which is then copied.
+            device: By default, the first of ``devices``.
+            dtype: Dtype of the weights if the model is loaded.
 
         Raises:
             GymError: ``USAGE`` for an unknown role; errors from ``load_model``.
@@ -180,14 +180,14 @@ class RecipeContext:
         return spawned
 
     def save_safely(self, name: str, what: Any) -> Path:
-        """Write to ``storage`` under ``name``, or ``NAME-2``, ``NAME-3``, ...; nothing is overwritten.
+        """Write to ``storage`` under ``name``, or else ``NAME-2``, ``NAME-3``, ...; nothing is overwritten.
 
-        The write is atomic; a kill may leave a hidden ``.NAME.*.partial``.
+        The write is atomic. If the process is killed, a hidden ``.NAME.*.partial`` may remain.
 
         Args:
-            name: Name of the new file or folder; not a path.
-            what: Bytes or text for a file; a mapping of tensors for a safetensors file; a spawned model or any object
-                with ``save_pretrained`` for a folder.
+            name: Name of the new file or folder; must not be a path.
+            what: Bytes or text, for a file; a mapping of tensors, for a safetensors file; a spawned model or any object
+                with ``save_pretrained``, for a folder.
 
         Returns:
             The path that was written.
@@ -215,7 +215,7 @@ class RecipeContext:
         return place
 
     def save_model_safely(self, name: str, model: LoadedModel) -> Path:
-        """Save a model with its tokenizer as in ``save_safely``.
+        """Save a model with its tokenizer, as in ``save_safely``.
 
         Raises:
             GymError: ``USAGE`` for an object that is not a spawned model.
@@ -263,7 +263,7 @@ def _writer(what: Any) -> Callable[[Path], Any]:
 
 
 def _claim(part: Path, path: Path) -> Path:
-    """Rename the written part to the first free name; other processes may claim names at the same time."""
+    """Rename the written part to the first free name; other processes may claim names concurrently."""
     number, target = 1, path
     while True:
         try:
@@ -271,7 +271,7 @@ def _claim(part: Path, path: Path) -> Path:
                 os.link(part, target)
                 return target
             if not target.exists():
-                return part.rename(target)  # fails if a non-empty folder exists there
+                return part.rename(target)  # fails if the target is a non-empty folder
         except OSError:
             if not target.exists():
                 raise

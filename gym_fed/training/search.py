@@ -1,7 +1,7 @@
-"""Search for the best settings with Optuna; each trial is a run with its own folder, and may be pruned and resumed.
+"""Search for the best settings with Optuna. Each trial is a run in a separate folder; it may be pruned and resumed.
 
-Akiba et al. 2019, "Optuna". Optuna's journal in the search's folder holds the study. Several workers may share it, also
-over a network file system. An interrupted trial runs again with the same settings in the same folder, where it
+Akiba et al. 2019, "Optuna". Optuna's journal in the folder of the search stores the study. Several workers may share
+it, also over a network file system. An interrupted trial runs again with the same settings in the same folder, where it
 resumes from its last checkpoint.
 """
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     import optuna
 
 
-_FOLDER = "folder"  # user attribute: folder of the trial
-_REASON = "ended"  # user attribute: why the trial has no value
-_WORKERS = "workers"  # contains a folder per trial, locked by the trial's worker
+_FOLDER = "folder"  # user attribute with the folder of the trial
+_REASON = "ended"  # user attribute with the reason why the trial has no value
+_WORKERS = "workers"  # contains a folder per trial, which the trial's worker locks
 _LOCK_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The outcome of a trial: settings, state (``complete``, ``pruned``, ``fail``), and metric if it has one."""
+    """The outcome of a trial: settings, state (``complete``, ``pruned`` or ``fail``), and metric if it has one."""
 
     number: int
     parameters: dict[str, Any]
@@ -51,7 +51,7 @@ class TrialResult:
 
 
 class _Stopped(BaseException):
-    """Raised on Ctrl-C. Not an ``Exception``, so that Optuna still counts the trial as running, and it runs again."""
+    """Raised on Ctrl-C. Not an ``Exception``, so that Optuna still considers the trial running, and it is run again."""
 
 
 OnTrial = Callable[[TrialResult], None]
@@ -64,7 +64,8 @@ class Search:
         config: The config of the search.
         on_trial: Called with every finished trial.
         on_report: Called with every step's report and the number of its trial.
-        should_stop: Called after every step; if True, the trial saves a checkpoint and ``INTERRUPTED`` is raised.
+        should_stop: Called after every step; if it returns True, the trial saves a checkpoint and ``INTERRUPTED`` is
+            raised.
     """
 
     def __init__(
@@ -87,13 +88,14 @@ class Search:
             check_config(self._trial_config(values, self.folder / "trials"))
 
     def run(self, num_trials: int | None = None) -> list[TrialResult]:
-        """Run trials until ``num_trials`` have ended, by default the number in the config.
+        """Run trials until ``num_trials`` have ended; by default, the number in the config.
 
         Returns:
-            The ended trials by number. The config of the best one is in ``best.yaml``.
+            The ended trials, by number. The config of the best one is written to ``best.yaml``.
 
         Raises:
-            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` if the folder has a different search.
+            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` if the folder belongs to a different
+                search.
         """
         import optuna
 
@@ -133,12 +135,12 @@ class Search:
             lock.release()
 
     def _next_trial(self, study: optuna.Study, num_trials: int) -> tuple[optuna.Trial, FolderLock] | None:
-        """Choose the next trial and lock its folder; None if ``num_trials`` have ended or are running."""
+        """Choose the next trial and lock its folder; None if ``num_trials`` trials have ended or are running."""
         with self._locked():
             num_running = self._retry_interrupted(study)
             if len(_ended(study)) + num_running >= num_trials:
                 return None
-            # A new seed per trial: otherwise, workers and resumed searches would draw the same settings.
+            # A new seed per trial, since otherwise workers and resumed searches would draw the same settings.
             study.sampler = self._sampler(self.config.search.seed + len(study.get_trials(deepcopy=False)))
             trial = study.ask()
             name = trial.user_attrs.get(_FOLDER) or f"trial-{trial.number:04d}"
@@ -178,7 +180,7 @@ class Search:
         import optuna
 
         if self.config.search.sampler == "tpe":
-            # With constant_liar, running trials count as bad ones, so that no settings are tried twice.
+            # With constant_liar, running trials are treated as bad ones, so that no settings are tried twice.
             return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         return optuna.samplers.RandomSampler(seed=seed)
 
@@ -193,7 +195,7 @@ class Search:
         return optuna.pruners.NopPruner()
 
     def _retry_interrupted(self, study: optuna.Study) -> int:
-        """Queue interrupted trials to run first, in their own folders; return the number of running trials."""
+        """Queue interrupted trials to run first, in their old folders; return the number of running trials."""
         from optuna.trial import TrialState
 
         num_running = 0
@@ -239,7 +241,7 @@ class Search:
         return value
 
     def _train(self, config: TrainingConfig, on_report: Callable[[StepReport], None]) -> Any:
-        """Return the metrics of a trial's run; a finished run is read instead of repeated."""
+        """Return the metrics of a trial's run; a run that is already finished is only read."""
         from gym_fed.tracking.trackers.base import read_lines
         from gym_fed.training.trainer import Trainer
 
@@ -266,7 +268,7 @@ class Search:
         """Return the config of a trial.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` naming an unknown key, or a key with an invalid value.
+            GymError: ``CONFIG_INVALID`` with a key that is unknown or has an invalid value.
         """
         plain = json.loads(json.dumps(self.config.trial(output_dir=str(folder))))
         for key, value in values.items():
@@ -280,7 +282,7 @@ class Search:
         return validate(plain, TrainingConfig, f"search ({', '.join(f'{k}={v}' for k, v in values.items())})")
 
     def _claim_folder(self) -> None:
-        """Refuse a folder with a different search; only the number of trials and the location may change."""
+        """Refuse a folder with a different search; only the number of trials and the paths may differ."""
         text = dump_yaml(self.config)
         file = self.folder / "search.yaml"
         if file.exists():
@@ -310,14 +312,14 @@ class Search:
             write_atomically(self.folder / "best.yaml", (head + dump_yaml(config)).encode())
 
     def best(self, results: list[TrialResult]) -> TrialResult | None:
-        """Return the complete trial with the best metric."""
+        """Return the complete trial with the best metric; None if there is none."""
         complete = [r for r in results if r.value is not None and r.state == "complete"]
         sign = 1 if self.config.search.direction == "minimize" else -1
         return min(complete, key=lambda r: (sign * (r.value or 0.0), r.number), default=None)
 
 
 def _suggest(trial: optuna.Trial, key: str, values: SearchRange) -> Any:
-    """Draw a value with the study's sampler. Choices are passed as JSON, so that they may be lists."""
+    """Draw a value with the study's sampler. Choices are passed as JSON, so that they may also be lists."""
     if values.choices is not None:
         return json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in values.choices]))
     assert values.low is not None
@@ -348,7 +350,7 @@ def _result(trial: optuna.trial.FrozenTrial) -> TrialResult:
 
 
 def _settings_to_check(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any]]:
-    """Yield settings that cover every choice and both ends of every range, with the first value of the others."""
+    """Yield settings that cover every choice and both ends of every range, with the first value of all other keys."""
     values = {
         key: values.choices or [int(end or 0) if values.integer else end for end in (values.low, values.high)]
         for key, values in ranges.items()

@@ -66,18 +66,18 @@ class Trainer(ExpectedElsewhere):
 
     Args:
         config: The run's config.
-        model: Model to train in place, instead of loading ``config.model``. With ``finetuning: lora`` its weights do
-            not change; the result's model is a PEFT wrapper, whose ``unload()`` returns the original.
+        model: Model to train in place instead of loading ``config.model``. With ``finetuning: lora``, its weights do
+            not change; the result's model is then a PEFT wrapper, whose ``unload()`` returns the original.
         tokenizer: The tokenizer of ``model``.
         graders: Graders in addition to ``config.graders``.
         on_step: Called after every optimiser step with ``(step, total, loss)``.
-        on_rows: Called before training with ``("data", counts)``, and with ``("eval_data", counts)`` if there is any.
-            Without it, many lost rows cause a warning.
+        on_rows: Called before training with ``("data", counts)``, and with ``("eval_data", counts)`` if there are such
+            rows. Without it, a warning is issued if many rows are lost.
         on_report: Called with a ``hooks.StepReport`` after every step and evaluation; may raise to end the run.
         should_stop: Called after every step; if it returns True, a checkpoint is saved and ``INTERRUPTED`` is raised.
         check: True to measure the model before and after training: held-out loss, answers to some prompts, and general
-            knowledge (``result.check``). Rows are held out if none are named.
-        last_encoded: A cache of encoded rows, shared by successive runs on the same rows.
+            knowledge (``result.check``). Rows are held out if none are specified.
+        last_encoded: A cache of encoded rows for successive runs on the same rows.
         observer: Observes every step, to record or replay it for an audit, or to save the optimiser's moments.
     """
 
@@ -128,14 +128,14 @@ class Trainer(ExpectedElsewhere):
         """Train to the end, from the last checkpoint if there is one.
 
         Args:
-            dataset: Rows (see ``gym_fed.data.rows``), or a name as for ``named_source``, instead of ``config.data``.
-            eval_dataset: Rows, or a name, instead of ``config.eval_data``.
+            dataset: Rows (see ``gym_fed.data.rows``), or a name as for ``named_source``, in place of ``config.data``.
+            eval_dataset: Rows, or a name, in place of ``config.eval_data``.
             resume: False to refuse an unfinished run in ``output_dir`` instead of resuming it.
 
         Raises:
             GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS``, ``DATA_INVALID``, ``MODEL_NOT_FOUND`` and
-                ``CONFIG_INVALID`` before anything is written. An optimiser may refuse the model just before the first
-                step; the folder then accepts a different config.
+                ``CONFIG_INVALID`` before anything is written. An optimiser may refuse the model only just before the
+                first step; the folder then still accepts a different config.
         """
         require_training(self.config)
         try:
@@ -159,11 +159,11 @@ class Trainer(ExpectedElsewhere):
             settings: Merge rule and codecs; by default ``DeltaSoupConfig()``, whose rule tolerates malicious clients.
 
         Returns:
-            The soup and the outcome of every contribution; the trainer's own is called ``self``.
+            The soup and the outcome of every contribution; the trainer's own contribution is named ``self``.
 
         Raises:
-            GymError: ``USAGE`` before training, or if ``config.model`` does not name the base; see ``DeltaSoup`` for
-                other errors. The result's model is then unchanged.
+            GymError: ``USAGE`` before training, or if ``config.model`` does not specify the base; see ``DeltaSoup`` for
+                other errors. After an error, the result's model is unchanged.
         """
         from gym_fed.training.run.afterwards import soup_with
 
@@ -180,10 +180,11 @@ class Trainer(ExpectedElsewhere):
 
         Args:
             path: The new file or folder; nothing is overwritten.
-            format: See ``gym export --list``; by default by the suffix of ``path``, else ``huggingface``.
-            codec: Codec of the format ``delta``; by default one bit per weight, or LoRA factors after LoRA training.
-            quantization: A quantisation of the format; by default its first.
-            check: True to load the export in a new process and compare; if it differs, it is deleted and
+            format: A name from ``gym export --list``; by default determined by the suffix of ``path``, otherwise
+                ``huggingface``.
+            codec: Codec for the format ``delta``; by default one bit per weight, or LoRA factors after LoRA training.
+            quantization: A quantisation of the format; by default its first one.
+            check: True to load the export in a new process and compare it; if it differs, it is deleted and
                 ``EXPORT_DIFFERS`` is raised.
         """
         from gym_fed.training.run.afterwards import export
@@ -240,7 +241,7 @@ class Trainer(ExpectedElsewhere):
             return with_check(result, check)
 
     def _start_processes(self, config: TrainingConfig) -> tuple[Any, RunFolder, str]:
-        """Return the device, the run folder, and the time at which the run first started."""
+        """Return the device, the run folder, and the time at which the run was first started."""
         import torch
 
         device = pick_device(config.device)
@@ -257,7 +258,7 @@ class Trainer(ExpectedElsewhere):
         return self.config.eval_split
 
     def _load_model(self, config: TrainingConfig) -> tuple[Any, Any]:
-        """Load model and tokenizer, with the config's features and chat template."""
+        """Load the model and tokenizer, with the config's features and chat template."""
         if self._given is not None:
             require_dtype(self._given[0], config)
             require_none_merged(config)
@@ -303,7 +304,7 @@ class Trainer(ExpectedElsewhere):
         checkpoint: Path | None,
         hooks: RunHooks,
     ) -> tuple[Any, int | None]:
-        """Build the algorithm's trainer and run it; return the trainer, and the step whose weights were restored."""
+        """Build the algorithm's trainer and run it. Return the trainer, and the step whose weights were restored."""
         from transformers import PrinterCallback
 
         optimizer = OPTIMIZERS.new(config.optimizer)
@@ -345,7 +346,7 @@ class Trainer(ExpectedElsewhere):
         return trainer, best_step
 
     def _track(self, from_step: int) -> Experiment:
-        """Open the tracked run, to be continued after a step."""
+        """Open the tracked run, which continues after the given step."""
         config, tracker = self.config, self.config.tracker
         experiment = Experiment(
             config.output_dir,
@@ -363,7 +364,7 @@ class Trainer(ExpectedElsewhere):
 
     @contextmanager
     def _resources(self) -> Iterator[ExitStack]:
-        """Set up the graders for the duration of the run; yield the stack for further resources."""
+        """Set up the graders for the duration of the run; yield the stack, to which further resources can be added."""
         with ExitStack() as stack:
             for grader in self._graders:
                 stack.callback(grader.teardown)
@@ -374,7 +375,7 @@ class Trainer(ExpectedElsewhere):
 def _prepare_model(
     config: TrainingConfig, algorithm: Algorithm, tuning: Tuning, model: Any, tokenizer: Any, device: Any
 ) -> Any:
-    """Return the model on its device, with the algorithm's head, the tuning method applied, and parts frozen."""
+    """Return the model on its device, with the algorithm's head, the tuning method applied, and some parts frozen."""
     from transformers import set_seed
 
     set_seed(config.seed)
@@ -389,7 +390,7 @@ def _prepare_model(
 
 
 def _open_folder(folder: RunFolder, config: TrainingConfig, rows: RunRows, begun: str, resume: bool) -> str:
-    """Open the run folder; return the checkpoint to resume from, or an empty string."""
+    """Open the run folder. Return the checkpoint to resume from, or an empty string."""
     counts = rows.counts, rows.eval_counts
     checkpoint = folder.open(config, *rows.digests, begun=begun, resume=resume, counts=counts)
     record_environment(folder.path, config, rows.digests[0])

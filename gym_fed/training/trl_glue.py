@@ -1,7 +1,7 @@
 """Use TRL's trainers without side effects: no telemetry, no model cards, no patches left on the model.
 
-Also write checkpoints of models that are split while loading (FSDP2, tensor parallelism), which transformers cannot
-resume: torch gathers weights and optimiser state to whole tensors, and one process writes them.
+Also write checkpoints of models that are split while loading (FSDP2, tensor parallelism), from which transformers
+cannot resume: torch gathers the weights and the optimiser state to whole tensors, and one process writes them.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its tr
 class LocalOnly(_Trainer):  # type: ignore[misc]
     """A mix-in for TRL trainers that sends no telemetry and writes no README into checkpoints.
 
-    TRL reports each new trainer to the Hub by default. The environment variable against it would be read only when
-    huggingface_hub is first imported, so a method is overridden.
+    By default, TRL reports each new trainer to the Hub. The environment variable that disables this is read only when
+    huggingface_hub is first imported, so a method is overridden instead.
     """
 
     optimizer: Any
     make_optimizer: Any = None
-    """Set on an instance, ``Callable[[model], Optimizer | None]``: creates an optimiser instead of transformers."""
+    """Set per instance: ``Callable[[model], Optimizer | None]``, which replaces the optimiser of transformers."""
 
     wrap_dataloader: Any = None
-    """Set on an instance, ``Callable[[DataLoader], DataLoader]``: wraps the training dataloader."""
+    """Set per instance: ``Callable[[DataLoader], DataLoader]`` that wraps the training dataloader."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         with patched_output_heads(type(self)):
@@ -59,7 +59,7 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         """Send no telemetry."""
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write no model card: the run folder has the record."""
+        """Write no model card, since the run folder already contains the record."""
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Create the optimiser of the config, unless transformers creates it."""
@@ -75,12 +75,12 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         return sampler
 
     def get_train_dataloader(self) -> Any:
-        """Return the trainer's dataloader, passed through ``wrap_dataloader``."""
+        """Return the trainer's dataloader, wrapped with ``wrap_dataloader``."""
         loader = super().get_train_dataloader()
         return loader if self.wrap_dataloader is None else self.wrap_dataloader(loader)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse a checkpoint that does not fit the model; transformers would only warn."""
+        """Refuse a checkpoint that does not fit the model, about which transformers would only warn."""
         model = self.model
         ignored = {
             *(getattr(model, "all_tied_weights_keys", None) or ()),
@@ -100,10 +100,10 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
             model.tie_weights()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load a checkpoint, after checking the names of an adapter's weights: PEFT ignores missing ones.
+        """Load a checkpoint after checking the names of an adapter's weights, since PEFT ignores missing ones.
 
         Raises:
-            GymError: ``MODEL_INVALID`` naming a weight of the adapter that the checkpoint lacks.
+            GymError: ``MODEL_INVALID`` with a weight of the adapter that is missing in the checkpoint.
         """
         _require_adapter(self.model if model is None else model, Path(resume_from_checkpoint))
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -119,7 +119,7 @@ def local(trainer: type) -> Any:
 
 
 class ShardedCheckpoints(_Trainer):  # type: ignore[misc]
-    """A mix-in for trainers of models that are split while loading; it does not affect others."""
+    """A mix-in for trainers of models that are split while loading; it has no effect on other trainers."""
 
     is_distributed_loading_by_transformers: bool
     model: Any
@@ -170,10 +170,10 @@ def _read(folder: str, name: str) -> dict[str, Any]:
 
 
 class EpochLengthGroups(LengthGroupedSampler):
-    """Orders rows like transformers' ``group_by_length``, but by seed and epoch alone.
+    """Orders rows like transformers' ``group_by_length``, but depends only on seed and epoch.
 
-    The order of transformers depends on the random state at the start of an epoch, which a run that resumes later in
-    the epoch does not have.
+    In transformers, the order depends on the random state at the start of an epoch, which is not available to a run
+    that resumes in the middle of the epoch.
     """
 
     def __init__(self, of: LengthGroupedSampler, seed: int) -> None:
@@ -181,7 +181,7 @@ class EpochLengthGroups(LengthGroupedSampler):
         self._seed = seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; accelerate's dataloader calls this before each one."""
+        """Set the epoch; accelerate's dataloader calls this before each epoch."""
         self.generator.manual_seed(self._seed + epoch)
 
 
@@ -227,7 +227,7 @@ def restore_after_run(model: Any) -> Iterator[None]:
 
 @contextmanager
 def quiet_datasets() -> Iterator[None]:
-    """Hide the progress bars of ``datasets``, and without a terminal also those of TRL."""
+    """Hide the progress bars of ``datasets`` and, without a terminal, also those of TRL."""
     from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     disabled, before = are_progress_bars_disabled(), os.environ.get("TQDM_DISABLE")

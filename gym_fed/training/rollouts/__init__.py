@@ -1,1 +1,1 @@
-"""Generate the policy's answers with a vLLM next to the trainer, also ahead of their step."""
+"""Generate the policy's answers with a vLLM next to the trainer, optionally ahead of the step that uses them."""

@@ -29,12 +29,12 @@ log = logging.getLogger("gym_fed.vllm")
 _POLL_SECONDS = 0.2
 _WATCH_SECONDS = 5.0
 _ATTEMPTS = 3
-"""Number of failures in a row, without a new answer in between, after which the run ends."""
+"""Number of consecutive failures without any new answer after which the run ends."""
 _GONE = (ErrorCode.UNAVAILABLE, ErrorCode.MODEL_INVALID)
-"""Errors from a vLLM that has stopped, or has restarted without the adapter."""
+"""Errors from a vLLM that has stopped, or that has restarted without the adapter."""
 _CLOSE_SECONDS = 30.0
 _ROUNDING = 1e-3
-"""Maximum rounding error by which a log-probability may exceed 0."""
+"""Maximum value of a log-probability, which may exceed 0 because of rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class SampledAnswer:
 
 
 class RolloutClient:
-    """Gets a policy's answers from one vLLM, in its own thread; generations are answered one after the other.
+    """Gets a policy's answers from one vLLM, on a separate thread. Generations are answered one after another.
 
     Args:
-        server: The vLLM, which restarts or monitors itself.
+        server: The vLLM, an object that restarts or monitors it.
         sampling: Sampling parameters of all answers.
         end_ids: Tokens that end an answer.
         num_tokens: Size of the model's vocabulary.
@@ -88,30 +88,30 @@ class RolloutClient:
     def submit(
         self, policy: RolloutPolicy, prompts: Sequence[list[int]], seeds: Sequence[int]
     ) -> Future[list[SampledAnswer]]:
-        """Answer prompts by a policy, after all earlier submissions.
+        """Answer prompts with a policy, after all earlier submissions.
 
         Args:
             policy: The policy, which is loaded first.
-            prompts: Token ids, one list per answer.
-            seeds: One per answer, so that the same policy gives the same answer again.
+            prompts: Token ids of each prompt, one prompt per answer.
+            seeds: One seed per answer, so that the same policy gives the same answer again.
 
         Returns:
-            The answers in the order of the prompts. A failure is a ``GymError``: ``UNAVAILABLE`` if vLLM does not
+            The answers, in the order of the prompts. A failure is a ``GymError``: ``UNAVAILABLE`` if vLLM does not
             restart, or an error from ``VllmClient.complete``.
         """
         return asyncio.run_coroutine_threadsafe(self._answer(policy, list(prompts), list(seeds)), self._loop)
 
     def wait(self, job: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine in the client's thread and return its result."""
+        """Run a coroutine on the client's thread and return its result."""
         return asyncio.run_coroutine_threadsafe(job, self._loop).result()
 
     def require_sampling_logprobs(self, policy: RolloutPolicy, prompt: list[int]) -> None:
-        """Refuse a vLLM that reports log-probabilities other than those it samples with.
+        """Refuse a vLLM that reports other log-probabilities than those with which it samples.
 
         With ``top_k`` 1, the most likely token must have probability 1.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` naming vLLM's option.
+            GymError: ``CONFIG_INVALID`` with vLLM's option.
         """
         greedy = replace(self._sampling, top_k=1, max_tokens=1)
         (answer,) = self.wait(self._answer(policy, [prompt], [0], greedy))
@@ -123,7 +123,7 @@ class RolloutClient:
             )
 
     def close(self) -> None:
-        """Cancel all requests, unload the adapter, and end the thread. May be called again."""
+        """Cancel all requests, unload the adapter, and end the thread. Repeated calls have no effect."""
         if self._loop.is_closed():
             return
         with suppress(TimeoutError):
@@ -140,7 +140,7 @@ class RolloutClient:
         if self._client is None:
             return
         if self._loaded is not None and self._server.ready:
-            with suppress(NotConnectedError, GymError):  # the run has ended anyway
+            with suppress(NotConnectedError, GymError):  # errors no longer matter at the end of the run
                 await self._client.unload_adapter(self._loaded)
         await self._client.close()
 
@@ -191,7 +191,7 @@ class RolloutClient:
             self._client = VllmClient(self._server.address)
         if self._loaded == policy.name:
             return
-        if again:  # it may have been loaded before the connection ended
+        if again:  # the adapter may be loaded already
             await self._client.unload_adapter(policy.name)
         await self._client.load_adapter(policy.name, policy.content)
         previous, self._loaded = self._loaded, policy.name
@@ -261,7 +261,7 @@ class RolloutClient:
 
 
 def _require_sampled(answer: SampledAnswer, max_tokens: int, num_tokens: int) -> None:
-    """Refuse an answer that cannot be a sample: its numbers would end the run later, or ruin the weights.
+    """Refuse an answer that cannot be a sample, since its numbers would end the run later or ruin the weights.
 
     Raises:
         GymError: ``PROTOCOL_MISMATCH`` with the problem.

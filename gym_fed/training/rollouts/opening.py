@@ -1,4 +1,4 @@
-"""Start the vLLM of a run or connect to it, and make a trainer generate with it."""
+"""Start the vLLM of a run, or connect to it, and make a trainer generate with it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _MIN_CACHE_BYTES, _MAX_CACHE_BYTES = 2**28, 2**32
 
 
 def generate_by_vllm(trainer: Any, job: Job, settings: RolloutSettings, *, per_answer: bool) -> None:
-    """Make a TRL trainer generate with the vLLM of ``settings.rollouts``, which ends with the run.
+    """Make a TRL trainer generate with the vLLM of ``settings.rollouts``, which is stopped at the end of the run.
 
-    Sets the attributes that TRL sets under ``use_vllm``, but does not need the vllm package in this environment.
+    Sets the attributes that TRL sets under ``use_vllm``, without requiring the vllm package in this environment.
 
     Args:
         trainer: A ``GRPOTrainer`` or ``RLOOTrainer`` with ``Rollouts``.
         job: The run's job.
-        settings: The algorithm's section.
-        per_answer: True if the loss, and therefore the correction, has one ratio per answer.
+        settings: The algorithm's section of the config.
+        per_answer: True if the loss, and therefore the correction, has one importance ratio per answer.
 
     Raises:
         GymError: ``MODEL_INVALID`` for an adapter that vLLM does not support; errors from ``start_vllm`` and

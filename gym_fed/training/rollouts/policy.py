@@ -1,4 +1,4 @@
-"""Prepare the trained adapter for vLLM, and refuse configs with which vLLM's answers would not be the policy's."""
+"""Prepare the trained adapter for vLLM, and refuse configs for which vLLM's answers would not be the policy's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RolloutPolicy:
     """One state of the trained adapter.
 
     Attributes:
-        name: Name in vLLM, which is never reused for another state: it is a key of vLLM's prefix cache.
+        name: Name in vLLM. It is never reused for another state, since it is a key of vLLM's prefix cache.
         version: Number of optimiser steps before this state.
         content: A safetensors file with PEFT's config in its metadata.
     """
@@ -34,13 +34,13 @@ class RolloutPolicy:
 
 
 def adapter_file(model: Any) -> bytes:
-    """Return the trained adapter of a PEFT model as the bytes that ``vllm_plugin.uploads`` reads."""
+    """Return the trained adapter of a PEFT model as the bytes that ``vllm_plugin.uploads`` accepts."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save
 
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     config = model.peft_config["default"].to_dict()
-    # JSON has no sets, and paths of this machine must not leave it.
+    # JSON has no sets, and paths on this machine must not leave it.
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     plain["base_model_name_or_path"] = None
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
@@ -48,10 +48,10 @@ def adapter_file(model: Any) -> bytes:
 
 
 def rank_for_vllm(model: Any) -> int:
-    """Return the smallest ``--max-lora-rank`` for the adapter of a PEFT model.
+    """Return the smallest ``--max-lora-rank`` with which vLLM accepts the adapter of a PEFT model.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming a module that vLLM cannot adapt; ``CONFIG_INVALID`` for too high a rank.
+        GymError: ``MODEL_INVALID`` with a module that vLLM cannot adapt; ``CONFIG_INVALID`` if the rank is too high.
     """
     from peft import get_peft_model_state_dict
 
@@ -79,7 +79,7 @@ def check_rollouts(name: str, settings: Any, config: TrainingConfig) -> None:
         config: The run's config.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming the key and the remedy.
+        GymError: ``CONFIG_INVALID`` with the key and the remedy.
     """
     from gym_fed.serving.engine.request import SamplingParams
 

@@ -1,4 +1,4 @@
-"""Encode prompts and answers to token ids, cut to ``max_length``, for algorithms that learn from answers to prompts."""
+"""Encode prompts and answers to token ids, truncated to ``max_length``, for algorithms that learn from answers."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def encode_answers(
 ) -> Iterator[dict[str, Any]]:
     """Encode prompts and answers to token ids without truncation, a thousand rows at a time.
 
-    Conversations are rendered by the chat template; plain texts get an end token. As in TRL, the answer starts at the
-    first token in which the prompt and the prompt with the answer differ; for a pair, at the earlier one.
+    Conversations are rendered with the chat template; plain texts get an end token. As in TRL, the answer starts at the
+    first token at which the prompt and the prompt with the answer differ; for a pair, at the earlier of the two.
 
     Args:
-        tokenizer: Tokenizer; it needs a chat template for conversations.
+        tokenizer: The tokenizer, which needs a chat template for conversations.
         rows: See ``gym_fed.data.rows``.
         answers: Columns with answers, such as ``("chosen", "rejected")``.
-        reasoning: Treatment of ``reasoning_content`` of the answers: part of the answer, or dropped.
+        reasoning: What to do with ``reasoning_content`` of the answers: learn it as part of the answer, or drop it.
 
     Yields:
         ``{"prompt_ids", "chosen_ids", "rejected_ids"}`` per row: lists of ids.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the row.
+        GymError: ``DATA_INVALID`` with the row.
     """
     source, first = iter(rows), 1
     while chunk := list(islice(source, _CHUNK_ROWS)):
@@ -50,12 +50,12 @@ def encode_answers(
 
 
 def answer_lengths(encoded: Iterable[dict[str, Any]]) -> list[int]:
-    """Return the number of tokens of the prompt with the longer answer, for each row of ``encode_answers``."""
+    """Return the number of tokens of the prompt with the longer answer, for each row from ``encode_answers``."""
     return [len(row["prompt_ids"]) + max(map(len, answers_of(row))) for row in encoded]
 
 
 def cut_answers(encoded: Iterable[dict[str, Any]], max_length: int) -> EncodedRows:
-    """Return the rows of ``iter_cut`` with their ``counts``.
+    """Return the rows from ``iter_cut``, with their ``counts``.
 
     Raises:
         GymError: ``DATA_INVALID`` if no rows are left.
@@ -69,10 +69,10 @@ def cut_answers(encoded: Iterable[dict[str, Any]], max_length: int) -> EncodedRo
 def iter_cut(
     encoded: Iterable[dict[str, Any]], max_length: int, counts: RowCounts
 ) -> Iterator[dict[str, Any]]:
-    """Cut answers so that prompt and answer have at most ``max_length`` tokens, like TRL's ``keep_start``.
+    """Truncate answers so that prompt and answer have at most ``max_length`` tokens, like TRL's ``keep_start``.
 
-    Rows whose prompt leaves no room are dropped. ``counts`` is updated while iterating. The key ``length`` of a row is
-    the length of the prompt with the longer answer.
+    Rows whose prompt leaves no room for an answer are dropped. ``counts`` is updated while iterating. The key
+    ``length`` of a row is the length of the prompt with the longer answer.
     """
     for row in encoded:
         prompt, answers = len(row["prompt_ids"]), answers_of(row)
@@ -119,7 +119,7 @@ def _is_conversation(value: Any) -> bool:
 def _tokenise(
     tokenizer: Any, rows: Sequence[Row], answer: str | None, first: int, reasoning: Reasoning
 ) -> list[list[int]]:
-    """Return the ids of the prompts (``answer`` None), or of prompts with answers; ``first`` numbers the first row."""
+    """Return the ids of prompts (``answer`` None) or of prompts with answers. ``first`` is the first row's number."""
     result: list[list[int]] = [[] for _ in rows]
     chats = [i for i, row in enumerate(rows) if not isinstance(row["prompt"], str)]
     texts = [i for i, row in enumerate(rows) if isinstance(row["prompt"], str)]

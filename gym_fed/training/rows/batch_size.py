@@ -1,8 +1,8 @@
-"""Find the largest batch that fits in memory (``auto_batch_size``) by forward and backward passes on the longest rows.
+"""Find the largest batch that fits in memory (``auto_batch_size``), with trial steps on the longest rows.
 
-The batch is doubled until memory runs out, and gradient accumulation makes up the rest, so that the global batch is
-unchanged. A GPU reports when its memory is full. A CPU would kill the process: there, the growth of the process is
-measured, and the next size is tried only if its extrapolated growth is within the budget.
+The batch size is doubled until memory runs out. Gradient accumulation makes up the rest, so the global batch is
+unchanged. A GPU reports when its memory is full. On a CPU, the process would be killed, so the memory growth of the
+process is measured instead, and the next size is tried only if its extrapolated growth is within the budget.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _ADAM_BYTES = 8  # two float32 moments per trained weight, which the first step 
 _SAMPLING_SECONDS = 0.001
 
 Step = Callable[[int], None]
-"""A function that runs one forward and backward pass on N rows."""
+"""Runs one forward and backward pass on N rows."""
 
 
 def check_batch_size(config: TrainingConfig) -> None:
-    """Refuse ``auto_batch_size`` for algorithms and numbers of processes that determine the batch."""
+    """Refuse ``auto_batch_size`` for algorithms and numbers of processes that determine the batch size."""
     if config.auto_batch_size is None:
         return
     groups = f"a batch of {config.algorithm} consists of whole groups of answers"
@@ -61,10 +61,10 @@ def check_batch_size(config: TrainingConfig) -> None:
 
 
 def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
-    """Return ``config`` with the batch sizes stored by the unfinished run in its folder; None if there are none.
+    """Return ``config`` with the batch sizes that the unfinished run in its folder has stored; None if there are none.
 
     Raises:
-        GymError: ``FILE_EXISTS`` if they do not multiply to the global batch of ``config``.
+        GymError: ``FILE_EXISTS`` if their product is not the global batch of ``config``.
     """
     file = config.output_dir / _FILE
     if config.auto_batch_size is None or not file.exists():
@@ -82,7 +82,7 @@ def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
 
 
 def remember_sizes(config: TrainingConfig) -> None:
-    """Store the batch sizes in the run folder, for a resumed run."""
+    """Store the batch sizes in the run folder for resumed runs."""
     sizes = {key: getattr(config, key) for key in _SIZES}
     write_atomically(config.output_dir / _FILE, f"{json.dumps(sizes)}\n".encode())
     write_atomically(config.output_dir / "config.yaml", dump_yaml(config).encode())
@@ -117,8 +117,8 @@ def find_batch_size(
 
     Args:
         config: The run's config, whose two batch sizes determine the global batch.
-        model: The model on its device; its weights, and the random states, are unchanged afterwards.
-        build: Function that builds a trainer from a config and rows.
+        model: The model on its device. Its weights and the random states are unchanged afterwards.
+        build: Builds a trainer from a config and rows.
         rows: Encoded rows; the longest are tried.
 
     Raises:
@@ -133,7 +133,7 @@ def find_batch_size(
         tried = (longest * (size // len(longest) + 1))[:size]
         with restore_after_run(model):
             trainer = build(config.model_copy(update=changes), tried)
-            trainer.current_gradient_accumulation_steps = 1  # the loop would set it
+            trainer.current_gradient_accumulation_steps = 1  # normally set by the training loop
             batch = next(iter(trainer.get_train_dataloader()))
             trainer.training_step(model, batch)
         model.zero_grad(set_to_none=True)
@@ -161,7 +161,7 @@ def _longest(rows: Sequence[Any], count: int) -> list[Any]:
 def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
     """Return the bytes that the run may allocate in addition to its current memory."""
     settings = config.auto_batch_size
-    assert settings is not None  # called only in that case
+    assert settings is not None  # this function is called only if auto_batch_size is set
     if settings.memory_gib is not None:
         return int(settings.memory_gib * _GIB)
     free = torch.cuda.mem_get_info()[0] if on_cuda else available_memory_bytes()
@@ -190,9 +190,9 @@ def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | Non
 
 
 def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None:
-    """Return the largest of ``candidates`` (ascending) by which the process grows at most ``budget`` bytes.
+    """Return the largest of ``candidates`` (ascending) with which the process grows by at most ``budget`` bytes.
 
-    A size is not tried if extrapolation from the two before it shows that it does not fit.
+    A size is not tried if extrapolation from the two previous sizes shows that it does not fit.
     """
     base = psutil.Process().memory_info().rss
     best, before = None, 0
@@ -201,7 +201,7 @@ def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None
         if growth > budget:
             return best
         best = size
-        # A doubling grows at most twice as much as the one before; after one row there is none to compare with.
+        # A doubling grows memory at most twice as much as the previous one. After one row, there is no previous one.
         expected = growth + 2 * (growth - before) if before else 2 * growth
         before = growth
         if expected > budget:
@@ -210,7 +210,7 @@ def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None
 
 
 def _peak_rss(work: Callable[[], None]) -> int:
-    """Return the peak memory of the process while ``work`` runs, in bytes, sampled every millisecond."""
+    """Return the peak memory of the process in bytes while ``work`` runs, sampled every millisecond."""
     process, peak, done = psutil.Process(), [0], threading.Event()
 
     def sample() -> None:

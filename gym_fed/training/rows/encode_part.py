@@ -1,4 +1,4 @@
-"""Encode the rows of a run: in memory, or into an Arrow file that every process maps."""
+"""Encode the rows of a run, in memory or into an Arrow file that every process maps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CHUNK_ROWS = 1000
 
 
 class LearnedRows(Sequence[Row]):
-    """Stored rows, each of which is converted to one row of an algorithm's kind when it is read."""
+    """Stored rows, each of which is converted to a row of the algorithm's kind when it is read."""
 
     def __init__(self, rows: SelectedRows, kind: RowKind) -> None:
         self._rows, self._kind = rows, kind
@@ -55,11 +55,11 @@ class LearnedRows(Sequence[Row]):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the rows and their kind, hexadecimal."""
+        """The SHA-256 of the rows and their kind, in hex."""
         return hashlib.sha256(f"{self._kind} {self._rows.digest}".encode()).hexdigest()
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return ``[rows]``: bytes of each row's JSON before it is converted."""
+        """Return the bytes of each row's JSON before conversion, ``[rows]``."""
         return self._rows.sizes()
 
     def __eq__(self, other: object) -> bool:
@@ -71,10 +71,10 @@ class LearnedRows(Sequence[Row]):
 def encode_part(
     config: TrainingConfig, algorithm: Algorithm, tokenizer: Any, rows: Sequence[Row]
 ) -> tuple[Any, RowCounts]:
-    """Encode rows of ``rows_to_learn``, or read those that an earlier run has encoded.
+    """Encode rows from ``rows_to_learn``, or read those that an earlier run has encoded.
 
     Returns:
-        The encoded rows, as an ``EncodedTable`` if the algorithm encodes rows one by one, and their counts.
+        The encoded rows (an ``EncodedTable`` if the algorithm encodes rows one by one) and their counts.
     """
     seen = RowCounts()
     prepared = prepared_rows(config, algorithm, tokenizer, rows, seen)
@@ -104,7 +104,7 @@ def _store_each(
     encoded: Iterable[dict[str, Any]],
     counts: RowCounts,
 ) -> EncodedTable:
-    """Store the rows of ``Algorithm.encode_each`` in memory; those of large sources in the cache, for all processes."""
+    """Store the rows of ``Algorithm.encode_each`` in memory; for large sources, in the cache of all processes."""
     if not isinstance(rows, LearnedRows) or not rows.is_mapped or prints_the_date(tokenizer):
         return collect_encoded(encoded, counts)
     facts = encoding_facts(config, tokenizer, without=("eval_split", "seed"))
@@ -125,7 +125,7 @@ def _store_each(
 def prepared_rows(
     config: TrainingConfig, algorithm: Algorithm, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
 ) -> Iterator[Row]:
-    """Yield the rows in the form that ``Algorithm.encode`` takes, and count their forms and unread keys."""
+    """Yield the rows in the form that ``Algorithm.encode`` expects; count their forms and unread keys."""
     source = iter(rows if algorithm.reads_images else without_media(rows, algorithm=config.algorithm))
     forms, unread = Counter(counts.forms), Counter(counts.unread)
     while chunk := list(islice(source, _CHUNK_ROWS)):
@@ -136,7 +136,7 @@ def prepared_rows(
 
 
 def rows_to_encode(config: TrainingConfig, tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
-    """Convert rows of ``rows_to_learn`` to the input of ``Algorithm.encode``.
+    """Convert rows from ``rows_to_learn`` to the input of ``Algorithm.encode``.
 
     Plain prompts become chat turns if the tokenizer has a chat template, and conversations without a system
     message get ``default_system``.
@@ -154,7 +154,7 @@ def prints_the_date(tokenizer: Any) -> bool:
 
 
 def shown(activity: Activity, progress: Iterable[tuple[int, int]]) -> Iterator[None]:
-    """Report each pair of finished and total rows on ``activity``."""
+    """Report each pair of finished and total rows to ``activity``."""
     for done, total in progress:
         activity.report(done, total)
         yield

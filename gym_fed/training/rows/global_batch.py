@@ -1,9 +1,9 @@
-"""Make losses means over all items of an optimiser step, on all processes.
+"""Make losses means over all items of an optimiser step, across all processes.
 
-A mean of means over batches of unequal size differs from the mean over their rows or tokens. So every batch's mean is
-weighted by its share of the step's items: ``share = n_batch * processes / n_step``, where the factor ``processes``
-undoes the averaging of gradients over them. The sum over a step is then the mean over its items, whatever the number
-of batches and processes.
+A mean of means over batches of different sizes is not the mean over their rows or tokens. The mean of each batch is
+therefore weighted by its share of the step's items: ``share = n_batch * processes / n_step``. The factor ``processes``
+undoes the averaging of gradients over the processes. The sum over a step is then the mean over its items, regardless of
+the number of batches and processes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its tr
 
 
 class GlobalBatch(_Trainer):  # type: ignore[misc]
-    """A mix-in, placed before a ``transformers.Trainer`` whose loss is a mean over a batch.
+    """A mix-in to be placed before a ``transformers.Trainer`` whose loss is a mean over a batch.
 
-    A subclass counts the items of a batch (``items``) and weights the parts of its loss by ``share``, which is 1 in
+    A subclass counts the items of a batch (``items``) and weights the parts of its loss with ``share``, which is 1 in
     evaluation.
     """
 
@@ -32,20 +32,20 @@ class GlobalBatch(_Trainer):  # type: ignore[misc]
         raise NotImplementedError
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
-        """Return the step's batches. ``training_step`` counts them, after a resume has set the random states."""
+        """Return the step's batches, which ``training_step`` counts after a resume has set the random states."""
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._waiting = tuple(batches)
         return batches, number
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Run the trainer's step. A batch outside the loop (``auto_batch_size``) counts as a step of its own."""
+        """Run the trainer's step. A batch outside the loop (``auto_batch_size``) counts as a separate step."""
         waiting, self._waiting = self._waiting, ()
         if waiting or self._step_items is None:
             self.count(list(waiting) or [inputs])
         return super().training_step(model, inputs, num_items_in_batch)
 
     def count(self, batches: list[Any]) -> None:
-        """Count the items of a step's batches, of which there is at least one, over all processes."""
+        """Count the items in a step's batches, at least one batch, across all processes."""
         import torch
 
         counts = [self.items(batch) for batch in batches]
@@ -55,7 +55,7 @@ class GlobalBatch(_Trainer):  # type: ignore[misc]
         self._step_items = dict(zip(names, map(float, total.tolist()), strict=True))
 
     def share(self, name: str, number: Any) -> Any:
-        """Return the weight of a batch's mean over ``number`` items of a kind."""
+        """Return the weight of a batch's mean over ``number`` items of the kind ``name``."""
         if self._step_items is None or not self.model.training:
             return 1.0
         return number * self.accelerator.num_processes / max(self._step_items[name], 1.0)

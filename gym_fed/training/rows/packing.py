@@ -1,4 +1,4 @@
-"""Pack rows by TRL's best-fit decreasing, and refuse packing for models that do not support it."""
+"""Pack rows by best-fit decreasing, like TRL, and refuse packing for models that do not support it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pack_best_fit(rows: Iterable[Encoded], max_length: int) -> Iterator[dict[str
 
     Yields:
         ``{"input_ids", "labels", "seq_lengths"}``. From ``seq_lengths``, TRL's collator computes positions that restart
-        with each row, and transformers a block mask.
+        with each row, and transformers computes a block mask.
     """
     from datasets import Dataset
     from trl import pack_dataset
@@ -48,10 +48,11 @@ def check_packing(config: TrainingConfig) -> None:
 
 
 def require_packable(model_config: Any, config: TrainingConfig) -> None:
-    """Refuse packing for a model in which one packed row would affect the next.
+    """Refuse packing for a model in which one packed row would affect the next one.
 
-    With ``True``, rows of a sequence may attend to each other, but must not share a recurrent state, whose code reads
-    padding and positions differently. With ``bfd``, rows must have the same loss and gradient as without packing.
+    With ``True``, rows in a sequence may attend to each other, but must not share a recurrent state, since its code
+    handles padding and positions differently. With ``bfd``, rows must have the same loss and gradient as without
+    packing.
 
     Args:
         model_config: The model's ``transformers`` config.

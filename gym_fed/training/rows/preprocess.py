@@ -20,10 +20,10 @@ from gym_fed.training.run.checks import check_config
 def preprocess(config: TrainingConfig) -> tuple[RowCounts, RowCounts | None, dict[str, Any]]:
     """Encode the rows of ``config`` into its ``tokenized_path``, without loading a model.
 
-    Encoded rows that the folder already holds are compared with the config, and left unchanged.
+    If the folder already contains encoded rows, they are checked against the config and left unchanged.
 
     Returns:
-        Counts of training and held-out rows, and the index.
+        The counts of training and held-out rows, and the index.
 
     Raises:
         GymError: ``USAGE`` without ``tokenized_path``; errors from ``TokenizedRows.read`` and ``write``.

@@ -36,10 +36,10 @@ from gym_fed.training.rows.streamed import StreamedRows
 from gym_fed.training.rows.tokenized import RunRows, TokenizedRows
 
 _ROUND_KEYS = {"output_dir", "seed", "learning_rate", "max_steps", "save_steps"}
-"""Keys that differ between rounds but do not affect tokens."""
+"""Keys that differ between rounds but do not affect the tokens."""
 
 _SAMPLE_ROWS = 512
-"""Number of rows of a stream from which defaults are chosen."""
+"""Number of rows of a stream that are used to choose defaults."""
 
 
 def rows_of_run(
@@ -52,9 +52,9 @@ def rows_of_run(
 
     Args:
         config: The run's config.
-        dataset: Rows, or a name or path, instead of ``config.data``.
-        eval_dataset: Rows, or a name or path, instead of ``config.eval_data``.
-        split_of: Maps the number of distinct rows to ``eval_split``; used if no held-out rows are named.
+        dataset: Rows, or their name or path, instead of ``config.data``.
+        eval_dataset: Rows, or their name or path, instead of ``config.eval_data``.
+        split_of: Maps the number of distinct rows to ``eval_split``; used if no held-out rows are specified.
     """
     encoded = config.tokenized_path
     if dataset is None and not config.data and encoded is not None and TokenizedRows(encoded).is_filled():
@@ -82,7 +82,7 @@ def encode_run(
     data: Sequence[Row],
     eval_data: Sequence[Row] | None,
 ) -> RunRows:
-    """Encode the rows of ``rows_of_run``, or read encoded rows from ``tokenized_path`` if it has any."""
+    """Encode the rows from ``rows_of_run``, or read encoded rows from ``tokenized_path`` if it contains any."""
     store = None if config.tokenized_path is None else TokenizedRows(config.tokenized_path)
     if store is not None and on_main(store.is_filled):
         return store.read(config, tokenizer, _digests_of(data, eval_data, tokenizer) if data else None)
@@ -103,7 +103,7 @@ def encode_run(
 
 
 class LastEncoded:
-    """A cache of the last encoded rows, for successive runs on the same rows: the rounds of a federation."""
+    """A cache of the last encoded rows, for successive runs on the same rows, such as the rounds of a federation."""
 
     def __init__(self) -> None:
         self._key: Any = None
@@ -132,7 +132,7 @@ def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") 
     Rows of a source with ``role: forget`` get the key ``forget``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if no data is named; see ``source_rows`` for other errors.
+        GymError: ``CONFIG_INVALID`` if no data is specified; see ``source_rows`` for other errors.
     """
     sources: list[DataConfig] = getattr(config, key)
     refuse_first((not sources, f"{key}: no rows to train on", "list at least one path or tasks entry"))
@@ -167,15 +167,15 @@ def has_held_out(config: TrainingConfig, eval_data: Sequence[Any] | None) -> boo
 
 
 def split_rows(rows: Sequence[Row], size: float, *, seed: int) -> tuple[Sequence[Row], Sequence[Row]]:
-    """Split rows into training and held-out rows, in order. Equal rows count as one and stay on one side.
+    """Split rows into training and held-out rows, keeping their order. Equal rows count as one and stay together.
 
     Args:
         rows: All rows, repeated by their weights.
-        size: Number of distinct held-out rows, or their fraction if below 1.
+        size: Number of distinct held-out rows, or a fraction if it is below 1.
         seed: Seed of the split.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if one of the two would be empty.
+        GymError: ``CONFIG_INVALID`` if one of the two sets would be empty.
     """
     _, first, groups = np.unique(_contents(rows), return_index=True, return_inverse=True)
     number = round(size * len(first)) if size < 1 else round(size)
@@ -205,7 +205,7 @@ def _stream(config: TrainingConfig) -> RowStream:
 def _streamed(
     config: TrainingConfig, algorithm: Algorithm, tokenizer: Any
 ) -> tuple[StreamedRows, RowCounts, str]:
-    """Return the rows of ``streaming``, their counts, which are still zero, and the digest of their files."""
+    """Return the rows for ``streaming``, their counts, which are still zero, and the digest of their files."""
     stream = _stream(config)
 
     def prepare(rows: list[Row], counts: RowCounts) -> Iterator[Row]:
@@ -216,7 +216,7 @@ def _streamed(
 
 
 def _held_out(config: TrainingConfig, eval_dataset: Any) -> Sequence[Row] | None:
-    """Return the held-out rows that are passed or named in the config; None if there are none."""
+    """Return the held-out rows that were passed or specified in the config; None if there are none."""
     if eval_dataset is None and not config.eval_data:
         return None
     rows = rows_of(config, "eval_data") if eval_dataset is None else _given_rows(config, eval_dataset)
@@ -230,7 +230,7 @@ def _require_rows(name: str, rows: Sequence[Row]) -> None:
 
 
 def _stored(config: TrainingConfig, source: DataConfig) -> ArrowRows:
-    """Return the rows of a source; a large one is read by the main process, and mapped by all."""
+    """Return the rows of a source. The main process reads a large source, and all processes map it."""
     kind = ALGORITHMS.type_of(config.algorithm).row_kind
     if not is_large(source):
         return stored_rows(source, kind)
@@ -243,7 +243,7 @@ def _stored(config: TrainingConfig, source: DataConfig) -> ArrowRows:
 
 
 def _given_rows(config: TrainingConfig, dataset: Any) -> Sequence[Row]:
-    """Return the rows that are passed to ``Trainer.train``, which may be a name or a pipeline."""
+    """Return the rows that were passed to ``Trainer.train``; they may also be a name or a pipeline."""
     if isinstance(dataset, str):
         return SelectedRows.whole(_stored(config, named_source(dataset)))
     if isinstance(dataset, SelectedRows):
@@ -257,7 +257,7 @@ def _given_rows(config: TrainingConfig, dataset: Any) -> Sequence[Row]:
 
 
 def _contents(rows: Sequence[Row]) -> NDArray[Any]:
-    """Return an array ``[rows]`` of texts or digests that are equal for equal rows."""
+    """Return an array of texts or digests, ``[rows]``, that are equal for equal rows."""
     if isinstance(rows, SelectedRows):
         return rows.content_digests()
     return np.array([json.dumps(row, sort_keys=True, default=repr) for row in rows], object)
@@ -273,9 +273,9 @@ def _digests_of(
 def _digest_of(rows: Sequence[dict[str, Any]], tokenizer: Any) -> str:
     """Return the digest of rows, vocabulary and chat template, so that a resumed run cannot silently use others.
 
-    The tokens themselves are not included: they may change from day to day, since templates print the date.
+    The tokens are not included, since they may change from day to day: some templates print the date.
     """
-    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor wraps its tokenizer
+    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor contains its tokenizer
     digest = hashlib.sha256()
     encoder = [sorted(text_tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)]
     for value in (encoder, *([rows.digest] if isinstance(rows, LearnedRows) else rows)):

@@ -1,6 +1,6 @@
 """Encode rows while training (``streaming: true``), and resume at the same row.
 
-A checkpoint stores the position of the current block of rows, and how many encoded rows came before it. A resumed run
+A checkpoint stores the position of the current block of rows, and the number of encoded rows before it. A resumed run
 reads from there, and skips the encoded rows of the block that were already learned.
 """
 
@@ -29,7 +29,7 @@ from gym_fed.training.algorithms.base import Algorithm
 
 FILE = "stream.json"
 _MAX_BLOCKS = 16
-"""Number of blocks whose positions are remembered: batches are prepared ahead of the step that is saved."""
+"""Number of blocks whose positions are remembered, since batches are prepared ahead of the step that is saved."""
 
 Prepare = Callable[[list[Row], RowCounts], Iterator[Row]]
 
@@ -42,14 +42,14 @@ class StreamedRows:
         algorithm: An algorithm that encodes rows one by one.
         tokenizer: The run's tokenizer.
         stream: The rows.
-        prepare: Function that prepares rows for ``Algorithm.encode``, and counts them.
+        prepare: Prepares rows for ``Algorithm.encode``, and counts them.
 
     Attributes:
         counts: Counts of the rows read so far.
     """
 
     largest: Mapping[str, int] = MappingProxyType({})
-    """Empty: ids are known only when the rows are read, and ``as_dataset`` checks them."""
+    """Always empty: ids are known only when the rows are read, so ``as_dataset`` checks them."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class StreamedRows:
         """Return an endless ``datasets.IterableDataset``.
 
         Args:
-            num_embeddings: Number of rows in the model's embeddings; larger ids are refused.
+            num_embeddings: Number of rows in the model's embeddings; larger token ids are refused.
         """
         from datasets import IterableDataset
         from datasets.iterable_dataset import ExamplesIterable
@@ -80,7 +80,7 @@ class StreamedRows:
         return IterableDataset(ExamplesIterable(_Examples(self, num_embeddings), {}))
 
     def rows(self, num_embeddings: int) -> Iterator[dict[str, Any]]:
-        """Yield encoded rows from the current start."""
+        """Yield encoded rows, from the current start position."""
         number, skipped = self._number, self._learned - self._number
         self._blocks.clear()
         if self._begun is not None:
@@ -105,7 +105,7 @@ class StreamedRows:
                 raise self.counts.nothing_learned(self._config.max_length)
 
     def state(self, learned: int) -> dict[str, Any]:
-        """Return the state after ``learned`` encoded rows, as JSON.
+        """Return the state after ``learned`` encoded rows, as a JSON-compatible value.
 
         Raises:
             GymError: ``INTERNAL`` if batches were prepared too far ahead.
@@ -117,10 +117,10 @@ class StreamedRows:
         raise GymError(ErrorCode.INTERNAL, reason, "raise buffer_size")
 
     def start(self, state: dict[str, Any] | None, begun: Callable[[], None] | None = None) -> None:
-        """Start the next iteration at a saved state, or at the first row.
+        """Set the state from which the next iteration starts.
 
         Args:
-            state: The result of ``state``; None for the first row.
+            state: A result of ``state``; None for the first row.
             begun: Called when the first row is requested.
         """
         vars(self.counts).update(vars(RowCounts(**state["counts"]) if state else RowCounts()))
@@ -151,7 +151,7 @@ class _Examples:
 
 
 class StreamCheckpoints(TrainerCallback):
-    """Stores the position of the stream with every checkpoint, and resumes from it."""
+    """Stores the position of the stream in every checkpoint, and resumes from it."""
 
     def __init__(self, rows: StreamedRows, trainer: Any) -> None:
         self._rows, self._trainer = rows, trainer
@@ -172,13 +172,13 @@ class StreamCheckpoints(TrainerCallback):
 
 
 def follow_stream(trainer: Any, rows: Any) -> None:
-    """Make the checkpoints of a trainer store the position of its rows, if they are a stream."""
+    """Make the checkpoints of a trainer store the position of its rows if they are a stream."""
     if isinstance(rows, StreamedRows):
         trainer.add_callback(StreamCheckpoints(rows, trainer))
 
 
 def check_streaming(config: TrainingConfig, num_processes: int) -> None:
-    """Refuse ``streaming`` with keys that need all rows before the first step, or epochs."""
+    """Refuse ``streaming`` with keys that need all rows before the first step, or that need epochs."""
     if not config.streaming:
         return
     algorithm = ALGORITHMS.type_of(config.algorithm)

@@ -28,13 +28,13 @@ from gym_fed.data.encoding import tokenizer_digest
 from gym_fed.data.row_counts import RowCounts
 
 FORMAT_VERSION = 3
-"""Incremented with every change to the format or to how rows are encoded."""
+"""Incremented with every change to the format or to the encoding of rows."""
 
 _KEYS = (
     *("algorithm", "max_length", "packing", "assistant_only_loss", "mask_history", "reasoning"),
     *("default_system", "eval_split", "seed"),
 )
-"""Keys that determine how rows are encoded. The seed determines which rows are held out, and their order."""
+"""Keys that determine how rows are encoded. The seed determines which rows are held out and their order."""
 
 _INDEX = "index.json"
 _MEDIA_MODEL = "the model reads images or sound, which are prepared during training"
@@ -47,9 +47,9 @@ class RunRows:
 
     Attributes:
         encoded: Encoded training rows.
-        eval_encoded: Encoded rows of ``eval_data``; None without any.
-        digests: Digests of both, as the run folder stores them.
-        counts: Counts of learned, cut and dropped training rows.
+        eval_encoded: Encoded rows of ``eval_data``; None if there are none.
+        digests: Digests of both, as stored in the run folder.
+        counts: Counts of learned, truncated and dropped training rows.
         eval_counts: Counts of the rows of ``eval_data``.
     """
 
@@ -61,17 +61,17 @@ class RunRows:
 
 
 class TokenizedRows:
-    """The folder of ``config.tokenized_path``, which need not exist."""
+    """The folder ``config.tokenized_path``, which may not exist yet."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def is_filled(self) -> bool:
-        """Return True if the folder holds encoded rows."""
+        """Return True if the folder contains encoded rows."""
         return (self.path / _INDEX).is_file()
 
     def has_held_out(self) -> bool:
-        """Return True if the folder holds evaluation data."""
+        """Return True if the folder contains evaluation data."""
         return self.is_filled() and self.index()["eval_counts"] is not None
 
     def index(self) -> dict[str, Any]:
@@ -100,11 +100,11 @@ class TokenizedRows:
         Args:
             config: The run's config, whose encoding keys must equal those of the run that wrote the folder.
             tokenizer: The run's tokenizer, which must encode like that of the run that wrote the folder.
-            digests: Digests of the current rows of ``data`` and ``eval_data``; None without any.
+            digests: Digests of the current rows of ``data`` and ``eval_data``; None if there are none.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` for different keys, tokenizer or chat template; ``DATA_INVALID`` for different
-                rows; ``STATE_CORRUPT`` if files have changed.
+            GymError: ``CONFIG_INVALID`` if the keys, tokenizer or chat template differ; ``DATA_INVALID`` if the rows
+                differ; ``STATE_CORRUPT`` if the files have changed.
         """
         index = self.index()
         now = encoding_facts(config, tokenizer)
@@ -125,7 +125,7 @@ class TokenizedRows:
         return RunRows(encoded, eval_encoded, tuple(index["digests"]), counts, eval_counts)
 
     def write(self, config: TrainingConfig, tokenizer: Any, rows: RunRows) -> dict[str, Any]:
-        """Write the rows of a run; return the index.
+        """Write the rows of a run, and return the index.
 
         Raises:
             GymError: ``FILE_EXISTS`` if the folder contains other files.
@@ -190,7 +190,7 @@ class TokenizedRows:
 
 
 def check_tokenized(config: TrainingConfig) -> None:
-    """Refuse ``tokenized_path`` if later runs could not use the encoded rows."""
+    """Refuse ``tokenized_path`` if later runs could not reuse the encoded rows."""
     if config.tokenized_path is None:
         return
     algorithm = ALGORITHMS.type_of(config.algorithm)
@@ -207,14 +207,14 @@ def check_tokenized(config: TrainingConfig) -> None:
 def encoding_facts(
     config: TrainingConfig, tokenizer: Any, *, without: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return all settings that determine how rows are encoded, as JSON values, except the keys ``without``."""
+    """Return all settings that determine how rows are encoded, as JSON values, except the keys in ``without``."""
     if is_processor(tokenizer):
         raise GymError(ErrorCode.CONFIG_INVALID, f"tokenized_path: {_MEDIA_MODEL}", "remove the key")
     values = config.model_dump(mode="json")
     template = tokenizer.chat_template or ""
     return {
         **{key: values[key] for key in _KEYS if key not in without},
-        "privacy": config.privacy is not None,  # keeps rows without labels
+        "privacy": config.privacy is not None,  # with privacy, rows without labels are kept
         "chat_template": hashlib.sha256(template.encode()).hexdigest(),
         "tokenizer": tokenizer_digest(tokenizer),
     }

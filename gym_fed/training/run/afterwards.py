@@ -36,7 +36,7 @@ def soup_with(
 
     Args:
         model: The trained model, or a PEFT model.
-        config: Its run's config; ``config.model`` names the base.
+        config: Config of its run; ``config.model`` specifies the base.
         others: Contributions by user, or a list of them: ``.gymdelta`` files, model folders, or models in memory.
         settings: Merge rule and codecs; by default ``DeltaSoupConfig()``. Its ``base_model`` is ignored.
 
@@ -44,7 +44,7 @@ def soup_with(
         The base with the soup added, as a plain model, and the soup.
 
     Raises:
-        GymError: ``USAGE`` for a duplicate user or one called ``self``; see ``DeltaSoup`` for other errors.
+        GymError: ``USAGE`` for a duplicate user or one named ``self``; see ``DeltaSoup`` for other errors.
     """
     from gym_fed.soup.delta_soup import DeltaSoup
 
@@ -103,7 +103,7 @@ def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: b
     from gym_fed.export.source import Source
     from gym_fed.training.model.lora_starts import start_subtracted
 
-    # Files that accompany the weights are copied from the base's folder.
+    # Files that accompany the weights are copied from the folder of the base.
     folders = [] if config.model is None or not with_files else [Path(resolve(config.model))]
     return Source(
         name=str(config.output_dir.absolute()),
@@ -120,7 +120,7 @@ def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: b
 
 
 def _stored_dtype(model: Any, config: TrainingConfig) -> str:
-    """Return the stored dtype of an adapter's base, or the dtype of a tuned model."""
+    """Return the dtype in which an adapter's base is stored, or the dtype of a tuned model."""
     from gym_fed.export.source import stored_dtype
 
     in_memory = str(model.dtype).removeprefix("torch.")
@@ -129,7 +129,7 @@ def _stored_dtype(model: Any, config: TrainingConfig) -> str:
     try:
         folder = resolve(config.model)
     except GymError:
-        return in_memory  # a relative path, and the working directory has changed
+        return in_memory  # the path is relative, and the working directory has changed
     return stored_dtype(Path(folder))
 
 
@@ -161,11 +161,11 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
 
 
 def _base(config: TrainingConfig) -> Any:
-    """Load the model that the run started from."""
+    """Load the model from which the run started."""
     if config.model is None:
         reason = "the base is unknown: the config has no model"
         remedy = "set TrainingConfig(model=...), the name or folder that training started from"
         raise GymError(ErrorCode.USAGE, reason, remedy)
     model = load_model(config.model, dtype=config.loaded_dtype).model
-    # A run that started from an adapter trained the merged model.
+    # A run that started from an adapter has trained the merged model.
     return merged(model, config.model)

@@ -1,4 +1,4 @@
-"""Compare a model before and after a run: held-out rows, the user's prompts, and general knowledge.
+"""Compare a model before and after a run, on held-out rows, the user's prompts, and general knowledge.
 
 The measurements before the first step are stored in the run folder (``check.json``), so that a resumed run is compared
 with its start.
@@ -88,8 +88,9 @@ class Measurement:
     """A model's losses and answers before or after its run.
 
     Attributes:
-        held_out: Loss of each held-out row, mean nats per token; empty without held-out rows or a loss per row.
-        retention: Loss of each retention item; empty if the base does not know them.
+        held_out: Loss of each held-out row, as mean nats per token; empty without held-out rows or if the loss is not
+            per row.
+        retention: Loss of each retention item; empty if the base does not know the items.
         right: True for each question of the retention set that was answered correctly.
         answers: Greedy answers to the user's prompts.
         ended: True for each answer that ended with an end token.
@@ -103,7 +104,7 @@ class Measurement:
 
     @property
     def scores(self) -> RetentionScores:
-        """The scores on the retention set."""
+        """The model's scores on the retention set."""
         return RetentionScores(self.retention, self.right)
 
 
@@ -111,11 +112,11 @@ class LearningCheck:
     """Measures a model before and after its run.
 
     Args:
-        config: The run's config, defaults applied.
+        config: The run's config, with defaults applied.
         algorithm: The run's algorithm.
         tokenizer: The model's tokenizer.
-        rows: Rows whose prompts may be shown, held-out rows first.
-        encoded: Encoded held-out rows; None without any.
+        rows: Rows whose prompts may be displayed, held-out rows first.
+        encoded: Encoded held-out rows; None if there are none.
         folder: The run folder.
         should_stop: Called between the parts of the second measurement; True skips the remaining parts.
     """
@@ -142,7 +143,7 @@ class LearningCheck:
         self._items: list[dict[str, Any]] = []
 
     def measure_before(self, model: Any, activity: Activity, *, is_new: bool) -> None:
-        """Measure the model before its first step; a resumed run reads the stored measurement."""
+        """Measure the model before its first step. A resumed run reads the stored measurement instead."""
         if self._skip_reason is not None:
             self.skipped.append(self._skip_reason)
             return
@@ -166,12 +167,12 @@ class LearningCheck:
     def result(
         self, model: Any, history: Sequence[dict[str, float]], best_step: int | None = None
     ) -> CheckResult:
-        """Measure the trained model and compare it with the base. A failure is reported, not raised.
+        """Measure the trained model and compare it with the base. A failure is reported instead of raised.
 
         Args:
             model: The trained model.
             history: The trainer's log.
-            best_step: The step whose weights were restored; None for the last one.
+            best_step: The step whose weights were restored; None for the last step.
         """
         self._has_trained = True
         warnings = reward_warnings(self._config, history)
@@ -202,7 +203,7 @@ class LearningCheck:
         )
 
     def _num_parts(self) -> int:
-        """Return the number of losses and answers in one measurement."""
+        """Return the number of parts (losses and answers) of one measurement."""
         return num_scores(self._items) + len(self._held_out) + len(self._prompts)
 
     def _scores(self, model: Any, activity: Activity) -> RetentionScores:
@@ -222,7 +223,7 @@ class LearningCheck:
         return Measurement(held_out, scores.losses, scores.right, answers, ended)
 
     def _raise_if_stopped(self) -> None:
-        """Abort the second measurement if a stop is requested; before training, a signal ends the process."""
+        """Abort the second measurement if a stop was requested. Before training, a signal ends the process instead."""
         if self._has_trained and self._should_stop is not None and self._should_stop():
             raise KeyboardInterrupt("stopped by a signal")
 
@@ -301,10 +302,10 @@ def begin_check(
     is_new: bool,
     should_stop: Callable[[], bool] | None,
 ) -> LearningCheck:
-    """Measure the model before its first step. See ``LearningCheck`` for the arguments that are not listed.
+    """Measure the model before its first step. See ``LearningCheck`` for arguments that are not listed here.
 
     Args:
-        model: Prepared for training.
+        model: The model, prepared for training.
         given: Training rows, and held-out rows or None.
         is_new: False if the run is resumed.
     """
@@ -317,12 +318,12 @@ def begin_check(
 
 
 def measures_rows(config: TrainingConfig) -> bool:
-    """Return True if held-out rows are measured by the model's own loss, False if by the algorithm's evaluation."""
+    """Return True if held-out rows are measured with the model's own loss, False for the algorithm's evaluation."""
     return ALGORITHMS.type_of(config.algorithm).row_kind == "supervised" and config.packing != "bfd"
 
 
 def evaluates_first(config: TrainingConfig) -> bool:
-    """Return True if a checked run evaluates its held-out rows before the first step by the algorithm's loss."""
+    """Return True if a checked run evaluates its held-out rows before the first step with the algorithm's loss."""
     return (
         not measures_rows(config)
         and not ALGORITHMS.type_of(config.algorithm).generates
@@ -346,7 +347,7 @@ def _compare(before: Sequence[float], after: Sequence[float]) -> HeldOut | None:
 
 
 def _logged_losses(history: Sequence[dict[str, float]], best_step: int | None) -> HeldOut | None:
-    """Return the algorithm's held-out loss before the first step and with the final weights, if both are logged."""
+    """Return the algorithm's held-out loss before the first step and with the final weights, if both were logged."""
     losses = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
     after = losses.get(max(losses, default=0) if best_step is None else best_step)
     if 0 not in losses or len(losses) == 1 or after is None:

@@ -1,7 +1,7 @@
-"""Seal complete checkpoints with the digests of their files, and verify the digests before a run resumes.
+"""Seal complete checkpoints with the digests of their files, and verify these digests before a run resumes.
 
-The seal is written last. A checkpoint without a seal is incomplete, because of a kill or a full disk, and can be
-deleted. A checkpoint whose files differ from its seal was damaged later, and is never deleted here.
+The seal is written last. A checkpoint without a seal is incomplete, because the process was killed or the disk was
+full, and can be deleted. A checkpoint whose files differ from its seal was damaged later, and is never deleted here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _DAMAGED = "damaged-"
 
 
 def seal(checkpoint: Path) -> None:
-    """Write the sizes and SHA-256 digests of all files of a complete checkpoint into its seal.
+    """Write the sizes and SHA-256 digests of all files of a complete checkpoint to its seal.
 
-    The files and their folders are synced to the disk first: older checkpoints are deleted once the seal is written,
-    and after a power cut a seal of lost data would leave nothing to resume from. One GiB in the page cache takes about
-    a second on a CPU with SHA instructions.
+    The files and their folders are synced to disk first. Older checkpoints are deleted once the seal is written, so
+    after a power failure, a seal for lost data would leave nothing to resume from. One GiB in the page cache takes
+    about a second on a CPU with SHA instructions.
     """
     fsync_tree(checkpoint)
     fsync_folder(checkpoint.parent)
@@ -53,7 +53,7 @@ def damage(checkpoint: Path) -> str | None:
         expected = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return f"{SEAL} cannot be read"
-    for name, (size, _) in expected.items():  # sizes are cheaper to compare than digests
+    for name, (size, _) in expected.items():  # compare sizes first, since digests are more expensive
         file = checkpoint / name
         if not file.is_file():
             return f"{name} is missing"
@@ -70,7 +70,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def require_intact(checkpoint: Path) -> None:
-    """Refuse a named checkpoint that is incomplete or damaged."""
+    """Refuse a checkpoint specified by the user if it is incomplete or damaged."""
     problem = (
         damage(checkpoint) if (checkpoint / SEAL).exists() else f"it has no {SEAL}: saving was interrupted"
     )
@@ -85,11 +85,11 @@ def require_intact(checkpoint: Path) -> None:
 def newest_intact(checkpoints: Path) -> Path | None:
     """Return the checkpoint to resume from; None if no checkpoint was ever completed.
 
-    Incomplete checkpoints are deleted. Damaged ones that are newer than the one returned are renamed to
-    ``damaged-checkpoint-N``. Both are reported by a ``RunWarning``.
+    Incomplete checkpoints are deleted. Damaged ones that are newer than the returned one are renamed to
+    ``damaged-checkpoint-N``. Both are reported with a ``RunWarning``.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` if all completed checkpoints are damaged; they are not moved.
+        GymError: ``STATE_CORRUPT`` if all completed checkpoints are damaged; they are not renamed.
     """
     damaged: list[tuple[Path, str]] = []
     for checkpoint in sorted(checkpoints.glob("checkpoint-*"), key=step_of, reverse=True):
@@ -137,7 +137,7 @@ _Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its tr
 class SealedCheckpoints(_Trainer):  # type: ignore[misc]
     """A mix-in for trainers that seals each checkpoint after the last callback has written its files.
 
-    A failed save is deleted, which frees space on a full disk.
+    A checkpoint whose save failed is deleted, which frees space on a full disk.
     """
 
     args: Any
@@ -168,7 +168,7 @@ class SealedCheckpoints(_Trainer):  # type: ignore[misc]
             raise
 
     def _complete(self, checkpoint: Path) -> None:
-        """Seal the checkpoint, then delete those beyond ``save_total_limit``."""
+        """Seal the checkpoint, then delete older ones beyond ``save_total_limit``."""
         from transformers.trainer_utils import rotate_checkpoints
 
         self.accelerator.wait_for_everyone()  # every process writes its own random state
@@ -186,15 +186,15 @@ class SealedCheckpoints(_Trainer):  # type: ignore[misc]
 
 
 def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
-    """Return the checkpoint of another run that the config names; None if it names none or this run has its own.
+    """Return the checkpoint of another run that the config specifies; None without one, or if this run has its own.
 
     Args:
         config: The run's config.
-        checkpoints: The run's own folder of checkpoints.
+        checkpoints: The checkpoints folder of this run.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if `gym train` did not write it, or it is not this run's newest;
-            ``FILE_NOT_FOUND`` for ``resume_from_checkpoint: true`` without any.
+        GymError: ``CONFIG_INVALID`` if `gym train` did not write it, or if it is not the newest of its run;
+            ``FILE_NOT_FOUND`` for ``resume_from_checkpoint: true`` if there is no checkpoint.
     """
     own = sorted(checkpoints.glob("checkpoint-*"), key=step_of)
     if config.resume_from_checkpoint is True and not own:
@@ -224,7 +224,7 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
 
 
 def another_run(named: Path, error: GymError) -> GymError:
-    """Return the error for a checkpoint from a run with different settings; ``error`` names the difference."""
+    """Create the error for a checkpoint from a run with different settings. ``error`` describes the difference."""
     return GymError(
         ErrorCode.CONFIG_INVALID,
         f"resume_from_checkpoint: {named} cannot be resumed here: {error.message}",
@@ -236,7 +236,7 @@ def another_run(named: Path, error: GymError) -> GymError:
 def copy_checkpoint(named: Path, checkpoints: Path) -> Path:
     """Copy a checkpoint of another run into this one atomically, and return the copy."""
     checkpoints.mkdir(parents=True, exist_ok=True)
-    # In this folder, because its parent may be on another disk.
+    # Written to this folder first, because its parent may be on another disk.
     part = checkpoints / f".{named.name}.part"
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(named, part)

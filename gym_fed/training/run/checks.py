@@ -1,4 +1,4 @@
-"""Checks of a run before anything is loaded: its config, the machine, and the files that the config names."""
+"""Checks of a run before anything is loaded: its config, the machine, and the files to which the config refers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     check_tokenized(config)
     check_streaming(config, processes)
     for name in config.tracking:
-        ready_tracker(name)  # refuses one whose package is missing
+        ready_tracker(name)  # refuses a tracker whose package is missing
     for feature in active_features(config).values():
         feature.check(config)
 
@@ -90,7 +90,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
 def check_inputs(config: TrainingConfig) -> None:
     """Refuse a config whose model, rows or graders are missing, or whose chat template does not accept the rows.
 
-    The first thousand rows of every source are read, except sources on the Hub.
+    The first thousand rows of every source are read, except for sources on the Hub.
     """
     from gym_fed.data.sources import source_rows
     from gym_fed.evaluation.graders.base import build_graders
@@ -111,11 +111,11 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
     """Render the first ``MOST_ROWS`` rows with the chat template, as the run does.
 
     Returns:
-        Number of rendered rows, at most ``MOST_ROWS``.
+        The number of rendered rows, at most ``MOST_ROWS``.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming a row that the template refuses or renders incompletely, or whose answers
-            cannot be located; or for a tokenizer without a template.
+        GymError: ``DATA_INVALID`` with a row that the template refuses or renders incompletely, or whose answers cannot
+            be located; also for a tokenizer without a template.
     """
     from gym_fed.training.algorithms.sft import Sft
 
@@ -157,7 +157,7 @@ def _read_media(config: TrainingConfig, algorithm: Algorithm, processor: Any, ro
 
 
 def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
-    """Refuse graders with the same name, and a run without graders that needs rewards."""
+    """Refuse graders with the same name, and a run that needs rewards but has no graders."""
     names = [grader.name for grader in graders]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     no_rewards = ALGORITHMS.new(config.algorithm).needs_graders and not names
@@ -170,7 +170,7 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
 
 
 def require_training(config: TrainingConfig) -> None:
-    """Refuse a config for preprocessing or evaluation only."""
+    """Refuse a config that is only for preprocessing or evaluation."""
     others = {"preprocess_only": "rows.preprocess.preprocess", "evaluate_only": "evaluating.evaluate"}
     for key, function in others.items():
         remedy = f"call gym_fed.training.{function}(config), or set it to false"
@@ -227,7 +227,7 @@ def check_privacy(config: TrainingConfig, num_processes: int) -> None:
 
 
 def _check_delta(config: TrainingConfig) -> None:
-    """Refuse ``save_delta`` if the result is not a delta of a base available to others."""
+    """Refuse ``save_delta`` if the result is not a delta of a base that is available to others."""
     if config.save_delta is None:
         return
     strategy = config.distributed_strategy
@@ -246,7 +246,7 @@ def _check_delta(config: TrainingConfig) -> None:
 
 
 def _render_answers(config: TrainingConfig, tokenizer: Any, row: Row, place: str) -> None:
-    if "messages" in row:  # the algorithm uses rows unchanged
+    if "messages" in row:  # the algorithm uses these rows unchanged
         return
     answers: tuple[Any, ...] = ([], row.get("chosen"), row.get("rejected"), row.get("completion"))
     for answer in answers:

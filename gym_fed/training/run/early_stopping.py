@@ -1,4 +1,4 @@
-"""Stop early by the loss on held-out rows, and restore the weights of the best evaluation.
+"""Stop early, by the loss on held-out rows, and restore the weights of the best evaluation.
 
 All decisions depend only on the trainer's log, which checkpoints contain, so a resumed run stops at the same step.
 """
@@ -39,8 +39,8 @@ class EarlyStop(TrainerCallback):
 
     Args:
         settings: Settings such as metric and patience.
-        model: Model whose trainable weights are saved at every improvement.
-        folder: The run folder; weights are in ``best/step-N.safetensors``.
+        model: Model whose trainable weights are saved after every improvement.
+        folder: The run folder; the weights are saved to ``best/step-N.safetensors``.
     """
 
     def __init__(self, settings: EarlyStopping, model: Any, folder: Path) -> None:
@@ -54,7 +54,7 @@ class EarlyStop(TrainerCallback):
         self.ended = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Save the weights of an improvement; stop after too many evaluations without one."""
+        """Save the weights after an improvement; stop after too many evaluations without one."""
         if self._settings.metric not in (metrics or {}):
             known = ", ".join(sorted(metrics or {}))
             reason = f"early_stopping.metric: evaluation does not report {self._settings.metric!r}"
@@ -83,10 +83,10 @@ class EarlyStop(TrainerCallback):
         """Load the weights of the best evaluation into the model.
 
         Returns:
-            The step of that evaluation; None without an evaluation or ``restore_best``.
+            The step of that evaluation; None if there was none, or without ``restore_best``.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` if their file is missing or damaged.
+            GymError: ``STATE_CORRUPT`` if the file with the weights is missing or damaged.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -110,11 +110,11 @@ class EarlyStop(TrainerCallback):
         sign = 1 if self._settings.direction == "minimize" else -1
         metric = self._settings.metric
         figures = [(e["step"], sign * float(e[metric])) for e in state.log_history if metric in e]
-        # NaN counts as infinity: no value compares as less than NaN.
+        # NaN is treated as infinity, since no value compares as less than NaN.
         return [(step, value if math.isfinite(value) else math.inf) for step, value in figures]
 
     def _keep(self, step: int) -> None:
-        """Save the weights, and keep the previous file: a resume or rollback may start before this step."""
+        """Save the weights, keeping the previous file, since a resume or rollback may start before this step."""
         from safetensors.torch import save_file
 
         if not processes.is_main():

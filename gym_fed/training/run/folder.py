@@ -42,28 +42,28 @@ from gym_fed.training.run.reproducibility import RunWarning
 
 LOCK_FILE = ".lock"
 _BATCH_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
-"""Keys that ``auto_batch_size`` sets; only their product is compared, see ``batch_size.known_sizes``."""
+"""Keys that ``auto_batch_size`` sets. Only their product is compared, see ``batch_size.known_sizes``."""
 
 _PROCESS_KEYS = {*_BATCH_KEYS, "distributed"}
-"""Keys that may change with the number of processes on a resume, if the number of rows per step does not."""
+"""Keys that may change with the number of processes on a resume, if the number of rows per step stays the same."""
 
 _OUTPUT_KEYS = {
     *("output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"),
     *("save_strategy", "tracking", "tracker", "resume_from_checkpoint"),
 }
-"""Keys for where and how often files are written, which may change on a resume."""
+"""Keys that determine where and how often files are written, which may change on a resume."""
 
 _NEW_FOLDER = "choose another output_dir, or pass --overwrite to delete it first"
 
 
 class FolderLock:
-    """A lock on a folder, held by one process until ``release`` or its end.
+    """A lock on a folder, held by one process until ``release`` is called or the process ends.
 
     Args:
-        folder: An existing folder; the locked file is ``.lock`` in it.
+        folder: An existing folder; its file ``.lock`` is locked.
 
     Raises:
-        GymError: ``STATE_LOCKED`` naming the process that holds it.
+        GymError: ``STATE_LOCKED`` with the process that holds the lock.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +76,7 @@ class FolderLock:
             reason = f"{folder}: another process ({holder}) is using it"
             remedy = "wait for it or stop it, or choose another output_dir"
             raise GymError(ErrorCode.STATE_LOCKED, reason, remedy) from error
-        except OSError as error:  # a file system without locks
+        except OSError as error:  # the file system does not support locks
             warnings.warn(
                 f"{folder}: cannot be locked ({error.strerror}); let no other process use it",
                 RunWarning,
@@ -86,14 +86,14 @@ class FolderLock:
         self._file.write(str(os.getpid()).encode())
 
     def release(self) -> None:
-        """Release the lock; a second call does nothing."""
+        """Release the lock. Repeated calls have no effect."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def is_held(folder: Path) -> bool | None:
-    """Return True if a process uses the folder; None if no lock was ever taken, or locks are not supported."""
+    """Return True if a process uses the folder; None if it was never locked, or if locks are not supported."""
     try:
         # Without O_NONBLOCK, opening a named pipe would wait for a writer.
         descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | O_NONBLOCK)
@@ -104,7 +104,7 @@ def is_held(folder: Path) -> bool | None:
             lock(file, shared=True)
         except LockHeldError:
             return True
-        except OSError:  # a file system without locks
+        except OSError:  # the file system does not support locks
             return None
     return False
 
@@ -123,17 +123,17 @@ class RunFolder:
     def check(
         self, config: TrainingConfig, data_digest: str, eval_digest: str | None = None, *, resume: bool
     ) -> None:
-        """Raise the errors of ``open`` without writing. The config of a run without a step may change.
+        """Raise the errors of ``open`` without writing anything. The config may still change before the first step.
 
         Args:
             config: The resolved config.
             data_digest: Digest of the rows.
-            eval_digest: Digest of the held-out rows; None without any.
-            resume: True if an unfinished run may be continued.
+            eval_digest: Digest of the held-out rows; None if there are none.
+            resume: True if an unfinished run may be resumed.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a finished run, a run with different config or data, or unrelated files;
-                ``STATE_CORRUPT`` for a damaged checkpoint that the config names.
+            GymError: ``FILE_EXISTS`` for a finished run, a run with a different config or data, or unrelated files;
+                ``STATE_CORRUPT`` if the checkpoint that the config specifies is damaged.
         """
         self.require_unfinished()
         if (named := named_checkpoint(config, self.checkpoints)) is not None:
@@ -163,17 +163,17 @@ class RunFolder:
         resume: bool,
         counts: tuple[RowCounts | None, RowCounts | None] = (None, None),
     ) -> Path | None:
-        """Start or resume the run of ``config``, locked until ``close``; see ``check`` for the other arguments.
+        """Start or resume the run of ``config``, locked until ``close``. See ``check`` for the other arguments.
 
         Args:
-            begun: Start time from ``begun``.
-            counts: Row counts of ``data`` and ``eval_data``, which are recorded.
+            begun: Start time, from the method ``begun``.
+            counts: Row counts of ``data`` and ``eval_data`` to record.
 
         Returns:
             The newest intact checkpoint; None if the run starts at its first step.
 
         Raises:
-            GymError: As in ``check``; ``STATE_LOCKED`` if another process is using the folder; ``STATE_CORRUPT`` if all
+            GymError: As in ``check``; ``STATE_LOCKED`` if another process uses the folder; ``STATE_CORRUPT`` if all
                 checkpoints are damaged.
         """
         if not (self.path / "run.json").exists():  # leave no lock in a folder with other files
@@ -235,10 +235,11 @@ class RunFolder:
         return (self.path / "run.json").exists() and self._has_begun() and not self.result.exists()
 
     def delete(self) -> None:
-        """Delete the run (``--overwrite``); refuse a folder that is not a run's.
+        """Delete the run (``--overwrite``). Refuse a folder that is not a run's.
 
         Raises:
-            GymError: ``FILE_EXISTS`` if the folder is not a run's; ``STATE_LOCKED`` if a process is training in it.
+            GymError: ``FILE_EXISTS`` if the folder is not that of a run; ``STATE_LOCKED`` if a process is training in
+                it.
         """
         if not self.path.exists() or not any(self.path.iterdir()):
             return
@@ -266,12 +267,12 @@ class RunFolder:
         return GymError(ErrorCode.FILE_EXISTS, f"{self.path}: {reason}", remedy)
 
     def _has_begun(self) -> bool:
-        """Return True if the run has left a checkpoint (even an incomplete one), metrics, or a batch size."""
+        """Return True if the run has left a checkpoint (complete or not), metrics, or a batch size."""
         traces = ("checkpoints/checkpoint-*", "*.jsonl", "batch_size.json")
         return any(any(self.path.glob(pattern)) for pattern in traces)
 
     def _require_intact(self, config: TrainingConfig, named: Path | None) -> None:
-        """Verify the checkpoint that the config names, of this or another run; once only, since it takes seconds."""
+        """Verify the checkpoint of this or another run that the config specifies; only once, since it takes seconds."""
         if named is None and isinstance(config.resume_from_checkpoint, str):
             given = Path(config.resume_from_checkpoint).expanduser()
             named = given if given.is_dir() and given.resolve().parent == self.checkpoints.resolve() else None
@@ -326,13 +327,13 @@ def _rows_of_a_step(config: dict[str, Any], processes: int) -> int:
 
 
 def _has_whole_checkpoints(config: dict[str, Any]) -> bool:
-    """Return True if any number of processes can load the run's checkpoints."""
+    """Return True if the run's checkpoints can be loaded with any number of processes."""
     strategy = (config.get("distributed") or {}).get("strategy", "ddp")
     return strategy in ("ddp", "fsdp2", "sequence_parallel")
 
 
 def _differences(key: str, old: Any, new: Any) -> list[str]:
-    """Describe the keys that differ, including those in sections."""
+    """Describe the keys that differ, including keys in sections."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
         return [text for k in keys for text in _differences(f"{key}.{k}", old.get(k), new.get(k))]

@@ -1,4 +1,4 @@
-"""Callbacks of every step of a run: they log metrics, report progress, and handle stop requests and spikes."""
+"""Callbacks for every step of a run, which log metrics, report progress, and handle stop requests and spikes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TIMED = re.compile(r"(^|[_/])(runtime|step_time|time|(tokens|samples|steps)_per
 
 
 class KeptRandomState(TrainerCallback):
-    """Keeps an evaluation before the first step from changing the run, by restoring the random state after it."""
+    """Restores the random state after an evaluation before the first step, so that the run does not change."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._restore = random_state_restorer()
@@ -42,19 +42,19 @@ class KeptRandomState(TrainerCallback):
 
 @dataclass(frozen=True)
 class StepReport:
-    """The metrics after a step.
+    """The metrics after a step or an evaluation.
 
     Attributes:
-        step: Step number, from 1.
+        step: Step number, starting from 1.
         total: Number of steps of the run.
-        loss: Mean over the step's rows; near 0 for algorithms that learn from rewards.
+        loss: Mean loss over the step's rows; near 0 for algorithms that learn from rewards.
         reward: Mean reward; None if the algorithm does not log it.
-        num_tokens: Tokens seen so far; 0 if the algorithm does not count them.
-        tokens_per_second: Throughput since this process started; None without tokens.
-        seconds_left: Estimate from the speed of this process.
-        memory_bytes: Peak memory of the process so far, on the GPU if there is one, else in RAM.
-        evaluation: Metrics on ``eval_data`` (``eval_loss``, ...), if this report is about an evaluation.
-        epsilon: Upper bound of the privacy cost so far, under ``privacy``.
+        num_tokens: Number of tokens seen so far; 0 if the algorithm does not count them.
+        tokens_per_second: Throughput since this process started; None if tokens are not counted.
+        seconds_left: Estimated remaining time, from the speed of this process.
+        memory_bytes: Peak memory of the process so far, on the GPU if there is one, otherwise in RAM.
+        evaluation: Metrics on ``eval_data`` (``eval_loss``, ...) if the report is about an evaluation.
+        epsilon: Upper bound on the privacy cost so far, under ``privacy``.
     """
 
     step: int
@@ -71,19 +71,19 @@ class StepReport:
 
 OnReport = Callable[[StepReport], None]
 OnRows = Callable[[str, RowCounts], None]
-"""Called with ``data``, ``eval_data``, or ``pipeline`` for a data pipeline, and its row counts."""
+"""Called with ``data``, ``eval_data``, or ``pipeline`` for a data pipeline, and the row counts."""
 
 
 class RunHooks(TrainerCallback):
     """The callback of every trainer. ``losses[i]`` is the mean loss of step ``i + 1``, also after a resume.
 
     Args:
-        track: Function that opens the tracked run at the step to resume from.
+        track: Opens the tracked run at the step to resume from.
         interval: Maps the number of steps of the run to the number of steps between tracked metrics.
         on_step: Called with ``(step, total, loss)`` after every step.
-        on_report: Called with a report, after every step and every evaluation; may raise to end the run.
-        should_stop: Called after every step.
-        watch: Detector of spikes; a spike stops the loop and is stored in ``spike``.
+        on_report: Called with a report after every step and every evaluation; may raise to end the run.
+        should_stop: Called after every step; True stops the run.
+        watch: Detector of loss spikes; a spike stops the loop and is stored in ``spike``.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class RunHooks(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Handle the log entry of an optimiser step (``logs`` holds its loss) or of an evaluation."""
+        """Handle the log entry of an optimiser step (``logs`` contains its loss) or of an evaluation."""
         if logs is None:
             return
         if "loss" in logs:
@@ -140,7 +140,7 @@ class RunHooks(TrainerCallback):
             self._evaluated(state, logs)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Skip the evaluation of an epoch if the run stops during it."""
+        """Skip the evaluation at the end of an epoch if the run is being stopped."""
         if self.stopped or self.spike is not None:
             control.should_evaluate = control.should_log = control.should_save = False
 
@@ -148,7 +148,7 @@ class RunHooks(TrainerCallback):
         step, loss = state.global_step, float(logs["loss"])
         if self._is_spike(state, loss, logs):
             control.should_training_stop = True
-            control.should_save = control.should_evaluate = False  # read after logging
+            control.should_save = control.should_evaluate = False  # these are read after logging
             return
         if not math.isfinite(loss):
             reason = f"the loss is {loss} at step {step}: training has diverged"
@@ -210,9 +210,9 @@ class RunHooks(TrainerCallback):
         self._on_report(self._last_report)
 
     def _write(self, state: Any) -> None:
-        """Write the means over the steps since the last line, and the last value of ``learning_rate`` and similar keys.
+        """Write the means over the steps since the last line, and the last value of keys such as ``learning_rate``.
 
-        Which steps are averaged depends only on the step number, so that a resumed run writes the same lines.
+        Which steps are averaged depends only on the step number, so a resumed run writes the same lines.
         """
         step, interval = state.global_step, self._interval(state.max_steps)
         count = step - max((step - 1) // interval * interval, int(step > 1))
@@ -254,14 +254,14 @@ def peak_ram_bytes() -> int:
 
 
 def peak_cuda_bytes() -> int | None:
-    """Return the peak memory of tensors on the current GPU; None without one."""
+    """Return the peak memory of tensors on the current GPU; None without a GPU."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
 
 
 def gpu_utilization() -> float | None:
-    """Return the percentage of the last second in which the current GPU ran a kernel.
+    """Return the percentage of the last second in which the current GPU was running a kernel.
 
-    None without a GPU, without the extra ``gpu`` (``nvidia-ml-py``), and for a MIG instance, which does not report it.
+    None without a GPU, without the extra ``gpu`` (``nvidia-ml-py``), or for a MIG instance, which does not report it.
     """
     if not torch.cuda.is_available() or find_spec("pynvml") is None:
         return None
@@ -274,7 +274,7 @@ def gpu_utilization() -> float | None:
 
 
 def peak_memory_bytes() -> int:
-    """Return the peak memory of the GPU, or of RAM without one."""
+    """Return the peak memory of the GPU, or of RAM if there is no GPU."""
     return peak_cuda_bytes() or peak_ram_bytes()
 
 

@@ -1,4 +1,4 @@
-"""A training job: the input of an algorithm's ``build``."""
+"""A training job, which is the input of an algorithm's ``build``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Job:
 
     Attributes:
         config: The run's config.
-        model: The model to train in place, wrapped by PEFT if ``finetuning`` is an adapter.
+        model: The model to train in place, wrapped by PEFT if ``finetuning`` is an adapter method.
         tokenizer: The model's tokenizer (a processor for vision-language models).
         encoded: Encoded training rows.
-        eval_encoded: Encoded rows of ``eval_data``; None without any.
-        checkpoints: Folder for checkpoints.
+        eval_encoded: Encoded rows of ``eval_data``; None if there are none.
+        checkpoints: Folder for the checkpoints.
         callbacks: ``transformers.TrainerCallback`` objects to install.
         graders: Initialised graders; empty for algorithms without rewards.
-        evaluate_first: True to evaluate held-out rows before the first step.
+        evaluate_first: True to evaluate the held-out rows before the first step.
         resources: Context managers that are closed when the run ends or fails.
     """
 
@@ -72,7 +72,7 @@ def as_dataset(encoded: Any, model: Any) -> Any:
 def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: bool = False) -> dict[str, Any]:
     """Return keyword arguments for any subclass of ``transformers.TrainingArguments``.
 
-    TRL's surprising defaults are overridden: mixed precision and gradient checkpointing are off unless set, nothing is
+    Some defaults of TRL are overridden: mixed precision and gradient checkpointing are off unless set, nothing is
     reported or pushed, and every step is logged so that ``RunHooks`` gets its loss.
     """
     from gym_fed.training.features.base import feature_arguments
@@ -85,7 +85,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": config.lr_scheduler_type,
         "lr_scheduler_kwargs": dict(config.lr_scheduler_kwargs) or None,
-        "warmup_steps": config.warmup_ratio or config.warmup_steps,  # below 1 it is a fraction
+        "warmup_steps": config.warmup_ratio or config.warmup_steps,  # below 1, it is a fraction
         "weight_decay": config.weight_decay,
         "adam_beta1": config.adam_beta1,
         "adam_beta2": config.adam_beta2,
@@ -100,7 +100,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "bf16": False,
         "fp16": False,
         "seed": config.seed,
-        # Also needed without a GPU: otherwise every process would train a model of its own.
+        # Also needed without a GPU, since otherwise every process would train a separate model.
         "use_cpu": pick_device(config.device).type == "cpu",
         "logging_steps": 1,
         "logging_nan_inf_filter": False,

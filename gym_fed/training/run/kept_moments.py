@@ -1,4 +1,4 @@
-"""Continue AdamW from the moments of an earlier run, and save those of this one, like DiLoCo's workers.
+"""Continue AdamW from the moments of an earlier run, and save the moments of this one, like DiLoCo's workers.
 
 Douillard et al. 2023, "DiLoCo" (arXiv:2311.08105), sec. 2: the inner optimiser's state stays with the worker between
 rounds. The file has the format of residuals, with ``step``, ``exp_avg/NAME`` and ``exp_avg_sq/NAME`` in float32.
@@ -19,19 +19,19 @@ from gym_fed.training.audits.observer import StepObserver
 from gym_fed.training.audits.states import MOMENTS
 
 BYTES_PER_WEIGHT = 8
-"""Two moments in float32."""
+"""Bytes of the two float32 moments of a weight."""
 
 _STEP = "step"
 
 
 class KeptMoments(StepObserver):
-    """Loads moments into a run's optimiser before its first step, and saves them after its last; ignores batches.
+    """Loads moments into a run's optimiser before the first step, and saves them after the last. Batches are ignored.
 
-    The run must save checkpoints. The file is written before the last checkpoint is complete, so a run that resumes
-    from that checkpoint, and takes no more steps, has it.
+    The run must save checkpoints. The file is written before the last checkpoint is complete, so it also exists if a
+    run resumes from that checkpoint and takes no more steps.
 
     Args:
-        start: Returns the moments to start from, by name; empty for none. They are not held during training.
+        start: Returns the moments to start from, by name; empty for none. They are not kept in memory during training.
         path: The file to write.
         lineage: Digest of the base from which the federation started.
     """
@@ -41,11 +41,11 @@ class KeptMoments(StepObserver):
         self._start, self._path, self._lineage = start, path, lineage
 
     def attach(self, trainer: Any) -> None:
-        """Save the moments of a transformers trainer; its steps are unchanged."""
+        """Observe a transformers trainer only to save its moments; its steps are unchanged."""
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the moments; a resumed run has them in its checkpoint."""
+        """Set the moments; a resumed run has them in its checkpoint instead."""
         if state.global_step or not (start := self._start()):
             return
         for name, parameter in _trained(kwargs["model"]):

@@ -1,4 +1,4 @@
-"""Run a trainer to its last step (start, resume, roll back after a spike), then build and save the result."""
+"""Run a trainer to its last step (start, resume, roll back after a spike), then create and save the result."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _roll_back(trainer: Any, hooks: RunHooks, folder: RunFolder, rollbacks: Roll
 
 
 def _is_at_end(checkpoint: Path, trainer: Any, hooks: RunHooks, early_stop: EarlyStop | None) -> bool:
-    """Load a checkpoint of the last step and return True: transformers would run one more step from it."""
+    """Load a checkpoint of the last step and return True, since transformers would run one more step from it."""
     from transformers.trainer_callback import TrainerState
 
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -101,9 +101,9 @@ def make_result(
     folder: RunFolder,
     best_step: int | None,
 ) -> TrainResult:
-    """Return the result of ``Trainer.train``."""
+    """Create the result of ``Trainer.train``."""
     steps = int(trainer.state.global_step)
-    plan = getattr(trainer, "plan", None)  # only private runs have one
+    plan = getattr(trainer, "plan", None)  # only private runs have a plan
     last = hooks.losses[-(config.logging_steps or MAX_INTERVAL) :]
     return TrainResult(
         steps=steps,
@@ -132,7 +132,7 @@ def save_result(
     result: TrainResult,
     check: LearningCheck | None,
 ) -> TrainResult:
-    """Save the model, run the learning check, and complete the run's record; return the checked result.
+    """Save the model, run the learning check, and complete the run's record. Return the result with the check.
 
     The weights are written first, so that they are kept if the check fails.
     """
@@ -143,20 +143,20 @@ def save_result(
         processes.on_main(lambda: _save_delta(config, result, folder))
     done = with_check(result, check)
     processes.on_main(lambda: folder.finish(done.summary()))
-    assert hooks.experiment is not None  # set when training began
+    assert hooks.experiment is not None  # it was set when training began
     hooks.experiment.log_artifacts(folder.artifacts())
     return done
 
 
 def with_check(result: TrainResult, check: LearningCheck | None) -> TrainResult:
-    """Add the measurements of the learning check to ``result``; without a check, return it unchanged."""
+    """Add the measurements of the learning check to ``result``; return it unchanged if there is no check."""
     if check is None:
         return result
     return replace(result, check=check.result(result.model, result.history, result.best_step))
 
 
 def _save_delta(config: TrainingConfig, result: TrainResult, folder: RunFolder) -> None:
-    """Write the fine-tune as a delta of its base, replacing the file of an earlier attempt."""
+    """Write the fine-tuned model as a delta of its base, replacing the file of an earlier attempt."""
     from gym_fed.training.run.afterwards import export
 
     path = folder.path / DELTA_NAME

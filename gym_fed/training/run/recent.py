@@ -1,4 +1,4 @@
-"""Remember the folders of recent runs, so that pages can list runs anywhere on the disk."""
+"""Remember the folders of recent runs, so that web pages can list runs anywhere on the disk."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _MAX_BYTES = 2**20
 
 
 def remember_run(folder: Path, file: Path | None = None) -> None:
-    """Put a folder at the front of a list of runs, which holds at most ``MAX_FOLDERS``.
+    """Add a folder to the front of the list of recent runs, which contains at most ``MAX_FOLDERS``.
 
     Args:
         folder: The folder of a run.
-        file: The list; by default that of this account.
+        file: The file of the list; by default, that of this user account.
 
     Raises:
         OSError: If the list cannot be written.
@@ -31,12 +31,12 @@ def remember_run(folder: Path, file: Path | None = None) -> None:
 
 
 def recent_runs(file: Path | None = None) -> list[Path]:
-    """Return the folders in a list (by default that of this account) that still contain a run, newest first."""
+    """Return the listed folders that still contain a run, newest first; ``file`` defaults to this user's list."""
     return [folder for folder in _listed(file) if (folder / "run.json").is_file()]
 
 
 def _listed(file: Path | None) -> list[Path]:
-    """Return the list; empty if there is none, or if its content is not a list."""
+    """Return the list; empty if it does not exist or its content is invalid."""
     try:
         file = default_home() / _FILE if file is None else file
         if not file.is_file() or file.stat().st_size > _MAX_BYTES:
@@ -46,7 +46,7 @@ def _listed(file: Path | None) -> list[Path]:
         OSError,
         ValueError,
         RuntimeError,
-    ):  # a mere convenience, rewritten later; or there is no home folder
+    ):  # the list is only a convenience; or there is no home folder
         return []
     names = [name for name in folders if isinstance(name, str)] if isinstance(folders, list) else []
     return [Path(name) for name in names if "\x00" not in name and Path(name).is_absolute()]

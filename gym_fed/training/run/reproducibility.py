@@ -1,7 +1,7 @@
 """Make a run repeatable on one machine, and record its environment.
 
-``environment.json`` holds versions, hardware, git commit and digests, but no environment variables, host or user names,
-or paths. A resume in a different environment warns about the differences, since results may differ too.
+``environment.json`` contains versions, hardware, git commit and digests, but no environment variables, host or user
+names, or paths. A resume in a different environment warns about the differences, since results may differ, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RunWarning(UserWarning):
 
 
 def random_state_restorer() -> Callable[[], None]:
-    """Return a function that restores the present random states of Python, numpy, and torch on CPU and GPUs."""
+    """Return a function that restores the current random states of Python, numpy, and torch on CPU and GPUs."""
     import numpy as np
     import torch
 
@@ -48,7 +48,7 @@ def random_state_restorer() -> Callable[[], None]:
 
 @contextmanager
 def deterministic(settings: Reproducibility) -> Iterator[None]:
-    """Apply ``settings.deterministic`` to torch within a context, which must be entered before CUDA is first used.
+    """Apply ``settings.deterministic`` to torch within a context. It must be entered before CUDA is first used.
 
     https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
@@ -83,7 +83,7 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
     if file.exists():
         record = json.loads(file.read_text(encoding="utf-8"))
         last = {**record["environment"], **(record["resumed_with"][-1] if record["resumed_with"] else {})}
-        # The run folder compares config and data itself.
+        # The run folder already compares config and data.
         changed = {k: v for k, v in now.items() if last.get(k) != v and not k.endswith("_sha256")}
         if not changed:
             return
@@ -100,7 +100,7 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
 
 
 def environment(config: TrainingConfig, data_digest: str) -> dict[str, Any]:
-    """Return the facts about the environment that may change a run's results, as JSON values."""
+    """Return the properties of the environment that may change a run's results, as JSON values."""
     settings = config.model_dump(mode="json", exclude={"output_dir"})
     return {
         **machine_facts(),

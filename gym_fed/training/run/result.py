@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gym_fed.training.private.plan import Plan
 
 _ACTIVE_SECONDS = 120
-"""Without file locks, an unfinished run counts as running if its metrics are newer than this."""
+"""Maximum age in seconds of the metrics of a running run, if file locks are not supported."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,19 @@ class TrainResult:
     """The result of a run.
 
     Attributes:
-        steps: Optimiser steps of the whole run, including those before a resume.
+        steps: Number of optimiser steps of the whole run, including those before a resume.
         final_loss: Mean loss of the last ``logging_steps`` steps, 10 by default, in nats per token.
         losses: Loss of every step.
         history: Log entries of every step (``reward``, ``rewards/margins``, ``kl``, ``eval_loss``, ...).
         output_dir: The run folder.
         num_examples: Number of distinct rows with labels.
-        rows: Counts of learned, cut and dropped rows.
+        rows: Counts of learned, truncated and dropped rows.
         num_processes: Number of processes of the run.
-        num_tokens: Tokens seen, with repeats and without padding.
+        num_tokens: Number of tokens seen, including repeats and excluding padding.
         model: The trained model, in evaluation mode: the given model, or a PEFT model around it.
-        tokenizer: Its tokenizer.
+        tokenizer: The tokenizer of the model.
         best_step: Step of the weights, under ``early_stopping.restore_best``; None for the last step.
-        epsilon: Privacy cost of the run at ``target_delta``, under ``privacy``; else None.
+        epsilon: Privacy cost of the run at ``target_delta``, under ``privacy``; otherwise None.
         privacy: The privacy plan of the run.
         check: Gains and losses, if the run was checked.
     """
@@ -60,7 +60,7 @@ class TrainResult:
     check: CheckResult | None = field(default=None, repr=False)
 
     def summary(self) -> dict[str, Any]:
-        """Return the metrics as JSON values, without losses and objects."""
+        """Return the metrics as JSON values, without ``losses`` and objects."""
         keys = ("steps", "final_loss", "num_examples", "num_tokens", "num_processes")
         values: dict[str, Any] = {key: getattr(self, key) for key in keys}
         if self.check is not None:
@@ -76,17 +76,17 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of the learning check: what the model gained and lost in a run.
+    """The result of the learning check: what the model has gained and lost in a run.
 
     Attributes:
-        held_out: None without held-out rows.
-        retention: None if the base does not know the retention set.
+        held_out: Loss on held-out rows; None if there are none.
+        retention: Results on the retention set; None if the base does not know the retention set.
         prompts: The user's prompts that were answered.
         before: Answers to the prompts before training.
         after: Answers to the prompts after training.
         warnings: Warnings for the user, with remedies.
-        skipped: Parts that were not checked, and why.
-        expected: Reference answers of the rows to the prompts.
+        skipped: Parts that were not checked, with the reasons.
+        expected: Reference answers to the prompts, from the rows.
     """
 
     held_out: HeldOut | None
@@ -114,7 +114,7 @@ class HeldOut:
         num_rows: Number of measured rows.
         before: Mean loss before training.
         after: Mean loss after training.
-        stderr: Standard error of ``after - before``, paired by row; None if only means are known.
+        stderr: Standard error of ``after - before``, paired by row; None if only the means are known.
     """
 
     num_rows: int
@@ -124,12 +124,12 @@ class HeldOut:
 
 
 def list_run_folders(root: Path) -> list[Path]:
-    """Return every run below a folder, at any depth, by path."""
+    """Return every run below a folder, at any depth, sorted by path."""
     return sorted({file.parent for file in root.rglob("run.json")})
 
 
 def listed(folder: Path) -> dict[str, Any]:
-    """Return the summary of a folder; for an unreadable one, a placeholder with the reason."""
+    """Return the summary of a folder. For an unreadable one, return a placeholder with the reason."""
     try:
         return summary(folder)
     except (GymError, TypeError, ValueError, AttributeError, OSError) as error:
@@ -168,7 +168,7 @@ def summary(folder: Path) -> dict[str, Any]:
     changed = max(file.stat().st_mtime for file in files if file.exists())
     saved = [f.name.rpartition("-")[2] for f in folder.glob("checkpoints/checkpoint-*")]
     steps = max(steps, *(int(step) for step in saved if step.isdecimal()), 0)
-    from gym_fed.training.run.folder import is_held  # imports numpy
+    from gym_fed.training.run.folder import is_held  # the import loads numpy
 
     is_running = is_held(folder)
     status = "running" if is_running else "unfinished"
@@ -208,10 +208,10 @@ def read_run_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_json(file: Path) -> Any:
-    """Return the content of a run's JSON file; None if there is none.
+    """Return the content of a run's JSON file; None if the file does not exist.
 
     Raises:
-        GymError: ``STATE_CORRUPT``.
+        GymError: ``STATE_CORRUPT`` if it is not valid JSON.
     """
     if not file.exists():
         return None
@@ -223,6 +223,6 @@ def read_json(file: Path) -> Any:
 
 
 def _require_no_pipe(file: Path) -> None:
-    """Refuse a path that is not a regular file: opening a named pipe would block."""
+    """Refuse a path that is not a regular file, since opening a named pipe would block."""
     if file.exists() and not file.is_file():
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is not a regular file")

@@ -1,4 +1,4 @@
-"""Warn at the end of a run whose rewards taught it nothing."""
+"""Warn at the end of a run that has learned nothing from its rewards."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LEARNED = 0.1
 
 
 def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]]) -> list[str]:
-    """Return warnings about rewards from the log, with remedies; empty for algorithms without rewards.
+    """Return warnings about rewards, with remedies, from the log; empty for algorithms without rewards.
 
     Args:
         config: The run's config.
-        history: The trainer's log entries; GRPO and similar algorithms log ``completions/clipped_ratio`` and
-            ``frac_reward_zero_std``, the fraction of prompts whose answers got equal rewards. ``reward_std`` is not a
-            substitute: TRL computes it over the answers to all prompts.
+        history: The trainer's log entries. GRPO and similar algorithms log ``completions/clipped_ratio``, and
+            ``frac_reward_zero_std``, the fraction of prompts whose answers all got the same reward. ``reward_std`` is
+            not a substitute, since TRL computes it over the answers to all prompts.
     """
     warnings = []
     ratio, equal = "completions/clipped_ratio", "frac_reward_zero_std"

@@ -34,10 +34,10 @@ class Diverged(GymError):
 
 
 def require_finite(model: Any, step: int) -> None:
-    """Refuse final weights that are not finite; the loss of the last step precedes its update.
+    """Refuse final weights that are not finite. The loss of the last step was computed before its update.
 
     Raises:
-        Diverged: Naming a weight.
+        Diverged: With the name of a weight.
     """
     import torch
 
@@ -50,7 +50,7 @@ def require_finite(model: Any, step: int) -> None:
 
 @dataclass(frozen=True)
 class Spike:
-    """A step whose loss or gradient norm jumped.
+    """A step at which the loss or the gradient norm jumped.
 
     ``usual`` is the median of the previous steps; None if the value is not finite.
     """
@@ -62,7 +62,7 @@ class Spike:
 
 
 class SpikeWatch:
-    """Checks every step for a spike; records spikes in ``spikes.json`` if ``rollback`` is off."""
+    """Checks every step for a spike; if ``rollback`` is off, spikes are recorded in ``spikes.json``."""
 
     def __init__(self, settings: LossSpikes, folder: Path) -> None:
         self.settings = settings
@@ -99,7 +99,7 @@ class SpikeWatch:
 
 
 class Rollbacks:
-    """The rollbacks of a run so far, and the resulting order of batches."""
+    """The rollbacks of a run so far, and the order of batches that results from them."""
 
     def __init__(self, settings: LossSpikes, folder: Path) -> None:
         self._settings = settings
@@ -112,7 +112,7 @@ class Rollbacks:
         """Record a rollback to ``to_step``, so that the trainer's next dataloader skips the batches after it.
 
         Raises:
-            Diverged: After too many rollbacks, or without a checkpoint.
+            Diverged: After too many rollbacks, or if there is no checkpoint.
         """
         event = f"{spike.metric} is {spike.value} at step {spike.step}"
         if to_step is None:
@@ -129,7 +129,7 @@ class Rollbacks:
             write_atomically(self._file, f"{json.dumps(self.entries, indent=2)}\n".encode())
 
     def wrap(self, loader: Any) -> Any:
-        """Make a dataloader skip the recorded batches, and return it; for ``LocalOnly.wrap_dataloader``."""
+        """Make a dataloader skip the recorded batches, and return it. Used as ``LocalOnly.wrap_dataloader``."""
         batches = loader.batch_sampler
         shards = getattr(batches, "num_processes", 1)
         batches = getattr(batches, "batch_sampler", batches)
@@ -139,14 +139,14 @@ class Rollbacks:
 
 
 class SkippingSampler:
-    """A sampler that leaves out batches, and repeats the first rows of the epoch at its end.
+    """A sampler that skips batches, and repeats the first rows of the epoch at its end.
 
-    Its length, and therefore steps, epochs and learning rates, are unchanged. Batches before a skipped range do not
-    move, so that a resumed run continues at the right one.
+    Its length, and therefore the number of steps, the epochs and the learning rates, are unchanged. Batches before a
+    skipped range do not move, so that a resumed run continues at the right one.
 
     Args:
         inner: The original sampler.
-        batch_size: Rows of one batch (of all processes).
+        batch_size: Number of rows per batch, over all processes.
         ranges: ``(epoch, from, until)``: batch indices in the order that remains after the previous ranges are removed.
     """
 

@@ -12,10 +12,10 @@ _STATE = "adalora.safetensors"
 
 
 class Allocation(TrainerCallback):
-    """A callback that lets AdaLoRA's allocator change ranks after each step.
+    """A callback that runs AdaLoRA's allocator after each step, which changes the ranks.
 
-    PEFT would remove masked triplets from saved files, which would then not fit a model of full rank. So the pattern is
-    stored separately, and files hold all triplets, masked ones as zeros.
+    PEFT would remove masked triplets from saved files, which would then not fit a model of full rank. The rank pattern
+    is therefore stored separately, and the files contain all triplets, with masked ones as zeros.
     """
 
     def __init__(self, model: Any, schedule: Callable[[int], tuple[int, int]]) -> None:

@@ -29,7 +29,7 @@ class AdaLora(Tuning):
         reason = f"adalora adds its penalty to the model's own loss, which {config.algorithm} does not use"
         refuse_first((is_missing, f"finetuning: {reason}", "use finetuning: lora"))
         if config.max_steps is not None:
-            assert config.adalora is not None  # filled in by the config
+            assert config.adalora is not None  # set by the config
             adalora_schedule(config.adalora, config.max_steps)
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
@@ -40,24 +40,24 @@ class AdaLora(Tuning):
         arguments = peft_arguments(config)
         del arguments["warmup_fraction"], arguments["final_fraction"]
         delta_t = arguments.pop("delta_t")
-        # Replaced when the run starts and its length is known.
+        # A placeholder, which is replaced when the run starts and its length is known.
         peft_config = AdaLoraConfig(**arguments, deltaT=delta_t, total_step=_UNKNOWN_STEPS)
         return wrap_for(model, peft_config, config)
 
     def callbacks(self, model: Any, config: TrainingConfig) -> list[Any]:
         from gym_fed.training.tuning._allocation import Allocation
 
-        assert config.adalora is not None  # filled in by the config
+        assert config.adalora is not None  # set by the config
         return [Allocation(model, partial(adalora_schedule, config.adalora))]
 
 
 def adalora_schedule(settings: AdaLoraSettings, steps: int) -> tuple[int, int]:
     """Return PEFT's ``tinit`` and ``tfinal`` for a run of ``steps`` optimiser steps.
 
-    Ranks are fixed at step ``steps - tfinal``, by the importance measured in the previous steps.
+    The ranks become fixed at step ``steps - tfinal``, by the importance that was measured in the previous steps.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if no steps are left to measure the importance, or to lower the ranks.
+        GymError: ``CONFIG_INVALID`` if no steps are left to measure the importance or to reduce the ranks.
     """
     first, final = int(settings.warmup_fraction * steps), int(settings.final_fraction * steps)
     reason = f"adalora: a run of {counted(steps, 'optimiser step')} leaves none for reducing ranks"

@@ -23,7 +23,7 @@ class Boft(Tuning):
 
     def check(self, config: TrainingConfig) -> None:
         refuse_quantization(config, "PEFT has no BOFT layers for quantised weights")
-        assert config.boft is not None  # filled in by the config
+        assert config.boft is not None  # set by the config
         if config.boft.boft_n_butterfly_factor > 1:
             require_cuda("boft.boft_n_butterfly_factor above 1: PEFT's kernel for it")
             require_package("ninja", "boft.boft_n_butterfly_factor above 1: PEFT's kernel for it", "gpu")
@@ -33,10 +33,10 @@ class Boft(Tuning):
 
         from gym_fed.training.model.peft_models import peft_arguments, wrap_for
 
-        assert config.boft is not None  # filled in by the config
+        assert config.boft is not None  # set by the config
         peft_config = BOFTConfig(**peft_arguments(config))
         with warnings.catch_warnings():
-            if config.boft.boft_n_butterfly_factor == 1:  # needs no kernel
+            if config.boft.boft_n_butterfly_factor == 1:  # this value needs no kernel
                 warnings.filterwarnings("ignore", message="Failed to load the CUDA extension|Setting boft_n")
             else:
                 warnings.filterwarnings("error", message="Setting boft_n")

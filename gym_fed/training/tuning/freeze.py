@@ -12,7 +12,7 @@ from gym_fed.training.vision.parts import outside_tower
 
 
 class Freeze(_Full):
-    """Trains a few layers in place; saved as a whole model."""
+    """Trains a few layers in place. The result is saved as a whole model."""
 
     tried = "learns, saved, resumed to the bit"
 
@@ -21,7 +21,7 @@ class Freeze(_Full):
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         settings = config.freeze
-        assert settings is not None  # filled in by the config
+        assert settings is not None  # set by the config
         layers = _layers(model)
         count = settings.num_trainable_layers
         reason = f"freeze.num_trainable_layers: is {count}, but the model has {counted(len(layers), 'layer')}"
@@ -44,7 +44,7 @@ class Freeze(_Full):
 
 
 def _added_blocks(layers: list[Any], count: int) -> list[Any]:
-    """Return the last of every ``len(layers) / count`` layers: the blocks that LLaMA Pro adds."""
+    """Return the last layer of each group of ``len(layers) / count`` layers; LLaMA Pro adds these blocks."""
     reason = f"freeze.llama_pro: {counted(len(layers), 'layer', 'are')} not a multiple of num_trainable_layers {count}"
     remedy = "set it to the number of added blocks of an expanded model"
     refuse_first((len(layers) % count, reason, remedy))
@@ -53,7 +53,7 @@ def _added_blocks(layers: list[Any], count: int) -> list[Any]:
 
 
 def _layers(model: Any) -> list[Any]:
-    """Return the decoder's layers, whatever their architecture names them."""
+    """Return the decoder's layers, regardless of their name in the architecture."""
     import torch
 
     num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)

@@ -27,7 +27,7 @@ class Full(Tuning):
         refuse_quantization(config, "quantised weights cannot be trained")
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
-        model.requires_grad_(True)  # merging or removing an adapter leaves a model frozen
+        model.requires_grad_(True)  # a model stays frozen after an adapter was merged or removed
         return model
 
     def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:

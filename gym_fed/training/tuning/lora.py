@@ -55,7 +55,7 @@ class LoraTuning(Tuning):
 
     def check(self, config: TrainingConfig) -> None:
         settings = config.lora
-        assert settings is not None  # filled in by the config
+        assert settings is not None  # set by the config
         start = settings.init_lora_weights
         chosen = config.quantization
         if start == "loftq" and (chosen is None or (chosen.method, chosen.bits) != ("bitsandbytes", 4)):
@@ -74,7 +74,7 @@ class LoraTuning(Tuning):
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         settings = config.lora
-        assert settings is not None  # filled in by the config
+        assert settings is not None  # set by the config
         require_quantised(model, config)
         frozen = frozen_parts(model, config)
         adapted = add_lora(model, settings, seed=config.seed, task=task_type(config), frozen=frozen)
@@ -90,7 +90,7 @@ class LoraTuning(Tuning):
         to_plain_lora(model)
 
     def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:
-        """Write the adapter for the original base."""
+        """Write the adapter in a form that applies to the original base."""
         from gym_fed.training.model.lora_starts import start_subtracted
 
         with start_subtracted(model):
@@ -109,16 +109,16 @@ def add_lora(
 
     Args:
         model: A ``transformers`` model.
-        settings: Rank, scale, targets and variant. (``loftq`` is initialised like ``default``, and completed by
+        settings: Rank, scale, targets and variant. (``loftq`` is first initialised like ``default``, and completed by
             ``LoraTuning.prepare``.)
-        seed: Seed of the random A factors (B starts at zero). With ``settings.freeze_a``, they depend only on the seed
-            and the layer's name, are the same on every machine, and are not trained.
+        seed: Seed of the random A factors (B starts at zero). With ``settings.freeze_a``, the A factors depend only on
+            the seed and the layer's name, are the same on every machine, and are not trained.
         task: PEFT's name for the model's task.
-        frozen: Parts of a model that reads images which get no adapter; see ``vision.parts.frozen_parts``.
+        frozen: Parts without adapters, in a model that reads images; see ``vision.parts.frozen_parts``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if ``target_modules`` matches no layer of the model, or a layer whose factors
-            ``freeze_a`` cannot send.
+        GymError: ``CONFIG_INVALID`` if ``target_modules`` matches no layer of the model, or matches a layer whose
+            factors ``freeze_a`` cannot send.
     """
     from peft import LoraConfig
 
@@ -142,7 +142,7 @@ def add_lora(
         use_rslora=settings.use_rslora,
         modules_to_save=settings.modules_to_save or None,
         init_lora_weights=initialisation,
-        # Keeps the output head tied to the embeddings.
+        # This keeps the output head tied to the embeddings.
         ensure_weight_tying=bool(tied and {"embed_tokens", "lm_head"} & set(settings.modules_to_save)),
     )
 
@@ -166,8 +166,8 @@ def add_lora(
 def frozen_factor(seed: int, name: str, rank: int, width: int) -> torch.Tensor:
     """Return a layer's shared A ``[rank, width]`` float32: uniform within ``1 / sqrt(width)``, like PEFT's.
 
-    Its bits are SHAKE-256 of seed and name, so that contributors agree whatever random generator their library has. Sun
-    et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA).
+    Its bits are SHAKE-256 of seed and name, so that contributors agree regardless of their library's random generator.
+    Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA).
     """
     import numpy as np
     import torch
@@ -193,7 +193,7 @@ def _freeze_a(model: Any, seed: int) -> None:
 
 
 def _require_sendable(name: str, layer: Any) -> None:
-    """Refuse a layer whose update is not sent as B and the frozen A (see ``delta.factors``)."""
+    """Refuse a layer whose update cannot be sent as B and the frozen A (see ``delta.factors``)."""
     ((_, rank),) = layer.r.items()
     width = min(layer.in_features, layer.out_features)
     has_matrix = layer.lora_A and next(iter(layer.lora_A.values())).weight.dim() == 2

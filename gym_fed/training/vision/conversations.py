@@ -1,9 +1,9 @@
 """Encode conversations with images, sound and video for models that read them.
 
 A row is ``{"messages": [...], "images": [path, ...]}``, with ``audios`` and ``videos`` in the same form. The position
-of a medium is ``<image>``, ``<audio>`` or ``<video>`` in a text, or a part such as ``{"type": "image"}``. Media are
-read from disk batch by batch. Rows are never packed. A row longer than ``max_length`` is truncated only after its last
-medium, since the tokens of a medium cannot be split.
+of a medium is given by ``<image>``, ``<audio>`` or ``<video>`` in a text, or by a part such as ``{"type": "image"}``.
+Media are read from disk batch by batch, and rows are never packed. A row longer than ``max_length`` is truncated only
+after its last medium, since the tokens of a medium cannot be split.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_vision_keys(config: TrainingConfig) -> None:
 
 
 def require_model_of_text(config: TrainingConfig) -> None:
-    """Refuse a model without a text-only class in transformers, if the algorithm cannot train on images.
+    """Refuse a model without a text-only class in transformers if the algorithm cannot train on images.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not on this machine.
@@ -67,7 +67,7 @@ def _readers() -> list[str]:
 
 
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
-    """Refuse image sizes for a model that reads no images."""
+    """Refuse image sizes for a model that does not read images."""
     if not reads_images:
         keys, reason = ("image_max_pixels", "image_min_pixels"), f"{config.algorithm} supports only text here"
         refuse_set(config, keys, reason, "remove it, or train a model that reads images by sft")
@@ -76,12 +76,12 @@ def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
 def without_media(
     rows: Iterable[Row], reads: frozenset[str] = frozenset(), algorithm: str | None = None
 ) -> Iterator[Row]:
-    """Yield the rows; at the first row with media that would be ignored, count such rows and refuse them.
+    """Yield the rows. At the first row with media that would be ignored, count all such rows and refuse them.
 
     Args:
         rows: The rows.
         reads: The columns of media that are read.
-        algorithm: The algorithm, if media are ignored because of it and not because of the model.
+        algorithm: The algorithm, if the media would be ignored because of it rather than because of the model.
     """
     columns = [column for column in MEDIA if column not in reads]
     numbered = enumerate(rows, start=1)
@@ -108,15 +108,15 @@ def without_media(
 def encode_media_rows(
     config: TrainingConfig, processor: Any, rows: Sequence[Row], *, assistant_only: bool, packing: bool
 ) -> EncodedRows:
-    """Return rows for ``MediaBatches``: ``row`` (JSON: text, learned spans, sources of media) and ``length``.
+    """Return rows for ``MediaBatches``: ``row`` (JSON with text, learned spans and sources of media) and ``length``.
 
     ``MediaBatches`` truncates rows to ``max_length``; rows without a label within it are dropped. The ``counts`` of the
     result include all rows, and the tokens with a label.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for packing; ``DATA_INVALID`` for a row whose media do not match its text, cannot
-            be read or exceed ``max_length``, for a template in which the assistant's text cannot be located, and if
-            no row is left to learn from.
+            be read or exceed ``max_length``, for a template in which the assistant's text cannot be located, or if no
+            row is left to learn from.
     """
     refuse_first((packing, "packing: rows with media cannot be packed", "set packing: false"))
     reader = RowReader(config, processor)
@@ -157,7 +157,7 @@ def require_conversations(rows: Sequence[Row]) -> None:
     """Refuse rows that are neither conversations nor pairs of answers to a conversation.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the row.
+        GymError: ``DATA_INVALID`` with the row.
     """
     for number, row in enumerate(rows, start=1):
         texts = (row.get(key, ()) for key in ("prompt", "chosen", "rejected"))
@@ -222,10 +222,10 @@ class RowReader:
             self.media.inputs([reads[i] for i in pair], [f"{places[pair[0]]} and {places[pair[1]]}"] * 2)
 
     def labels(self, read: Row, place: str) -> tuple[list[int], int]:
-        """Return the labels of a row in its batch, and the position of its last media token; -1 for none.
+        """Return the labels of a row in its batch, and the position of its last media token; -1 if there is none.
 
-        If the processor can count the tokens of images, only image headers are read. The first row is prepared too, to
-        verify the count; if it is wrong, the processor prepares every row.
+        If the processor can count the tokens of images, only the headers of images are read. The first row is also
+        prepared in full, to verify the count; if it is wrong, the processor prepares every row.
         """
         if self._counts_images is False or read["audios"] or read["videos"]:
             return self._exact_labels(read, place)
@@ -288,7 +288,7 @@ class RowReader:
 
 
 class TooLong:
-    """Counts the rows whose media exceed ``max_length``; ``refuse`` names the first."""
+    """Counts the rows whose media exceed ``max_length``; ``refuse`` raises an error with the first one."""
 
     def __init__(self, max_length: int) -> None:
         self._max_length, self._count, self._longest, self._first = max_length, 0, 0, ""
@@ -314,7 +314,7 @@ class TooLong:
 def place_media(messages: list[Row], counts: dict[str, int], place: str) -> list[Row]:
     """Replace each ``<image>``, ``<audio>`` and ``<video>`` in ``messages`` with a part.
 
-    Media without a placeholder of their kind are put before the first question.
+    Media without a placeholder of their kind are placed before the first question.
 
     Args:
         messages: The messages of a row.
@@ -361,7 +361,7 @@ def _parts(content: Any, kinds: Sequence[str]) -> list[Row]:
 
 
 def _size(source: str, place: str) -> tuple[int, int]:
-    """Return the width and height of an image; of a file, only the header is read."""
+    """Return the width and height of an image; only the header of a file is read."""
     from PIL import Image, UnidentifiedImageError
     from transformers.image_utils import load_image
 
@@ -377,7 +377,7 @@ def _size(source: str, place: str) -> tuple[int, int]:
 
 
 def report_media(counts: MediaCounts) -> None:
-    """Report the truncation of sounds and the sampling of videos."""
+    """Report the truncation of sounds and the sampling of video frames."""
     if counts.sounds_cut:
         console.err.print(
             f"audios: {counted(counts.sounds_cut, 'sound', 'are')} longer than the model reads, and truncated"

@@ -24,10 +24,11 @@ def batch_labels(
         places: The names of the rows in error messages.
 
     Returns:
-        The labels of each row without padding, and the position of the last token of its last medium; -1 for none.
+        The labels of each row without padding, and the position of the last token of its last medium; -1 if there is
+        none.
 
     Raises:
-        GymError: ``DATA_INVALID`` if only answers are learned and the processor does not report where media are.
+        GymError: ``DATA_INVALID`` if only answers are learned and the processor does not report the positions of media.
     """
     offsets = batch.pop("offset_mapping", None)
     replaced = batch.pop("text_replacement_offsets", None)
@@ -57,9 +58,9 @@ def batch_labels(
 def _by_offsets(
     ids: list[int], offsets: list[list[int]], row: Row, expansions: Sequence[Any]
 ) -> tuple[list[int], int] | None:
-    """Locate spans by the offsets of tokens in the expanded text; None if not all expansions are known.
+    """Locate spans by the offsets of tokens in the expanded text; None if some expansions are unknown.
 
-    A processor expands placeholders in the text, so a span moves by the length inserted before it.
+    A processor expands placeholders in the text, so a span moves by the length that was inserted before it.
     """
     spans = [(*map(int, each["span"]), *map(int, each["new_span"])) for each in expansions]
     length = len(row["text"]) + sum((new_end - new) - (end - start) for start, end, new, new_end in spans)
@@ -96,7 +97,7 @@ def _by_tokens(tokenizer: Any, ids: list[int], row: Row) -> tuple[list[int], int
 def span_labels(
     ids: Sequence[int], offsets: Sequence[Sequence[int]], spans: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Return the ids of tokens that overlap a span, and ``IGNORED`` for all others."""
+    """Return the ids of tokens that overlap a span, and ``IGNORED`` for all other tokens."""
     return [
         token if any(start < end and stop > begin for begin, end in spans) and stop > start else IGNORED
         for token, (start, stop) in zip(ids, offsets, strict=True)

@@ -50,7 +50,7 @@ class ImageLimits:
         return width, height
 
     def fit(self, image: Any) -> Any:
-        """Return a ``PIL.Image`` resized to the limits; the same object if it is within them."""
+        """Return a ``PIL.Image`` resized to the limits, or the same object if it is within them."""
         target = self.size(*image.size)
         return image if target == image.size else image.resize(target)
 
@@ -62,7 +62,7 @@ def _scaled(width: int, height: int, pixels: int) -> tuple[int, int]:
 
 @dataclass
 class MediaCounts:
-    """Counts of truncated sounds, and of the frames of videos that are read."""
+    """Counts of truncated sounds, and of video frames that are read."""
 
     sounds_cut: int = 0
     videos: int = 0
@@ -83,12 +83,12 @@ class MediaProcessor:
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        """The columns of media that the processor reads."""
+        """The media columns that the processor reads."""
         return media_of(self.processor)
 
     @cached_property
     def sound_rate(self) -> int:
-        """Samples per second of the sounds that the processor reads."""
+        """Sample rate of the sounds that the processor reads, in Hz."""
         return sound_rate(self.processor)
 
     def inputs(self, rows: Sequence[Row], places: Sequence[str] | None = None) -> Any:
@@ -99,7 +99,7 @@ class MediaProcessor:
             places: The names of the rows in error messages.
 
         Raises:
-            GymError: ``DATA_INVALID`` for a medium that cannot be read, and for a template that does not write a
+            GymError: ``DATA_INVALID`` for a medium that cannot be read, or for a template that does not write a
                 placeholder for each medium.
         """
         names = places or [f"row {number}" for number in range(1, len(rows) + 1)]
@@ -124,7 +124,7 @@ class MediaProcessor:
                 text_kwargs={
                     "padding": True,
                     "padding_side": "right",
-                    "add_special_tokens": False,  # the chat template writes them
+                    "add_special_tokens": False,  # the chat template already writes them
                     "return_offsets_mapping": True,
                 },
                 **given,
@@ -239,7 +239,7 @@ def source_of(medium: Any, column: str, place: str) -> Any:
 
 
 def _wave_url(samples: Any, rate: int) -> str:
-    """Return samples as a data URL of a mono float32 WAV file; channels, the shorter axis, are averaged.
+    """Return samples as a data URL of a mono float32 WAV file. Channels (the shorter axis) are averaged.
 
     Raises:
         ValueError: For samples of any other shape or type, or a rate below 1.
@@ -257,7 +257,7 @@ def _wave_url(samples: Any, rate: int) -> str:
 
 
 def bad_medium(place: str, column: str, source: Any, problem: str, remedy: str) -> GymError:
-    """Create the error for a medium of a row, which names the row, the column and the medium."""
+    """Create the error for a medium of a row, with the row, the column and the medium."""
     text = str(source)
     shown = text if len(text) < 200 and not text.startswith("data:") else text[:_SHOWN] + "..."
     return GymError(ErrorCode.DATA_INVALID, f"{place}: {column}: {shown} {problem}", remedy)

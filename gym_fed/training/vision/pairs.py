@@ -59,7 +59,7 @@ def encode_media_pairs(config: TrainingConfig, processor: Any, rows: Sequence[Ro
 
 
 def read_pairs(reader: RowReader, rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Read the conversations that end with the ``chosen`` and with the ``rejected`` answers, like supervised rows.
+    """Read the conversations that end with ``chosen`` and with ``rejected`` answers, as for supervised rows.
 
     Raises:
         GymError: See ``require_conversations`` and ``RowReader.read``.
@@ -77,7 +77,7 @@ def _conversation(row: Row, answer: str) -> Row:
 
 
 class PairBatches:
-    """Collates rows of ``encode_media_pairs``: the chosen answers, then the rejected ones, each with its media."""
+    """Collates rows of ``encode_media_pairs``: first chosen, then rejected answers, each with its media."""
 
     def __init__(self, collator: MediaBatches) -> None:
         self._collator = collator

@@ -1,4 +1,4 @@
-"""Freeze parts of a model that reads images or sound: tower, projector, language model (see ``base.media_parts``)."""
+"""Freeze parts of a model that reads images or sound: tower, projector or language model (see ``base.media_parts``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LABELS = {TOWER: "vision tower", PROJECTOR: "projector", LANGUAGE_MODEL: "langu
 def reads_images(model: Any) -> bool:
     """Return True if the model has a part for images or sound."""
     parts = {name for name, value in vars(model.config).items() if value is not None}
-    # Granite Speech's sound part is called encoder, like a part of some text models (Blt).
+    # Granite Speech's sound part is named encoder, like a part of some text models (Blt).
     return bool(parts & {"vision_config", "audio_config"}) or {"encoder_config", "projector_config"} <= parts
 
 
@@ -27,7 +27,7 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
     """Return the config keys of the frozen parts; empty for a model that reads only text.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a part that is not found, or if nothing would be trained.
+        GymError: ``CONFIG_INVALID`` for a part that the model does not have, or if nothing would be trained.
     """
     frozen = frozenset(key for key in PART_NAMES if getattr(config, key))
     if not reads_images(model):
@@ -96,7 +96,7 @@ def outside_tower(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refuse_named(model: Any, suffix: str, frozen: frozenset[str], key: str) -> None:
-    """Refuse a module name, possibly without its first components, that is in a frozen part."""
+    """Refuse a module name, possibly without its first components, that refers to a frozen part."""
     components = suffix.split(".")
     for name, _ in model.named_modules():
         if name.split(".")[-len(components) :] == components and (part := part_of(name)) in frozen:

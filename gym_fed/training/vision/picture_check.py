@@ -1,4 +1,4 @@
-"""Decode the images of rows, to find broken ones before a run."""
+"""Decode the images of rows to find broken ones before a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.training.vision.media import bad_medium, source_of
 
 _SHOWN = 5
 _DECODED_PIXELS = (64, 64)
-"""Size to which JPEG files are scaled while decoding, which reads the whole file in a fraction of the time."""
+"""Size to which JPEG files are scaled while decoding, which reads the whole file but takes much less time."""
 
 
 @dataclass
@@ -19,9 +19,9 @@ class PictureCheck:
     """Counts the images of rows that cannot be decoded.
 
     Attributes:
-        pictures: The number of images checked.
+        pictures: The number of images that were checked.
         broken: The number of images that cannot be decoded.
-        first: The first problems, with their places.
+        first: Descriptions of the first broken images, with their positions.
     """
 
     pictures: int = 0

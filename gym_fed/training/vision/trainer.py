@@ -17,7 +17,7 @@ from gym_fed.training.vision.media import ImageLimits, MediaProcessor
 
 _Sft: Any = SFTTrainer  # typed as Any, since TRL's annotations are unreliable
 _PER_TOKEN = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
-"""Columns of a batch with a value per token, ``[n, t]``, padded on the right."""
+"""Columns of a batch with one value per token, ``[n, t]``, padded on the right."""
 
 
 def build_vision_trainer(job: Job) -> Any:
@@ -48,16 +48,16 @@ def media_batches(job: Job) -> MediaBatches:
 
 
 class VisionTrainer(_Sft):  # type: ignore[misc]
-    """A trainer that resumes from checkpoints whose weight names differ from the model's."""
+    """A trainer that can resume from checkpoints whose weight names differ from the model's."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load with ``from_pretrained``, which converts names.
+        """Load a checkpoint with ``from_pretrained``, which converts the names of weights.
 
-        ``save_pretrained`` writes the weights of LLaVA and other models under the names of older releases;
+        ``save_pretrained`` writes the weights of LLaVA and other models under the names of older releases.
         transformers' trainer would not find them in the model, warn, and continue from the initial weights.
         """
         model = model or self.model
-        if hasattr(model, "get_base_model"):  # PEFT names an adapter's weights
+        if hasattr(model, "get_base_model"):  # PEFT determines the weight names of an adapter
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
         arguments = {"dtype": model.dtype}
@@ -71,7 +71,8 @@ class MediaBatches:
     Args:
         processor: The model's processor.
         limits: Minimum and maximum image sizes.
-        max_length: Number of tokens to which rows are truncated; ``encode_media_rows`` refuses media beyond it.
+        max_length: Number of tokens to which rows are truncated; ``encode_media_rows`` refuses rows with media beyond
+            it.
         dtype: The model's dtype, for processors that always round their inputs (Llama 4).
     """
 
