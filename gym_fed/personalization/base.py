@@ -23,7 +23,7 @@ from gym_fed.personalization.rows import PersonalKind, PersonalRows
 from gym_fed.training.rows.answers import cut_answers, encode_answers
 
 BETA = 0.1
-"""Beta of the reported preference loss; DPO's default."""
+"""Beta of the preference loss that is reported; DPO's default."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Base:
     """A loaded base model.
 
     Attributes:
-        source: Name or path that it was loaded from.
-        model: A causal LM in float32; unchanged outside of ``plus``.
-        spec: Spec that deltas are checked against.
+        source: Name or path from which the base was loaded.
+        model: A causal LM in float32, which is changed only inside ``plus``.
+        spec: Spec against which deltas are checked.
     """
 
     source: str
@@ -43,7 +43,7 @@ class Base:
 
     @classmethod
     def load(cls, source: str, device: str = "auto") -> Base:
-        """Load a base from this machine.
+        """Load a base that is on this machine.
 
         Raises:
             GymError: ``MODEL_INVALID`` for an adapter; other errors of ``load_model``.
@@ -57,18 +57,18 @@ class Base:
 
     @property
     def context(self) -> int | None:
-        """Context length in tokens; None if the config has none."""
+        """The context length in tokens; None if the config has none."""
         length = getattr(self.model.config, "max_position_embeddings", None)
         return int(length) if length else None
 
     @property
     def size(self) -> BaseSize:
-        """The properties of the base that determine a variant's defaults."""
+        """The properties of the base on which the defaults of a variant depend."""
         return BaseSize(self.context, self.spec.num_parameters)
 
     @contextmanager
     def plus(self, delta: DeltaFile, scale: float = 1.0) -> Iterator[Any]:
-        """Add ``scale * delta`` inside this context; the exact base is restored afterwards."""
+        """Add ``scale * delta`` to the base within a context; the exact base is restored afterwards."""
         tensors = model_tensors(self.model)
         originals = {name: tensors[name].clone() for name in delta.names if name in tensors}
         try:
@@ -80,11 +80,11 @@ class Base:
                     tensors[name].copy_(tensor)
 
     def for_rows(self, rows: PersonalRows) -> Base:
-        """Return the base with the tokenizer used to train and evaluate these rows."""
+        """Return the base with the tokenizer that trains and evaluates these rows."""
         return replace(self, tokenizer=use_chat_template(self.tokenizer, NONE)) if rows.raw else self
 
     def opened(self, path: Path) -> DeltaFile:
-        """Open and check a delta of this base. The caller must close it.
+        """Open and check a delta of this base, which the caller must close.
 
         Raises:
             GymError: Errors from ``DeltaFile.open``.
@@ -93,14 +93,15 @@ class Base:
 
 
 class LossEvaluator:
-    """Computes losses in nats for models of one architecture on the same rows.
+    """Computes losses in nats for models of one architecture, always on the same rows.
 
     Examples use ``heldout_loss``, per token. Preferences use DPO's loss per pair (Rafailov et al. 2023, equation 7,
-    with beta 0.1) against a fixed reference; a model with the reference's preferences has a loss of log 2.
+    with beta 0.1) relative to a fixed reference. A model with the same preferences as the reference has a loss of log
+    2.
 
     Args:
         rows: At least one row.
-        reference: Reference model for preferences; it is scored on creation and not stored.
+        reference: Reference model for preferences; it is scored once on creation and not stored.
         max_length: Maximum number of tokens per row.
     """
 
@@ -119,7 +120,7 @@ class LossEvaluator:
             self._reference = self._margins(reference)
 
     def loss(self, model: Any) -> float:
-        """Return the loss of a model; may be inf or NaN for a broken one."""
+        """Return the loss of a model, which may be inf or NaN for a broken model."""
         if self._kind == "supervised":
             with _of_judged_rows():
                 return heldout_loss(model, self._tokenizer, self._rows, max_length=self._max_length)
@@ -129,7 +130,7 @@ class LossEvaluator:
     def chosen_loss(self, model: Any) -> float | None:
         """Return the loss of the chosen answers in nats per token; None for examples.
 
-        The preference loss also decreases if both answers become unlikely, so that the model produces neither.
+        The preference loss also decreases if both answers become unlikely, so that the model produces neither of them.
         """
         if self._kind == "supervised":
             return None
@@ -138,7 +139,7 @@ class LossEvaluator:
 
     @torch.inference_mode()
     def _margins(self, model: Any) -> torch.Tensor:
-        """Return log-probabilities of chosen minus rejected answers, ``[pairs]`` float32."""
+        """Return the log-probabilities of chosen minus rejected answers, ``[pairs]`` float32."""
         device = next(model.parameters()).device
         was_training = model.training
         model.eval()
@@ -155,7 +156,7 @@ class LossEvaluator:
 
 @contextmanager
 def _of_judged_rows() -> Iterator[None]:
-    """Explain in errors that row numbers count held-out rows."""
+    """Add to errors that the row numbers are those of held-out rows."""
     try:
         yield
     except GymError as error:
@@ -163,7 +164,7 @@ def _of_judged_rows() -> Iterator[None]:
 
 
 def _log_prob(model: Any, pair: dict[str, Any], answer: str, device: torch.device) -> float:
-    """Return the log-probability of an answer given its prompt, in nats."""
+    """Return the log-probability in nats of an answer, given its prompt."""
     prompt, words = pair["prompt_ids"], pair[f"{answer}_ids"]
     ids = torch.tensor([prompt + words], device=device)
     logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()

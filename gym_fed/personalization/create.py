@@ -63,7 +63,7 @@ def create(
     device: str,
     listener: Listener,
 ) -> CreatedVariant:
-    """Create one variant; see ``PersonalizedTrainer.create_variant``."""
+    """Create a variant; see ``PersonalizedTrainer.create_variant``."""
     begin(listener, f"loading {base_model}")
     base = Base.load(base_model, device)
     rows = request.rows.formed(base.tokenizer, request.as_chat)
@@ -125,10 +125,10 @@ def create(
 
 @dataclass(frozen=True)
 class VariantJob:
-    """The work on one variant.
+    """The settings and the folder of the work on one variant.
 
     Attributes:
-        folder: Folder with ``order.json``, the run in ``run/``, and the delta.
+        folder: Folder that contains ``order.json``, the run in ``run/``, and the delta.
         training: Training config whose ``output_dir`` is ``run/``.
     """
 
@@ -157,7 +157,7 @@ class VariantResult:
 
     @property
     def kept(self) -> float | None:
-        """Fraction of the training gain that the file retains."""
+        """The fraction of the training gain that the file retains; None if training gained nothing."""
         return kept_share(self.loss_before, self.loss_trained, self.loss_encoded)
 
 
@@ -170,11 +170,11 @@ def kept_share(before: float, trained: float, encoded: float) -> float | None:
 def train_and_encode(
     job: VariantJob, base: Base, rows: PersonalRows, evaluator: LossEvaluator, listener: Listener
 ) -> VariantResult:
-    """Train (or resume), encode and evaluate; the delta is then at ``job.delta_path``.
+    """Train (or resume training), encode and evaluate; the delta is then at ``job.delta_path``.
 
     Raises:
-        GymError: ``INTERRUPTED`` with a checkpoint; ``FILE_EXISTS`` if the folder contains other work; errors of
-            data, model and training.
+        GymError: ``INTERRUPTED``, after writing a checkpoint; ``FILE_EXISTS`` if the folder contains other work; errors
+            from the data, the model and the training.
     """
     _claim(job, base, rows)
     begin(listener, "measuring the base")
@@ -201,7 +201,7 @@ def train_and_encode(
 
 
 def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener: Listener) -> EncodeReport:
-    """Encode the trained change: factors with dense tensors, or values in the policy's codec.
+    """Encode the trained change, as factors with dense tensors or as values in the policy's codec.
 
     Raises:
         GymError: ``INTERRUPTED`` during the distillation of scales; errors from ``lora_change``.
@@ -220,7 +220,7 @@ def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener
 
 
 def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
-    """Initialise the folder, or check that it contains the same work; only the encoding may differ."""
+    """Initialise the folder, or check that it contains the same work. Only the encoding may differ."""
     job_facts = {
         "rows": rows.digest,
         "base": base.spec.digest,
@@ -246,7 +246,7 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
 
 
 def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[Any, dict[str, Any]]:
-    """Return the trained model and the run's metrics."""
+    """Return the trained model and the metrics of the run."""
     run = RunFolder(Path(job.training.output_dir))
     if run.result.exists():
         listener.phase("training is already finished")
@@ -274,7 +274,7 @@ def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[A
 def _refine(
     tuned: dict[str, Any], job: VariantJob, base: Base, rows: PersonalRows, listener: Listener
 ) -> Refine:
-    """Distil scales on the training rows."""
+    """Return a function that distils scales on the training rows."""
 
     def on_step(step: int, total: int, loss: float) -> None:
         listener.distilled(step, total, loss)
@@ -297,7 +297,7 @@ def _refine(
 
 
 def _forget(folder: Path) -> None:
-    """Delete a folder of unfinished work; raise ``FILE_EXISTS`` for any other folder."""
+    """Delete a folder of unfinished work. Raise ``FILE_EXISTS`` for any other folder."""
     if not folder.exists():
         return
     if not (folder / "order.json").exists() and any(folder.iterdir()):
@@ -309,7 +309,7 @@ def _forget(folder: Path) -> None:
 def _note(job: VariantJob, result: VariantResult) -> str:
     """Return the manifest's note on how the variant was trained, without information about the rows.
 
-    The manifest is distributed with the variant, so every user of the variant can read it.
+    The manifest is distributed with the variant, so every user of the variant can read the note.
     """
     from gym_fed.version import __version__
 

@@ -1,7 +1,8 @@
 """Rebase a variant onto a new global version: transfer its delta, evaluate it, and optionally refit it.
 
-The new version may already contain part of the variant, from a soup that its owner contributed to. This part would be
-added twice, so the scale is searched on the owner's rows: ``base' + alpha * delta``, alpha in (0, 1].
+The new version may already contain part of the variant, through a soup to which its owner has contributed. That part
+would then be added twice. The scale is therefore searched on the owner's rows: ``base' + alpha * delta``, alpha in (0,
+1].
 """
 
 from __future__ import annotations
@@ -54,8 +55,7 @@ if TYPE_CHECKING:
 ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 _FINER = (-0.1, 0.1)
 _WORTH = 0.02
-"""A smaller alpha is used if it raises the delta's gain by more than this fraction; otherwise the delta stays as it
-is."""
+"""Minimum increase of the delta's gain, as a fraction of it, for which an alpha below 1 is used."""
 _UNREADABLE = (ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_INVALID)
 
 
@@ -84,7 +84,7 @@ def rebase(
     device: str,
     listener: Listener,
 ) -> RebasedVariant:
-    """Rebase one variant; see ``PersonalizedTrainer.rebase_variant``."""
+    """Rebase a variant; see ``PersonalizedTrainer.rebase_variant``."""
     with writer.opened() as store:
         record = store.verify(request.name)
         path = store.path(request.name)
@@ -169,9 +169,9 @@ def _evaluator(
     training: Mapping[str, Any] | TrainingConfig | None,
     listener: Listener,
 ) -> tuple[LossEvaluator | None, float | None]:
-    """Return the evaluator, and the variant's loss on its old base if that base is on this machine.
+    """Return the evaluator, and the variant's loss on its old base if the old base is on this machine.
 
-    Preferences are measured relative to the old base, so that improvements of the new one are visible.
+    Preferences are measured relative to the old base, so that improvements of the new base are visible.
     """
     if rows is None:
         return None, None
@@ -201,7 +201,7 @@ def _learnt_as_chat(delta: DeltaFile) -> bool | None:
 def _refit_overrides(
     training: Mapping[str, Any] | TrainingConfig | None, steps: int, rank: int
 ) -> dict[str, Any]:
-    """Return the trainer's overrides: the number of steps and, for factors, their rank."""
+    """Return the trainer's overrides: the number of steps and, if the variant has factors, their rank."""
     given = set_keys(training)
     given["max_steps"] = steps
     if rank:
@@ -210,7 +210,7 @@ def _refit_overrides(
 
 
 def _note(record: VariantRecord, carried: Carried) -> str:
-    """Return the manifest's note on its origin, without information about the rows, since users can read it."""
+    """Return the manifest's note on the variant's origin, without information about the rows: users can read it."""
     origin = f"rebased from revision {record.revision} of {record.name} on {record.base_digest[:19]}"
     if carried.losses.took_refit:
         return f"{origin}, refitted in {counted(carried.steps, 'step')}"
@@ -219,7 +219,7 @@ def _note(record: VariantRecord, carried: Carried) -> str:
 
 @dataclass(frozen=True)
 class Carried:
-    """A delta for the new base, with its losses."""
+    """A delta for the new base and its losses."""
 
     path: Path
     alpha: float
@@ -230,10 +230,10 @@ class Carried:
 def search_alpha(
     evaluator: LossEvaluator, base: Base, carried: DeltaFile, alone: float, listener: Listener
 ) -> tuple[float, dict[float, float]]:
-    """Find the best scale of a delta for the rows, and return all measured losses by scale.
+    """Find the best scale of a delta for the rows; also return all measured losses by scale.
 
-    It takes seven passes over the rows: five evenly spaced scales, and one on either side of the best. ``alone`` is
-    the loss of the base without the delta.
+    It takes seven passes over the rows: for five evenly spaced scales, and for one on either side of the best.
+    ``alone`` is the loss of the base without the delta.
     """
     begin(listener, "searching for the scale that the new base needs")
     losses: dict[float, float] = {}
@@ -286,12 +286,12 @@ def refit(
     evaluator: LossEvaluator,
     listener: Listener,
 ) -> Carried:
-    """Continue training from the new base plus the carried delta, and encode their sum as one delta.
+    """Continue training from the new base plus the carried delta, and encode the total change as one delta.
 
     Args:
-        carried: The carried delta to start from.
+        carried: The carried delta, from which training starts.
         job: Job whose training starts from ``job.folder / "start"``, which this function writes.
-        evaluator: Evaluator on the owner's rows.
+        evaluator: Evaluator for the owner's rows.
 
     Returns:
         The refitted delta if it is better than the carried one, otherwise the carried one; with all losses.
@@ -311,7 +311,7 @@ def refit(
 
 
 def method_of(delta: DeltaFile) -> tuple[Method, int]:
-    """Return the training method implied by a variant's codecs, and the largest rank of its factors (0 for full)."""
+    """Return the training method that a variant's codecs imply, and the largest rank of its factors (0 for full)."""
     all_ranks = [get_codec(record.codec).rank(record.params) for record in delta.manifest.tensors]
     ranks = [rank for rank in all_ranks if rank is not None]
     return ("lora", max(ranks)) if ranks else ("full", 0)
@@ -326,14 +326,14 @@ def product_encoding(encoding: Encoding, rank: int) -> Encoding:
 def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0) -> DeltaInfo:
     """Write ``scale * delta`` as a delta of a different base.
 
-    At scale 1 the payload is bit-identical. At other scales, the scales (or values) are multiplied and rounded to
-    their number format, and everything else is unchanged.
+    At scale 1, the payload is bit-identical. At other scales, the stored scales (or values) are multiplied and rounded
+    to their number format, and everything else is unchanged.
 
     Args:
         delta: A delta of the old base.
         onto: Spec of the new base.
         out: Path of the new file.
-        scale: Positive scale.
+        scale: The factor, which must be positive.
 
     Raises:
         GymError: ``BASE_MISMATCH`` with the first tensor that is missing in the new base or has a different shape;
@@ -358,10 +358,10 @@ def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0)
 
 
 def require_shapes(delta: DeltaFile, onto: BaseSpec) -> None:
-    """Reject a base whose shapes do not match the delta.
+    """Reject a base whose shapes do not match those of the delta.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` with the tensor.
+        GymError: ``BASE_MISMATCH`` with the first tensor that does not match.
     """
     for record in delta.manifest.tensors:
         shape = onto.shapes.get(record.name)
@@ -373,7 +373,7 @@ def require_shapes(delta: DeltaFile, onto: BaseSpec) -> None:
 
 
 def _params_at_scale(record: TensorRecord, scale: float) -> Params | None:
-    """Return parameters that scale a tensor without changing its payload; None if its codec has none."""
+    """Return parameters that scale a tensor without changing its payload; None if its codec has no such parameters."""
     return record.params if scale == 1.0 else get_codec(record.codec).scaled_params(record.params, scale)
 
 

@@ -1,7 +1,7 @@
-"""Default training and encoding settings of variants, with their reasons; this module does not import torch.
+"""Default training and encoding settings of variants, with the reasons for them. Does not import torch.
 
-The defaults were chosen on gym-nano and on TinyStories' 260K-parameter Llama with 40 rows of one person, by held-out
-loss after training and after encoding (`docs/variants.md` has the results).
+The defaults were chosen on gym-nano and on TinyStories' 260K-parameter Llama, with 40 rows of one person, by the
+held-out loss after training and after encoding (`docs/variants.md` has the results).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from gym_fed.personalization.rows import PersonalRows
 
 Method = str
-"""A tuning method whose difference a ``.gymdelta`` can store: as LoRA factors, or as values."""
+"""Name of a tuning method whose difference a ``.gymdelta`` can store, as LoRA factors or as values."""
 
 FULL_BITS = 16 / 15
-"""Maximum size of a full variant, 1/15 of the base in bfloat16, in bits per weight of the base."""
+"""Maximum size of a full variant in bits per weight of the base: 1/15 of the base's size in bfloat16."""
 
 _BATCH = 4
 _MIN_STEPS, _MAX_STEPS = 20, 1000
@@ -63,7 +63,7 @@ _DEFAULT_ALGORITHM = {"supervised": "sft", "preference": "dpo"}
 
 @dataclass(frozen=True)
 class BaseSize:
-    """The properties of a base that determine a variant's defaults.
+    """The properties of a base on which the defaults of a variant depend.
 
     Attributes:
         context: Maximum context length in tokens; None if unknown.
@@ -81,16 +81,16 @@ def training_config(
     overrides: Mapping[str, Any] | TrainingConfig | None,
     size: BaseSize,
 ) -> TrainingConfig:
-    """Build the training config from defaults for this kind of rows and overrides.
+    """Build the training config from overrides and from defaults for this kind of rows.
 
     Args:
-        method: Name of a tuning method that supports federation: ``lora``, ``full`` or one of a package.
+        method: Name of a tuning method that supports federation: ``lora``, ``full``, or one from an installed package.
         base_model: Name of the base in the config.
-        overrides: Keys of ``TrainingConfig``; of a config object, only the keys that were set.
-        size: Size of the base; large ones use the learning rates of `gym train`.
+        overrides: Keys of ``TrainingConfig``; for a config object, only the keys that were set.
+        size: Size of the base; large bases use the learning rates of `gym train`.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with a key that is unknown, invalid, or cannot be overridden.
+        GymError: ``CONFIG_INVALID`` with a key that is unknown, invalid, or must not be overridden.
     """
     given = set_keys(overrides)
     for key in given:
@@ -136,7 +136,7 @@ def _rate(algorithm: str, method: Method, num_weights: int) -> float:
 
 
 def set_keys(overrides: Mapping[str, Any] | BaseModel | None) -> dict[str, Any]:
-    """Return overrides as plain keys; of a config object, only the keys that were set."""
+    """Return overrides as a dict of keys; for a config object, only the keys that were set."""
     if isinstance(overrides, BaseModel):
         return overrides.model_dump(exclude_unset=True)
     return dict(overrides or {})
@@ -148,13 +148,13 @@ def sends_factors(method: Method) -> bool:
 
 
 def _learns_from(algorithm: str, kind: str) -> bool:
-    """Return True if an algorithm needs only a user's rows; ``TrainingConfig`` handles unknown names."""
+    """Return True if an algorithm needs only a user's rows. Unknown names are left to ``TrainingConfig``."""
     member = ALGORITHMS.type_of(algorithm)
     return bool(member.federates and member.row_kind == kind)
 
 
 def default_steps(num_rows: int, batch: int) -> int:
-    """Return the default number of steps: about eight epochs, fewer for many rows; early stopping may end sooner."""
+    """Return the default number of steps: about eight epochs, or fewer for many rows. Early stopping may end sooner."""
     seen = min(_SEEN_EACH * num_rows, max(_SEEN_ALL, num_rows))
     return min(_MAX_STEPS, max(_MIN_STEPS, math.ceil(seen / batch)))
 
@@ -171,7 +171,7 @@ def _steps(given: Mapping[str, Any], num_rows: int, batch: int, default: int) ->
 
 @dataclass(frozen=True)
 class Encoding:
-    """The encoding of a variant.
+    """The encoding of a variant, with the reason for it.
 
     Attributes:
         keeps_factors: True if the file contains LoRA factors, False if it contains the merged difference.
@@ -188,10 +188,10 @@ def encoding_of(
 ) -> Encoding:
     """Choose the codec policy of a variant, with the reason.
 
-    LoRA keeps its factors, quantised to 4 bits: at r=8 the sign bits of their product would be larger. A full
-    fine-tune uses one bit per weight, including embeddings and head, with distilled scales: one per row if the file
-    is then at most 1/15 of the base's bfloat16 size, otherwise one per tensor, with scales per row for embeddings if
-    possible.
+    LoRA keeps its factors, quantised to 4 bits, since at r=8 the sign bits of their product would be larger. A full
+    fine-tune uses one bit per weight, including embeddings and head, with distilled scales. There is one scale per row
+    if the file is then at most 1/15 of the base's bfloat16 size. Otherwise there is one per tensor, with scales per row
+    for the embeddings if possible.
 
     Args:
         method: Name of the tuning method.
@@ -251,7 +251,7 @@ def require_fitting(training: TrainingConfig, encoding: Encoding) -> None:
 
 
 def _finest_scales(spec: BaseSpec) -> tuple[dict[str, Any], str]:
-    """Return policy keys and description of the finest scales with which a file stays within ``FULL_BITS``."""
+    """Return the policy keys for the finest scales with which a file stays within ``FULL_BITS``, and a description."""
     from gym_fed.delta.budget import estimated_bytes
 
     ends = f"{_SIGNS}{ROW}"

@@ -1,4 +1,4 @@
-"""Results of creating or rebasing a variant, and the progress listener; this module does not import torch."""
+"""Results of creating or rebasing a variant, and the progress listener. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ AGAIN = "run the same command again to resume"
 
 
 class Listener:
-    """Base class of progress listeners, which may stop the work. It does nothing."""
+    """The base class of progress listeners, which may stop the work. It ignores all events."""
 
     def phase(self, what: str) -> None:
         """Called when a phase begins."""
 
     def rows(self, name: str, counts: RowCounts, max_length: int) -> None:
-        """Called with the row counts before training; ``name`` is ``data`` or ``eval_data`` (held out)."""
+        """Called with the row counts before training. ``name`` is ``data`` or ``eval_data`` (held-out rows)."""
 
     def trained(self, report: StepReport) -> None:
-        """Called after a training step or an evaluation."""
+        """Called after each training step and each evaluation."""
 
     def distilled(self, step: int, total: int, loss: float) -> None:
-        """Called after a step of scale distillation."""
+        """Called after each step of scale distillation."""
 
     def should_stop(self) -> bool:
-        """Called after every step and before each phase; True saves a checkpoint and raises ``INTERRUPTED``."""
+        """Called after every step and before each phase. True saves a checkpoint and raises ``INTERRUPTED``."""
         return False
 
 
 def begin(listener: Listener, what: str) -> None:
-    """Report the start of a phase, unless a stop is requested.
+    """Report the start of a phase, unless a stop was requested.
 
     Raises:
-        GymError: ``INTERRUPTED``.
+        GymError: ``INTERRUPTED`` if a stop was requested.
     """
     require_wanted(listener, f"before {what}")
     listener.phase(what)
@@ -54,34 +54,34 @@ def require_wanted(listener: Listener, where: str) -> None:
 
 @dataclass(frozen=True)
 class CreatedVariant:
-    """A variant added to the store.
+    """A variant that was added to the store.
 
     Attributes:
-        name: Name that it is served under.
-        owner: User id or account of the owner.
-        revision: Number of the revision, from 1.
-        signed: True if it is signed.
-        path: Path of its `.gymdelta` in the store; read-only.
-        sha256: Digest of the file.
-        size_bytes: Size of the file.
+        name: Name under which the variant is served.
+        owner: User id or account id of the owner.
+        revision: Revision number, starting from 1.
+        signed: True if the variant is signed.
+        path: Path of the `.gymdelta` in the store; read-only.
+        sha256: SHA-256 of the file, in hex.
+        size_bytes: Size of the file in bytes.
         bits_per_weight: Bits of the file per weight of the base.
         times_smaller: Size of the base in bfloat16 divided by the size of the file.
         base_model: Name of the base.
         base_digest: Digest of the base's tensors.
         form: ``chat`` or ``plain``, the form of the training rows.
         learnt_as: Description of that form.
-        judged_on: Description of the rows that losses were measured on.
+        judged_on: Description of the rows on which losses were measured.
         loss_before: Loss of the base, in nats per token, or per pair for preferences.
         loss_trained: Loss after training.
         loss_encoded: Loss of the base plus the file.
         kept: Fraction of the training gain that the file retains; None if training gained nothing.
-        chosen_before: For preferences, loss of the chosen answers with the base, in nats per token.
-        chosen_encoded: For preferences, loss of the chosen answers with the base plus the file.
+        chosen_before: Loss of the chosen answers with the base, in nats per token; only for preferences.
+        chosen_encoded: Loss of the chosen answers with the base plus the file; only for preferences.
         rows: Counts of the training rows; see ``RowCounts``.
         steps: Number of optimiser steps.
-        best_step: Step whose weights were used, if held-out rows selected it.
-        encoding: The codec and the reason for it.
-        note: Note in the manifest on how it was created.
+        best_step: Step whose weights were used, if it was selected with held-out rows.
+        encoding: The codec, and the reason for it.
+        note: Note in the manifest on how the variant was created.
     """
 
     name: str
@@ -112,7 +112,7 @@ class CreatedVariant:
 
     @property
     def helps(self) -> bool:
-        """True if it fits the rows better than the base, and chosen answers are no less likely."""
+        """True if the variant fits the rows better than the base and makes chosen answers no less likely."""
         before, after = self.chosen_before, self.chosen_encoded
         unlikelier = before is not None and after is not None and after > before
         return self.loss_encoded < self.loss_before and not unlikelier
@@ -124,7 +124,7 @@ class CreatedVariant:
 
 @dataclass(frozen=True)
 class Losses:
-    """Losses on the owner's rows in nats; None if not measured.
+    """Losses on the owner's rows in nats; None if they were not measured.
 
     Attributes:
         old: Loss of the old base plus the delta.
@@ -142,7 +142,7 @@ class Losses:
 
     @property
     def best(self) -> float | None:
-        """Loss of the selected variant."""
+        """The loss of the selected variant."""
         losses = [value for value in (self.scaled, self.refitted) if value is not None]
         return min(losses) if losses else None
 
@@ -155,7 +155,7 @@ class Losses:
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """Return metrics for the store's history, which stays on this machine, unlike the public manifest."""
+        """The metrics for the store's history, which stays on this machine, unlike the public manifest."""
         return {"loss_base": self.new_base, "loss": self.best}
 
     @property
@@ -165,14 +165,14 @@ class Losses:
 
 @dataclass(frozen=True)
 class RebasedVariant:
-    """A variant moved to a different base; for the losses see ``Losses`` and ``CreatedVariant``.
+    """A variant that was moved to a different base; see ``Losses`` and ``CreatedVariant`` for the losses.
 
     Attributes:
         from_base: Digest of the old base.
         onto_base: Digest of the new base.
         alpha: Scale of the carried delta.
         steps: Number of refit steps; 0 without a refit.
-        measured_as: Description of the rows' form, as in ``CreatedVariant.learnt_as``; None without rows.
+        measured_as: Description of the form of the rows, as in ``CreatedVariant.learnt_as``; None without rows.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Read a user's rows: their kind, chat or text form, and the held-out fraction."""
+"""Read a user's rows: determine their kind and form (chat or text), and hold out a fraction."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PersonalKind = Literal["supervised", "preference"]
 Form = Literal["chat", "plain"]
 """``chat``: the variant answers a conversation; ``plain``: it continues a text, as in ``/v1/completions``."""
 FORM_KEY = "rows"
-"""The key in a delta's manifest (``extra``) for the form of its rows."""
+"""The key for the form of the rows in a delta's manifest (``extra``)."""
 Source: TypeAlias = "str | Path | Sequence[Mapping[str, Any]]"
-"""A file (or folder, or pattern), or rows in memory."""
+"""A path of a file or folder, a pattern, or rows in memory."""
 
 MIN_HELD_OUT = 2
 MIN_ROWS = 8
-"""With fewer distinct rows none is held out, since one or two sentences would decide the measured loss."""
+"""Minimum number of distinct rows for holding some out. Below it, one or two sentences would decide the loss."""
 
 _KINDS = ("supervised", "preference")
 _REMEDY = (
@@ -35,13 +35,13 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class PersonalRows:
-    """A user's rows, all of one kind.
+    """A user's rows, all of the same kind.
 
     Attributes:
         kind: ``supervised`` or ``preference``.
-        held_out: Rows that are never trained on; empty if there are too few rows.
-        digest: Hex sha256 of all rows and of the held-out selection.
-        learnt_as: Description of the form in which they are trained; see ``formed``.
+        held_out: Rows that are never used for training; empty if there are too few rows.
+        digest: Hex SHA-256 of all rows and of the held-out selection.
+        learnt_as: Description of the form in which the rows are trained; see ``formed``.
     """
 
     kind: PersonalKind
@@ -50,25 +50,25 @@ class PersonalRows:
     digest: str
     learnt_as: str = ""
     raw: bool = False
-    """True if rows of plain strings stay bare text although the base has a chat template (``--plain``)."""
+    """True if rows of plain strings stay plain text even if the base has a chat template (``--plain``)."""
 
     @property
     def form(self) -> Form:
-        """``chat`` if any row is a conversation."""
+        """The form of the rows: ``chat`` if any row is a conversation, otherwise ``plain``."""
         rows = (*self.train, *self.held_out)
         is_chat = any("messages" in row or isinstance(row.get("prompt"), list) for row in rows)
         return "chat" if is_chat else "plain"
 
     def formed(self, tokenizer: Any, as_chat: bool | None = None) -> PersonalRows:
-        """Select whether rows of plain strings are trained as chat turns or as plain text.
+        """Choose whether rows of plain strings are trained as chat turns or as plain text.
 
-        The same rows are held out. Conversations and texts are unchanged.
+        The held-out rows stay the same. Conversations and texts are not changed.
 
         Args:
             as_chat: True for chat turns, False for plain text; None for chat turns if the base has a chat template.
 
         Raises:
-            GymError: ``USAGE`` for chat turns if the base has no chat template, and for plain text mixed with
+            GymError: ``USAGE`` for chat turns if the base has no chat template, or for plain text mixed with
                 conversations.
         """
         templated = bool(tokenizer.chat_template)
@@ -90,19 +90,19 @@ class PersonalRows:
 
     @property
     def judged(self) -> list[Row]:
-        """Rows for evaluation: the held-out rows, or the training rows if there are none."""
+        """The rows for evaluation: the held-out rows, or the training rows if there are none."""
         return self.held_out or self.train
 
     @property
     def judged_on(self) -> str:
-        """Description of the rows in ``judged``."""
+        """A description of the rows in ``judged``."""
         if self.held_out:
             return counted(len(self.held_out), "held-out row")
         return f"the {counted(len(self.train), 'row')} used for training"
 
     @property
     def supervised(self) -> list[Row]:
-        """The training rows as text for calibration; for a pair, the chosen answer."""
+        """The training rows as supervised rows for calibration; for a pair, with the chosen answer."""
         return as_kind(self.train, "supervised")
 
 
@@ -113,16 +113,16 @@ def read_rows(
     held_out: float = 0.2,
     columns: Mapping[str, str] | None = None,
 ) -> PersonalRows:
-    """Read rows, infer their kind from the columns, and hold out a share.
+    """Read rows, infer their kind from the columns, and hold out a fraction.
 
-    The selection depends only on the content of the rows, not on their order. Duplicate rows count once, and are
+    The selection depends only on the content of the rows, and not on their order. Duplicate rows count once, and are
     never in both parts.
 
     Args:
-        source: Path of the rows, or the rows.
-        kind: Required kind; rows of the other kind are rejected.
+        source: Path of the rows, or the rows themselves.
+        kind: Required kind; rows of another kind are rejected.
         held_out: Fraction of the distinct rows to hold out, in [0, 0.5].
-        columns: Names of columns in the rows, by the name that the format expects.
+        columns: Names of the columns in the rows, by the name that the format expects.
 
     Raises:
         GymError: ``DATA_INVALID`` with the first row of an unknown kind, or of a different kind from the first row;

@@ -37,18 +37,18 @@ _SAMPLING = {field.name for field in fields(SamplingParams)}
 
 
 class PersonalizedTrainer:
-    """Creates, rebases and serves variants of one base in one store.
+    """Creates, rebases and serves the variants of one base, in one store.
 
     Args:
         base_model: ``gym-nano``, a model folder, or a name in the local cache.
-        variants: Folder of the variant store, created on first write; defaults to that of `gym variant`.
+        variants: Folder of the variant store, created on first write; by default, the store of `gym variant`.
         method: ``lora``, or ``full`` to train all weights.
-        codec: Codec of the variants. ``auto`` selects ``lora`` (quantised factors) or ``bitdelta`` according to the
-            method; any other codec, built-in or from an installed package, is allowed.
+        codec: Codec for the variants. ``auto`` selects ``lora`` (quantised factors) or ``bitdelta``, depending on the
+            method. Any other codec, built-in or from an installed package, is allowed.
         training: Keys of ``TrainingConfig`` that replace the defaults of ``recipe.training_config``.
         encoding: Keys of ``CodecPolicy`` that replace the defaults of ``codec``.
-        key: Key that signs the variants; defaults to a key of the store, created on first use.
-        unsigned: Do not sign variants; such variants are only served if signatures are not required.
+        key: Key that signs the variants; by default, a key of the store that is created on first use.
+        unsigned: True to not sign variants. Unsigned variants are only served if signatures are not required.
         device: Name of the device, as in ``gym_fed.base.models.pick_device``.
 
     Raises:
@@ -98,30 +98,30 @@ class PersonalizedTrainer:
         overwrite: bool = False,
         listener: Listener | None = None,
     ) -> CreatedVariant:
-        """Train on a user's rows, encode the difference, and add it to the store, signed.
+        """Train on a user's rows, encode the difference, and add it to the store as a signed variant.
 
-        The same call resumes a stopped run. The store changes only when the variant is complete.
+        The same call resumes a stopped run. The store is changed only when the variant is complete.
 
         Args:
-            user_id: Account or plain id of the owner; also the variant's name, unless ``name`` is given.
+            user_id: Account or local id of the owner; also the name of the variant, unless ``name`` is given.
             preferences: A path, or rows with ``prompt``, ``chosen`` and ``rejected``; trained with DPO.
             examples: A path, or rows with ``messages``, ``prompt`` and ``completion``, or ``text``.
-            data: A path, or rows of either kind, inferred from their columns.
-            name: Name that the variant is served under.
-            held_out: Fraction of the rows that is never trained on, for evaluation and early stopping.
+            data: A path, or rows of either kind, which is inferred from their columns.
+            name: Name under which the variant is served.
+            held_out: Fraction of the rows that is used only for evaluation and early stopping.
             columns: Names of the rows' columns, by the name that the format expects.
-            as_chat: Train prompts and answers that are plain strings as user and assistant turns; False for plain
-                text, which ``complete`` continues. Defaults to True if the base has a chat template.
-            replace: Create the next revision of an existing variant.
-            output: Folder for intermediate results, which is kept; by default a folder in the store, removed at the
-                end.
-            overwrite: Discard unfinished work on this variant.
+            as_chat: True to train prompts and answers that are plain strings as user and assistant turns; False for
+                plain text, which ``complete`` continues. Defaults to True if the base has a chat template.
+            replace: True to create the next revision of an existing variant.
+            output: Folder for intermediate results, which is kept; by default, a folder in the store that is removed at
+                the end.
+            overwrite: True to discard unfinished work on this variant.
             listener: Receives the progress, and may stop the work.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for an existing variant, or unfinished work with other rows or settings;
+            GymError: ``FILE_EXISTS`` for an existing variant, or for unfinished work with other rows or settings;
                 ``DATA_INVALID`` with the row; ``INTERRUPTED``; ``CONFIG_INVALID`` with the key; ``USAGE`` for
-                ``as_chat`` with a base that has no chat template.
+                ``as_chat`` if the base has no chat template.
         """
         rows = self._rows(preferences, examples, data, held_out, columns)
         variant_name = name or user_id
@@ -169,8 +169,8 @@ class PersonalizedTrainer:
         """Move a variant to a new global version, and report its loss before and after.
 
         Signs, codes and factors are transferred unchanged. Their scale is searched on the owner's rows, since the new
-        base may already contain part of the delta. With ``steps``, training continues from there, and the better of
-        the two results is used. The next revision, for the new base, replaces the old one in the store.
+        base may already contain part of the delta. With ``steps``, training continues from there, and the better of the
+        two results is used. The next revision, for the new base, replaces the old one in the store.
 
         Args:
             name: Name of the variant.
@@ -179,18 +179,19 @@ class PersonalizedTrainer:
             examples: The owner's rows, as in ``create_variant``.
             data: The owner's rows, as in ``create_variant``.
             steps: Maximum number of refit steps; 0 for no refit.
-            held_out: Fraction of the rows that is never trained on; the selection is the same as in
+            held_out: Fraction of the rows that is never used for training; the selection is the same as in
                 ``create_variant``.
             columns: Names of the rows' columns, as in ``create_variant``.
-            as_chat: Form of the rows, as in ``create_variant``; defaults to the form stored with the variant.
-            force: Store the result even if it is no better than the new base alone, or was not evaluated.
-            output_name: Name of a new variant for the result; by default it replaces the old one.
-            overwrite: Discard an unfinished refit of this variant.
+            as_chat: Form of the rows, as in ``create_variant``; by default, the form stored with the variant.
+            force: True to store the result even if it is no better than the new base alone, or was not evaluated.
+            output_name: Name of a new variant for the result; by default, the result replaces the old variant.
+            overwrite: True to discard an unfinished refit of this variant.
             listener: Receives the progress, and may stop the work.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` if it is no better than the new base alone; ``USAGE`` without rows and
-                ``force``; ``BASE_MISMATCH`` with a tensor that has a different shape in the new base; ``NOT_FOUND``.
+            GymError: ``UPDATE_REFUSED`` if the result is no better than the new base alone; ``USAGE`` without rows and
+                without ``force``; ``BASE_MISMATCH`` with a tensor that has a different shape in the new base;
+                ``NOT_FOUND``.
         """
         sources = (preferences, examples, data)
         rows = None if all(s is None for s in sources) else self._rows(*sources, held_out, columns)
@@ -212,17 +213,17 @@ class PersonalizedTrainer:
         )
 
     def serve_variant(self, user_id: str, *, name: str | None = None) -> ServedVariant:
-        """Load a variant with the base and serve it in this process.
+        """Load a variant with its base and serve it in this process.
 
-        Several variants can be served at the same time; the base is in memory once.
+        Several variants can be served at the same time; the base is in memory only once.
 
         Args:
-            user_id: Name of the variant, or owner of a single variant.
-            name: Name of the variant, if the user has several.
+            user_id: Name of the variant, or the owner of a single variant.
+            name: Name of the variant, if the user has several variants.
 
         Raises:
-            GymError: ``NOT_FOUND``; ``USAGE`` if the user has several; errors from ``VariantStore.poll`` for a variant
-                that fails verification, or belongs to a different base.
+            GymError: ``NOT_FOUND``; ``USAGE`` if the user has several variants; errors from ``VariantStore.poll`` for a
+                variant that fails verification or belongs to a different base.
         """
         return ServedVariant(name or self._writer.variant_of(user_id), self._shared)
 
@@ -259,14 +260,14 @@ class PersonalizedTrainer:
 
 
 class ServedVariant:
-    """A served variant. Use as a context manager, or ``close`` it; thread-safe.
+    """A served variant. Use it as a context manager, or call ``close``. Thread-safe.
 
     The keyword arguments ``sampling`` are fields of ``SamplingParams``: ``max_tokens``, ``temperature``, ``seed``,
     ``stop``, ...
 
     Attributes:
         name: Name of the variant.
-        model: Its model name in the API: ``<base>:<variant>``.
+        model: Name of the model in the API: ``<base>:<variant>``.
     """
 
     def __init__(self, name: str, shared: SharedServing) -> None:
@@ -275,8 +276,8 @@ class ServedVariant:
         self._shared = shared
         self._serving: Serving | None = shared.acquire()
         try:
-            assert self._serving.store is not None  # a trainer's serving has one
-            # Acquiring verifies the variant and loads it, or rejects it.
+            assert self._serving.store is not None  # the serving of a trainer has a store
+            # Acquiring the variant verifies and loads it, or rejects it.
             self._serving.store.release(self._serving.store.acquire(name))
         except BaseException:
             self.close()
@@ -293,7 +294,7 @@ class ServedVariant:
         return self._submit(self._conversation(messages), sampling).result()
 
     def complete(self, prompt: str, **sampling: Any) -> CompletionOutput:
-        """Complete a text; errors as ``chat``."""
+        """Complete a text. Raises the errors of ``chat``."""
         return self._submit(self._text(prompt), sampling).result()
 
     def stream(self, messages: str | Sequence[Mapping[str, Any]], **sampling: Any) -> Iterator[str]:
@@ -305,7 +306,7 @@ class ServedVariant:
         return _texts(self._submit(self._text(prompt), sampling))
 
     def close(self) -> None:
-        """Stop serving the variant; the base is freed with the last one. Idempotent."""
+        """Stop serving the variant. The base is freed when the last variant is closed. Idempotent."""
         if self._serving is not None:
             self._serving = None
             self._shared.release()
@@ -352,10 +353,10 @@ class ServedVariant:
 
 
 class SharedServing:
-    """A reference-counted base, engine and store, opened by the first user and closed by the last.
+    """A base, engine and store with a reference count, opened by the first user and closed by the last.
 
     Args:
-        opens: Function that opens them.
+        opens: Function that opens and returns them.
     """
 
     def __init__(self, opens: Callable[[], Serving]) -> None:
@@ -365,7 +366,7 @@ class SharedServing:
         self._users = 0
 
     def acquire(self) -> Serving:
-        """Add a user. Raises as ``open_serving``."""
+        """Add a user, and return the shared serving. Raises the errors of ``open_serving``."""
         with self._lock:
             if self._open is None:
                 self._open = self._opens()
@@ -373,7 +374,7 @@ class SharedServing:
             return self._open
 
     def release(self) -> None:
-        """Remove a user."""
+        """Remove a user; the last one closes the shared serving."""
         with self._lock:
             self._users -= 1
             if self._users == 0 and self._open is not None:

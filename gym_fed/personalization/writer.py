@@ -1,4 +1,4 @@
-"""Write variants to a store, signed with their creator's key, and remove them together with unfinished work."""
+"""Write variants to a store, signed with the key of their creator, and remove them together with unfinished work."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _INCOMING = "incoming"
 
 
 class VariantWriter:
-    """A variant store with its creator's signing key.
+    """A variant store and the signing key of the variants' creator.
 
     Args:
         key: The creator's key; None for a key of the store, created on first use (``key.pem``, mode 0600).
-        unsigned: Do not sign variants.
+        unsigned: True to not sign variants.
 
     Raises:
         GymError: ``USAGE`` for a key combined with ``unsigned``.
@@ -50,14 +50,14 @@ class VariantWriter:
 
     @contextmanager
     def opened(self) -> Iterator[VariantStore]:
-        """Open the store's registry without a base."""
+        """Open the store's registry within a context, without a base."""
         from gym_fed.serving.store.store import VariantStore
 
         with VariantStore.open(self.folder, require_signature=self.requires_signatures) as store:
             yield store
 
     def work_folder(self, name: str) -> Path:
-        """Return the folder of a variant's unfinished work."""
+        """Return the folder for the unfinished work on a variant."""
         return self.folder / WORK_FOLDER / name
 
     @property
@@ -65,10 +65,10 @@ class VariantWriter:
         return not self._unsigned
 
     def variant_of(self, user_id: str) -> str:
-        """Return the variant of that name, or the only one of that user.
+        """Return the variant with that name, or the only variant of that user.
 
         Raises:
-            GymError: ``NOT_FOUND``, or ``USAGE`` with the names if the user has several variants.
+            GymError: ``NOT_FOUND``; ``USAGE``, with the names, if the user has several variants.
         """
         with self.opened() as store:
             try:
@@ -95,11 +95,11 @@ class VariantWriter:
         return 1
 
     def next_revision(self, store: VariantStore, name: str, user_id: str, *, replace: bool) -> int:
-        """Return the revision for a new variant of a name.
+        """Return the revision number for a new variant with this name.
 
         Raises:
-            GymError: ``USAGE`` for a name or user id; ``FILE_EXISTS`` for a name that is taken and not to be replaced;
-                ``PERMISSION_DENIED`` for another user's variant.
+            GymError: ``USAGE`` for an invalid name or user id; ``FILE_EXISTS`` if the name is taken and must not be
+                replaced; ``PERMISSION_DENIED`` for another user's variant.
         """
         validate_name(name)
         validate_owner(user_id)
@@ -130,7 +130,7 @@ class VariantWriter:
         replace: bool,
         figures: Mapping[str, Any],
     ) -> VariantRecord:
-        """Sign a delta and add it for the user; its metrics stay in the store."""
+        """Sign a delta and add it to the store for the user. Its metrics stay in the store."""
         from gym_fed.serving.store.signing import sign_variant
 
         signed = (
@@ -149,10 +149,10 @@ class VariantWriter:
 
 @dataclass(frozen=True)
 class LocalRemoval:
-    """The revisions and files removed from one store.
+    """The revisions and files that were removed from one store.
 
     Attributes:
-        removed: The variant with its revisions; None if the store had none of this name.
+        removed: The variant with its revisions; None if the store had no variant with this name.
         work: Deleted folders of unfinished work and files of interrupted pulls, relative to the store.
     """
 
@@ -161,14 +161,14 @@ class LocalRemoval:
 
 
 def remove_variant(folder: Path, name: str) -> LocalRemoval:
-    """Remove a variant from a store, including data left by its creation or pulls.
+    """Remove a variant from a store, including data left by its creation or by pulls.
 
     Args:
-        name: Name of the variant; unfinished work without a variant is also removed.
+        name: Name of the variant. Unfinished work is removed even if there is no variant.
 
     Raises:
-        GymError: ``NOT_FOUND`` if neither exists; ``FILE_NOT_FOUND`` without a store; ``STATE_LOCKED`` while a
-            process creates the variant; ``USAGE`` if a folder of the store is a link.
+        GymError: ``NOT_FOUND`` if there is neither; ``FILE_NOT_FOUND`` without a store; ``STATE_LOCKED`` while a
+            process is creating the variant; ``USAGE`` if a folder of the store is a link.
     """
     from gym_fed.serving.store.store import VariantStore
 
@@ -193,7 +193,7 @@ def remove_variant(folder: Path, name: str) -> LocalRemoval:
 
 
 def _work(folder: Path, name: str) -> list[Path]:
-    """Return the folders of unfinished creates and rebases of this name."""
+    """Return the folders of unfinished creations and rebases with this name."""
     return sorted(
         path
         for path in _entries(folder / WORK_FOLDER)
@@ -208,7 +208,7 @@ def _pulls(folder: Path, digests: tuple[str, ...]) -> list[Path]:
 
 
 def _entries(folder: Path) -> Iterable[Path]:
-    """List a folder of the store, rejecting links, since they lead outside the store."""
+    """List a folder of the store. Links are rejected, since they lead outside the store."""
     if folder.is_symlink():
         reason = f"{folder} is a link; nothing behind it was deleted"
         remedy = "delete its target and the link manually, and run the command again"
@@ -217,7 +217,7 @@ def _entries(folder: Path) -> Iterable[Path]:
 
 
 def _require_idle(work: Iterable[Path]) -> None:
-    """Raise an error if a process trains below one of these folders."""
+    """Raise an error if a process is training in one of these folders."""
     from gym_fed.training.run.folder import LOCK_FILE, is_held
 
     for path in work:
