@@ -7,7 +7,7 @@ export const title = "Contribute";
 
 const PHASES = {fetch: "Fetching", base: "Fetching the base model", train: "Training", distill: "Distilling", encode: "Encoding", upload: "Uploading", ledger: "Checking the ledger"};
 const QUESTIONS = ["server-key", "local-copy", "base-offer", "offer", "hub-restored"];
-const BALANCE_SECONDS = 60; // between balance requests, each of which starts two commands
+const BALANCE_SECONDS = 60; // between requests of the balance, each of which starts two commands
 let invite = ""; // only in this tab's memory: commands and jobs never contain it
 
 export async function show(root) {
@@ -17,7 +17,7 @@ export async function show(root) {
   replace(root, el("header", {}, el("h1", {}, "Contribute")),
     el("p", {}, "Train a shared model with your own data, on this machine. What leaves it is a compressed, signed update, after you have read and accepted the terms. Your data and your private key never leave."), now, agent, hubs.node, form, news);
   const first = await api("join");
-  const link = invite ? "" : first.invite; // the page was opened by it
+  const link = invite ? "" : first.invite; // the link that opened the page
   replace(form, mayChange() && joinForm(first, {invite: invite || link, isLink: Boolean(link), begin: async (given) => { invite = given.invite || invite; watch(await post("join", given)); }}));
   if (first.job) watch(first.job);
   draw(first);
@@ -87,7 +87,7 @@ export async function show(root) {
     replace(now, sections);
   }
 
-  // The panel of a question, which is loaded when there is one.
+  // The panel of a question. Its script is loaded only when there is a question.
   function asked(question, job) {
     const box = el("div", {class: "below"}, loading());
     import("./join_questions.js").then(({questionPanel}) => replace(box, questionPanel(question, {job, answer: async (given) => watch(await post("join/answer", {job: job.id, invite, ...given})), decline: () => { watched = null; replace(now); form.hidden = false; }})));
@@ -96,7 +96,7 @@ export async function show(root) {
 
   const details = (job) => el("details", {}, el("summary", {}, "The command"), copyable(commandOf(job)));
 
-  // A file of unknown columns is refused with the option that would read it.
+  // The error for a file with unknown columns suggests the option that reads them.
   function columnsIn(error) {
     const found = /--columns (?:'([^']+)'|(\S+))$/.exec(error?.error.hint || "");
     return found && (found[1] || found[2]);
@@ -131,7 +131,7 @@ export async function show(root) {
     return table([{name: "When", of: (event) => ago(event.at)}, {name: "What", class: "reason", of: (event) => event.message}], reported, {label: "News", none: "Nothing yet."});
   }
 
-  // ---- the agent of this home, however it was started ----
+  // ---- the agent of this home, regardless of how it was started ----
 
   function agentPanel({agent: at, job, last}) {
     const isRunning = job?.status === "running" || at.elsewhere !== null;

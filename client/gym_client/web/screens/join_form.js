@@ -1,7 +1,7 @@
-// What is needed to see a hub's terms: an invite or an address, a file of rows, and a name.
+// The form for requesting a hub's terms: an invite or an address, a file of rows, and a name.
 import {action, api, count, dropArea, el, leave, message as problem, post, replace, section} from "../static/app.js";
 
-const TYPING_MS = 150; // without a change, before the server reads the invite
+const TYPING_MS = 150; // delay after the last change before the server reads the invite
 
 // joinForm(answer of "join", {invite, isLink, begin(given)}) -> element
 export function joinForm({hubs, last, files, link_problem: refused, takes_any_path: anyPath}, {invite, isLink, begin}) {
@@ -19,7 +19,7 @@ export function joinForm({hubs, last, files, link_problem: refused, takes_any_pa
     chosen.replaceChildren(el("option", {value: ""}, last.data ? `the last one, ${last.data}` : "a small example that comes with gym-fed"), ...names.map((one) => el("option", {value: one, selected: one === taken}, one.replace(/^data\//, ""))));
   }
 
-  // The server reads the text as it does to join: a second parser here could show another hub.
+  // The server parses the text, as it does when joining: a second parser here could show a different hub.
   let timer = null;
   leave(() => clearTimeout(timer));
   function readInvite() {
@@ -34,7 +34,7 @@ export function joinForm({hubs, last, files, link_problem: refused, takes_any_pa
         address = found.address;
         shown = found.is_cut ? "This invite is incomplete: copy all of it." : address ? `From ${address}. Its key begins with ${found.fingerprint.slice(7, 19)}.` : /\s/.test(text) ? "There is no invite in this text: it begins with gym://." : "A code: give the hub’s address too.";
       } catch (error) { shown = problem(error); }
-      if (message.value !== given) return; // the user went on typing
+      if (message.value !== given) return; // the user has changed the text since
       read.textContent = shown;
       if (!address) other.open = true;
     }, TYPING_MS);
@@ -55,7 +55,7 @@ export function joinForm({hubs, last, files, link_problem: refused, takes_any_pa
   return hubs.length ? el("details", {open: isLink || Boolean(refused)}, el("summary", {}, "Join another hub, or use other data"), form) : section("Join a hub", form);
 }
 
-// Whether gym:// links open this page; asked for when it is looked at.
+// Shows whether gym:// links open this page; requested when the section is opened.
 function byClick() {
   const box = el("div"), open = el("details", {ontoggle: async () => { if (open.open && !box.firstChild) replace(box, (await import("./join_links.js")).linksPanel(await api("links"))); }}, el("summary", {}, "Open invites by a click"), box);
   return open;

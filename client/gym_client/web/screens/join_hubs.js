@@ -1,4 +1,4 @@
-// The hubs that this home contributes to: balance, what each update was worth with its error, verdicts, receipts, leaving.
+// The hubs that this home contributes to: balance, score of each update with its error, verdicts, receipts, leaving.
 import {action, ago, api, bytes, count, el, failed, figure, loading, mayChange, number, outcome, post, replace, say, section, short, signed, table} from "../static/app.js";
 
 const RECEIPTS = 200, VERDICTS = 100;

@@ -1,4 +1,4 @@
-// When this machine may work: hours of the day, and whether on battery. The rest of policy.yaml stays as it is.
+// The limits on when this machine works: hours of the day, and battery. The rest of policy.yaml is not changed.
 import {action, el, post, replace, say} from "../static/app.js";
 
 // limitsForm(agent, {saved}) -> element
@@ -15,7 +15,7 @@ export function limitsForm({hours = [], on_battery: battery = "train", problem},
   return el("div", {class: "doing limits"}, el("p", {class: "small quiet"}, "A round begins in these hours only; one that has begun is finished."), rows,
     el("div", {class: "row"}, el("label", {for: "battery"}, "On battery"), power),
     action("Save", async () => {
-      const ends = (span) => (span[1] === "00:00" ? "24:00" : span[1]); // midnight ends a day
+      const ends = (span) => (span[1] === "00:00" ? "24:00" : span[1]); // midnight as the end of a day
       await post("join/limits", {hours: spans.map((span) => `${span[0]}-${ends(span)}`), on_battery: power.value});
       say("Saved; a running agent reads it within seconds");
       await saved();

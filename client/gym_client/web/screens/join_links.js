@@ -1,4 +1,4 @@
-// Which program opens gym:// links on this machine: the choice between this page and none.
+// The setting for gym:// links on this machine: they open this page, or nothing.
 import {action, el, mayChange, post, replace} from "../static/app.js";
 
 // linksPanel(answer of "links") -> element

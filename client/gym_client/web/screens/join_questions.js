@@ -1,7 +1,7 @@
-// The questions at which gym-client join waits for a person, as the command printed them.
+// The open questions of gym-client join, as the command printed them.
 import {action, el, facts, mayChange, section} from "../static/app.js";
 
-let answered = null; // the terms that the last yes was to
+let answered = null; // the terms that were accepted last
 
 // questionPanel(question, {job, answer(given), decline}) -> element
 export function questionPanel(question, {job, answer, decline}) {
@@ -21,7 +21,7 @@ export function questionPanel(question, {job, answer, decline}) {
   }
 }
 
-// Lines without a label belong to the one before, as in the terminal's panel.
+// Lines without a label belong to the previous line, as in the terminal's panel.
 function merged(lines) {
   const found = [];
   for (const line of lines) { if (line[0] || !found.length) found.push([line[0], [line]]); else found.at(-1)[1].push(line); }

@@ -1,4 +1,4 @@
-// Removes from this machine what the client has written: after leaving every hub, and with one question.
+// Removes what the client has written on this machine, after every hub was left and the user has confirmed.
 import {action, api, copyable, count, el, facts, mayChange, post, replace} from "../static/app.js";
 
 export const title = "Uninstall";

@@ -118,8 +118,8 @@ def divergence(student: Tensor, teacher: Tensor, *, beta: float, temperature: fl
     the teacher's distribution, ``q`` the student's. ``beta`` 0 is ``KL(p || q)``, 1 is ``KL(q || p)`` (section 2).
 
     Args:
-        student: ``[n, vocabulary]`` logits.
-        teacher: The same for the teacher.
+        student: ``[n, vocabulary]`` logits of the student.
+        teacher: ``[n, vocabulary]`` logits of the teacher.
         beta: Weight of the teacher in the mixture ``m``.
         temperature: Divisor of the logits of student and teacher.
 

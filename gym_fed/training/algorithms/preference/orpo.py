@@ -51,7 +51,7 @@ def odds_ratio_loss(chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         chosen: ``[n]`` float32 log-probabilities of the chosen answers.
-        rejected: The same for the rejected answers.
+        rejected: ``[n]`` float32 log-probabilities of the rejected answers.
 
     Returns:
         ``L_OR`` and the log odds ratio, each ``[n]``.

@@ -52,7 +52,7 @@ def simpo_loss(
 
     Args:
         chosen: ``[n]`` mean log-probabilities per token of the chosen answers.
-        rejected: The same for the rejected answers.
+        rejected: ``[n]`` mean log-probabilities per token of the rejected answers.
         beta: Scale of the reward, which is the mean log-probability.
         gamma: The target reward margin.
         label_smoothing: Assumed fraction of pairs with swapped labels.

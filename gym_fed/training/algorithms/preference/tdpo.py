@@ -58,7 +58,7 @@ def answer_terms(
 
     Args:
         logits: ``[n, length, vocabulary]`` logits of the policy.
-        reference: The same for the reference.
+        reference: ``[n, length, vocabulary]`` logits of the reference.
         labels: ``[n, length]`` int64: the token at each position, -100 outside the answer.
 
     Returns:
@@ -89,7 +89,7 @@ def tdpo_loss(
 
     Args:
         chosen: Log-ratios to the reference and sequential KLs of the chosen answers, ``[n]`` each.
-        rejected: The same for the rejected answers.
+        rejected: Log-ratios and sequential KLs of the rejected answers, ``[n]`` each.
         settings: ``variant``, ``beta`` and, for variant 2, ``alpha``.
     """
     from torch.nn.functional import logsigmoid

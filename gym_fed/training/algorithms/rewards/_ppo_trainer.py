@@ -283,7 +283,7 @@ def clipped_objective(
 
     Args:
         log_probs: ``[B, T]``, log-probabilities of the answers' tokens under the policy.
-        old_log_probs: ``[B, T]``, the same under the policy that generated the answers.
+        old_log_probs: ``[B, T]``, log-probabilities under the policy that generated the answers.
         advantages: ``[B, T]``.
         epsilon: Distance below 1 at which the ratio loses its gradient.
         epsilon_high: Distance above 1 at which the ratio loses its gradient.
