@@ -40,7 +40,7 @@ def repeat_steps(
         answer: The contributor's answer.
         draw: The draw that the answer is for.
         model: The federation's base.
-        soup_path: Returns the file of a soup, or of the sum of soups that add up, by its sha256.
+        soup_path: Returns the file of a soup, or of the sum of additive soups, by its sha256.
         public_rows: The auditor's own copy of the public rows; None if the answer contains the rows.
         device: Device for the training steps.
 

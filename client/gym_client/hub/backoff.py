@@ -65,7 +65,7 @@ class Retry(Protocol):
 
 
 class Backoff:
-    """Delays that double from 0.5 to 30 seconds, each drawn from its upper half."""
+    """Exponential backoff from 0.5 to 30 seconds; each delay is drawn from the upper half of its range."""
 
     def __init__(self) -> None:
         self._next = FIRST_SECONDS

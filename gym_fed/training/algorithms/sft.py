@@ -228,7 +228,7 @@ def loss_arguments(config: TrainingConfig) -> tuple[dict[str, Any], Callable[...
 def entropy_adaptive_loss(
     outputs: Any, labels: Tensor, num_items_in_batch: Any = None, *, alpha: float = 1.0
 ) -> Tensor:
-    """``- sum_t (H_t / ln K)^alpha log p(y_t)`` over the labelled tokens, divided by their number.
+    """Return ``- sum_t (H_t / ln K)^alpha log p(y_t)`` over the labelled tokens, divided by their number.
 
     ``H_t`` is the entropy of the ``K = 20`` most likely tokens, renormalised, without a gradient. Labels that
     contradict a confident model therefore have little weight. Diao et al. 2026, "Entropy-Adaptive Fine-Tuning".
@@ -261,7 +261,7 @@ def anchored_loss(
     reference_logits: Tensor,
     alpha: float = 0.1,
 ) -> Tensor:
-    """``sum_t -p_t log p_t + alpha KL(reference || policy)`` over the labelled tokens, divided by their number.
+    """Return ``sum_t -p_t log p_t + alpha KL(reference || policy)`` over the labelled tokens, divided by their number.
 
     ``p_t`` is the probability of the label; the factor ``p_t`` has no gradient (DFT). Zhu et al. 2025, "Anchored
     Supervised Fine-Tuning". The divergence has the direction that the paper's code and LLaMA-Factory use.

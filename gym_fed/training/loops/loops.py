@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SFT(Loop):
-    """``SFT(dataset, model, context=context).run()``; the threads end with an assistant turn."""
+    """SFT on threads that end with an assistant turn: ``SFT(dataset, model, context=context).run()``."""
 
     algorithm = "sft"
 
@@ -36,7 +36,7 @@ class SFT(Loop):
 
 
 class DPO(Loop):
-    """``DPO(pairs, model, beta=0.1).run()``; a pair is a preferred and a rejected thread with the same prompt."""
+    """DPO on pairs of a preferred and a rejected thread with the same prompt: ``DPO(pairs, model, beta=0.1).run()``."""
 
     algorithm = "dpo"
 
@@ -69,7 +69,7 @@ class DPO(Loop):
 
 
 class GRPO(Graded):
-    """``GRPO(threads, model, grader, completions_per_sample=8).run()``.
+    """GRPO on graded answers: ``GRPO(threads, model, grader, completions_per_sample=8).run()``.
 
     A batch has ``samples_per_batch`` prompts with ``completions_per_sample`` answers each. Each mini-batch of
     ``samples_per_mini_batch`` prompts is one optimiser step.
@@ -107,7 +107,7 @@ class GRPO(Graded):
 
 
 class PPO(Graded):
-    """``PPO(threads, policy, value, grader, max_num_ppo_steps=100).run()``.
+    """PPO on graded answers: ``PPO(threads, policy, value, grader, max_num_ppo_steps=100).run()``.
 
     A PPO step generates an answer to each of ``samples_per_batch`` threads and trains on them ``num_iterations`` times,
     in mini-batches of ``samples_per_mini_batch``. Each mini-batch is one optimiser step.

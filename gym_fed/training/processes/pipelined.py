@@ -137,7 +137,8 @@ class Pipelined(_Trainer):  # type: ignore[misc]
 
         Args:
             folder: The folder that ``write`` writes to.
-            write: Called with the weights of a model; for an adapter with None, and its file is then replaced.
+            write: Called with the weights of a model. For an adapter, called with None, and the adapter's file is then
+                replaced.
         """
         assert self._pipeline is not None  # checked by the callers
         stages = self._pipeline.stages

@@ -20,7 +20,7 @@ _REMEDY = "change it, or remove {}: the model then generates in this process"
 
 @dataclass(frozen=True)
 class RolloutPolicy:
-    """One state of the trained adapter.
+    """A snapshot of the trained adapter.
 
     Attributes:
         name: Name in vLLM. It is never reused for another state, since it is a key of vLLM's prefix cache.

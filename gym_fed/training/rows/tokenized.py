@@ -3,7 +3,7 @@
 ::
 
     train.arrow, eval.arrow    encoded rows, as an Arrow stream
-    index.json                 written last: what made the rows, their counts, and the sha256 of each file
+    index.json                 written last: settings and counts of the rows, and the sha256 of each file
 """
 
 from __future__ import annotations

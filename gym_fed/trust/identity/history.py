@@ -63,7 +63,7 @@ class History:
         server: Id of the hub that statements must be for; None to skip this check.
 
     Attributes:
-        keys: Keys by their hex form.
+        keys: The keys, by public key in hex.
         names: Names of accounts at their first enrolment, by id.
         moves: Transfers by id.
     """

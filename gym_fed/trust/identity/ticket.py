@@ -22,7 +22,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True)
 class SeedTicket:
-    """The right to fetch one object from one seeder.
+    """A ticket for fetching one object from one seeder.
 
     Attributes:
         server: Id of the hub.

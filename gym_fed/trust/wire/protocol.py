@@ -10,7 +10,7 @@ from gym_fed.version import __version__
 
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,31}", re.ASCII)
 _HOW = "docs/install.md"
-"""URL of the install instructions, since there is no release on PyPI."""
+"""Path of the install instructions in the repository, since there is no release on PyPI."""
 
 
 def require_hub(protocol: int, software_version: str) -> None:

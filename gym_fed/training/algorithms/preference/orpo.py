@@ -45,7 +45,7 @@ class Orpo(WholePairs):
 
 
 def odds_ratio_loss(chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
-    """``L_OR = -log sigmoid(log(odds(y_w|x) / odds(y_l|x)))``, with ``odds(y|x) = P(y|x) / (1 - P(y|x))``.
+    """Return ``L_OR = -log sigmoid(log(odds(y_w|x) / odds(y_l|x)))``, with ``odds(y|x) = P(y|x) / (1 - P(y|x))``.
 
     Equations 4 and 7; ``log P(y|x)`` is the mean over the answer's tokens (equation 3).
 

@@ -48,7 +48,7 @@ class Simpo(WholePairs):
 def simpo_loss(
     chosen: Tensor, rejected: Tensor, *, beta: float, gamma: float, label_smoothing: float
 ) -> Tensor:
-    """``-log sigmoid(beta * log pi(y_w|x) / |y_w| - beta * log pi(y_l|x) / |y_l| - gamma)``: the paper's equation 6.
+    """Return ``-log sigmoid(beta * log pi(y_w|x) / |y_w| - beta * log pi(y_l|x) / |y_l| - gamma)`` (equation 6).
 
     Args:
         chosen: ``[n]`` mean log-probabilities per token of the chosen answers.

@@ -84,7 +84,7 @@ class PpoTrainer(GrpoRollouts):
         return {**batch, "advantages": advantages, "returns": returns, "old_values": values}
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """``-L_CLIP + L_VF - entropy_coef * S`` (Schulman et al. 2017, equation 9), a mean over the step's tokens."""
+        """Return ``-L_CLIP + L_VF - entropy_coef * S`` (Schulman et al. 2017, equation 9), the mean over a step's tokens."""
         mask, advantages = inputs["completion_mask"], inputs["advantages"]
         log_probs, entropies, router_loss = self._policy(model, inputs)
         old_log_probs = inputs.get("old_per_token_logps", log_probs.detach())
@@ -277,7 +277,7 @@ def clipped_objective(
     epsilon: float,
     epsilon_high: float,
 ) -> torch.Tensor:
-    """``L_CLIP = min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)`` with ``r = pi / pi_old``.
+    """Return ``L_CLIP = min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)`` with ``r = pi / pi_old``.
 
     Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7; it is maximised.
 
@@ -299,7 +299,7 @@ def clipped_objective(
 def value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, *, cliprange: float
 ) -> torch.Tensor:
-    """``L_VF = max((V - R)**2, (clip(V, V_old - c, V_old + c) - R)**2) / 2``.
+    """Return ``L_VF = max((V - R)**2, (clip(V, V_old - c, V_old + c) - R)**2) / 2``.
 
     The squared error of Schulman et al. 2017, equation 9, clipped as in the authors' ``baselines`` (``ppo2``).
 

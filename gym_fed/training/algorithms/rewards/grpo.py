@@ -44,7 +44,7 @@ class Grpo(Rewarded):
 
 
 def group_advantages(rewards: Tensor, *, scale: str) -> Tensor:
-    """``A = (r - mean(r)) / std(r)`` over the answers to one prompt: Shao et al. 2024, section 4.1.2.
+    """Return ``A = (r - mean(r)) / std(r)`` over the answers to one prompt: Shao et al. 2024, section 4.1.2.
 
     Args:
         rewards: ``[prompts, answers]`` float32, the sum of all graders.

@@ -32,7 +32,7 @@ class Npo(_Unlearning):
 
 
 def npo_loss(log_ratios: Tensor, beta: float) -> Tensor:
-    """``-2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))]``, Zhang et al. 2024, equation 3.
+    """Return ``-2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))]``, Zhang et al. 2024, equation 3.
 
     Args:
         log_ratios: ``[n]``, the log-probability of each answer minus the reference's.
