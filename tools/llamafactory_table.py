@@ -387,9 +387,7 @@ def _run_all(repo: Path, files: list[Path]) -> list[Outcome]:
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        os.environ.update(
-            {"HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "hf")}
-        )  # before huggingface_hub is imported
+        os.environ.update({"HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "hf")})  # before it is imported
         prepare(repo, work, files)
         for file in files:
             outcomes.append(run_file(file, repo, work))

@@ -107,9 +107,7 @@ def build_image(builder: str, target: str, number: str, options: Sequence[str]) 
         SystemExit: If it cannot be built.
     """
     name = f"gym-fed-{target}:{number}"
-    docker_format = (
-        ["--format", "docker"] if builder == "buildah" else []
-    )  # the OCI format has no health checks
+    docker_format = ["--format", "docker"] if builder == "buildah" else []  # OCI has no health checks
     place = ["--target", target, "-f", "deploy/docker/Dockerfile", "-t", name]
     _run(builder, "build", *docker_format, *options, *place, ".")
     return name

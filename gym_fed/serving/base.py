@@ -55,7 +55,7 @@ def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     folder = Path(getattr(model, "name_or_path", None) or "")
     ids = _ids(
         model, model.config, folder / "config.json"
-    )  # before the others, since transformers copies it into generation_config
+    )  # first: transformers copies it into generation_config
     ids |= _ids(model, getattr(model, "generation_config", None), folder / "generation_config.json")
     return ids if tokenizer.eos_token_id is None else ids | {tokenizer.eos_token_id}
 

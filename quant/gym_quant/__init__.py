@@ -1,4 +1,4 @@
-"""Codecs for weight deltas. Depends on torch, numpy and its own kernels only.
+"""Codecs for weight deltas. The package depends only on torch, numpy and its own kernels.
 
     codec = get_codec("bitdelta")
     encoded = codec.encode(tuned - base, group_size=128)

@@ -1,9 +1,9 @@
 """Mixed precision: choose a codec per tensor that minimises the summed error within a byte budget.
 
 The method is that of Shoham and Gersho 1988, "Efficient bit allocation for an arbitrary set of quantizers": keep the
-lower convex hull of every tensor's (bytes, error) options, then spend the budget step by step along the hulls, always
-where a byte removes the most error. The result is optimal for the bytes that it spends; its error exceeds the
-optimum for the whole budget by less than the one step that did not fit.
+lower convex hull of every tensor's (bytes, error) options, then spend the budget in steps along the hulls, always on
+the step that removes the most error per byte. The result is optimal for the bytes that it spends; its error exceeds the
+optimum for the whole budget by less than the error that the first step that does not fit would remove.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Option = tuple[int, float]
-"""The bytes of a payload, and its squared error."""
+"""An option for a tensor: the bytes of its payload and the squared error."""
 
 
 Picks = dict[str, int]
 """A mapping from a tensor's name to the index of its option."""
 
 _Step = tuple[float, str, int]
-"""The negated error removed per byte, the name, and the step's position on the hull."""
+"""A step: the negated error removed per byte, the tensor's name, and the position on its hull."""
 
 
 def allocate(
@@ -35,10 +35,11 @@ def allocate(
     Args:
         options: Options of each tensor by name; errors must be finite.
         budget_bytes: Maximum bytes of all chosen options together.
-        size: Returns the total bytes of some options, if it is not their sum (a file); it must grow with every step.
-        tries: Number of attempts. A large tensor whose first step just does not fit would be left out, so the second
-            attempt takes the worst first step immediately, the third the two worst, and so on. The first attempt with
-            the least error wins.
+        size: Function that returns the total bytes of a choice, if that is not the sum (as for a file); it must grow
+            with every step.
+        tries: Number of attempts. A large tensor whose first step barely does not fit would get no step, so the second
+            attempt first takes the worst first step, the third the two worst, and so on. The first attempt with the
+            least error wins.
 
     Returns:
         The chosen option's index by name; None if even the smallest options exceed the budget.
@@ -67,7 +68,7 @@ def allocate(
 
 @dataclass(frozen=True)
 class _SplitPlan:
-    """Steps along the hulls; ``at`` is the position by name, 0 if absent."""
+    """The hulls of all tensors, and the steps along them; ``at`` maps names to positions, 0 if absent."""
 
     options: Mapping[str, Sequence[Option]]
     hulls: Mapping[str, list[int]]
@@ -87,7 +88,7 @@ class _SplitPlan:
         return {name: place + 1 for _, name, place in steps}
 
     def filled(self, steps: Sequence[_Step]) -> Picks:
-        """Take steps in order while they fit, then each later one that fits into the rest."""
+        """Take steps in order while they fit, then each later one that fits into the remaining budget."""
         low, high = 0, len(steps)
         while high - low > 1:
             middle = (low + high) // 2

@@ -1,9 +1,9 @@
 """Pack small unsigned codes into bytes: 1, 2, 4 or 8 bits each, or five trits per byte.
 
 The order is fixed by format version 1 and tested by golden files: codes run along the last (input) dimension, the first
-in the least significant place of the first byte; every row is padded to a whole byte with zeros, which readers
-ignore. Bits: code ``i`` of a byte is at bit ``i * bits``. Trits: a byte is ``sum_i t_i * 3**i`` for its five
-digits ``t_i`` in {0, 1, 2}, so that bytes above 242 do not occur.
+in the least significant place of the first byte; every row is padded to a whole byte with zeros, which readers ignore.
+With bits, code ``i`` of a byte is at bit ``i * bits``. With trits, a byte is ``sum_i t_i * 3**i`` for its five digits
+``t_i`` in {0, 1, 2}, so that bytes above 242 do not occur.
 """
 
 from __future__ import annotations

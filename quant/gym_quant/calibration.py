@@ -1,9 +1,9 @@
-"""Calibration with activations: second moments of linear layers' inputs, and the output error they imply.
+"""Calibrate with activations: collect second moments of linear layers' inputs, and compute the output error they imply.
 
 A linear layer with weight error ``E`` (``[out, in]``) has output error ``E x``. Its expected square is
-``sum_ijk E_ij E_ik M_jk`` over the second moments ``M`` of the inputs. Their diagonal alone, the mean square of each
-input channel, reduces this to ``sum_ij M_jj E_ij^2``: exact if channels are uncorrelated, otherwise an estimate. It is
-the quantity of Lin et al. 2023, "AWQ", sec. 3; the whole matrix is the Hessian of Frantar et al. 2022, "GPTQ".
+``sum_ijk E_ij E_ik M_jk`` over the second moments ``M`` of the inputs. With only their diagonal, the mean square of
+each input channel, this becomes ``sum_ij M_jj E_ij^2``: exact if channels are uncorrelated, otherwise an estimate. It
+is the quantity of Lin et al. 2023, "AWQ", sec. 3; the whole matrix is the Hessian of Frantar et al. 2022, "GPTQ".
 """
 
 from __future__ import annotations

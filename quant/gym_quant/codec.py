@@ -25,7 +25,7 @@ Params = dict[str, int | float | str]
 Shape = tuple[int, ...]
 
 ALIGNED = 40
-"""Blocks of columns begin at a multiple of this: eight bits, four, two or five trits of a byte."""
+"""Alignment of column blocks: a multiple of the codes per byte, which are eight, four, two or five."""
 
 ROW = -1
 """Group size that means one group per row."""
@@ -42,7 +42,7 @@ class Encoded:
     """The result of ``Codec.encode``.
 
     Attributes:
-        params: The parameters in their shortest form (defaults left out), to be stored with the payload.
+        params: The parameters without defaults, to be stored with the payload.
         payload: Field name to CPU tensor, exactly as ``payload_spec`` describes it.
     """
 
@@ -52,7 +52,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class MergeForm:
-    """The form in which a merge reads a delta. Updates of equal form are merged directly, others are decoded.
+    """The form in which a merge reads a delta. Updates of equal form are merged directly; others are decoded.
 
     Attributes:
         kind: ``signs`` (``Codec.signs``), ``factors`` (``Codec.factors``) or ``values``: decoded a block at a time.
@@ -71,17 +71,17 @@ VALUES = MergeForm("values")
 class Codec(ABC):
     """An encoding of a delta. Stateless; one instance per process.
 
-    A tensor of any shape is treated as a matrix ``[rows, cols]``, ``cols`` is the last (input) dimension. A codec must
-    implement only the abstract methods; the others by default decode, and flags are False.
+    A tensor of any shape is treated as a matrix ``[rows, cols]``, where ``cols`` is the last (input) dimension. A codec
+    must implement only the abstract methods; by default, the other methods decode, and all flags are False.
     """
 
     name: ClassVar[str]
 
     coarse: ClassVar[bool] = False
-    """True if it loses a third or more of a fine-tune's norm, as one and two bits per weight do."""
+    """True if it loses a third or more of a fine-tune's norm, as codecs with one or two bits per weight do."""
 
     trains_bits: ClassVar[bool] = False
-    """True if distillation may also train the bits: for a codec whose ``signs`` are its field ``bits``."""
+    """True if distillation may also train the bits; requires that ``signs`` returns the field ``bits``."""
 
     compact: ClassVar[tuple[Mapping[str, int | str], ...]] = ()
     """Parameters for compact files (``gym_fed.soup.compact``); ``ROW`` stands for one group per row."""
@@ -93,7 +93,7 @@ class Codec(ABC):
     """True if it reads a policy's ``symmetric: false``."""
 
     takes_gain: ClassVar[bool] = False
-    """True if it reads a policy's ``scale_gain``: its scales are mean magnitudes, which shorten an update."""
+    """True if it reads a policy's ``scale_gain``, since its scales are mean magnitudes, which shorten an update."""
 
     weighs_inputs: ClassVar[bool] = False
     """True if ``encode`` accepts ``importance``, second moments of the layer's inputs."""
@@ -102,22 +102,22 @@ class Codec(ABC):
     """True if it may encode norms, biases and other small tensors."""
 
     for_added_rows: ClassVar[bool] = False
-    """True if it may encode the rows of added tokens, of which nothing may be lost."""
+    """True if it may encode the rows of added tokens, which must be stored without loss."""
 
     low_rank: ClassVar[bool] = False
     """True if it encodes factors, whose rank a policy must set; then ``rank``, ``factors`` and ``scaling`` apply."""
 
     sparse: ClassVar[bool] = False
-    """True if it drops most weights, so that rules on coordinates see mostly zeros; others merge its values."""
+    """True if it drops most weights, so that coordinate-wise rules see mostly zeros; other rules merge its values."""
 
     adds_up: ClassVar[bool] = False
-    """True for a ``gym_quant.integers.IntegerCodec``: versions of its deltas are sums of integers."""
+    """True for a ``gym_quant.integers.IntegerCodec``, whose deltas can be added as integers."""
 
     @abstractmethod
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         """Check parameters for a tensor of ``shape`` and drop those equal to the default.
 
-        The name ``bytes`` is reserved for a payload size that depends on the values: a positive whole number.
+        The name ``bytes`` is reserved for a payload size that depends on the values, a positive whole number.
 
         Raises:
             CodecError: For unknown names, and values out of range.
@@ -232,8 +232,8 @@ class Codec(ABC):
     ) -> Resident | None:
         """Return the delta in serving form, in its own memory on ``device``; signs and (quantised) factors stay packed.
 
-        None lets serving decode the delta once to the base's number format, which suits codecs of more than 8 bits per
-        weight. A codec of fewer bits returns a form of ``gym_quant.resident`` or its own.
+        If None is returned, serving decodes the delta once to the base's number format, which suits codecs with more
+        than 8 bits per weight. Codecs with fewer bits return a form from ``gym_quant.resident`` or their own.
         """
         from gym_quant.kernels.resident import ResidentSigns
         from gym_quant.resident import ResidentFactors
@@ -326,7 +326,7 @@ def check_finite(tensor: Tensor, what: str) -> None:
 
 
 def sum_of_squares(tensor: Tensor) -> float:
-    """Sum the squares in float64, single-threaded so that the last bit does not depend on the number of threads."""
+    """Sum the squares in float64, single-threaded so that the result does not depend on the number of threads."""
     flat = tensor.reshape(-1)
     total = 0.0
     for start in range(0, flat.numel(), _CHUNK):
@@ -388,7 +388,8 @@ def group_size(params: Params) -> int | None:
 
 
 def whole_number(value: Any, what: str, low: int, high: int) -> int:
-    """Return an int in ``[low, high]``; anything else, such as a boolean or float, raises ``CodecError``."""
+    """Return ``value`` if it is an int in ``[low, high]``; raise ``CodecError`` for anything else, booleans and floats
+    included."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise CodecError(f"{what} is {value!r}, not a whole number from {low} to {high}")
     return value

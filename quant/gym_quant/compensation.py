@@ -5,7 +5,8 @@ of a layer's output is ``tr(E M E')``; after column ``j`` was rounded, the best 
 ``-e_j U_jk / U_jj`` with ``U'U`` the inverse of ``M``. Columns are processed in order, and a tenth of ``M``'s mean
 diagonal is added to it: GPTQ's hundredth gives the same output error here, but keeps less of a fine-tune's gain.
 
-LAPACK does the factorisation, so a code on the edge between two levels may differ between machines. Decoding does not.
+LAPACK does the factorisation, so a code on the edge between two levels may differ between machines. Decoding is the
+same on all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _DAMPING = 0.1
 _BLOCK = 128
 
 Rounded = Callable[[Floats, int], tuple[Bytes, Floats]]
-"""Values ``[rows, 1]`` float32 of a column, and its number, to codes and what they decode to."""
+"""A function from a column's values ``[rows, 1]`` float32 and its number to codes and their decoded values."""
 
 
 def compensated_codes(values: Floats, moments: Floats, rounded: Rounded) -> Bytes:

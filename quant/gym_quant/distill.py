@@ -31,14 +31,14 @@ from gym_quant.registry import get_codec
 
 Loss = Literal["mse", "kl"]
 EncodedTensors = Mapping[str, tuple[str, Shape, Encoded]]
-"""Name of a parameter to its codec's name, its shape, and its encoded delta."""
+"""A mapping from a parameter's name to its codec's name, its shape, and its encoded delta."""
 
 _PASS_WITHIN = 2.0
 _LATENT_REACH = 4.0
 _MAX_EVALUATED = 32
 
 OnStep = Callable[[int, float], None]
-"""Called after each step with its number, from 1, and its loss."""
+"""A function called after each step with its number, from 1, and its loss."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Distilled:
         trained: Names of the tensors whose scales were trained.
         num_scales: Number of trained scales.
         flipped: Share of the trained tensors' bits that are no longer the sign of their delta.
-        loss_before: Loss with the scales as encoded, over all batches, or evenly spaced ones of more than 32.
-        loss_after: The same with the returned scales, rounded to their dtype; never more than ``loss_before``, since
-            the scales as encoded are returned if training made the loss worse.
+        loss_before: Loss with the scales as encoded, over all batches, or over 32 evenly spaced ones if there are more.
+        loss_after: Loss with the returned scales, rounded to their dtype; never above ``loss_before``, since the scales
+            as encoded are returned if training increases the loss.
     """
 
     encoded: dict[str, Encoded]
@@ -103,7 +103,7 @@ def distill_scales(
         batches: At least one batch; the seed determines their order.
         steps: Number of steps of one batch each.
         lr: Peak learning rate of the scales' logarithms.
-        bit_lr: Peak learning rate of the latent numbers whose signs are the bits; None to keep the bits.
+        bit_lr: Peak learning rate of the latent numbers whose signs are the bits; None keeps the bits fixed.
         loss: ``mse`` of the logits, as in the paper, or ``kl``: the mean divergence from the teacher in nats per token.
         seed: Seed of the order of batches.
         on_step: Called after every step.
@@ -239,7 +239,7 @@ class _Student:
             if train_bits and get_codec(codec).trains_bits:
                 wide = expand_scales(scales, encoded[name]).clamp_min(torch.finfo(torch.float32).tiny)
                 delta = tuned[name].detach().to(torch.float32) - old.to(torch.float32)
-                # The encoded bit decides the sign: a delta may have been changed on the way to its code.
+                # The encoded bit determines the sign, since the delta may have been changed before it was encoded.
                 latent = delta.reshape(as_matrix(shape)).abs() / wide * unit.to(old.device)
                 self._latents[name] = latent.clamp(-_LATENT_REACH, _LATENT_REACH).requires_grad_()
             else:

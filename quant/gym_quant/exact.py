@@ -1,10 +1,10 @@
-"""Matrix products that are bit-identical for any BLAS, number of threads and block of rows.
+"""Compute matrix products that are bit-identical for any BLAS, number of threads and block of rows.
 
-Every row is split into slices of so few bits that products of two slices are summed in float64 without rounding, in
-whatever order a BLAS adds (Ozaki et al. 2012, "Error-free transformations of matrix multiplication by using fast
-routines of matrix multiplication and its applications"); the few slice products are then added element by element.
-Three slices give the error of float64 sums and cost at most six BLAS products; two slices, which reach at least 40
-bits below a row's largest number, are enough for results rounded to float32 and cost three.
+Every row is split into slices of so few bits that products of two slices are summed in float64 without rounding, in any
+order of summation (Ozaki et al. 2012, "Error-free transformations of matrix multiplication by using fast routines of
+matrix multiplication and its applications"); the few slice products are then added element by element. Three slices
+give the error of float64 sums and cost at most six BLAS products; two slices, which reach at least 40 bits below a
+row's largest number, are enough for results rounded to float32 and cost three.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Sliced:
     """A matrix whose rows are prepared for exact products.
 
     Attributes:
-        slices: Whole numbers, each ``[n, k]`` float64, leading bits first; slices that are all zero are left out.
+        slices: Whole numbers, each ``[n, k]`` float64, leading bits first; slices that are all zero are omitted.
         powers: ``[n]`` float64, the power of two by which each row was divided.
         bits: Bits per slice.
-        most: Number of slices requested.
+        most: Maximum number of slices.
     """
 
     slices: tuple[Tensor, ...]
@@ -75,7 +75,7 @@ class RightFactor:
     """``A`` ``[r, cols]`` of a low-rank ``B @ A``, prepared for float32 products with any rows of ``B``.
 
     Every component of ``A`` is divided by a power of two, and that of ``B`` multiplied by it, so that no bits are lost
-    where their magnitudes differ by orders in opposite directions.
+    if their magnitudes differ by orders in opposite directions.
 
     Attributes:
         columns: The columns of the divided ``A``.
@@ -99,8 +99,8 @@ class RightFactor:
 def products(left: Sliced, right: Sliced) -> Tensor:
     """Return the inner products of rows, ``left @ right.T``: ``[n, k]`` and ``[m, k]`` to ``[n, m]`` float64.
 
-    Both must be equally wide and sliced with the same ``most``. The products of a matrix with itself are symmetric to
-    the bit; a block of rows has the same bits as in the whole.
+    Both must be equally wide and sliced with the same ``most``. The product of a matrix with itself is exactly
+    symmetric; a block of rows has the same bits as in the whole product.
     """
     total = torch.zeros(len(left.powers), len(right.powers), dtype=torch.float64)
     for order in reversed(range(left.most)):
@@ -108,7 +108,7 @@ def products(left: Sliced, right: Sliced) -> Tensor:
         for i in range(order // 2 + 1):
             total.add_(_pair(left, right, i, order - i))
     total.mul_(4.0**-left.bits).mul_(left.powers[:, None]).mul_(right.powers[None])
-    return total.add_(0.0)  # a BLAS may give either zero, and this makes both the positive one
+    return total.add_(0.0)  # a BLAS may return either zero; this makes it the positive one
 
 
 def gram(rows: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Encode the two factors of a low-rank delta as quantised rows: fields, encoding with refitting, decoding.
 
-A factor is encoded as ``[r, width]``: ``A`` itself, and ``B`` transposed. So groups run along the long dimension and
-every component has its own scales. Consecutive components form parts, each encoded by one of DeltaQuant's codecs. The
-fields of part 0 of ``A`` are ``a0_scales``, ``a0_codes`` and so on. Decoded factors are rounded to bfloat16, so that
-their product is exact in float64 whatever the order of its sums.
+A factor is encoded as ``[r, width]``: ``A`` itself, and ``B`` transposed. Groups therefore run along the long
+dimension, and every component has its own scales. Consecutive components form parts, each encoded by one of
+DeltaQuant's codecs. The fields of part 0 of ``A`` are ``a0_scales``, ``a0_codes`` and so on. Decoded factors are
+rounded to bfloat16, so that their product is exact in float64 for any order of its sums.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TYPICAL_SHAPE = (1, 4096)
 def factor_codecs() -> tuple[str, ...]:
     """Return the built-in codecs that encode factors (``Codec.factor_params``), most precise first.
 
-    That is the order of their components in a plan. A plan may also name codecs of other packages.
+    Components in a plan have this order. A plan may also name codecs of other packages.
     """
 
     def size(name: str) -> int:

@@ -2,10 +2,10 @@
 
 LoRA's factors are defined only up to an invertible matrix between them, so they are first turned into the singular
 components of their product, each factor scaled by the root of the singular values. Components then differ by orders of
-magnitude, and bits are spent where they reduce the product's error most: many on the first components, none on the
-last (Mirzaei et al. 2025, "LoRAQuant", split them into two parts; here each component gets its own codec, by convex
-hulls under a byte budget). A plan is text: ``int8*2,int4*5`` is two components in int8, then five in int4; ``int4``
-alone is all of them.
+magnitude, and bits are spent where they reduce the product's error most: many on the first components, none on the last
+(Mirzaei et al. 2025, "LoRAQuant", split them into two parts; here each component gets its own codec, by convex hulls
+under a byte budget). A plan is text: ``int8*2,int4*5`` is two components in int8, then five in int4; ``int4`` alone
+applies to all of them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def parse_plan(plan: str, rank: int) -> tuple[tuple[str, int], ...]:
     """Parse a plan into the codec and number of components of every part.
 
     Raises:
-        CodecError: For unknown codecs, counts that do not add up to the rank, and a plan that could be shorter.
+        CodecError: For unknown codecs, counts that do not add up to the rank, and plans that are not in their shortest
+            form.
     """
     parts: list[tuple[str, int]] = []
     texts = plan.split(",")

@@ -1,4 +1,4 @@
-"""Codecs whose deltas are whole multiples of a power of two, so that sums of deltas are sums of integers."""
+"""Codecs whose deltas are multiples of a power of two, so that deltas can be added as integers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_quant.grid import Integers
 
 
 class IntegerCodec(Codec):
-    """A codec for versions that are sums of integers; it encodes tensors of any size."""
+    """A codec whose deltas can be added as integers; it encodes tensors of any size."""
 
     adds_up = True
     for_small = True

@@ -1,9 +1,9 @@
-"""The base of DeltaQuant's codecs: a small code per weight, and numbers shared by a group of weights.
+"""The base class of DeltaQuant's codecs, with a small code per weight and numbers shared by a group of weights.
 
 A codec of this family defines how to find a group's shared numbers (``solve``), how a value becomes a code
 (``quantise``) and how a code becomes a value (``dequantise``). Parameters, groups, packing, checks and memory are the
-same for all and implemented here. Sums are numpy's in float64, elementwise arithmetic is float32, so that no bit
-depends on the number of threads.
+same for all and are implemented here. Sums are computed by numpy in float64 and elementwise arithmetic in float32, so
+results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Shared = tuple[Floats, ...]
 
 
 def column_weights(importance: Tensor, cols: int) -> Floats:
-    """Normalise importance (of a matrix: its diagonal) to ``[cols]`` float32 of mean 1, at least a millionth each.
+    """Normalise importance (for a matrix, its diagonal) to ``[cols]`` float32 with mean 1, at least a millionth each.
 
     Raises:
         CodecError: For a wrong length, and for values that are negative or not finite.
@@ -70,7 +70,8 @@ def column_weights(importance: Tensor, cols: int) -> Floats:
 
 
 def sampled(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
-    """Return all values as one group ``[1, n]``; of more than a million, every k-th value and the extremes."""
+    """Return all values as one group ``[1, n]``; if there are more than a million, only every k-th value and the
+    extremes."""
     rows, cols = values.shape
     flat = values.reshape(-1)
     step = -(-flat.size // _SAMPLE)
@@ -134,7 +135,7 @@ class LevelCodec(Codec):
     def solve(self, values: Floats, weights: Floats | None, symmetric: bool) -> Shared:
         """Find the shared numbers of each row of ``values`` ``[groups, n]``, as ``[groups]`` float64.
 
-        ``weights`` (``[groups, n]``, positive) weigh each squared error; None weighs all equally.
+        ``weights`` (``[groups, n]``, positive) weight each squared error; None weights all equally.
         """
 
     @abstractmethod
@@ -150,7 +151,7 @@ class LevelCodec(Codec):
         """
 
     def largest(self, shared: Shared, symmetric: bool) -> Floats:
-        """Return the largest magnitude that the shared numbers can decode to; overflow is refused."""
+        """Return the largest magnitude that the shared numbers can decode to; the caller refuses overflow."""
         ends = (np.zeros(1, np.uint8), np.full(1, (1 << self.bits) - 1, np.uint8))
         return np.maximum(*(np.abs(self.dequantise(end, shared, symmetric)) for end in ends))
 
@@ -261,7 +262,7 @@ class LevelCodec(Codec):
     def resident(
         self, payload: Payload, shape: Shape, params: Params, device: torch.device
     ) -> Resident | None:
-        """Return signs if it is signs; otherwise the codes in planes, with the shared numbers as in the file.
+        """Return signs if the delta is one of signs; otherwise codes in planes, with the shared numbers as in the file.
 
         For look-up, ``for_kernel`` turns evenly spaced levels into planes of signs.
         """
@@ -359,5 +360,5 @@ def row_blocks(rows: int, cols: int) -> Iterator[tuple[int, int]]:
 
 
 def is_symmetric(params: Params) -> bool:
-    """True if the parameters say so."""
+    """True unless the parameters set ``symmetric`` to False."""
     return bool(params.get("symmetric", 1))

@@ -1,4 +1,4 @@
-"""Packed formats of a base model's linear layers, used for matrix products in serving.
+"""Packed formats for the linear layers of a base model, used for matrix products in serving.
 
     packed = get_linear("int8").pack(weight)       # [out, in], float32 or bfloat16
     packed.multiply(x, y)                          # y [n, out] = x [n, in] @ weight.T
@@ -103,7 +103,7 @@ def linear_formats() -> tuple[str, ...]:
 
 
 def get_linear(format: str) -> type[PackedLinear]:
-    """Return the format called ``format``.
+    """Return the format named ``format``.
 
     Raises:
         CodecError: If it does not exist.

@@ -1,12 +1,12 @@
-"""Packed base weights in a memory-mapped safetensors file, used in place.
+"""Store packed base weights in a safetensors file that is memory-mapped and used in place.
 
     write_packed("base.safetensors", {"model.layers.0.mlp.up": packed, "model.norm.weight": norm}, {"base": digest})
     file = open_packed("base.safetensors")
     file.tensors["model.layers.0.mlp.up"].multiply(x, y)
 
-A packed layer's tensors are called by its name, a dot and the field. The metadata's entry ``linears`` lists the packed
-layers: format, rows, columns, fields; the entry ``sha256`` has every tensor's digest. The data begin at a multiple of
-64 bytes, largest elements first, without gaps, so that any safetensors reader can read the file.
+The tensors of a packed layer are named by the layer, a dot and the field. The metadata's entry ``linears`` lists the
+packed layers: format, rows, columns, fields; the entry ``sha256`` contains every tensor's digest. The data begin at a
+multiple of 64 bytes, largest elements first, without gaps, so that any safetensors reader can read the file.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def write_packed(
 
     Args:
         path: The file.
-        tensors: By name; no name may be that of a packed layer's field.
+        tensors: Packed layers and tensors by name; no name may be that of a packed layer's field.
         metadata: Texts to store; the names ``linears`` and ``sha256`` are reserved.
 
     Raises:
@@ -92,7 +92,7 @@ def write_packed(
             raise CodecError(
                 f"metadata {key!r} is not a text under a name other than {_LINEARS!r} and {_DIGESTS!r}"
             )
-    # Tiles first: they are whole multiples of 64 bytes. Then the widest, so that all are aligned.
+    # Tiles first, since their sizes are multiples of 64 bytes, then the widest dtypes, so that all are aligned.
     fields = {f"{name}.{field}" for name, entry in linears.items() for field in entry["fields"]}
     names = sorted(
         flat, key=lambda n: (n not in fields or flat[n].nbytes % _ALIGNMENT != 0, -flat[n].itemsize, n)
@@ -132,7 +132,7 @@ def open_packed(path: str | Path, require: Callable[[os.stat_result], None] | No
 
     Args:
         path: File of ``write_packed``. It must not change while any of its tensors is in use.
-        require: Gets the opened file's status, and raises an error if it must not be read.
+        require: Called with the opened file's status; raises an error if the file must not be read.
 
     Raises:
         CodecError: For an invalid file, with the tensor's name.

@@ -1,4 +1,4 @@
-"""Pack sign bits into bytes: the public import of ``gym_quant.kernels``.
+"""Pack sign bits into bytes; the public interface to ``gym_quant.kernels``.
 
 The bit order is fixed by format version 1 and tested by golden files: bit = 1 where the value is >= 0; bits run along
 the last (input) dimension, least significant bit first; every row is padded to a whole byte with zero bits,

@@ -9,7 +9,7 @@ Another package adds a member by an entry point, without changes here::
     [project.entry-points."gym_fed.codecs"]
     nf4 = "my_package.nf4:Nf4"
 
-Nothing here imports torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GROUPS = "gym_fed."
-"""The prefix of the names of all entry point groups."""
+"""Prefix of the names of all entry point groups."""
 
 _NEVER = ("base", "registry")
 
@@ -65,7 +65,7 @@ class Registry(Generic[T]):
     """The members of one kind.
 
     Args:
-        kind: What messages call a member: ``codec``.
+        kind: Name of a member in messages, such as ``codec``.
         package: Folder of the built-in members, as a dotted name. Each file in it or its subfolders, except ``base``,
             ``registry`` and names that begin with ``_``, defines one public subclass of ``base`` and has its name.
         base: ``module:Class``, imported with the first member.
@@ -91,11 +91,11 @@ class Registry(Generic[T]):
         return tuple(name for name in self.own() if getattr(self.type_of(name), fact))
 
     def __contains__(self, name: object) -> bool:
-        # Encoding LoRA factors looks up thousands of names, and listing a group's entry points takes milliseconds.
+        # Cached, since encoding LoRA factors looks up thousands of names, and listing entry points takes milliseconds.
         return name in self.own() or name in self._plugins()
 
     def type_of(self, name: str) -> type[T]:
-        """Return the class called ``name``.
+        """Return the class of the member ``name``.
 
         Raises:
             MemberError: If there is none. For a member of another package: if two packages provide it, it is not a
@@ -162,7 +162,7 @@ class Registry(Generic[T]):
         whose = f"{self.kind} {name!r} of {point.dist.name} {point.dist.version}"
         try:
             member = point.load()
-        except (Exception, SystemExit) as error:  # a module of another package may raise anything
+        except (Exception, SystemExit) as error:  # a module of another package may raise any exception
             raise self.broken(
                 name, f"{whose} cannot be imported: {error!r}", f"repair or remove {point.dist.name}"
             ) from error
@@ -206,9 +206,9 @@ class Registry(Generic[T]):
 
 @contextmanager
 def checked_by(check: Check) -> Iterator[None]:
-    """Inside this context, call ``check`` with kind and name before members of other packages are imported or used.
+    """Call ``check`` with kind and name before members of other packages are imported or used, inside this context.
 
-    It raises to prevent the use. This is for untrusted names, such as those in a hub's task.
+    ``check`` raises to prevent their use. This protects code that reads untrusted names, such as those in a hub's task.
     """
     token = _check.set(check)
     try:
@@ -296,7 +296,7 @@ def codec_names() -> tuple[str, ...]:
 
 @functools.cache
 def get_codec(name: str) -> Codec:
-    """Return the codec called ``name``.
+    """Return the codec named ``name``.
 
     Raises:
         CodecError: If it does not exist.

@@ -1,8 +1,8 @@
-"""Deltas kept packed in memory for repeated addition, as codecs provide them to serving.
+"""Deltas that serving keeps packed in memory for repeated addition, as codecs provide them.
 
-``Codec.resident`` chooses the form. A codec of exactly signs and scales gets ``ResidentSigns`` by ``Codec.signs``; one
-whose rows decode separately returns ``ResidentLevels``; one of factors ``ResidentFactors``. Another form is a subclass
-of ``Resident``: three methods, and ``batch`` if it multiplies faster than by decoding.
+``Codec.resident`` chooses the form. A codec of exactly signs and scales gets ``ResidentSigns`` by ``Codec.signs``; a
+codec whose rows decode separately returns ``ResidentLevels``, and one of factors ``ResidentFactors``. Any other form is
+a subclass of ``Resident`` with three methods, and ``batch`` if it multiplies faster than by decoding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 _BLOCK = 1 << 18
-"""Values that are decoded at once: 1 MiB of float32, which stays in a core's cache (with 8 MiB int4 took 4 times as
+"""Number of values to decode at once: 1 MiB of float32, which stays in a core's cache (with 8 MiB, int4 took 4 times as
 long)."""
 
 IndexArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -72,7 +72,7 @@ class Resident(ABC):
         del kernel
 
     def for_kernel(self, kernel: str) -> Resident:
-        """Return the form that ``kernel`` multiplies fastest: this one, unless a subclass has another.
+        """Return the form that ``kernel`` multiplies fastest; by default, this one.
 
         Raises:
             CodecError: See ``check_kernel``.
@@ -124,7 +124,7 @@ class ResidentBatch(ABC):
             index: ``[batch]`` int64, from -1 to the number of variants.
             y: ``[batch, out]`` float32, changed in place; contiguous, unless ``any_stride``.
             path: Result of ``kernels.path()``, for callers that make many calls.
-            tables: Of ``x``, from ``tables`` of a batch of the same kernel.
+            tables: The tables of ``x``, from ``tables`` of a batch with the same kernel.
 
         Raises:
             CodecError: For activations that the kernel does not support.
@@ -132,7 +132,7 @@ class ResidentBatch(ABC):
 
 
 class DecodedBatch(ResidentBatch):
-    """A batch of any forms, decoded block by block for all rows of a variant; nothing is cached."""
+    """A batch of any forms, decoded block by block for all rows of a variant, without a cache."""
 
     kernel = "decoded"
 
@@ -155,7 +155,7 @@ class DecodedBatch(ResidentBatch):
 
 
 class ResidentLevels(Resident):
-    """A payload as in its file (codes and shared numbers), decoded block by block.
+    """A payload as in its file (codes and shared numbers) that is decoded block by block.
 
     Args:
         fields: The payload. A matrix has a row for each row of the delta; other fields belong to all rows.
@@ -202,9 +202,10 @@ class ResidentFactors(Resident):
         fields: The payload, or ``a`` and ``b`` themselves.
         rows: Rows of the delta.
         cols: Columns of the delta.
-        decode: Decodes a payload on the CPU to ``a`` ``[r, cols]`` and ``b`` ``[rows, r]``; None: the fields are these.
+        decode: Decodes a payload on the CPU to ``a`` ``[r, cols]`` and ``b`` ``[rows, r]``; None if the fields are
+            these.
         device: Device to which every field is copied.
-        scaling: The product's factor.
+        scaling: Factor of the product.
     """
 
     form = "factors"
@@ -235,14 +236,14 @@ class ResidentFactors(Resident):
         return a.to(dtype), b.to(dtype)
 
     def scaled_once(self, dtype: torch.dtype) -> ResidentFactors:
-        """Fold the scaling into ``b`` if that takes no more memory: for plain factors of ``dtype``."""
+        """Fold the scaling into ``b`` if that takes no more memory, as for plain factors of ``dtype``."""
         if self.scaling == 1.0 or self._decode is not None or self._fields["b"].dtype != dtype:
             return self
         _, b = self.factors(dtype)
         return ResidentFactors({"a": self._fields["a"], "b": b}, self.rows, self.cols, None, self._device)
 
     def unpacked(self) -> ResidentFactors:
-        """Decode the factors, for a delta that is used at every step."""
+        """Decode the factors in advance, for a delta that is used at every step."""
         if self._decode is None:
             return self
         fields = dict(zip("ab", self._factors(), strict=True))

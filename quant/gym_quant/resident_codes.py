@@ -1,6 +1,6 @@
-"""Codes of a ``LevelCodec`` in serving form: byte planes, or planes of signs for lookup.
+"""The codes of a ``LevelCodec`` in serving form: byte planes, or planes of signs for lookup.
 
-A byte packs as many codes as fit, as ``sum_i code_i * levels**i``, where ``code_i`` comes from plane ``i``: byte ``j``
+A byte packs as many codes as fit, as ``sum_i code_i * levels**i``, where ``code_i`` is from plane ``i``: byte ``j``
 of a row has columns ``j``, ``j + width``, ``j + 2 * width``, ... Planes unpack into contiguous columns; adjacent codes
 in a byte would have to be interleaved. Files keep the order of ``gym_quant.bitstream``.
 """
@@ -21,11 +21,11 @@ from gym_quant.kernels.level_tiles import LevelPlanes, ResidentTiles
 from gym_quant.resident import Fields, Resident, ResidentLevels
 
 _COMPARED = 16
-"""Up to this many codes, one comparison per code is faster than a table."""
+"""Maximum number of codes for which one comparison per code is faster than a table."""
 
 
 class Grid(Protocol):
-    """The part of ``LevelCodec`` used here; ``levels`` imports this module, so it cannot be imported."""
+    """The part of ``LevelCodec`` used here; a protocol, since ``levels`` imports this module."""
 
     @property
     def levels(self) -> int: ...
@@ -173,7 +173,7 @@ def from_planes(packed: Tensor, levels: int, cols: int) -> Tensor:
         return out
     left = packed.to(torch.float32)
     for plane in planes:
-        # Whole numbers below 256: adding 0.5 makes the division exact.
+        # for integers below 256, adding 0.5 makes the division exact
         above = torch.floor((left + 0.5).mul_(1.0 / levels))
         torch.sub(left[:, : plane.shape[1]], above[:, : plane.shape[1]], alpha=levels, out=plane)
         left = above

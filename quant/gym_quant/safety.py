@@ -3,7 +3,7 @@
 Hsu et al. 2024, "Safe LoRA: the Silver Lining of Reducing Safety Risks when Fine-tuning Large Language Models"
 (arXiv:2405.16833), sec. 3: with ``V = W_aligned - W_unaligned`` of a layer, the projection is ``V (V^T V)^-1 V^T`` or,
 cheaply, ``C = V V^T / ||V||_F``; a delta whose cosine similarity with its own projection is below a threshold is
-replaced by it. The paper writes it for LoRA's products; a delta is the same matrix.
+replaced by it. The paper applies it to LoRA's products; a delta is such a matrix too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 from gym_quant.codec import CodecError, check_finite
 
 Projection = Literal["fast", "exact"]
-"""``fast``: the paper's ``V V^T / ||V||_F``, whose result is also scaled by V's size. ``exact``: the orthogonal
-projection onto V's columns, which is the paper's first form; where V has full row rank it changes nothing."""
+"""The form of the projection. ``fast``: the paper's ``V V^T / ||V||_F``, whose result is also scaled by V's size.
+``exact``: the orthogonal projection onto V's columns, which is the paper's first form; where V has full row rank it
+changes nothing."""
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ _LARGEST = 3.3e38
 class TiledLinear(PackedLinear):
     """Tiles that a native kernel reads as one stream.
 
-    Few rows are multiplied tile by tile. From ``many_rows`` rows on, the processor's bfloat16 products are used if it
-    has them (AVX-512 BF16); without vector instructions, torch then multiplies blocks decoded to float32.
+    Few rows are multiplied tile by tile. From ``many_rows`` rows on, bfloat16 products are used if the processor has
+    them (AVX-512 BF16); without vector instructions, torch then multiplies blocks decoded to float32.
 
     Attributes:
-        code: The format's number in native code.
+        code: Number of the format in native code.
         default_group: Columns that share a scale; None if there are no scales.
         reach: The largest weight in units of ``unit``.
-        many_rows: See above; measured.
+        many_rows: See above; chosen by measurement.
     """
 
     code: ClassVar[int]
@@ -108,7 +108,7 @@ class TiledLinear(PackedLinear):
         if cls.default_group is None:
             if group_size is not None:
                 raise CodecError(f"group_size is {group_size}, but {cls.format} has no scales")
-            return 2  # of the layout: pairs of columns
+            return 2  # required by the layout, which has pairs of columns
         group = cls.default_group if group_size is None else group_size
         if group not in range(8, 257, 8):
             raise CodecError(f"group_size is {group}, not a multiple of 8 from 8 to 256")

@@ -1,9 +1,9 @@
-"""Evenly spaced levels: the grid of int8, int4 and int2, and the search for the step of least error.
+"""Evenly spaced levels: the grid of int8, int4 and int2, and the search for the step with the least error.
 
-Symmetric: ``value = scale * (code - 2**(bits - 1))``; the code ``2**(bits - 1)`` is exactly zero and zero always
-gets it. Asymmetric: ``value = scale * code + offset``, with a zero point that need not be a whole number of steps.
-Both in float32, each operation rounded separately. Codes are ``round((value - offset) / scale)`` to the nearest
-(ties to even), clipped to ``0 .. 2**bits - 1``.
+Symmetric: ``value = scale * (code - 2**(bits - 1))``; the code ``2**(bits - 1)`` decodes to exactly zero, and zero is
+always encoded as it. Asymmetric: ``value = scale * code + offset``, with a zero point that need not be a whole number
+of steps. Both are computed in float32, each operation rounded separately. Codes are ``round((value - offset) / scale)``
+to the nearest (ties to even), clipped to ``0 .. 2**bits - 1``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class UniformCodec(LevelCodec):
             part = values[:, at]
             lost = self.dequantise(self._levels(part, shared, symmetric), shared, symmetric)
             lost -= part
-            exact = lost.astype(np.float64)  # squares of float32 overflow, and underflow to ties
+            exact = lost.astype(np.float64)  # float32 squares overflow or tie
             np.square(exact, out=exact)
             if weights is not None:
                 exact *= weights[:, at]
@@ -125,6 +125,6 @@ class UniformCodec(LevelCodec):
 
 
 def _chunks(values: Floats) -> list[slice]:
-    """Yield blocks of columns that fit a core's cache."""
+    """Yield blocks of columns that fit into a core's cache."""
     step = max(1, _CHUNK // values.shape[0])
     return [slice(start, start + step) for start in range(0, values.shape[1], step)]

@@ -344,9 +344,7 @@ class KVCacheManager:
     def allocate(self, request: ScheduledRequest) -> bool:
         """Allocate a request's cache, which may begin with cached blocks; return False if there is no room yet."""
         ids = request.ids
-        if (
-            self._prefixes is None or request.hidden is not None
-        ):  # an embedding needs the states of all its tokens
+        if self._prefixes is None or request.hidden is not None:  # an embedding needs all its tokens' states
             cache = self._pool.new_cache()
         else:
             cache = self._prefixes.new_cache(self._scope(request), ids, request.pictures)

@@ -227,9 +227,7 @@ class Projection:
             self._linears.append((packed, part))
             num_bytes += packed.nbytes
         for module in self._modules:
-            release_pages(
-                module.weight
-            )  # the embedding may keep the weight, but needs only a few of its rows
+            release_pages(module.weight)  # the embedding may keep it, but needs few of its rows
             module.weight = nn.Parameter(module.weight.detach()[:0].clone(), requires_grad=False)
         return num_bytes
 

@@ -114,9 +114,7 @@ class GeneralForward:
                     results[at] = self._single(chunk, rows_of)
         except BaseException:
             for chunk in chunks:
-                _state(
-                    chunk
-                ).row = None  # the state may be partly written; the next step recomputes it from the tokens
+                _state(chunk).row = None  # may be partly written; the next step recomputes it from the tokens
             raise
         for chunk in chunks:
             cache = _state(chunk)

@@ -61,9 +61,7 @@ class ResidentFiles:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = self.evictions = self.hits = self.misses = 0
-        self._files: OrderedDict[str, ResidentFile] = (
-            OrderedDict()
-        )  # by digest, the least recently used first
+        self._files: OrderedDict[str, ResidentFile] = OrderedDict()  # by digest, least recently used first
         self._digests: dict[str, str] = {}  # by name
         self._uses = UseCounts()
 

@@ -308,7 +308,7 @@ class VariantStore:
             transaction.prune()
         with (
             self._registry.writing() as transaction
-        ):  # separate, so that the rows are deleted even if this fails
+        ):  # separate, so that the rows are gone even if this fails
             return self._objects.collect(transaction.is_used)
 
     # ---- for the engine ----

@@ -161,7 +161,7 @@ class VllmLoop:
                 elif (reason := self._push(sequence, chunk)) is not None:
                     self._finish(
                         sequence, reason
-                    )  # at a stop text; closing the stream cancels the answer in vLLM
+                    )  # a stop text; closing the stream cancels the answer in vLLM
                     return
         if last is None or last.finish_reason not in ("stop", "length"):
             raise GymError(

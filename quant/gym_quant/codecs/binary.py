@@ -1,9 +1,9 @@
 """binary: two levels per group.
 
 Symmetric: ``value = +-scale`` with ``scale = mean |delta|`` (weighted where importance is given), the least squared
-error for given signs; the bit is 1 where delta >= 0 (Rastegari et al. 2016, "XNOR-Net", eq. 6: what BitDelta does).
-Asymmetric: ``value = offset +- scale``: the two centroids of the group, the split with the least squared error of
-all splits of the sorted values (exact 2-means in one dimension); the bit is 1 where delta >= offset.
+error for given signs; the bit is 1 where delta >= 0 (Rastegari et al. 2016, "XNOR-Net", eq. 6, as in BitDelta).
+Asymmetric: ``value = offset +- scale``: the two centroids of the group, the split with the least squared error of all
+splits of the sorted values (exact 2-means in one dimension); the bit is 1 where delta >= offset.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gym_quant.levels import LevelCodec, Shared, best_split, float64_sums, is_sy
 class Binary(LevelCodec):
     """Eight weights per byte, packed as in ``gym_quant.packing``. For parameters see ``gym_quant.levels.LevelCodec``.
 
-    For a group of more than a million weights the split is searched on a sample (``gym_quant.levels.sampled``).
+    For a group of more than a million weights, the split is searched on a sample (``gym_quant.levels.sampled``).
     """
 
     name = "binary"

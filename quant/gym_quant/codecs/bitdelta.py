@@ -62,7 +62,8 @@ class BitDelta(Codec):
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
-        """Choose one scale per tensor unless the policy sets a group; ``auto`` uses row scales worth their bytes."""
+        """Choose one scale per tensor unless the policy sets a group; ``auto`` uses row scales if they are worth their
+        bytes."""
         cols, dtype = as_matrix(shape)[1], words.get("scale_dtype", "float32")
         chosen = {"group_size": columns_of(words, cols, None), "scale_dtype": dtype}
         why = ""
@@ -71,7 +72,7 @@ class BitDelta(Codec):
         return self.normalise(chosen, shape), why
 
     def _rows_are_worth_it(self, delta: Tensor, scale_dtype: str) -> bool:
-        """True if row scales keep more energy per extra byte than one scale and the bits do.
+        """True if row scales keep more energy per extra byte than the bits with one scale do.
 
         Signs and the mean magnitude of n weights keep ``(sum |d|)^2 / n`` of their energy (Liu et al. 2024, eq. 3).
         """

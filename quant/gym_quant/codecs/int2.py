@@ -1,6 +1,6 @@
 """int2: four evenly spaced levels, with a searched and refined clip.
 
-Symmetric levels are ``scale * {-2, -1, 0, 1}``: zero is one of them, so one side has one level more. Asymmetric
+Symmetric levels are ``scale * {-2, -1, 0, 1}``: zero is one of them, so one side has one more level. Asymmetric
 levels need not contain zero and lose much less on deltas that are spread evenly around it.
 """
 
@@ -20,5 +20,5 @@ class Int2(UniformCodec):
     refinements = 8
 
     def factor_params(self, group: int) -> Params | None:
-        """Return parameters with offsets, without which the four levels are lopsided."""
+        """Return parameters with offsets, since the four levels are lopsided without them."""
         return self.normalise({"group_size": group, "scale_dtype": "bfloat16", "symmetric": False}, ())

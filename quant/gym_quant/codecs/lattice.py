@@ -1,4 +1,4 @@
-"""lattice: whole multiples of a step that is a power of two, so that deltas on one grid add up as integers.
+"""lattice: multiples of a step that is a power of two, so that deltas on the same grid can be added as integers.
 
 A uniform quantiser without dead zone, ``code = round(delta / step)``, entropy-coded. By default the step is about
 ``STEP_IN_RMS`` root mean squares of the tensor, whose loss error feedback compensates at about 1.5 bits per weight
@@ -47,7 +47,7 @@ _HEAD, _WIDE_HEAD = 3, 5
 _DEFLATED = 0x80
 _SAMPLE = 1 << 18
 _LIKELY_BITS = 17 / 64
-"""Bytes per weight that a new grid takes at most: a step of 1.1 rms has at most 2.03 bits of entropy."""
+"""Maximum bytes per weight of a new grid: a step of 1.1 rms has at most 2.03 bits of entropy."""
 
 Codes = NDArray[np.signedinteger[Any]]
 
@@ -101,7 +101,7 @@ class Lattice(IntegerCodec):
     def encode_within(self, tensor: Tensor, error: float) -> Encoded:
         matrix = to_matrix(tensor)
         allowed = error**2 * sum_of_squares(matrix)
-        # Rounding loses step**2 / 12 per weight at most on average, less where values cluster.
+        # On average, rounding loses at most step**2 / 12 per weight, and less where values cluster.
         coarsest = math.frexp(math.sqrt(12.0 * allowed / matrix.numel()))[1] + 2
         for exponent in range(min(coarsest, _EXPONENTS[1]), _EXPONENTS[0] - 1, -1):
             rounded = torch.round(matrix * 2.0**-exponent) * 2.0**exponent
@@ -112,7 +112,7 @@ class Lattice(IntegerCodec):
     def exponent_of(self, delta: Tensor, previous: int | None = None) -> int:
         """Return the exponent of a step near ``STEP_IN_RMS``.
 
-        ``previous`` is kept until deltas have halved or are four times as large: sums over few grids are small.
+        ``previous`` is kept until deltas have halved or quadrupled, since sums over few grids are small.
         """
         rms = math.sqrt(sum_of_squares(delta) / delta.numel())
         if rms == 0.0:
@@ -122,7 +122,7 @@ class Lattice(IntegerCodec):
             # halved while the step is at least twice STEP_IN_RMS
             return max(_EXPONENTS[0], min(previous, fresh - (part == 0.5)))
         fresh -= part < math.sqrt(0.5)
-        if float(delta.abs().max()) * 2.0**-fresh <= 0.5:  # one or two values, all of which would be lost
+        if float(delta.abs().max()) * 2.0**-fresh <= 0.5:  # one or two values, which would all be lost
             fresh -= 1
         return max(_EXPONENTS[0], min(fresh, _EXPONENTS[1]))
 
@@ -183,7 +183,7 @@ class Lattice(IntegerCodec):
 
 
 def _write(codes: Codes) -> bytes:
-    """Write codes in the shortest of a few ways, compared on a sample if the tensor is large."""
+    """Write codes in the shortest of a few ways; for a large tensor, these are compared on a sample."""
     low, levels = int(codes.min()), int(codes.max() - codes.min()) + 1
     if levels > 256 or not -128 <= low <= 127:
         most = best = 0 if levels <= 1 << 16 else 15
@@ -205,10 +205,10 @@ def _opened(field: Tensor, count: int) -> tuple[NDArray[Any], int, int, int]:
     """Inflate ``count`` codes.
 
     Returns:
-        Packed numbers, the lowest code, and levels and codes per number; 0 levels for codes in separate numbers.
+        The packed numbers, the lowest code, and the levels and codes per number; 0 levels if each number is one code.
 
     Raises:
-        CodecError: If the field does not hold exactly ``count`` codes. No more than their bytes is inflated.
+        CodecError: If the field does not contain exactly ``count`` codes. Never more than their bytes are inflated.
     """
     data = field.numpy().tobytes()
     way, is_deflated = data[0] & ~_DEFLATED, bool(data[0] & _DEFLATED)
@@ -258,7 +258,8 @@ def _unpack(numbers: NDArray[np.uint8], levels: int, per_byte: int) -> Codes:
 
 
 def _deflate(data: bytes) -> bytes:
-    """Deflate with Huffman codes and runs only: codes have no other patterns, and searching takes time."""
+    """Deflate with only Huffman codes and runs, since codes have no other patterns and searching for them takes
+    time."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
     return packer.compress(data) + packer.flush()
 

@@ -53,13 +53,15 @@ _DEFAULT = "bfloat16"
 _PLAIN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _MAX_GROUP = 1 << 31
 _MAX_CANCELLED = 2.0**12
-"""Maximum ratio of the components' summed norms to the norm of the product. It is about ``sqrt(r)`` for independent
-components. At this limit the squared norm, a sum of Gram entries in float64, is still accurate to six digits."""
+"""Maximum ratio of the components' summed norms to the norm of the product. The ratio is about ``sqrt(r)`` for
+independent components. At this limit, the squared norm, a sum of Gram entries in float64, is still accurate to six
+digits."""
 _CHUNK = 1 << 22
 
 
 FACTOR_BITS = 1.75
-"""Default bits per factor element for ``factors: auto``: 8 times smaller than float16, including the file's header."""
+"""Default bits per factor element for ``factors: auto``, which makes files 8 times smaller than float16, header
+included."""
 
 
 class Lora(Codec):
@@ -88,7 +90,7 @@ class Lora(Codec):
         }
         scaling = params.get("scaling", 1.0)
         is_number = isinstance(scaling, int | float) and not isinstance(scaling, bool)
-        if not is_number or not abs(scaling) <= sys.float_info.max:  # an integer of any size; false for NaN
+        if not is_number or not abs(scaling) <= sys.float_info.max:  # False for NaN
             raise CodecError(f"scaling is {scaling!r}, not a finite number")
         factors, group = params.get("factors", _DEFAULT), params.get("factor_group_size")
         if not isinstance(factors, str):
@@ -112,7 +114,7 @@ class Lora(Codec):
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
-        """Choose parameters by the policy; with ``factors: auto``, plan ranks and bits that fit ``factor_bits``."""
+        """Choose parameters from the policy; with ``factors: auto``, plan ranks and bits that fit ``factor_bits``."""
         (rows, cols), rank = as_matrix(shape), int(words["lora_rank"])
         if rank * (rows + cols) >= rows * cols:
             raise Unsuited(f"factors of rank {rank} would not be smaller", "dense")
@@ -192,7 +194,8 @@ class Lora(Codec):
         return Encoded(params, payload)
 
     def factors(self, payload: Payload, shape: Shape, params: Params) -> tuple[Tensor, Tensor]:
-        """Return ``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` without scaling, float32 if stored so, else bfloat16."""
+        """Return ``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` without scaling, in float32 if stored so, otherwise in
+        bfloat16."""
         if not is_quantised(params):
             return payload["a"], payload["b"]
         (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
@@ -207,7 +210,7 @@ class Lora(Codec):
         return float(params.get("scaling", 1.0))
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """Scale ``b`` (or its scales and offsets), and so the product."""
+        """Scale the product by scaling ``b`` (or its scales and offsets)."""
         return scaled_fields(
             payload,
             factor,
@@ -225,7 +228,7 @@ class Lora(Codec):
         return rest if product == 1.0 else {**rest, "scaling": product}
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
-        """Multiply the factors in float64, independently of the order in which a BLAS adds.
+        """Multiply the factors in float64, independently of a BLAS's order of summation.
 
         Sums of products of bfloat16 numbers are exact unless their magnitudes differ by a factor of more than 2**30.
         Float32 factors are split into slices, so that their sums are exact too (``gym_quant.exact``).
@@ -256,7 +259,7 @@ class Lora(Codec):
         _check_cancelling(*factors)
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
-        """``|BA|_F = sqrt(sum((B'B) * (AA')))`` in float64, from two ``r x r`` Gram matrices."""
+        """Return ``|BA|_F = sqrt(sum((B'B) * (AA')))`` in float64, from two ``r x r`` Gram matrices."""
         factors = self.factors(payload, shape, params)
         if factors[0].dtype == torch.float32:
             grams = (gram(factors[0]) * gram(factors[1].T)).numpy()

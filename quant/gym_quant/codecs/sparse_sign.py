@@ -38,10 +38,10 @@ CHUNK = 4096
 """Weights per chunk, in the order of the flattened tensor; the last chunk may be shorter."""
 
 KEPT = 64
-"""Weights kept per chunk; of a shorter chunk the same share, rounded up."""
+"""Number of weights kept per chunk; in a shorter chunk, the same share is kept, rounded up."""
 
 _BLOCK = 256
-"""Chunks that are encoded together, which bounds memory."""
+"""Number of chunks that are encoded together, to bound memory."""
 
 _SHIFTS = torch.arange(0, 8, 2, dtype=torch.uint8)
 
@@ -53,10 +53,10 @@ class SparseSign(Codec):
 
     The kept weights of all chunks are stored in ascending order. Two indices within a chunk take three bytes, least
     significant bits first. Four codes take a byte: 1 for a positive weight, plus 2 for the second magnitude. The size
-    depends on the shape alone.
+    depends only on the shape.
 
-    Merges read decoded values. Rules that weigh whole updates work on them; one that decides each coordinate (a
-    median) would see mostly zeros, and a hub refuses it with this codec.
+    Merges read decoded values, which suits rules that weight whole updates. A coordinate-wise rule, such as a median,
+    would see mostly zeros, so a hub refuses it with this codec.
     """
 
     name = "sparse_sign"
@@ -138,7 +138,7 @@ class SparseSign(Codec):
 
 
 class ResidentSparse(Resident):
-    """A delta of kept weights in serving, packed as in the file."""
+    """A sparse delta in serving, packed as in the file."""
 
     form = "sparse"
 
@@ -176,14 +176,15 @@ def _largest(magnitudes: Numbers, num_kept: int) -> Numbers:
 
 
 def _two_magnitudes(magnitudes: Numbers) -> Tensor:
-    """Return the means ``[chunks, 2]`` bfloat16 of the smaller and larger magnitudes, split with the least error.
+    """Return the means ``[chunks, 2]`` bfloat16 of the smaller and the larger magnitudes, at the split with the least
+    error.
 
     If some are zero, the first magnitude is 0 and the second the mean of the larger.
     """
     ordered = np.sort(magnitudes, axis=1).astype(np.float64)
     number = np.arange(1, ordered.shape[1] + 1)
     sums = ordered.cumsum(axis=1)
-    total, rest = sums[:, -1:], np.maximum(number[::-1] - 1, 1)  # the last split has nothing above it
+    total, rest = sums[:, -1:], np.maximum(number[::-1] - 1, 1)  # the last split has no magnitude above it
     below = np.where(ordered[:, :1] > 0.0, sums, 0.0)
     at = (below**2 / number + (total - sums) ** 2 / rest).argmax(axis=1)[:, None]
     low = np.take_along_axis(below, at, 1) / number[at]
@@ -220,7 +221,7 @@ def _chunks_of(rows: Tensor, num_rows: int, cols: int) -> tuple[Tensor, Tensor]:
 
 
 def _entries(payload: Payload, count: int, chunks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the kept weights of the given chunks laid end to end: position (int64) and value (float32)."""
+    """Return the kept weights of the given chunks, laid end to end: positions (int64) and values (float32)."""
     digits = (
         _by_chunk(payload["codes"], count, KEPT // 4, chunks)[..., None] >> _SHIFTS.to(chunks.device)
     ) & 3

@@ -24,7 +24,7 @@ class Ternary(LevelCodec):
     """
 
     name = "ternary"
-    bits = 2  # in memory; packed, a byte holds five
+    bits = 2  # in memory; packed, a byte contains five
     coarse = True
     compact = ({"group_size": ROW},)
 

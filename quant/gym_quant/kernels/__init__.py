@@ -3,7 +3,7 @@
 Each function here has a torch reference (``reference``) and native code for AVX-512, AVX2 and plain C++ (``native``).
 ``path()`` returns the path in use; ``using(...)`` and the environment variable ``GYM_KERNELS`` choose another. Results
 do not depend on the path or the number of threads: integers, bits, encoded scales and decoded values are bit-identical,
-and so are the native paths of ``signed_matmul``, whose exact torch reference adds in another order (see there).
+and so are the native paths of ``signed_matmul``, whose exact torch reference adds in a different order (see there).
 """
 
 from gym_quant.kernels.attention import BLOCK_TOKENS, KV_DTYPES, PagedLayer, PagedSpans, attend

@@ -1,9 +1,9 @@
-"""Attention of packed tokens over a paged KV cache, each request over its own blocks.
+"""Compute attention of packed tokens over a paged KV cache; each request attends to its own blocks.
 
 A layer's cache consists of blocks of 16 tokens (``PagedLayer``). A request's block table lists the blocks of its tokens
 in order (``PagedSpans``, built once for all layers of a step). Values are float32, bfloat16, or int8 with a scale per
-token and head; sums are float32. A row's result depends on its own request alone, whatever the path, the number of
-threads and the split of a prompt into chunks: each sum has one order, from the first token on.
+token and head; sums are float32. A row's result depends only on its own request, not on the path, the number of threads
+or the split of a prompt into chunks: each sum has a fixed order, from the first token on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from gym_quant.kernels.attention_reference import BLOCK_TOKENS, KV_DTYPES, Paged
 __all__ = ["BLOCK_TOKENS", "KV_DTYPES", "PagedLayer", "PagedSpans", "attend"]
 
 Span = tuple[int, int, int, "array[int]"]
-"""First row, row after the last, tokens in the cache before them, and the block table (``array("i")``)."""
+"""A request's first row, row after the last, number of earlier tokens in the cache, and block table
+(``array("i")``)."""
 
 
 class PagedSpans:

@@ -1,4 +1,4 @@
-"""KV cache blocks as tensors, with torch attention over them: the reference, and the path for other devices."""
+"""KV cache blocks as tensors, and attention over them in torch: the reference, and the path for other devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 127
 class PagedLayer:
     """The KV cache blocks of one layer in one byte tensor, read by native code and torch alike.
 
-    A block has a part for each key head: keys ``[dim, 16]``, values ``[16, width]`` (``width`` is ``value_dim`` rounded
+    A block has one part per key head: keys ``[dim, 16]``, values ``[16, width]`` (``width`` is ``value_dim`` rounded
     up to 16) and, for int8, the float32 scales of 16 keys and 16 values.
 
     Args:

@@ -1,10 +1,10 @@
-"""Small operators of a decoder layer: residual and RMS norm, norm and rotation of heads, gated activation.
+"""The small operators of a decoder layer: residual and RMS norm, norm and rotation of heads, and gated activation.
 
-``operators()`` selects the implementation once for the many calls of a step. A row's result depends on that row alone,
-whatever the path and number of threads. Native paths agree to the last bit; they and the torch reference are within
+``operators()`` selects the implementation once for the many calls of a step. A row's result depends only on that row,
+and not on the number of threads. Native paths agree to the last bit; native paths and the torch reference are within
 2e-6 of the float64 result, relative to the row's largest value (tested).
 
-NaN and infinities stay in their row. ``exp`` is constant beyond 88, where ``silu`` has long reached its limit.
+NaN and infinities stay in their row. ``exp`` is constant beyond 88, where ``silu`` has reached its limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Choose the kernel path: this processor's best instruction set, or the user's choice."""
+"""Choose the kernel path: the best instruction set of this processor, or the user's choice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _forced: ContextVar[str | None] = ContextVar("gym_kernels_path", default=None)
 
 
 def available() -> tuple[str, ...]:
-    """Return this machine's paths, fastest first; ``torch`` is always one."""
+    """Return the paths of this machine, fastest first; ``torch`` is always included."""
     return _paths(native.features())
 
 

@@ -3,8 +3,8 @@
     terms = FactorTerms([FactorMatrix(rows, column, {0: (a, b)})], variants=1, cols=576)
     terms.add(x, index, y)                         # y[n, column:] += (x[n] @ a.T) @ b where index[n] is 0
 
-Native paths agree to the last bit, and a row's result does not depend on the rest of the batch. Sums are float32,
-whatever the factors' dtype. Native code and torch reference differ by less than 2e-6 of the sums of absolute products
+Native paths agree to the last bit, and a row's result does not depend on the rest of the batch. Sums are float32 for
+any dtype of the factors. Native code and torch reference differ by less than 2e-6 of the sums of absolute products
 (tested).
 """
 

@@ -1,4 +1,4 @@
-"""Levels as planes of signs, so that ternary, 2-bit and 4-bit deltas use the lookup tables of sign deltas.
+"""Represent levels as planes of signs, so that ternary, 2-bit and 4-bit deltas use the lookup tables of sign deltas.
 
 Evenly spaced levels are sums of signs: code ``c`` of ``2**n`` is ``(sum of 2**k * sign of its bit k + 2**n - 1) / 2``.
 For another number of levels (ternary), plane ``k`` tells whether the code is above ``k``, and all planes count equally.
@@ -39,7 +39,7 @@ class LevelPlanes:
 
     @classmethod
     def of(cls, coefficients: Sequence[Sequence[float]]) -> LevelPlanes | None:
-        """Build from the factors of scale and offset for every code; None if planes cannot express them."""
+        """Build the planes from the factors of scale and offset for every code; None if planes cannot express them."""
         first, *others = coefficients
         levels, step = len(first), first[1] - first[0]
         power = levels & (levels - 1) == 0
@@ -94,7 +94,7 @@ class ResidentTiles(Resident):
         return self._largest
 
     def check_kernel(self, kernel: str) -> None:
-        """Refuse exact products, which support one plane only.
+        """Refuse exact products, which support only one plane.
 
         Raises:
             CodecError: For ``exact``.

@@ -1,6 +1,6 @@
-"""Multiply with the packed weights of a base model (``gym_quant.linear``): native tiles, or torch.
+"""Multiply with the packed weights of a base model (``gym_quant.linear``), with native tiles or torch.
 
-``csrc/linear.h`` describes the layout of the tiles. Native paths and reference give int8 and int4 the same bits.
+``csrc/linear.h`` describes the layout of the tiles. For int8 and int4, native paths and reference return the same bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gym_quant.kernels.linear_reference import TILE
 
 _KERNELS = {-1: "none", 0: "scalar", 1: "avx2", 2: "avx512", 3: "avx512 vnni", 4: "avx512 bfloat16"}
 _HELD = 1 << 19
-"""Products of up to this many weights and rows keep the GIL: they take less than 50 microseconds."""
+"""Products of up to this many weights and rows keep the GIL, since they take less than 50 microseconds."""
 
 
 class _LinearFields(ctypes.Structure):
@@ -46,7 +46,7 @@ class LinearTiles:
         self.code, self.tiles, self.cols, self.group, self.unit = code, tiles, cols, group, unit
         self._native = _LinearFields(code, unit, rows, cols, group, tiles.data_ptr())
         self.address = ctypes.addressof(self._native)
-        """Address for native code, valid while this object lives."""
+        """The address for native code, valid while this object lives."""
         self._held_rows = _HELD // max(1, rows * cols)
 
     def multiply(self, x: Tensor, y: Tensor, many: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Torch reference of packed base weights, bit-identical to native code for int8 and int4."""
+"""The torch reference for packed base weights, bit-identical to native code for int8 and int4."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 BFLOAT16, INT8, INT4 = range(3)
-"""Formats by their numbers in native code."""
+"""The formats, by their numbers in native code."""
 
 TILE = 32
-"""Outputs of a tile."""
+"""Number of outputs of a tile."""
 TOP, LEAST = 32512.0, 1e-30
-"""The largest rounded activation; groups of activations below ``LEAST`` in size are zero."""
+"""The largest rounded activation; groups whose activations are below ``LEAST`` in magnitude count as zero."""
 SHARES8 = (0.96, 0.97, 0.98, 0.99, 1.01, 1.02)
 SHARES4 = (1.0, 0.94, 0.88, 0.82, 0.76)
 FITS = 2
 _BLOCK = 1 << 20
-"""Weights that are unpacked at a time."""
+"""Number of weights that are unpacked at a time."""
 
 
 def dtype_of(code: int) -> torch.dtype:
@@ -102,7 +102,7 @@ def decode(code: int, tiles: Tensor, group: int, unit: float) -> Tensor:
 
 
 def _by_groups(code: int, tiles: Tensor, group: int, codes: Tensor, steps: Tensor, sums: Tensor) -> Tensor:
-    """Sum by groups: integers below 2^24 from either byte, exact in float32 in any order."""
+    """Sum by groups: integers below 2^24 from either byte, which float32 adds exactly in any order."""
     weights, fields = _unpacked(code, tiles, group)
     if code == INT8:
         weights = weights - 128
@@ -231,6 +231,6 @@ def _up_signed(x: Tensor) -> Tensor:
     """Round ``x`` up to float16, as float32."""
     half = x.half()
     bits = half.view(torch.int16)
-    # the next above a negative number has a smaller magnitude
+    # the next number above a negative one has a smaller magnitude
     next_up = torch.where(x > 0, bits + 1, bits - 1).view(torch.float16)
     return torch.where(half.float() < x, next_up, half).float()

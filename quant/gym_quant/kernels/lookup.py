@@ -1,4 +1,4 @@
-"""Lookup tables of a layer's inputs, computed once and used by every delta with that input."""
+"""Lookup tables of a layer's inputs, computed once and used for every delta with the same input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_quant.kernels import native_tiles
 from gym_quant.resident import IndexArray
 
 MODES = ("exact", "lookup", "lookup16")
-"""Precision of products with signs: float32, or sums of four inputs rounded to 8 or 16 bits."""
+"""Precisions of products with signs: float32, or sums of four inputs rounded to 8 or 16 bits."""
 
 
 @dataclass(frozen=True, eq=False)

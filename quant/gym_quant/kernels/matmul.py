@@ -25,8 +25,8 @@ def signed_matmul(
     ``lookup`` rounds sums of four activations to 8 bits, with a step for every 1,024 activations: the error is about 1%
     of the term's L2 norm for normal activations, and at most half a step per sum of four. ``lookup16`` rounds them to
     16 bits: 3e-5. Rows that share a variant read its bits once. Work is split over ``torch.get_num_threads()`` threads
-    by outputs. Results depend on neither their number nor the native path; those of look-up do not depend on the path
-    at all. Groups that do not begin at whole bytes are computed exactly, by the reference.
+    by outputs. Results do not depend on their number or the native path; those of look-up do not depend on the path at
+    all. Groups that do not begin at whole bytes are computed exactly, by the reference.
 
     Args:
         x: ``[batch, in]`` activations; converted to float32.

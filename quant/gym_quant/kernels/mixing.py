@@ -1,7 +1,7 @@
-"""Robust merging on packed signs: distances, votes, inner products, weighted sums, and trimmed means of combinations.
+"""Merge packed signs robustly: distances, votes, inner products, weighted sums, and trimmed means of combinations.
 
-The rows are whole tensors, one per contributor, in any memory (such as mapped files). Native code reads each once, in
-blocks of all rows that fit the L2 cache.
+The rows are whole tensors, one per contributor, in any memory (such as mapped files). Native code reads each row once,
+in blocks of all rows that fit into the L2 cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def sign_products(
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8, padding bits zero (``gym_quant.packing``).
         scales: ``n`` times ``[1]``, or ``[rows, ceil(cols / group_size)]``; float32 or shorter.
         cols: Columns of the matrix.
-        group_size: Columns that share a scale; ``None`` for one scale a tensor.
+        group_size: Columns that share a scale; ``None`` for one scale per tensor.
 
     Returns:
         ``[n, n]`` float64, symmetric.
@@ -121,9 +121,9 @@ def signed_trimmed(
     trimmed mean, and ``trim = (m - 1) // 2`` the median. ``unit`` must include ``1 / (m - 2 trim)``.
 
     If the magnitudes of every row of ``mixing`` sum to at most 32,767, native code computes in 16 bits; otherwise in
-    32, half as fast. So 26 neighbours may have weights of 10 bits (up to 1,260). A row costs one addition per weight,
-    or per difference from its columns' usual weights if those are fewer; equal rows cost once. Up to 64 rows are
-    sorted by a network in registers; more are trimmed by counting, two to four times slower.
+    32, half as fast. For example, 26 neighbours may have weights of 10 bits (up to 1,260). A row costs one addition per
+    weight, or per difference from its columns' usual weights if those are fewer; equal rows cost once. Up to 64 rows
+    are sorted by a network in registers; more are trimmed by counting, two to four times slower.
 
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
@@ -231,7 +231,7 @@ def votes(packed: Tensor, weights: Tensor | None = None) -> Tensor:
         ``[8 * bytes]`` int32, least significant bit of a byte first.
 
     Raises:
-        CodecError: For weights of another shape or dtype, and sums that could overflow.
+        CodecError: For weights of a different shape or dtype, and sums that could overflow.
     """
     rows = _packed_rows(packed)
     if weights is not None:

@@ -1,4 +1,4 @@
-"""Torch reference of ``mixing``: integer arithmetic on signs, unpacked in pieces."""
+"""The torch reference of ``mixing``: integer arithmetic on signs, which are unpacked in blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_PIECE = 1 << 22  # signs, or mixed values, that are unpacked at once
+_PIECE = 1 << 22  # number of signs or mixed values that are unpacked at once
 
 Array = np.ndarray[Any, Any]
 
@@ -31,9 +31,9 @@ def sign_products(bits: Sequence[Tensor], scales: Sequence[Tensor], cols: int, g
                 totals[i] += (lengths - 2 * differ).sum(axis=(1, 2))
                 continue
             terms = (factors[i, part] * factors[:, part]) * (lengths - 2 * differ)
-            # cumsum adds one after another, which sum does not
+            # unlike sum, cumsum adds in order
             totals[i] = np.cumsum(np.hstack([totals[i][:, None], terms.reshape(n, -1)]), axis=1)[:, -1]
-    if group is None:  # sums of whole numbers so far, exact
+    if group is None:  # sums of integers up to here, so exact
         totals *= factors[:, 0][:, None] * factors[:, 0][None, :]
     return torch.from_numpy(totals)
 

@@ -1,4 +1,4 @@
-"""ctypes bindings of the native extension, which release the GIL.
+"""ctypes bindings for the native extension, which release the GIL.
 
 Callers (the other modules of this package) check shapes and dtypes; tensors here are contiguous and on the CPU.
 """
@@ -72,7 +72,7 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """Load the library, or return the reason for its absence."""
+    """Load the library, or return why it is missing."""
     try:
         module = importlib.import_module("gym_quant.kernels._native")
         library = ctypes.CDLL(str(module.__file__))
@@ -102,7 +102,7 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def library_holding_lock() -> ctypes.PyDLL:
-    """Return the library, loaded so that its calls keep the GIL: for calls that take microseconds."""
+    """Return the library, loaded so that its calls keep the GIL, for calls that take microseconds."""
     held = ctypes.PyDLL(library()._name)
     for name, arguments in _SIGNATURES.items():
         function = getattr(held, name)
@@ -112,7 +112,7 @@ def library_holding_lock() -> ctypes.PyDLL:
 
 
 def absence() -> str:
-    """Return why there is no native code; empty if there is."""
+    """Return why native code is missing; empty if it is present."""
     return _load()[1]
 
 

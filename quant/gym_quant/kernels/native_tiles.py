@@ -1,4 +1,4 @@
-"""ctypes bindings to multiply and decode deltas in tiles (``kernels.tiles``).
+"""ctypes bindings that multiply and decode deltas in tiles (``kernels.tiles``).
 
 As in ``native``, callers check shapes and dtypes.
 """
@@ -47,7 +47,7 @@ class Deltas:
         column: int = 0,
         place: np.ndarray[Any, Any] | None = None,
     ) -> None:
-        # array, since numpy takes three times as long to create it and return its address.
+        # an array, since numpy takes three times as long to create one and return its address
         columns = tuple(zip(*(delta[:3] for delta in deltas), strict=True))
         self._addresses = array("Q", chain.from_iterable(columns))
         self._numbers = array("q", chain.from_iterable(delta[3:] for delta in deltas))
@@ -66,17 +66,17 @@ class Deltas:
 
 
 class Matrices:
-    """Matrices multiplied with one input by one call, side by side in ``y``."""
+    """Matrices that one call multiplies with the same input, side by side in ``y``."""
 
     def __init__(self, matrices: Sequence[Deltas]) -> None:
         self._kept = tuple(matrices)
         self._words = array("q", chain.from_iterable(deltas.words for deltas in matrices))
         self.arguments = (len(matrices), self._words.buffer_info()[0])
-        """Number of the matrices, and the address of their words."""
+        """The number of matrices, and the address of their descriptors."""
 
 
 def add_exactly(path: str, x: Tensor, index: Index, y: Tensor, matrices: Matrices) -> None:
-    """``y[b] += delta @ x[b]`` in float32; ``y`` ``[batch, columns]`` may have any row stride."""
+    """Compute ``y[b] += delta @ x[b]`` in float32; ``y`` ``[batch, columns]`` may have any row stride."""
     batch, cols = x.shape
     target = (index.ctypes.data, y.data_ptr(), y.stride(0))
     native.call("gq_exact_add", path, x.data_ptr(), batch, cols, *target, *matrices.arguments)
@@ -106,7 +106,7 @@ def add_by_lookup(
     """Multiply by tables of 8 or, if ``wide``, 16 bits: the given ones, or tables built for this call.
 
     Returns:
-        False if the tables lack a row that ``index`` names; ``y`` is then unchanged.
+        False if the tables lack a row that ``index`` requires; ``y`` is then unchanged.
     """
     batch, cols = x.shape
     given = (None, None, None) if tables is None else tuple(t.data_ptr() for t in tables)

@@ -1,7 +1,7 @@
 """Merge kernels over contributors' float updates: trimmed means, medians, combinations and inner products.
 
 Updates are ``[n, d]`` float32 on the CPU, one row per contributor. Results do not depend on the path or the number of
-threads; sums in order of value do not depend on the order of contributors either. Blocks of coordinates can be passed
+threads; sums in order of value also do not depend on the order of contributors. Blocks of coordinates can be passed
 one after another, each with its slice of ``out``. Rows a large power of two of bytes apart compete for the same cache
 lines, so use an odd block width.
 
@@ -53,7 +53,7 @@ def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tens
     Args:
         updates: ``[n, d]`` float32.
         weights: ``[n]`` float64; where the kept ones sum to zero, the result is not finite.
-        trim: Number of values, whatever their weight, from 0 to ``(n - 1) // 2``.
+        trim: Number of values, regardless of their weights, from 0 to ``(n - 1) // 2``.
         out: ``[d]`` float32 to write into.
 
     Returns:
@@ -184,9 +184,9 @@ def linear_combinations(updates: Tensor, matrix: Tensor, out: Tensor | None = No
 def products(updates: Tensor, out: Tensor | None = None) -> Tensor:
     """Compute the inner products of all pairs of rows, within ``8e-7 * |x_i| |x_j|``.
 
-    Native paths multiply in float32, and add blocks of 256 coordinates in float32 and these in float64, in an order
-    that depends only on ``n`` and ``d``, so they agree to the last bit for any number of threads. The torch reference
-    computes in float64 and differs within that bound.
+    Native paths multiply in float32, add blocks of 256 coordinates in float32, and add the blocks in float64, in an
+    order that depends only on ``n`` and ``d``, so they agree to the last bit for any number of threads. The torch
+    reference computes in float64 and differs within that bound.
 
     Args:
         updates: ``[n, d]`` float32.

@@ -1,4 +1,4 @@
-"""Torch reference of ``order``, bit-identical, in blocks of coordinates."""
+"""The torch reference of ``order``, bit-identical, in blocks of coordinates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def trimmed_mean(updates: Tensor, trim: int, out: Tensor) -> None:
 
 
 def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tensor) -> None:
-    """Sort stably, so that ties, among them 0.0 and -0.0, are ordered by row."""
+    """Sort stably, so that ties, including 0.0 and -0.0, are ordered by row."""
     n = updates.shape[0]
     for part in _parts(updates):
         rows, order = torch.sort(updates[:, part], dim=0, stable=True)

@@ -1,8 +1,9 @@
 """A program of native calls for a decoder step, built once and run with one call per step.
 
-For a few rows, a call takes microseconds, and so does the Python between two calls. A program makes the same calls with
-the same arguments, so its results are bit-identical. Arguments that change between steps are named slots. Tensors are
-float32 on the CPU, contiguous except for an output's rows, and must not move. Nothing is checked or kept alive.
+For a few rows, a call takes microseconds, as does the Python code between two calls. A program makes the same calls
+with the same arguments, so its results are bit-identical. Arguments that change between steps are named slots. Tensors
+are float32 on the CPU, contiguous except for the rows of outputs, and must not move. A program does not check arguments
+or keep tensors alive.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gym_quant.kernels.attention import PagedLayer
 from gym_quant.kernels.decode import NormWeight
 
 Word = int | float | str | Tensor | None
-"""Argument of a call: a number, a slot's name, or a tensor for its address."""
+"""An argument of a call: a number, the name of a slot, or a tensor, whose address is passed."""
 
 _ADD_NORM, _MULTIPLY, _ADD_BIAS, _ROTATE, _ATTEND, _GATE, _ADD_LOOKUP, _ADD_FACTORS = range(8)
 

@@ -14,7 +14,7 @@ _LANES = 16
 _CHUNK_ROWS_ELEMENTS = 1 << 22
 _BLOCK_BYTES = 128
 _LEAST = np.float32(1e-30)
-"""A block whose largest sum is smaller counts as zero: its factor would overflow."""
+"""Minimum of the largest sum of a block; below it, the block counts as zero, since its factor would overflow."""
 
 Array = np.ndarray[Any, Any]
 
@@ -25,7 +25,7 @@ def pack(matrix: Tensor) -> Tensor:
 
 
 def difference(tuned: Tensor, base: Tensor | None, residual: Tensor | None) -> Tensor:
-    """``tuned - base + residual`` in float32, in that order."""
+    """Compute ``tuned - base + residual`` in float32, in this order."""
     delta = tuned.to(torch.float32)
     if base is not None:
         delta = delta - base.to(torch.float32)
@@ -72,7 +72,7 @@ def spread(scales: Tensor, cols: int, group: int | None) -> Tensor:
 
 
 def hamming(packed: Tensor) -> Tensor:
-    """Compute Hamming distances, ``[n, bytes]`` to ``[n, n]`` int64: one row against all, in pieces."""
+    """Compute Hamming distances, ``[n, bytes]`` to ``[n, n]`` int64, of one row and all others at a time."""
     rows = packed.numpy()
     n, width = rows.shape
     out = np.zeros((n, n), dtype=np.int64)
@@ -99,7 +99,7 @@ def majority(packed: Tensor) -> Tensor:
 
 
 def exact_matmul(x: Tensor, y: Tensor, bits: Tensor, scales: Tensor, group: int | None) -> None:
-    """``y += x @ (scale * sign)^T`` for rows of one variant: decode, then torch's matmul."""
+    """Compute ``y += x @ (scale * sign)^T`` for rows of one variant, by decoding and torch's matmul."""
     dense = signs(bits, x.shape[1]).mul_(spread(scales, x.shape[1], group))
     y.add_(x @ dense.T)
 
@@ -111,8 +111,8 @@ class Operands:
     Attributes:
         bits: ``[planes, out, ceil(in / 8)]`` uint8.
         scales: ``[out, groups]`` float32.
-        offsets: The same, or None.
-        group: Bytes of a row with one scale.
+        offsets: ``[out, groups]`` float32, or None.
+        group: Bytes of a row that share a scale.
         shifts: Shifts of the planes.
         zero: A whole number.
     """
@@ -128,8 +128,8 @@ class Operands:
 def lookup_matmul(x: Tensor, y: Tensor, delta: Operands, wide: bool) -> None:
     """Compute ``exact_matmul`` with sums of four inputs rounded to 8 or (wide) 16 bits, with native arithmetic.
 
-    Every block of 1,024 inputs has a step, whatever the groups. Whole numbers are added exactly, then scaled sums in
-    float32. A row of ``x`` that is not finite makes its row of ``y`` NaN.
+    Every block of 1,024 inputs has its own step, regardless of the groups. Integers are added exactly; their scaled
+    sums are added in float32. A row of ``x`` that is not finite makes its row of ``y`` NaN.
     """
     bits, zero = delta.bits, delta.zero
     planes, rows, width = bits.shape

@@ -1,4 +1,4 @@
-"""Sign deltas kept in memory for repeated products, checked once instead of at every call."""
+"""Sign deltas that are kept in memory for repeated products, and checked once instead of at every call."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SHIFTS = (0, 1, 2, 3, 4, 5, 6, 7)
 
 @dataclass(frozen=True, eq=False)
 class ResidentSigns(Resident):
-    """One layer of one variant, in this machine's layout for products; never a view of a file.
+    """A layer of a variant, in this machine's layout for products; never a view of a file.
 
     Attributes:
         rows: ``out``.
         cols: ``in``.
-        group_size: Inputs that share a scale; ``None`` for one scale a tensor or a row.
+        group_size: Inputs that share a scale; ``None`` for one scale per tensor or row.
         tiled: Tiles for native code.
         matrix: Used instead of ``tiled`` on CUDA, without native code, or if groups begin within a byte.
     """
@@ -123,7 +123,8 @@ class ResidentSigns(Resident):
 
 
 class Multiplied(Protocol):
-    """The interface that ``SignBatch`` accepts: ``ResidentSigns``, or levels as planes of signs (``level_tiles``)."""
+    """The interface that ``SignBatch`` accepts, of ``ResidentSigns`` and of levels as planes of signs
+    (``level_tiles``)."""
 
     @property
     def rows(self) -> int: ...

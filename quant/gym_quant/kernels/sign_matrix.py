@@ -1,4 +1,4 @@
-"""One layer of a variant for the kernels: one bit per weight, with scales."""
+"""A layer of a variant for the kernels: one bit per weight, with scales."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from gym_quant.kernels.tiles import Tiled
 
 @dataclass(frozen=True, eq=False)
 class SignMatrix:
-    """One layer of one variant: signs and scales of a delta ``[out, in]``.
+    """A layer of a variant: the signs and scales of a delta ``[out, in]``.
 
-    Native code reads the bits in tiles of 64 outputs, which are copied at first use and kept: the same size again.
+    Native code reads the bits in tiles of 64 outputs. This copy is made on first use and kept, which doubles the
+    memory.
 
     Args:
         bits: ``[out, ceil(in / 8)]`` uint8, from ``encode_signs``.
         scales: ``[1]``, ``[out, 1]`` or ``[out, ceil(in / group_size)]`` float32.
         cols: ``in``.
-        group_size: Inputs that share a scale; ``None`` for one scale a tensor or a row.
+        group_size: Inputs that share a scale; ``None`` for one scale per tensor or row.
 
     Raises:
         CodecError: For shapes and dtypes that do not fit each other.
@@ -66,7 +67,7 @@ class SignMatrix:
 
     @cached_property
     def tiled(self) -> Tiled:
-        """``tiles``, cached with the matrix."""
+        """The result of ``tiles``, cached with the matrix."""
         return self.tiles()
 
     def tiles(self) -> Tiled:

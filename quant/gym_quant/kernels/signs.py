@@ -40,7 +40,7 @@ def encode_signs(
 ) -> tuple[Tensor, Tensor]:
     """Encode signs and mean magnitudes of ``tuned - base + residual`` in one pass over memory.
 
-    A group's magnitudes are summed in float64 in 16 lanes, whatever the path and number of threads, so that scales
+    A group's magnitudes are summed in float64 in 16 lanes on every path and for any number of threads, so that scales
     agree to the last bit.
 
     Args:
@@ -124,7 +124,7 @@ def decode_signs(
 def _scales(sums: reference.Array, rows: int, cols: int, group: int | None) -> Tensor:
     """Compute means from sums of magnitudes ``[rows, groups]`` float64."""
     if group is None:
-        total = np.cumsum(sums[:, 0])[-1]  # row after row: one order everywhere
+        total = np.cumsum(sums[:, 0])[-1]  # row by row, for the same order everywhere
         return torch.tensor([total / (rows * cols)], dtype=torch.float32)
     counts = np.full(sums.shape[1], float(group))
     counts[-1] = cols - group * (sums.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""A delta's bits in tiles of 64 outputs, the layout of every native product."""
+"""The bits of a delta in tiles of 64 outputs, the layout of all native products."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tiled:
     Attributes:
         bits: ``[tiles, units, planes, 64, 4]`` uint8: a unit is 4 bytes of a row, 32 inputs.
         scales: ``[tiles, groups, 64]`` float32.
-        offsets: The same, or None.
+        offsets: ``[tiles, groups, 64]`` float32, or None.
         rows: ``out``.
         cols: ``in``.
         group: Bytes of a row that share a scale.
@@ -88,7 +88,7 @@ class Tiled:
         row_numbers = rows.to(torch.int64).contiguous().numpy()
         out = torch.empty(len(row_numbers), self.cols)
         chosen = dispatch.path()
-        path = "scalar" if chosen == "torch" else chosen  # the same bits; the layout has no reference
+        path = "scalar" if chosen == "torch" else chosen  # same bits; it has no reference
         none = np.zeros(len(row_numbers), dtype=np.int64)
         native_tiles.decode_tiles(
             path, native_tiles.Deltas(self.rows, [self.address]), none, row_numbers, out, False

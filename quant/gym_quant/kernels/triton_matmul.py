@@ -1,7 +1,7 @@
-"""``signed_matmul`` on CUDA in Triton. Tested in Triton's interpreter on a CPU; not yet run on a GPU.
+"""``signed_matmul`` on CUDA in Triton. Tested in Triton's interpreter on a CPU; not run on a GPU yet.
 
 It is imported only when ``signed_matmul`` gets CUDA tensors. Triton comes with torch's CUDA builds on Linux. The only
-mode is float32 activations and sums; ``lookup`` is for processors without wide multipliers. With
+mode uses float32 activations and sums; ``lookup`` is for processors without wide multipliers. With
 ``TRITON_INTERPRET=1`` in the environment before Triton is imported, the kernel runs on CPU tensors, slowly.
 """
 
@@ -25,7 +25,7 @@ _MISSING = ""
 try:
     triton = importlib.import_module("triton")
     tl = importlib.import_module("triton.language")
-except ImportError as error:  # reported to the caller below, by name
+except ImportError as error:  # reported to the caller below, with the module's name
     _MISSING = str(error)
 
 _BLOCK_OUT, _BLOCK_BYTES = 64, 32
@@ -44,7 +44,7 @@ def signed_matmul_cuda(
         mode: ``exact``.
 
     Raises:
-        CodecError: Without Triton, for tensors elsewhere than on one CUDA device (under Triton's interpreter: on one
+        CodecError: Without Triton, for tensors that are not all on one CUDA device (under Triton's interpreter: on one
             device), and for ``lookup``.
     """
     if triton is None:
@@ -108,11 +108,11 @@ def _signed_rows(
     BLOCK_OUT: tl.constexpr,
     BLOCK_BYTES: tl.constexpr,
 ) -> None:
-    """One program computes ``BLOCK_OUT`` outputs of one row. A byte of bits is read once for eight inputs."""
+    """A program computes ``BLOCK_OUT`` outputs of one row. A byte of bits is read once for eight inputs."""
     o = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = tl.load(rows_at + tl.program_id(1))
     inside = o < out
-    # 64-bit: a large model's layer has more than 2^31 weights.
+    # 64-bit, since a layer of a large model has more than 2^31 weights
     bits_row = bits_at + o.to(tl.int64)[:, None] * width
     scales_row = scales_at + o.to(tl.int64)[:, None] * groups
     total = tl.zeros((BLOCK_OUT,), dtype=tl.float32)
@@ -135,5 +135,6 @@ def _signed_rows(
 
 @functools.cache
 def _kernel() -> Any:
-    """The kernel, compiled at its first launch. Decorating needs Triton; importing this module does not."""
+    """Return the kernel, which is compiled at its first launch. This requires Triton; importing this module does
+    not."""
     return triton.jit(_signed_rows)

@@ -1,9 +1,10 @@
-"""Sign deltas in slots, multiplied on CUDA by one Triton kernel that reads each row's slot on the device.
+"""Multiply sign deltas in slots on CUDA, with one Triton kernel that reads each row's slot on the device.
 
 For engines with CUDA graphs: buffers are static, nothing is read on the host, and a launch depends only on shapes. A
-program computes ``BLOCK_ROWS`` rows times ``BLOCK_OUT`` outputs. It visits only the slots that its rows use, so a
-prompt's tokens read their delta's bits once, and rows of eight variants read eight. Rows with slot -1 add nothing; a
-program with only such rows returns at once. Tested in Triton's interpreter on a CPU; not yet run on a GPU.
+program computes ``BLOCK_ROWS`` rows times ``BLOCK_OUT`` outputs. It visits only the slots that its rows use, so the
+tokens of a prompt read the bits of their delta once, and rows of eight variants read eight deltas. Rows with slot -1
+add nothing; a program with only such rows returns at once. Tested in Triton's interpreter on a CPU; not run on a GPU
+yet.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gym_quant.errors import CodecError
 from gym_quant.kernels.triton_matmul import interpreted, tl, triton
 
 _BLOCK_ROWS, _BLOCK_OUT, _BLOCK_BYTES = 16, 64, 32
-"""Sixteen rows, outputs and inputs are the least that tensor cores multiply."""
+"""Block sizes; sixteen rows, outputs and inputs are the minimum for tensor cores."""
 
 
 def add_signed_slots(x: Tensor, bits: Tensor, scales: Tensor, slots: Tensor, y: Tensor) -> None:
@@ -34,7 +35,7 @@ def add_signed_slots(x: Tensor, bits: Tensor, scales: Tensor, slots: Tensor, y: 
         y: ``[rows, out]`` of any float dtype, changed in place; its columns are contiguous, its rows may be strided.
 
     Raises:
-        CodecError: Without Triton, for tensors elsewhere than on one CUDA device (under Triton's interpreter: on one
+        CodecError: Without Triton, for tensors that are not all on one CUDA device (under Triton's interpreter: on one
             device), and for shapes that do not fit.
     """
     if triton is None:
@@ -101,14 +102,14 @@ def _add_by_slot(
     BLOCK_BYTES: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
-    """One program adds the terms of ``BLOCK_ROWS`` rows to ``BLOCK_OUT`` outputs."""
+    """A program adds the terms of ``BLOCK_ROWS`` rows to ``BLOCK_OUT`` outputs."""
     o = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     r = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     in_out, in_rows = o < out, r < num_rows
     slot_of = tl.load(slots_at + r, mask=in_rows, other=-1)
     if tl.max(slot_of, axis=0) < 0:
         return
-    # 64-bit offsets: a large layer's slots have more than 2^31 bytes.
+    # 64-bit offsets, since the slots of a large layer have more than 2^31 bytes
     x_rows = x_at + r.to(tl.int64)[:, None] * cols
     total = tl.zeros((BLOCK_ROWS, BLOCK_OUT), dtype=tl.float32)
     for slot in range(NUM_SLOTS):
@@ -138,5 +139,6 @@ def _add_by_slot(
 
 @functools.cache
 def _kernel() -> Any:
-    """The kernel, compiled at its first launch. Decorating needs Triton; importing this module does not."""
+    """Return the kernel, which is compiled at its first launch. This requires Triton; importing this module does
+    not."""
     return triton.jit(_add_by_slot)

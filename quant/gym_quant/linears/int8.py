@@ -9,7 +9,7 @@ from gym_quant.tiled_linear import TiledLinear
 class Int8Linear(TiledLinear):
     """Symmetric, 8.5 bits per weight in groups of 32, with a float16 scale each.
 
-    Of a few scales the one with the smallest squared error is taken. Activations have a step for every group; their 16
+    Of a few scales, the one with the smallest squared error is used. Activations have a step for every group; their 16
     bits cost the same as 8 up to two rows.
     """
 
