@@ -1,12 +1,12 @@
-"""Arrow files that are written once and memory-mapped by later runs; names are digests of their inputs.
+"""Cache Arrow files that later runs memory-map; their names are digests of their inputs.
 
 ::
 
     $GYM_HOME/cache/arrow/<digest>.arrow    rows, or encoded rows
-    $GYM_HOME/cache/arrow/<digest>.json     its size and digest, facts about it, and the digest of these
+    $GYM_HOME/cache/arrow/<digest>.json     its size and digest, facts about it, and their digest
 
 The folder has mode 0700 and its files 0600, because rows may be private. Above ``MAX_CACHE_BYTES``, the least recently
-used files that no process maps are removed. The folder may be deleted while no run is starting; its files are then
+used files that no process maps are removed. The folder may be deleted while no run is starting; the files are then
 written again.
 """
 
@@ -38,29 +38,29 @@ from gym_fed.core.text import counted, readable_bytes
 from gym_fed.version import __version__
 
 FORMAT_VERSION = 2
-"""Incremented with every change of the format, of how rows are read, or of how they are encoded."""
+"""Version of the format and of how rows are read and encoded; incremented with every change."""
 MAX_CACHE_BYTES = 100 * 10**9
 """Maximum total size of the files in the common folder."""
 
 _SPACE = "rows and encoded rows take about seven times the size of their files"
 
 _held_files: dict[Path, IO[bytes]] = {}
-"""Files that this process maps. Their shared locks, which last as long as the process, prevent their removal."""
+"""Files that this process maps. Shared locks, held as long as the process runs, prevent their removal."""
 
 
 def recipe_digest(recipe: Any) -> str:
-    """Return the file name for ``recipe``, a JSON value with everything that the contents depend on."""
+    """Return the file name for ``recipe``, a JSON value with everything that determines the contents."""
     text = json.dumps([FORMAT_VERSION, __version__, recipe], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class ArrowCache:
-    """One file of the cache.
+    """A file of the cache.
 
     Args:
         digest: The result of ``recipe_digest``.
-        folder: Folder of the file instead of the common one; its modes follow the umask, and nothing is removed from
-            it.
+        folder: Folder of the file, instead of the common one; file modes there follow the umask, and nothing is
+            removed.
     """
 
     def __init__(self, digest: str, folder: Path | None = None) -> None:
@@ -77,9 +77,9 @@ class ArrowCache:
             return False
 
     def is_intact(self) -> bool:
-        """Read the whole file, and prevent its removal while this process runs.
+        """Read and check the whole file, and prevent its removal while this process runs.
 
-        A file whose bytes, or whose index, have changed is named on standard error; ``fill`` writes it again.
+        A file whose bytes or index have changed is reported on standard error; ``fill`` writes it again.
 
         Returns:
             True if the file may be mapped.
@@ -93,7 +93,7 @@ class ArrowCache:
             same_size = self.path.stat().st_size == index["bytes"]
             is_intact = same_size and file_sha256(self.path) == str(index["sha256"])
         if is_intact:
-            with suppress(OSError):  # a read-only disk, from which nothing is removed
+            with suppress(OSError):  # on a read-only disk, nothing is removed
                 os.utime(self.path)
         else:
             console.err.print(f"{self.path}: its bytes have changed; it will be rewritten")
@@ -113,13 +113,13 @@ class ArrowCache:
         facts: Callable[[], dict[str, Any]],
         digest_now: Callable[[], str] | None = None,
     ) -> Generator[int, None, None]:
-        """Write the file, yielding what ``write`` yields; it is valid after the last item.
+        """Write the file, yielding the items that ``write`` yields; the file is valid after the last item.
 
         Args:
             write: Function that writes the contents to a binary file.
             facts: Called after the last item; its JSON is stored next to the file.
-            digest_now: Called after the last item. If the digest differs, a source changed while it was being read, and
-                the file is discarded.
+            digest_now: Called after the last item. If the digest has changed, so did a source while it was being read,
+                and the file is discarded.
 
         Raises:
             GymError: ``DISK_FULL``; ``TOO_LARGE`` above the process's limit of file sizes.
@@ -180,7 +180,7 @@ class ArrowCache:
         return os.open(path, flags | O_BINARY, 0o600 if self._is_common else 0o666)
 
     def _close_to_others(self) -> None:
-        """Close the common folder to other users, if it exists and belongs to this one."""
+        """Close the common folder to other users, if it exists and belongs to this user."""
         if not self._is_common or not self.path.parent.is_dir():
             return
         status = self.path.parent.stat()
@@ -188,8 +188,8 @@ class ArrowCache:
             self.path.parent.chmod(0o700)
 
     def _hold(self, file: Path) -> bool:
-        """Lock ``file``, which is or becomes ``path``, against removal; return False if it is not there."""
-        if not opens_folders():  # Windows, where a mapped file cannot be removed
+        """Lock ``file``, which is or will be ``path``, against removal; return False if it is missing."""
+        if not opens_folders():  # on Windows, a mapped file cannot be removed
             return file.is_file()
         held = _held_files.get(self.path)
         if held is not None and is_still_there(held.fileno(), file):
@@ -198,10 +198,10 @@ class ArrowCache:
             opened = file.open("rb")
         except FileNotFoundError:
             return False
-        # A file system without locks: no process removes files there.
+        # on a file system without locks, no process removes files
         with suppress(OSError):
             lock(opened, shared=True, wait=True)
-        if not is_still_there(opened.fileno(), file):  # removed while this process waited
+        if not is_still_there(opened.fileno(), file):  # it was removed while this process waited
             opened.close()
             return False
         if held is not None:
@@ -246,7 +246,7 @@ def _is_removed(file: Path) -> bool:
                 file.with_suffix(".json").unlink(missing_ok=True)
                 file.unlink()
                 return True
-        file.unlink()  # Windows refuses it for a mapped file
+        file.unlink()  # Windows refuses to remove a mapped file
         file.with_suffix(".json").unlink(missing_ok=True)
     except (LockHeldError, FileNotFoundError):
         return False

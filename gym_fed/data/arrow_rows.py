@@ -1,4 +1,4 @@
-"""Rows in Arrow tables, memory-mapped from a file or from a temporary file that stays in memory while it is small.
+"""Store rows in Arrow tables, which are memory-mapped from a file, or from a temporary file if they are large.
 
 A row is stored as JSON text, because Arrow's typed columns would give all rows the same keys. Its bytes (images, audio)
 are in a separate column.
@@ -26,12 +26,12 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.rows import PlacedDict, Row
 
 MAX_MEMORY_BYTES = 8 << 20
-"""Size up to which tables stay in memory, and data files are not cached."""
+"""Maximum size of tables that stay in memory, and of data files that are not cached."""
 
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 16 << 20
 _TAG = "\0arrow"
-"""Key of an object that represents a value that JSON lacks."""
+"""Key of an object that represents a value that JSON cannot represent."""
 _TAG_JSON = b'"\\u0000arrow":'
 _SCHEMA = pa.schema(
     [
@@ -45,7 +45,7 @@ _SCHEMA = pa.schema(
 
 
 class IndexedRows(Sequence[Row]):
-    """A sequence of rows that are read one by one, by their index."""
+    """A sequence of rows that are read one at a time by index."""
 
     @abstractmethod
     def row_at(self, index: int) -> Row:
@@ -62,7 +62,7 @@ class IndexedRows(Sequence[Row]):
 
 
 class ArrowRows(IndexedRows):
-    """Rows of an Arrow stream. Only the rows that are accessed are read.
+    """The rows of an Arrow stream. Only accessed rows are read.
 
     Args:
         source: The stream: a file, or a buffer.
@@ -92,7 +92,7 @@ class ArrowRows(IndexedRows):
         return _decoded(self._batches[batch].slice(at, 1))[0]
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield the rows in order. A file is read, not mapped, so that its pages do not count as memory in use."""
+        """Yield the rows in order. A file is read instead of mapped, so that its pages do not count as used memory."""
         with pa.ipc.open_stream(_opened(self._source, mapped=False)) as reader:
             for batch in reader:
                 yield from _decoded(batch)
@@ -103,7 +103,7 @@ class ArrowRows(IndexedRows):
         return np.concatenate(sizes) if sizes else np.zeros(0, np.int64)
 
     def content_digests(self) -> NDArray[np.bytes_]:
-        """Return ``[rows]``: 16 bytes that are equal for equal rows, regardless of the order of their keys."""
+        """Return ``[rows]``: 16-byte digests that are equal for equal rows, regardless of the order of their keys."""
         if self._content is None:
             parts = [np.frombuffer(_fixed(batch), dtype="V16") for batch in self._batches]
             self._content = np.concatenate(parts) if parts else np.zeros(0, "V16")
@@ -128,7 +128,7 @@ def spooled() -> IO[bytes]:
 
 
 def buffer_of(sink: Any) -> pa.Buffer:
-    """Return the contents of a file of ``spooled``: its memory, or a mapping that outlives the file object."""
+    """Return the contents of a file from ``spooled``: its memory, or a mapping that outlives the file object."""
     sink.flush()
     if not sink._rolled:
         return pa.py_buffer(sink._file.getvalue())
@@ -157,10 +157,10 @@ def write_rows(rows: Iterable[Row], sink: IO[bytes]) -> Iterator[int]:
 
 
 class SelectedRows(IndexedRows):
-    """Rows of several stores by index, such as the rows of weighted sources, or one side of a split.
+    """Rows of several stores by index, such as those of weighted sources or one side of a split.
 
     Args:
-        parts: Stores, and for each the indices of its rows, ``[n]`` int64, and True if the rows are marked ``forget``.
+        parts: Stores, each with the indices of its rows, ``[n]`` int64, and True if the rows are marked ``forget``.
     """
 
     def __init__(self, parts: Sequence[tuple[ArrowRows, NDArray[np.int64], bool]]) -> None:
@@ -205,7 +205,7 @@ class SelectedRows(IndexedRows):
         return np.concatenate([store.sizes()[indices] for store, indices, _ in self._parts])
 
     def content_digests(self) -> NDArray[np.bytes_]:
-        """Return ``[rows]``: bytes that are equal for equal rows."""
+        """Return ``[rows]``: digests that are equal for equal rows."""
         parts = []
         for store, indices, forgotten in self._parts:
             own = store.content_digests()[indices]
@@ -307,7 +307,7 @@ def _origin(row: Row) -> str | None:
 
 
 def _located(ends: NDArray[np.int64], index: int) -> tuple[int, int]:
-    """Return the part that holds a row, and the row's index in it, by the cumulative sizes of the parts."""
+    """Return the part that contains a row and the row's index in it, given the cumulative sizes of the parts."""
     part = int(np.searchsorted(ends, index, side="right"))
     return part, index - (int(ends[part - 1]) if part else 0)
 

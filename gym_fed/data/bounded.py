@@ -22,7 +22,8 @@ _CHUNK_BYTES = 1 << 20
 _BLANK = " \t\n\r"
 _IN_NUMBERS = "0123456789.eE+-"
 _NEAR_END = 16
-"""An error this close to the end of the text may be caused by an incomplete token: ``\\ud83d\\ude0``."""
+"""Maximum distance from the end of the text at which an error may be due to an incomplete token, such as
+``\\ud83d\\ude0``."""
 _WIDE = (
     (b"\xff\xfe\x00\x00", "UTF-32"),
     (b"\x00\x00\xfe\xff", "UTF-32"),
@@ -42,7 +43,7 @@ _HEAD_BYTES = 256
 
 
 class _Unbuffered(io.RawIOBase):
-    """A raw stream for ``io.BufferedReader`` that needs only ``read``."""
+    """A raw stream for ``io.BufferedReader`` over an object that has only ``read``."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -71,7 +72,7 @@ def buffered(name: str, stream: BinaryIO) -> io.BufferedReader:
             "save the rows as .parquet, .jsonl, .json, .csv or .txt",
         )
     wide_encoding = next((encoding for mark, encoding in _WIDE if head.startswith(mark)), None)
-    if wide_encoding is None and head.count(0) > len(head) // 4:  # every other byte of ASCII in UTF-16
+    if wide_encoding is None and head.count(0) > len(head) // 4:  # ASCII text in UTF-16
         wide_encoding = "UTF-16LE" if head[1:2] == b"\0" else "UTF-16BE"
     if wide_encoding is not None:
         raise GymError(
@@ -116,7 +117,7 @@ def too_long(
 
 
 class JsonItems:
-    """Items of one JSON list, parsed while reading.
+    """The items of a JSON list, parsed while it is read.
 
     Args:
         name: The file's name in messages.
@@ -139,7 +140,7 @@ class JsonItems:
             JSONDecodeError: For invalid JSON, with line and column in the file.
         """
         if self._next() != "[":
-            self._item(1)  # which reports invalid JSON
+            self._item(1)  # this reports invalid JSON
             raise GymError(
                 ErrorCode.DATA_INVALID, f"{self._name}: expected a list of rows", "enclose the rows in [ ]"
             )
@@ -172,7 +173,7 @@ class JsonItems:
                     raise self._error(error.msg, error.pos) from error
             else:
                 behind = self._text[end : end + 1]
-                if self._ended or (behind and behind not in _IN_NUMBERS):  # "1" may be the beginning of "1.5"
+                if self._ended or (behind and behind not in _IN_NUMBERS):  # "1" may be the start of "1.5"
                     self._at = end
                     return value
             self._drop()
@@ -212,7 +213,7 @@ class JsonItems:
         self._bytes += len(data)
 
     def _place(self, at: int) -> tuple[int, int]:
-        """Return line and column of a position at or after the one counted so far."""
+        """Return the line and column of a position, which must not precede the last one."""
         lines = self._text.count("\n", self._counted, at)
         if lines:
             return self._line + lines, at - self._text.rindex("\n", self._counted, at)
@@ -277,7 +278,7 @@ def columns_of(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 DELIMITER_BYTES = 1 << 20
-"""Maximum bytes of a file that are read to detect its delimiter."""
+"""Maximum bytes to read from a file to detect its delimiter."""
 _CANDIDATES = (",", ";", "\t", "|")
 _NAMES = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
 

@@ -1,4 +1,4 @@
-"""Guess which columns of a file hold questions and answers, by their names, then by their contents."""
+"""Guess which columns of a file contain questions and answers, first by name, then by content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ANSWERS = (
         *("label", "category", "a"),
     ),
 )
-"""Names of answer columns, and names that count only if no column has one of the former."""
+"""Names of answer columns, and names that count only if there is no column with one of those."""
 _CHOSEN = ("chosen", "preferred", "better", "accepted", "winner", "win", "good")
 _REJECTED = ("rejected", "dispreferred", "worse", "refused", "loser", "lose", "bad")
 _FILLERS = {
@@ -41,7 +41,7 @@ _PLURALS = (("ies", "y"), ("s", ""))
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _TURN_KEYS = {"role": "messages", "from": "conversations"}
 _SPACED_TEXT = 0.5
-"""Minimum share of the sample with several words in a column of texts, as opposed to codes or dates."""
+"""Minimum share of sampled values with several words in a column of texts, as opposed to codes or dates."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ColumnGuess:
 
     Attributes:
         columns: Column names in the file, by the names that formats expect.
-        unread: The file's other columns.
+        unread: All other columns of the file.
         by_length: True if a column was chosen by the length of its texts instead of its name.
     """
 
@@ -103,7 +103,7 @@ def _by_length(
     prompt.
     """
     if answer is None and _best(names, _ANSWERS[:1]):
-        return None  # the answers are there, but not as texts
+        return None  # the answers are present, but not as texts
     spaced = [name for name in texts if _has_words(row.get(name) for row in sample)]
     unsaid = [
         name
@@ -150,7 +150,7 @@ def _singular(word: str) -> str:
     if word in _KNOWN:
         return word
     singulars = (word.removesuffix(end) + last for end, last in _PLURALS if word.endswith(end))
-    # A single letter: "as" is not a plural.
+    # a single letter remains, as in "as", which is not a plural
     return next((form for form in singulars if len(form) > 1 and form in _KNOWN), word)
 
 

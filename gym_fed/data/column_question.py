@@ -1,4 +1,4 @@
-"""Confirm guessed columns on a terminal; without one, refuse the file and name the option."""
+"""Ask the user to confirm guessed columns; without a terminal, refuse the file and name the option."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Config = TypeVar("Config", bound=BaseModel)
 _SAMPLE_ROWS = 20
 _SHOWN_CHARACTERS, _NAME_CHARACTERS, _NAMES = 60, 40, 12
 _LABEL_CHARACTERS = 20
-"""Median length in characters above which a column is considered text instead of labels."""
+"""Median length in characters above which a column counts as text instead of labels."""
 _AGREED = "GYM_AGREED_COLUMNS"
 """Environment variable with the answers so far, so that all processes of a command ask only once."""
 
@@ -43,7 +43,7 @@ def agreed_columns(
     kind: RowKind = "any",
     yes: bool = False,
 ) -> dict[str, str]:
-    """Return the columns to read a file with: those given, or a guess that the user confirms.
+    """Return the columns to read a file with: the given ones, or a guess that the user confirms.
 
     Args:
         path: A file, folder, pattern or URL.
@@ -139,7 +139,7 @@ def _report_delimiter(file: DataFile) -> None:
 
 
 def _is_new(key: str) -> bool:
-    """Record a report or confirmation; False if this process or its parent recorded it before."""
+    """Record a report or confirmation; return False if this process or its parent has recorded it before."""
     agreed = json.loads(os.environ.get(_AGREED, "{}"))
     os.environ[_AGREED] = json.dumps({**agreed, key: True})
     return key not in agreed
@@ -156,13 +156,13 @@ def _renamed(sample: Sequence[Raw], columns: Mapping[str, str]) -> list[Raw]:
         return list(sample)
     renamed = [rename(sample[0])]
     for row in sample[1:]:
-        with suppress(BadRow):  # reading the file reports it
+        with suppress(BadRow):  # reading the file will report it
             renamed.append(rename(row))
     return renamed
 
 
 def _is_known(row: Raw, kind: RowKind) -> bool:
-    """Return True if a format can read the row; a prompt alone is not enough if answers are needed."""
+    """Return True if a format can read the row; only a prompt does not suffice if answers are needed."""
     try:
         matched = format_of(row)
     except BadRow:

@@ -28,7 +28,7 @@ def reservoir(items: Iterable[T], count: int, seed: int) -> Iterator[T]:
     """Sample ``count`` items uniformly, in their order, with at most ``count`` items in memory (Vitter 1985, algorithm
     R).
 
-    When there are fewer items, they are repeated from the first one until ``count`` is reached.
+    If there are fewer items, they are repeated from the first one until ``count`` is reached.
     """
     rng = random.Random(seed)
     sample: list[tuple[int, T]] = []
@@ -73,7 +73,7 @@ class Tags(StrictModel):
 
 
 class DatasetEntry(StrictModel):
-    """One dataset in the file."""
+    """A dataset in the file."""
 
     file_name: str | None = None
     """A file or folder, relative to the folder of dataset_info.json."""
@@ -94,7 +94,7 @@ class DatasetEntry(StrictModel):
 
 
 _DEFAULT_COLUMNS = Columns(prompt="instruction", query="input", response="output", messages="conversations")
-# Names of gym-fed by LLaMA-Factory's names; the second item of a pair is True if a row must have the key.
+# gym-fed's names by LLaMA-Factory's names; the second item of a pair is True if a row must have the key
 _ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
 _SHARED = ("system", "tools", "images", "videos", "audios", "chosen", "rejected", "kto_tag")
 _NEEDED = ("prompt", "messages", "response", "chosen", "rejected", "kto_tag")

@@ -1,6 +1,6 @@
-"""Encoded rows in Arrow tables, memory-mapped from a file or in memory, as ``datasets`` and TRL read them.
+"""Store encoded rows in Arrow tables, memory-mapped or in memory, in the form that ``datasets`` and TRL read.
 
-A column of ids has the type ``list<int32>``: one buffer with the ids of a batch, and the offset of each row.
+A column of ids has the type ``list<int32>``: a buffer with the ids of a batch, and the offset of each row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EncodedTable(IndexedRows):
 
     Args:
         source: An Arrow stream of ``write_encoded``: a file, or a buffer.
-        counts: Counts of the rows they were made from.
+        counts: Counts of the rows that they were encoded from.
         largest: Largest value of each column of ids.
     """
 
@@ -51,7 +51,7 @@ class EncodedTable(IndexedRows):
         return row
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows in order. A file is read, not mapped, so that its pages do not count as memory in use."""
+        """Yield the rows in order. A file is read instead of mapped, so that its pages do not count as used memory."""
         for batch in read_batches(self._source):
             yield from batch.to_pylist()
 
@@ -110,7 +110,7 @@ def read_batches(source: Path | pa.Buffer) -> Iterator[pa.RecordBatch]:
 
 
 def is_encoded(file: Path) -> bool:
-    """Return True if a file is of ``write_encoded``, False if it is of ``arrow_rows.write_rows``."""
+    """Return True if ``write_encoded`` wrote the file, False if ``arrow_rows.write_rows`` did."""
     with pa.OSFile(str(file)) as opened, pa.ipc.open_stream(opened) as reader:
         return "row" not in reader.schema.names
 

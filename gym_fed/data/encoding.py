@@ -1,4 +1,4 @@
-"""Encode rows to token ids and labels; tokens that are not learned have label -100."""
+"""Encode rows to token ids and labels; tokens that are not trained on have the label -100."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def encode_rows(
         packing: True to join all rows, with an end token after each, and cut them into rows of ``max_length``.
         keep_all: True to drop no rows, as DP-SGD requires, since the number of dropped rows depends on their contents.
         mask_history: True to label only the last answer of a conversation.
-        reasoning: Treatment of ``reasoning_content``: learned with the answer, or left out.
+        reasoning: Treatment of ``reasoning_content``: trained on with the answer, or left out.
 
     Returns:
         ``{"input_ids", "labels"}`` per row, with the ``counts`` of learned, truncated and dropped rows. Rows whose
@@ -66,7 +66,7 @@ def encode_rows(
 
     Raises:
         GymError: ``DATA_INVALID`` if there is no chat template; naming the row, if the template refuses it or drops its
-            tools or reasoning, or if the assistant's text cannot be located; and if no row has anything to learn.
+            tools or reasoning, or if the assistant's text cannot be located; and if no row has a token to train on.
     """
     counts = RowCounts()
     encoded = iter_encoded(
@@ -100,7 +100,7 @@ def iter_encoded(
 ) -> Iterator[Encoded]:
     """Stream ``encode_rows``, with at most a thousand rows in memory. May yield nothing.
 
-    ``counts`` is filled while iterating.
+    ``counts`` is updated during iteration.
     """
     renderer = ChatRenderer(tokenizer, assistant_only, mask_history, reasoning)
     encoded, counts = _stream(renderer, rows), RowCounts() if counts is None else counts
@@ -112,7 +112,7 @@ def iter_encoded(
 def _teaching(
     encoded: Iterable[Encoded], max_length: int, packing: bool, counts: RowCounts
 ) -> Iterator[Encoded]:
-    """Yield the rows with something to learn within ``max_length``, counting the outcome of each row."""
+    """Yield the rows with tokens to train on within ``max_length``, and count the outcome of each row."""
     if packing:
         before, learned = counts.tokens, 0
         for row in _packed(counts.given(encoded), max_length):
@@ -199,7 +199,7 @@ def _encoded_before(tokenizer: Any, row: dict[str, Any], number: int) -> Encoded
 
 
 def _encode_completion(tokenizer: Any, row: dict[str, Any], completion_only: bool) -> Encoded:
-    """Encode prompt and completion as one text; a token across the boundary belongs to the completion."""
+    """Encode prompt and completion as one text; a token that crosses the boundary belongs to the completion."""
     text = row["prompt"] + row["completion"]
     prompt, ids = text_ids(tokenizer, [row["prompt"], text])
     ids = ended(tokenizer, ids, text)
@@ -241,7 +241,7 @@ def _encode_chats(renderer: ChatRenderer, numbered: list[tuple[int, dict[str, An
 def _labels(
     ids: list[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
 ) -> list[int]:
-    """Label the tokens that contain any learned character."""
+    """Label the tokens that contain any character to train on."""
     labels, waiting = [IGNORED] * len(ids), deque(spans)
     for at, (start, end) in enumerate(offsets):
         while waiting and waiting[0][1] <= start:
@@ -258,7 +258,7 @@ def _encode_in_steps(tokenizer: Any, conversation: RenderedConversation) -> Enco
     for span in conversation.spans:
         parts = [tokenizer(conversation.text[:at], add_special_tokens=False)["input_ids"] for at in span]
         start, end = (_shared(part, ids) for part in parts)
-        end = len(parts[1]) if end < len(parts[1]) else end  # a token that extends past the span is learned
+        end = len(parts[1]) if end < len(parts[1]) else end  # a token that extends past the span is labelled
         labels[start:end] = ids[start:end]
     return {"input_ids": ids, "labels": labels}
 
@@ -310,14 +310,14 @@ def _packed(encoded: Iterable[Encoded], max_length: int) -> Iterator[Encoded]:
 
 
 def text_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Tokenise texts with the tokenizer's special tokens, and at most one BOS.
+    """Tokenise texts with the tokenizer's special tokens, but at most one BOS.
 
-    The post-processors of Llama, Gemma and Mistral put BOS before every text. A text that already had the chat template
-    applied begins with BOS, and models are not trained on two.
+    The post-processors of Llama, Gemma and Mistral put BOS before every text. A text to which the chat template was
+    applied already begins with BOS, and models are not trained on two.
 
     Args:
         tokenizer: A tokenizer of transformers.
-        texts: Plain texts, which may have been templated beforehand.
+        texts: Plain texts, to which the template may have been applied already.
     """
     if not texts:
         return []

@@ -1,4 +1,4 @@
-"""Find data files by path, pattern or URL, and read raw rows of JSON, JSONL, CSV, Parquet, tar and text with places.
+"""Find data files by path, pattern or URL, and read raw rows from JSON, JSONL, CSV, Parquet, tar and text, with places.
 
 Rows are read lazily; no row may be longer than ``bounded.MAX_ROW_BYTES``.
 """
@@ -44,7 +44,7 @@ _DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json")
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file, local or remote through fsspec.
+    """A file, local or remote through fsspec.
 
     Attributes:
         name: The file's name in messages: the path or URL.
@@ -66,7 +66,8 @@ class DataFile:
             yield stream
 
     def stamp(self) -> dict[str, Any]:
-        """Return name, size and the store's version mark, which change with the bytes (empty for local files)."""
+        """Return the name, the size and the store's version mark, which change with the bytes (empty for local
+        files)."""
         info = self._fs.info(self._path)
         marks = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated")
         return {"name": self.name, "size": info.get("size")} | {k: str(info[k]) for k in marks if k in info}
@@ -138,7 +139,7 @@ def filesystem(path: str | Path) -> tuple[Any, str, str]:
 
 
 def _s3(url: str) -> tuple[Any, str, str] | None:
-    """Return the S3 filesystem of obstore; None if it is not installed, so that a different package can read the URL.
+    """Return the S3 filesystem of obstore; None if it is not installed, so that another package can read the URL.
 
     Credentials, region and endpoint come from AWS's environment variables; ``AWS_ALLOW_HTTP`` allows plain HTTP.
     """
@@ -336,13 +337,13 @@ def cell_value(key: str, value: str) -> Any:
         try:
             parsed = json.loads(value)
         except (ValueError, RecursionError):
-            return value  # a text that begins with a bracket; the format decides whether text is allowed
+            return value  # a text that starts with a bracket; the format decides whether text is allowed
         return parsed if key not in _TEXT_OR_MESSAGES or _is_messages(parsed) else value
     return value
 
 
 def _is_messages(value: Any) -> bool:
-    """Return True if JSON in a cell is a conversation, rather than text that happens to be JSON."""
+    """Return True if JSON in a cell is a conversation instead of text that happens to be JSON."""
     turns = value if isinstance(value, list) else [value]
     return bool(turns) and all(
         isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in turns
@@ -358,7 +359,7 @@ def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:
         opened = parquet.ParquetFile(stream)
         for index in range(opened.num_row_groups):
             group = opened.metadata.row_group(index)
-            # The average row exceeds the limit, so refuse the file before decompressing it.
+            # The average row exceeds the limit, so the file is refused before it is decompressed.
             if group.total_byte_size > MAX_ROW_BYTES * max(1, group.num_rows):
                 raise too_long(
                     f"{name}: one of the rows {number + 1} to {number + group.num_rows}", "drop the row"
@@ -372,7 +373,11 @@ def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:
                     for row in part.to_pylist(maps_as_pydicts="strict"):
                         number += 1
                         yield f"{name}: row {number}", without_filled_nulls(row)
-    except (pyarrow.ArrowException, UnicodeDecodeError, KeyError) as error:  # KeyError: a map has a key twice
+    except (
+        pyarrow.ArrowException,
+        UnicodeDecodeError,
+        KeyError,
+    ) as error:  # KeyError: a map has a key twice
         raise GymError(
             ErrorCode.DATA_INVALID, f"{name}: not a readable Parquet file: {error}", "rewrite the file"
         ) from error

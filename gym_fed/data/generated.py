@@ -88,8 +88,8 @@ def generate_with_rehearsal(
 ) -> list[Row]:
     """Draw ``num`` rows, with evenly distributed rows of the base tasks as the share ``rehearse``.
 
-    A model that is trained only on one new task learns to do it for every prompt, and forgets the others. Rows of old
-    tasks teach it to follow the prompt, and allow the updates of several contributors to be combined.
+    A model that is trained on only one new task learns to perform it for every prompt, and forgets the others. Rows of
+    old tasks teach it to follow the prompt, and allow the updates of several contributors to be combined.
 
     Args:
         names: The new tasks.

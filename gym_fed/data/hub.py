@@ -14,7 +14,8 @@ from gym_fed.data.files import Placed
 from gym_fed.data.rows import without_filled_nulls
 
 _IN_ARCHIVE = re.compile(r"(bz2|gzip|lz4|tar|xz|zip|zstd)://", re.ASCII)
-"""Prefix of a file in an archive in ``datasets``: ``zip://rows.csv::``, before the archive's location."""
+"""Prefix that ``datasets`` uses for a file in an archive, such as ``zip://rows.csv::``, before the archive's
+location."""
 
 
 def hub_rows(
@@ -25,7 +26,7 @@ def hub_rows(
     folder: str | None = None,
     files: Sequence[str] = (),
 ) -> Iterator[Placed]:
-    """Yield the raw rows of a Hub dataset; streamed ones at the commit that the user agreed to.
+    """Yield the raw rows of a Hub dataset, streamed at the commit that the user agreed to if it is not cached.
 
     Args:
         name: ``owner/name``.

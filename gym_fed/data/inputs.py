@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Input:
-    """One source of a pipeline."""
+    """A source of a pipeline."""
 
     source: DataConfig | tuple[Row, ...]
     weight: float
@@ -37,7 +37,7 @@ class Input:
         )
 
     def rows(self) -> Iterator[PlacedRow]:
-        """Yield the rows from the first one."""
+        """Yield the rows, starting from the first one."""
         if isinstance(self.source, DataConfig):
             return source_rows(self.source)
         return ((f"row {number}", row) for number, row in enumerate(self.source, 1))
@@ -46,7 +46,7 @@ class Input:
         """Return JSON that changes when the rows change.
 
         Raises:
-            GymError: ``USAGE`` for a Hub dataset, since the contents of a stream are not known in advance.
+            GymError: ``USAGE`` for a Hub dataset, since the content of a stream is not known in advance.
         """
         if not isinstance(self.source, DataConfig):
             digest = hashlib.sha256(b"".join(row_digest(row) for row in self.source))

@@ -35,15 +35,15 @@ class Objects:
 
     @property
     def place(self) -> str:
-        """The store's normalised address, the same for all spellings of its folder."""
+        """The normalised address of the store, the same for all spellings of its folder."""
         return self._root if self._is_local else self.url
 
     def is_there(self) -> bool:
-        """Return True if the folder exists, or anything is stored under the URL."""
+        """Return True if the folder exists, or if anything is stored below the URL."""
         return bool(self._fs.exists(self._root))
 
     def put(self, file: Path, sha256: str) -> None:
-        """Store a local file, unless the store has it.
+        """Store a local file unless the store has it already.
 
         Raises:
             GymError: ``DATA_INVALID`` if the file has changed since it was hashed.
@@ -56,7 +56,7 @@ class Objects:
                 digest = _copy(file, part)
                 _require(digest, sha256, file)
             return
-        # A remote store creates an object when it is closed, which a killed process never does.
+        # A remote store creates an object when it is closed, so a killed process creates none.
         self._fs.makedirs(self._fs._parent(target), exist_ok=True)
         digest = ""
         try:
@@ -104,7 +104,7 @@ class Objects:
         fsync_folder(target.parent)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a small file; False if it exists already."""
+        """Write a small file; return False if it exists already."""
         target = f"{self._root}/{path}"
         if not self._is_local:
             self._fs.makedirs(self._fs._parent(target), exist_ok=True)
@@ -134,7 +134,7 @@ class Objects:
             return True
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        # obstore's file system accepts mode="create" but replaces the file anyway; its store does not.
+        # obstore's file system accepts mode="create" but replaces the file anyway; its store respects it.
         bucket, path = self._fs._split_path(target)
         try:
             construct(bucket).put(path, data, mode="create")
@@ -158,7 +158,7 @@ class Objects:
             )
         with self._open(target) as stream:
             data = bytes(stream.read(limit + 1))
-        if len(data) > limit:  # the file has grown since its size was read
+        if len(data) > limit:  # the file has grown after its size was read
             raise GymError(ErrorCode.TOO_LARGE, f"{self.url}/{path}: has more than {counted(limit, 'byte')}")
         return data
 

@@ -24,11 +24,11 @@ STRIDE = 128
 """Number of rows between two stored marks."""
 
 _Record = tuple[str, int, str, Callable[[], Any]]
-"""Place, size in bytes, first characters if the row is too large (else empty), and a function that loads it."""
+"""A row's place, size in bytes, first characters if it is too large (otherwise empty), and a function that loads it."""
 
 
 class PageLayout(ABC):
-    """A reader of one file type; a mark is the state it needs to resume at a row."""
+    """A reader for one file type; a mark is the state that it needs to resume at a row."""
 
     first: Any
 
@@ -38,7 +38,7 @@ class PageLayout(ABC):
 
 
 class LinesRows(PageLayout):
-    """One row per line; a mark is byte and line."""
+    """A file with one row per line; a mark is a byte and a line."""
 
     first = (0, 1)
 
@@ -65,7 +65,7 @@ def _json_row(place: str, line: bytes, offset: int) -> Any:
 
 
 class CsvRows(PageLayout):
-    """Rows under a header; a mark is byte and line, since quoted cells may contain line ends."""
+    """A table with a header; a mark is a byte and a line, since quoted cells may contain line ends."""
 
     first = (0, 1)
 
@@ -121,7 +121,7 @@ class CsvRows(PageLayout):
 
 
 class JsonListRows(PageLayout):
-    """Items of one JSON list; a mark is character, line and item."""
+    """A JSON list; a mark is a character, a line and an item."""
 
     first = None
 
@@ -179,7 +179,7 @@ class TextRows(PageLayout):
 
 
 class ParquetRows(PageLayout):
-    """Row groups of a Parquet file; a mark is the row number."""
+    """A Parquet file, read by row groups; a mark is a row number."""
 
     first = 0
 
@@ -227,7 +227,7 @@ class ParquetRows(PageLayout):
                             (f"{self._name}: row {number}", size, _head_of(value), partial(_same, value)),
                             number,
                         )
-        except (pyarrow.ArrowException, KeyError) as error:  # KeyError: a map has a key twice
+        except (pyarrow.ArrowException, KeyError) as error:  # KeyError if a map has a key twice
             raise self._unreadable(error) from error
 
 

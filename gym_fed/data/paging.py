@@ -1,7 +1,7 @@
-"""Random access to rows of a large file by number, without reading earlier parts twice.
+"""Access the rows of a large file by number, without reading earlier parts twice.
 
 A file is read from the nearest known mark; every 128th row has one. Marks are stored while rows are read, so that the
-first page of a file of gigabytes costs no more than that of a small file.
+first page of a file with gigabytes costs no more than that of a small file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from gym_fed.data.page_layouts import (
 )
 
 _COUNTED_BYTES = 2**20
-"""Size up to which the rows of a file are counted instead of estimated, some milliseconds."""
+"""Maximum size of files whose rows are counted, within milliseconds, instead of estimated."""
 
 
 @dataclass(frozen=True)
 class PagedRow:
-    """One row in its file.
+    """A row in its file.
 
     Attributes:
         number: Index of the row, from 0.
@@ -74,7 +74,7 @@ class PagedFile:
         name: The file's name in places.
 
     Attributes:
-        num_rows: Number of rows; known immediately for Parquet, for other formats after the end has been read.
+        num_rows: Number of rows; known immediately for Parquet, and for other formats once the end has been read.
         rows_seen: Number of rows read so far.
 
     Raises:
@@ -116,7 +116,7 @@ class PagedFile:
         self.num_rows = number
 
     def about_rows(self) -> int | None:
-        """Number of rows, estimated from the bytes read so far unless the file is small; None if unknown."""
+        """The number of rows, estimated from the bytes read so far unless the file is small; None if unknown."""
         is_compressed = self.path.suffix.lower() == ".gz"
         if self.num_rows is None and self.stamp[1] <= _COUNTED_BYTES and not is_compressed:
             with suppress(GymError):  # an unreadable end is reported by the page that reaches it
@@ -129,7 +129,7 @@ class PagedFile:
         return max(self.rows_seen, round(self.stamp[1] * self.rows_seen / self._bytes_seen))
 
     def open(self) -> BinaryIO:
-        """Open the file, decompressed."""
+        """Open the file, decompressing ``.gz``."""
         if self.path.suffix.lower() == ".gz":
             return cast(BinaryIO, gzip.open(self.path, "rb"))
         return self.path.open("rb")
@@ -172,7 +172,7 @@ def is_data_file(path: Path) -> bool:
     name = path.name.lower().removesuffix(".gz")
     if not name.endswith(SUFFIXES) or name.endswith(".txt"):
         return False
-    if not path.is_file():  # opening a named pipe would wait for a writer
+    if not path.is_file():  # opening a named pipe would block until a writer opens it
         return False
     if not name.endswith(".json"):
         return True

@@ -41,8 +41,8 @@ class DataPipeline(ExpectedElsewhere):
 
     Iteration yields rows of ``gym_fed.data.rows`` or, with ``sequence_length``, ``{"input_ids", "labels"}``, which
     ``sft`` and ``pretrain`` use unchanged. After a pass, ``report`` contains the numbers of rows that were read, kept
-    and dropped by steps; if rows are encoded, ``counts`` contains those learned, truncated and without anything to
-    learn.
+    and dropped by steps. If rows are encoded, ``counts`` contains the numbers of rows that were learned, truncated and
+    dropped.
 
     Args:
         sources: Paths (files, folders, patterns, URLs, as ``load_rows`` takes them), ``DataConfig`` objects or lists of
@@ -52,7 +52,8 @@ class DataPipeline(ExpectedElsewhere):
             its model.
         sequence_length: Maximum tokens of an encoded row; None yields rows that are not encoded.
         seed: Seed of the mixture.
-        assistant_only: True to learn only the assistant's text in conversations. Default: True unless rows are packed.
+        assistant_only: True to train only on the assistant's text in conversations. Default: True unless rows are
+            packed.
 
     Raises:
         GymError: ``USAGE`` for sources, weights or settings that cannot be combined.
@@ -150,7 +151,7 @@ class DataPipeline(ExpectedElsewhere):
     ) -> DataPipeline:
         """Mix the sources at this step: earlier steps process each source separately and do not change the proportions.
 
-        Without this call the sources are mixed first. See ``interleave`` for ``stopping``.
+        Without this call, the sources are mixed first. See ``interleave`` for ``stopping``.
         """
         if self._mixed:
             raise GymError(ErrorCode.USAGE, "mix: the sources are mixed already")
@@ -191,7 +192,7 @@ class DataPipeline(ExpectedElsewhere):
         return new
 
     def cache(self, folder: str | Path) -> DataPipeline:
-        """Cache encoded rows in ``folder``, and reuse them while nothing that they depend on has changed."""
+        """Cache encoded rows in ``folder``, and reuse them until something that they depend on changes."""
         if self.sequence_length is None:
             raise GymError(ErrorCode.USAGE, "cache stores encoded rows; set sequence_length")
         new = self._copy()
@@ -202,7 +203,7 @@ class DataPipeline(ExpectedElsewhere):
         return self.encoded() if self.sequence_length is not None else self.stream()
 
     def stream(self) -> Iterator[Row]:
-        """Yield rows with no more memory than the readers' buffers."""
+        """Yield rows, using no more memory than the readers' buffers."""
         return (row for _, row in self.placed())
 
     def placed(self) -> Iterator[PlacedRow]:

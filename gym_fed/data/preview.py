@@ -1,4 +1,4 @@
-"""Show a row as the model sees it: its tokens as text, with the learned ones marked."""
+"""Show a row as the model sees it: its tokens as text, with those to train on marked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gym_fed.data.string_rows import as_turns
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of tokens that are either all learned or all not learned."""
+    """A run of tokens that are either all trained on or all ignored."""
 
     text: str
     learnt: bool
@@ -25,7 +25,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class PreviewedSequence:
-    """One encoded sequence.
+    """An encoded sequence of a row.
 
     Attributes:
         name: ``row``, ``chosen``, ``rejected``, ``liked``, ``disliked`` or ``prompt``.
@@ -61,7 +61,7 @@ class Statistics:
     sequences_cut: int = 0
     nothing_to_learn: int = 0
     prompts: int = 0
-    """Number of prompt rows, which a model will answer; the prompts are not learned."""
+    """Number of prompt rows, which a model will answer; prompts are not trained on."""
 
     counts: RowCounts = field(default_factory=RowCounts)
     """Row counts as in ``encode_rows``; a pair counts as one."""
@@ -97,7 +97,7 @@ class Statistics:
         self.counts.count(longest, cut=cut, tokens=learned, tokens_cut=lost)
 
     def summary(self) -> dict[str, Any]:
-        """Figures for display and JSON; lengths are in tokens before truncation."""
+        """Return the statistics for display and JSON; lengths are in tokens before truncation."""
         lengths = sorted(self.lengths)
         count = len(lengths)
         return {
@@ -161,7 +161,7 @@ def _prompt_sequences(
 
 
 def _answered(tokenizer: Any, row: Row, answer: Any, reasoning: Reasoning) -> Encoded:
-    """Encode a prompt with its answer, which is learned from the first token that differs from the prompt's."""
+    """Encode a prompt with its answer; labels begin at the first token that differs from those of the prompt."""
     if isinstance(row["prompt"], str):
         return encode_one(tokenizer, {"prompt": row["prompt"], "completion": answer})
     ids, prompt = _ids(tokenizer, row, answer, reasoning), _ids(tokenizer, row, [], reasoning)

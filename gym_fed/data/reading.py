@@ -23,13 +23,13 @@ from gym_fed.data.rows import MEDIA, SURROGATE_REMEDY, PlacedDict, Row, surrogat
 PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]
 _COUNTED_ROWS = 100_000
-"""Maximum rows read after an empty cell to count further empty cells."""
+"""Maximum number of rows to read after an empty cell, to count further empty cells."""
 _SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 40
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The learned part of a source's conversations: ``roles_to_train`` and ``train_on_eos`` of ``DataConfig``."""
+    """The parts of a source's conversations to train on: ``roles_to_train`` and ``train_on_eos`` of ``DataConfig``."""
 
     roles: Sequence[str] | None = None
     ends: str = "turn"
@@ -92,7 +92,7 @@ def iter_rows(
         format: See ``load_rows``.
         rename: Renames the keys of raw rows to those of the format; may raise ``BadRow``.
         text_lines: True to read each line of a ``.txt`` file as a row.
-        learned: What is learned of conversations.
+        learned: The parts of conversations to train on.
     """
     if format != "auto":
         FORMATS.type_of(format)  # an unknown format is refused before anything is opened
@@ -107,7 +107,7 @@ def iter_rows(
 
 
 def iter_raw(path: str | Path, format: str = "auto") -> Iterator[tuple[str, Any, Row]]:
-    """Stream ``iter_rows`` with the raw row too: place, raw row, row."""
+    """Stream ``iter_rows`` with the raw rows: place, raw row, row."""
     for file in find_files(path):
         last: list[Any] = [None]
 
@@ -163,7 +163,7 @@ def _other_empty_rows(
 ) -> str:
     """Report how many rows, from row ``number`` on, have an empty cell, if there are several."""
     empty, total = 1, number
-    with suppress(GymError):  # a later place that cannot be read is reported once this row is fixed
+    with suppress(GymError):  # an unreadable place further on is reported once this row is fixed
         for total, (_, raw) in enumerate(islice(rest, _COUNTED_ROWS), start=number + 1):  # noqa: B007
             try:
                 renamed = as_object(raw if rename is None else rename(raw))
@@ -181,7 +181,7 @@ def format_of(row: Row) -> Format:
     Raises:
         BadRow: If they match none.
     """
-    columns = {**dict.fromkeys(columns_of(row), ""), **row}  # an empty cell does not mean another format
+    columns = {**dict.fromkeys(columns_of(row), ""), **row}  # an empty cell does not imply a different format
     # Formats of other packages are imported only if no built-in format matches.
     for names in (FORMATS.own, FORMATS.usable):
         for candidate in sorted(map(FORMATS.type_of, names()), key=lambda type_: type_.order):
@@ -208,7 +208,7 @@ def unknown_format(row: Row, guess: ColumnGuess | None) -> BadRow:
 
 def _medium(source: Any, folder: Path | None, column: str) -> Any:
     """Resolve a medium: paths relative to the data file, as in LLaMA-Factory; data URLs and bytes are kept."""
-    if isinstance(source, list):  # the frames of a video
+    if isinstance(source, list):  # it contains the frames of a video
         return [_medium(frame, folder, column) for frame in source]
     if isinstance(source, dict) and source.get("bytes") is None and isinstance(source.get("path"), str):
         source = source["path"]
@@ -235,7 +235,7 @@ def _check_places(row: Row, column: str) -> None:
     for content in contents:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
         places += sum(part["type"] == name for part in parts)
-        if count:  # otherwise the mark is a word
+        if count:  # otherwise the mark is ordinary text
             places += sum(part.get("text", "").count(mark) for part in parts)
     if places not in (0, count):
         raise BadRow(

@@ -32,10 +32,10 @@ _MANIFEST = re.compile(r"(\d{6})\.json")
 
 
 class DatasetFile(StrictModel):
-    """One file of a dataset."""
+    """A file of a dataset."""
 
     path: str
-    """Path relative to the dataset's folder, separated by ``/``."""
+    """Path relative to the dataset's folder, with ``/`` as separator."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     num_bytes: int = Field(ge=0)
 
@@ -48,7 +48,7 @@ class DatasetFile(StrictModel):
 
 
 class DatasetManifest(StrictModel):
-    """One version of a dataset, as published by a push."""
+    """A version of a dataset, as published by a push."""
 
     name: str
     version: int = Field(ge=1)
@@ -60,7 +60,7 @@ class DatasetManifest(StrictModel):
     """Time of creation in Unix seconds."""
 
     def same_content(self, other: DatasetManifest) -> bool:
-        """Return True if two versions differ only in number and time."""
+        """Return True if two versions differ at most in number and time."""
         skipped = {"version", "created_at"}
         return self.model_dump(exclude=skipped) == other.model_dump(exclude=skipped)
 
@@ -125,13 +125,13 @@ class DatasetRegistry:
                 return newest
             data = json.dumps(draft.model_dump(), indent=1, sort_keys=True).encode()
             if self._objects.create(_manifest_path(name, draft.version), data):
-                return draft  # otherwise a concurrent push has used this number
+                return draft  # otherwise a concurrent push has taken this number
 
     @on_class_too
     def pull(self, reference: str, dest: str | Path) -> DatasetManifest:
         """Download ``name`` (newest version) or ``name@version`` into the folder ``dest``; an interrupted pull resumes.
 
-        The manifest, which has the licence, is written next to the files as ``.gym-dataset.json``.
+        The manifest, which contains the licence, is written next to the files as ``.gym-dataset.json``.
 
         Raises:
             GymError: ``NOT_FOUND``; ``FILE_EXISTS`` before anything is fetched, if a file with different content

@@ -20,13 +20,13 @@ _KEPT_WHOLE = 0.95
 
 
 def teaches(labels: Sequence[int]) -> bool:
-    """Return True if a row has a label to learn. The first token is never predicted, so a later one must have a
+    """Return True if a row has a token to train on. The first token is never predicted, so a later one must have a
     label."""
     return any(label != IGNORED for label in labels[1:])
 
 
 def num_labels(labels: Sequence[int]) -> int:
-    """Return the number of tokens to learn; the first is never predicted."""
+    """Return the number of tokens to train on; the first token is never predicted."""
     return len(labels) - labels.count(IGNORED) - (bool(labels) and labels[0] != IGNORED)
 
 
@@ -38,22 +38,22 @@ class RowCounts:
     """Number of rows in the data."""
 
     learned: int = 0
-    """Number of rows with something to learn within ``max_length``."""
+    """Number of rows with tokens to train on within ``max_length``."""
 
     cut: int = 0
-    """Number of rows longer than ``max_length``; the tokens beyond it are not learned."""
+    """Number of rows longer than ``max_length``; the tokens beyond it are not trained on."""
 
     dropped: int = 0
-    """Number of rows with nothing to learn."""
+    """Number of rows without tokens to train on."""
 
     tokens: int = 0
-    """Number of labelled tokens that are learned."""
+    """Number of labelled tokens that are trained on."""
 
     tokens_cut: int = 0
     """Number of labelled tokens beyond ``max_length``."""
 
     lengths: array[int] = field(default_factory=lambda: array("Q"), repr=False, compare=False)
-    """Length of every row in tokens before truncation, if known."""
+    """The length of each row in tokens before truncation, if known."""
 
     unread: dict[str, int] = field(default_factory=dict, compare=False)
     """Number of rows with each unread key; see ``rows.unread_keys``."""
@@ -62,17 +62,17 @@ class RowCounts:
     """Outcomes of rows of plain strings; see ``string_rows.count_forms``."""
 
     max_length: int | None = field(default=None, compare=False)
-    """The length that rows were truncated to, if it differs from the run's."""
+    """The length to which rows were truncated, if it differs from the run's."""
 
     notes: list[str] = field(default_factory=list, compare=False)
     """Messages to the user about the rows, one line each."""
 
     usual_length: int = field(default=0, compare=False)
-    """The result of ``length_of_most`` for rows that were encoded before, whose lengths are not stored."""
+    """The result of ``length_of_most`` for rows that were encoded by an earlier run, whose lengths are not stored."""
 
     @classmethod
     def whole(cls, rows: int) -> RowCounts:
-        """Return counts for rows that are all learned completely; labelled tokens are not counted."""
+        """Return counts for rows that are all trained on completely; labelled tokens are not counted."""
         return cls(rows=rows, learned=rows)
 
     def add(self, whole: Sequence[int], remaining: Sequence[int]) -> None:
@@ -92,7 +92,7 @@ class RowCounts:
         self.lengths.append(length)
 
     def given(self, encoded: Iterable[dict[str, list[int]]]) -> Iterator[dict[str, list[int]]]:
-        """Count and yield rows that are concatenated before they are cut; they count as uncut."""
+        """Count and yield rows that are packed; these count as uncut."""
         for row in encoded:
             self.add(row["labels"], row["labels"])
             yield row
@@ -121,7 +121,7 @@ class RowCounts:
         return f"{counted(self.rows, 'row')}, {self.dropped:,} dropped, {self.cut:,} cut"
 
     def describe(self, max_length: int | None, use: Literal["learned", "measured"] = "learned") -> str:
-        """Describe the counts on one line; ``use`` is what happens to the rows."""
+        """Describe the counts on one line; ``use`` says what the rows are used for."""
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         if self.learned == self.rows and not self.cut:
             every = f"the row is {use}" if self.rows == 1 else f"all {counted(self.rows, 'row', 'are')} {use}"
@@ -154,7 +154,7 @@ class RowCounts:
         return f"{' and '.join(problems)}; {self.remedy(max_length)}" if problems else None
 
     def nothing_learned(self, max_length: int | None) -> GymError:
-        """Return the ``DATA_INVALID`` error for data without a learned row, with reason and remedy."""
+        """Return the ``DATA_INVALID`` error for data without a row to train on, with reason and remedy."""
         max_length = self.max_length or max_length
         problem, whose = "the row has nothing to learn", "its"
         if self.rows > 1:
@@ -173,7 +173,7 @@ class RowCounts:
         )
 
     def remedy(self, max_length: int | None) -> str:
-        """Return what to do about rows that are lost."""
+        """Return what to do about rows that are dropped or cut."""
         enough = self.length_of_most()
         if max_length is None or enough <= max_length:
             return "see which parts of each row are learned: gym data show FILE --model MODEL"

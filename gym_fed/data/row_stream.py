@@ -1,7 +1,7 @@
 """An endless stream of shuffled rows that can resume from any block without yielding the rows before it.
 
-The files (shards) are shuffled in every epoch, and the rows within every block of ``buffer_size`` rows. The seed, the
-epoch and the block number determine the order, so a position is four numbers.
+The files (shards) are shuffled in every epoch, and the rows within every block of ``buffer_size`` rows. The order
+depends only on the seed, the epoch and the block number, so a position consists of four numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StreamPosition:
     """The start of a block.
 
     Attributes:
-        epoch: Number of times that all rows were read.
+        epoch: Number of times that all rows have been read.
         shard: Index in the epoch's order of shards.
         row: Number of rows of the shard before the block.
         block: Number of blocks of the epoch before this one.
@@ -43,7 +43,7 @@ class RowStream:
     """The rows of several sources.
 
     Args:
-        sources: The sources; an integer ``weight`` is how often an epoch repeats a source.
+        sources: The sources; an integer ``weight`` is the number of times that an epoch reads a source.
         kind: Kind to which the rows are converted.
         seed: Seed for the order of the files and of the rows.
         buffer_size: Number of rows that are shuffled together.
@@ -57,7 +57,7 @@ class RowStream:
         self._kind, self._seed, self._buffer_size, self._shuffle = kind, seed, buffer_size, shuffle
 
     def digest(self) -> str:
-        """Return a digest of the files' names, sizes and modification times; their contents are not read."""
+        """Return a digest of the files' names, sizes and modification times, without reading their contents."""
         stamps = [
             [file.stamp(), None if file.folder is None else Path(file.name).stat().st_mtime_ns]
             for shard in self._shards

@@ -47,7 +47,7 @@ _KEYS = {
     "stepwise": ("prompt", "completions", "labels"),
 }
 _WHOLE = ("messages", "text", "segments", "input_ids")
-"""Keys that each make a row supervised."""
+"""Keys each of which makes a row supervised."""
 _REMEDY = {
     "supervised": "use conversations (messages), text, or prompt and completion",
     "preference": "use prompt, chosen and rejected",
@@ -64,7 +64,7 @@ class PlacedDict(dict[str, Any]):
     unread: tuple[str, ...] = ()
     """Keys of the row in its file that its format does not read."""
     columns: Mapping[str, str] = MappingProxyType({})
-    """Column names in the file that the user gave, by the names that formats expect."""
+    """The file's column names that the user gave, by the names that formats expect."""
 
     @classmethod
     def of(
@@ -170,7 +170,7 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
     if actual == "supervised" and kind == "prompt" and "messages" in row:
         messages = [_without(message, "weight", "masked") for message in row["messages"]]
         rest = _without(row, "messages", "train_on_eos")
-        if messages[-1]["role"] != "assistant":  # the answers before are a part of the prompt
+        if messages[-1]["role"] != "assistant":  # earlier answers are a part of the prompt
             return [{**rest, "prompt": messages}]
         if len(messages) > 1:
             return [{"answer": messages[-1]["content"], **rest, "prompt": messages[:-1]}]
@@ -186,7 +186,7 @@ def _solution(row: Row, kind: RowKind, number: int) -> list[Row]:
     """Convert a solution with labelled steps as TRL's documentation does: it is right if every step is right.
 
     Raises:
-        GymError: ``DATA_INVALID`` for a wrong solution that would be learned.
+        GymError: ``DATA_INVALID`` for a wrong solution that would be trained on.
     """
     rest = _without(row, "completions", "labels")
     if kind == "prompt":
@@ -254,7 +254,7 @@ def _joined(row: Row) -> Row:
 
 
 def not_learned(prompt: Sequence[Row]) -> list[Row]:
-    """Return the messages of a prompt with weight 0 for the assistant's, so that only the answer is learned."""
+    """Return the messages of a prompt with weight 0 for the assistant's, so that only the answer is trained on."""
     return [{**message, "weight": 0} if message["role"] == "assistant" else message for message in prompt]
 
 
@@ -298,12 +298,12 @@ def without_filled_nulls(value: Any, feature: Any = None, *, json_is_text: bool 
     """Return a value of an Arrow table without null fields, at every depth. Nulls that are items of a list are kept.
 
     Arrow gives all objects of a column the same keys: a tool call ``{"x": 1}`` next to ``{"t": 2}`` is read back as
-    ``{"x": 1, "t": None}``. Nulls that the row had itself look the same and are dropped with them.
+    ``{"x": 1, "t": None}``. Nulls of the original row look the same and are dropped too.
 
     Args:
         value: Python objects, as ``to_pylist`` returns them.
-        feature: The value's feature in ``datasets``, if any. Values of its ``Json`` feature are as they were written.
-        json_is_text: Parse values of ``Json``, which are texts in a stream without decoding.
+        feature: The value's feature in ``datasets``, if any. Values of its ``Json`` feature are unchanged.
+        json_is_text: True to parse values of ``Json``, which are texts in a stream without decoding.
     """
     if type(feature).__name__ == "Json":
         return json.loads(value) if json_is_text and isinstance(value, str) else value

@@ -1,7 +1,7 @@
 """Read WebDataset shards: tar files whose members with one name and several suffixes are one row.
 
-Nothing is extracted to disk, and rows do not contain the names of members, so a hostile path has no effect. A sample
-is read completely, up to ``MAX_ROW_BYTES``.
+Nothing is extracted to disk, and rows do not contain member names, so a hostile path has no effect. A sample is read
+completely, up to ``MAX_ROW_BYTES``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gym_fed.data.bounded import MAX_ROW_BYTES, not_utf8, too_long
 
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_MEMBERS = 1024
-"""Maximum members of a sample."""
+"""Maximum number of members of a sample."""
 _MAX_GLOBAL_HEADERS = 64
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 _SHOWN_CHARACTERS = 80
@@ -34,7 +34,7 @@ _ROW_KEYS = ("messages", "conversations", "conversation", "prompt", "instruction
 """Keys that make a ``.json`` member a row; without any of them, it describes the captioned image."""
 
 Fields = dict[str, tuple[str, bytes]]
-"""Name and contents of a sample's members, by their suffix."""
+"""The names and contents of a sample's members, by suffix."""
 
 
 def read_shard(name: str, stream: BinaryIO) -> Iterator[tuple[str, Any]]:
@@ -49,7 +49,7 @@ def read_shard(name: str, stream: BinaryIO) -> Iterator[tuple[str, Any]]:
             no rows.
     """
     key, fields, size = "", Fields(), 0
-    finished: set[int] = set()  # hashes, since a shard may have a million samples
+    finished: set[int] = set()  # hashes instead of names, since a shard may have a million samples
     for member, suffix, path, data in _members(name, stream):
         if member != key and fields:
             yield f"{name}: {_shown(key)}", _row(name, key, fields)
@@ -80,7 +80,7 @@ def _members(name: str, stream: BinaryIO) -> Iterator[tuple[str, str, str, bytes
         before = -1
         while (member := archive.next()) is not None:
             headers.count = 0
-            vars(archive)["members"].clear()  # tarfile keeps every member that it has seen
+            vars(archive)["members"].clear()  # tarfile keeps every member that it has read
             if len(archive.pax_headers) > _MAX_GLOBAL_HEADERS:
                 raise _refused(name, member.name, "follows too many global headers", "recreate the archive")
             if archive.offset <= before:
@@ -104,7 +104,7 @@ def _members(name: str, stream: BinaryIO) -> Iterator[tuple[str, str, str, bytes
             data = stream.read(member.size)
             if len(data) < member.size:
                 raise _refused(name, member.name, "is truncated", "download or recreate the archive")
-            stream.read(-member.size % tarfile.BLOCKSIZE)  # so that tarfile need not seek back
+            stream.read(-member.size % tarfile.BLOCKSIZE)  # so that tarfile does not have to seek back
             yield match[1], match[2].lower(), member.name, data
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise GymError(
@@ -113,7 +113,7 @@ def _members(name: str, stream: BinaryIO) -> Iterator[tuple[str, str, str, bytes
 
 
 class _HeaderReader(io.RawIOBase):
-    """Bounds what ``tarfile`` reads, since extended headers and maps of sparse files may have any size.
+    """Limits what ``tarfile`` reads, since extended headers and maps of sparse files may have any size.
 
     Attributes:
         count: Number of bytes read since the last member.

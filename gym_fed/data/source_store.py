@@ -1,4 +1,4 @@
-"""Rows of a source, stored in Arrow: large local files are read once and memory-mapped by later runs."""
+"""Store the rows of a source in Arrow: large local files are read once and memory-mapped by later runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def is_large(source: DataConfig) -> bool:
 
 
 def source_digest(source: DataConfig, kind: RowKind) -> str:
-    """Return the digest of a large source, for its ``ArrowCache``; its files are read.
+    """Return the digest of a large source for its ``ArrowCache``; this reads its files.
 
     Args:
-        source: Its weight and role are ignored.
+        source: The source, whose weight and role are ignored.
         kind: Kind to which every row can be converted; see ``gym_fed.data.rows``.
     """
     plain = source.model_copy(update={"weight": 1.0, "role": "learn"})

@@ -1,4 +1,4 @@
-"""Open a source of rows: files, generated tasks, the catalogue, the Hub, or LLaMA-Factory's dataset_info.json."""
+"""Open sources of rows: files, generated tasks, the catalogue, the Hub, and LLaMA-Factory's dataset_info.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gym_fed.data.rows import Row
 
 
 def source_rows(source: DataConfig) -> Iterator[PlacedRow]:
-    """Yield the rows of ``source`` with their places, lazily; the caller applies weight and role.
+    """Yield the rows of ``source`` lazily with their places; the caller applies weight and role.
 
     Raises:
         GymError: See ``load_rows``, ``hub_rows``, ``catalogue_rows``, ``dataset_rows`` and ``generate``.
@@ -28,7 +28,7 @@ def source_rows(source: DataConfig) -> Iterator[PlacedRow]:
 
 
 class SourceRows:
-    """The rows of a source, read again by every iteration; nothing is held in memory."""
+    """The rows of a source, which every iteration reads again; none are kept in memory."""
 
     def __init__(self, source: DataConfig) -> None:
         self._source = source
@@ -60,11 +60,11 @@ def _rows(source: DataConfig) -> Iterator[PlacedRow]:
 
 
 INFO = Path("data") / "dataset_info.json"
-"""LLaMA-Factory's list of datasets, relative to the working directory."""
+"""Path of LLaMA-Factory's list of datasets, relative to the working directory."""
 
 
 def named_source(name: str) -> DataConfig:
-    """Resolve a name: a file, folder or URL, then data/dataset_info.json, the catalogue and the registry.
+    """Resolve a name: try a file, folder or URL, then data/dataset_info.json, the catalogue and the registry.
 
     Raises:
         GymError: ``NOT_FOUND``, listing the places searched.
@@ -88,7 +88,7 @@ def named_source(name: str) -> DataConfig:
 
 
 def is_catalogued(name: str) -> bool:
-    """Return True if the catalogue has a dataset with that name or alias."""
+    """Return True if the catalogue has a dataset with this name or alias."""
     return any(name == key or name in entry.also for key, entry in catalogue().items())
 
 

@@ -1,4 +1,4 @@
-"""Pipeline steps that keep or drop rows one by one, count drops by reason, and find near-duplicates by MinHash.
+"""Pipeline steps that keep or drop rows one by one and count drops by reason, and a MinHash index of near-duplicates.
 
 Broder 1997, "On the resemblance and containment of documents": the share of hash functions under which two sets have
 the same minimum estimates their Jaccard similarity. Banding as in Leskovec, Rajaraman and Ullman, "Mining of Massive
@@ -19,7 +19,7 @@ from typing import Any
 
 Row = dict[str, Any]
 Judge = Callable[[str, Row], str | None]
-"""Function of a row's place and the row that returns the reason to drop it, or None."""
+"""A function of a row's place and the row that returns the reason to drop it, or None."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Step(ABC):
 
     @abstractmethod
     def key(self) -> Any:
-        """Return JSON that changes with the step's outcome; None if that is unknown."""
+        """Return JSON that changes whenever the step's outcome may change; None if this is unknown."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def repetition(text: str) -> float:
 NUM_HASHES = 128
 SHINGLE_CHARACTERS = 5
 SCHEME = "affine32"
-"""Hash scheme of ``datasketch``; with a different one, stored signatures would not match."""
+"""Hash scheme of ``datasketch``; with any other, stored signatures would not match."""
 
 _RECALL = 0.99
 _BLOCK = 4096  # shingles per batch, whose hashes take 2 MiB
@@ -180,7 +180,7 @@ _BLOCK = 4096  # shingles per batch, whose hashes take 2 MiB
 class NearDuplicates:
     """An index of texts; the first text of each group of near-duplicates is kept.
 
-    For each text, it stores 512 bytes of minima and the bands' keys, but not the text.
+    For each text, it stores 512 bytes of minima and the keys of the bands, but not the text.
 
     Args:
         threshold: Minimum estimated Jaccard similarity of duplicates' shingles. The estimate's standard deviation is

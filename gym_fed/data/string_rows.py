@@ -1,4 +1,4 @@
-"""Convert rows with plain-string prompts and answers to chat turns, as in later prompts.
+"""Convert rows with plain-string prompts and answers to chat turns, since later prompts are chat turns.
 
 ``gym chat``, ``gym api`` and evaluations put a prompt into the tokenizer's chat template. A row trained without the
 template would teach answers to prompts that never occur, so string rows get the tokenizer's template if it has one.
@@ -74,7 +74,7 @@ def forms_in_words(forms: Mapping[str, int]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Marks:
-    """Strings that mark a text as already templated.
+    """Strings that show that a template has been applied to a text.
 
     Attributes:
         tokens: Special tokens that the template writes around turns.
@@ -119,7 +119,7 @@ def _turned(marks: _Marks, row: Row) -> Row:
 
 
 def _without_end(text: str, ends: tuple[str, ...]) -> str:
-    """Remove a hand-written end token, since the template adds it."""
+    """Remove an end token at the end of an answer, since the template adds one."""
     stripped = text.rstrip()
     end = next((end for end in ends if stripped.endswith(end)), None)
     return text if end is None else stripped.removesuffix(end)
@@ -134,7 +134,7 @@ def _marks_of(tokenizer: Any) -> _Marks:
     from gym_fed.data.chat_templates.rendering import template_of
 
     template = template_of(tokenizer)
-    inner = getattr(tokenizer, "tokenizer", tokenizer)  # the tokenizer of a processor
+    inner = getattr(tokenizer, "tokenizer", tokenizer)  # use the tokenizer of a processor
     special = tuple(getattr(inner, "all_special_tokens", ()))
     state = (template, special, len(inner))
     if (known := _KNOWN.get(inner)) is not None and known[0] == state:
@@ -171,7 +171,7 @@ def _marks_in(
     for mark in marks:
         between = between.replace(mark, "\n")
     words = [line.strip() for line in between.splitlines() if len(line.strip()) > 2]
-    # In ``<|im_end|>\n<|im_start|>user\n`` only the tokens are marks: a prompt may well begin with "user".
+    # In ``<|im_end|>\n<|im_start|>user\n`` only the tokens are marks, since a prompt may begin with "user".
     opening = tuple(word for word in words if not word.isalnum())
     return marks, opening, ends
 

@@ -1,4 +1,4 @@
-"""Write rows to JSONL, JSON, CSV and Parquet files atomically, converted if nothing is lost."""
+"""Write rows to JSONL, JSON, CSV and Parquet files atomically, converting them if nothing is lost."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
     """Convert a row to ``format``. Reading the result must restore the row, unless losses are allowed.
 
     Args:
-        row: One of ``gym_fed.data.rows``.
+        row: A row of ``gym_fed.data.rows``.
         format: A name in ``gym_fed.core.registries.FORMATS``.
         allow_loss: True to also convert pairs to judgements or to the chosen conversation.
 
@@ -100,7 +100,7 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
 
 
 def _extra_answer_keys(row: Row) -> str:
-    """Return the keys of the last message that a prompt row's ``answer`` would lose."""
+    """Return the keys of the last message that would be lost in a prompt row's ``answer``."""
     last = row["messages"][-1] if "messages" in row else {}
     return ", ".join(repr(key) for key in last if key not in ("role", "content"))
 

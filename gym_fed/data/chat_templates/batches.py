@@ -1,6 +1,6 @@
 """Render many conversations with an untrusted template, in batches of rows per request to the child process.
 
-A row is rendered several times (spans are located by comparing prefixes). One request per rendering would be slow.
+A row is rendered several times, since spans are located by comparing prefixes. One request per rendering would be slow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHARS = 1 << 22
 """Maximum rows and approximate maximum characters of a request; a longer row is sent alone."""
 
 Placed = tuple[dict[str, Any], str]
-"""A row with ``messages`` and optionally ``tools``, with its place for errors."""
+"""A row with ``messages`` and optionally ``tools``, and its place for errors."""
 
 
 def render_rows(renderer: ChatRenderer, rows: Sequence[Placed]) -> list[RenderedConversation]:
@@ -80,7 +80,7 @@ def _bounded(renderer: ChatRenderer, rows: list[list[Any]]) -> Iterator[Rendered
         template = tokenizer.get_chat_template(None, None)
         raise limit_error(template, error.need, f"the rows from {rows[0][1]} to {rows[-1][1]}") from error
     except EvaluationError as error:
-        # One failing row fails the whole batch; render the rows one by one to name it.
+        # A failing row fails the whole batch, so render the rows one by one to name it.
         if len(rows) > 1:
             for row in rows:
                 yield from _bounded(renderer, [row])
@@ -113,7 +113,7 @@ class _RowTokenizer:
 
     @property
     def added_tokens_decoder(self) -> dict[int, str]:
-        """Empty: all special tokens are in ``all_special_tokens``."""
+        """An empty list, since all special tokens are in ``all_special_tokens``."""
         return {}
 
     def get_chat_template(self, _name: None, tools: Any) -> str:

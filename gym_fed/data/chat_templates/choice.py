@@ -25,7 +25,7 @@ from gym_fed.data.chat_templates.rendering import Message, Template, has_marks, 
 
 @dataclass(frozen=True)
 class NamedTemplate:
-    """A chat format. In the slots, ``{bos}`` and ``{eos}`` are replaced by the tokenizer's tokens, ``{}`` by the
+    """A chat format. In the slots, ``{bos}`` and ``{eos}`` stand for the tokenizer's tokens, and ``{}`` for the
     content.
 
     Attributes:
@@ -35,8 +35,8 @@ class NamedTemplate:
         system: The turn of a system message.
         prefix: Text at the start of a conversation.
         default: Default system message.
-        fused: True if the system message is put into the first question, before its content.
-        thinks: True if answers begin with their reasoning, which may be empty.
+        fused: True if the system message is put into the first question, before the content.
+        thinks: True if answers begin with reasoning, which may be empty.
         end: The token that ends an answer; None for the tokenizer's own.
     """
 
@@ -153,7 +153,7 @@ NAMED: dict[str, NamedTemplate] = {
 
 @cache
 def named_template(name: str) -> str:
-    """Return the Jinja source of a format, with the assistant's tokens marked."""
+    """Return the Jinja source of a format, with generation marks around the assistant's tokens."""
     slots = NAMED[name]
     question = "message['content']"
     if slots.fused:
@@ -252,8 +252,8 @@ def read_chat_template(value: str) -> str | None:
 def use_chat_template(tokenizer: Any, value: str | None) -> Any:
     """Return the tokenizer or processor with the template of ``chat_template:``; copied if anything changes.
 
-    ``none`` removes the template. If the tokenizer's own template renders the named format, it is kept, since it may
-    also support tools. A processor's template is kept, since it has placeholders for images.
+    ``none`` removes the template. If the tokenizer's own template renders the named format, it is kept because it may
+    also support tools. A processor's template is kept because it has placeholders for images.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``read_chat_template``.
@@ -272,7 +272,7 @@ def use_chat_template(tokenizer: Any, value: str | None) -> Any:
         return tokenizer
     end = NAMED[value].end if value in NAMED else None
     replaces_eos = end is not None and end in tokenizer.get_vocab()
-    # A shallow copy shares the table of special tokens, so a new end token would also change the original.
+    # A shallow copy would share the table of special tokens, so a new end token would change the original too.
     changed = copy.deepcopy(tokenizer) if replaces_eos else copy.copy(tokenizer)
     changed.chat_template = source
     if is_processor:
@@ -335,7 +335,7 @@ _PROBE_TURNS: list[Message] = [
     {"role": "user", "content": "another question"},
 ]
 _SUGGESTED = ("chatml", "zephyr", "vicuna", "default")
-"""Templates that errors name, most common first."""
+"""Templates to suggest in errors, most common first."""
 
 
 def end_and_marks(tokenizer: Any) -> tuple[str | None, list[str]]:
@@ -365,7 +365,7 @@ def is_token(tokenizer: Any, mark: str) -> bool:
 def suggested_templates(tokenizer: Any) -> str:
     """Return named templates whose end token the tokenizer has, such as ``zephyr, vicuna or default``; empty if there
     are none."""
-    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # the tokenizer of a processor
+    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # use the tokenizer of a processor
     names = [name for name in _SUGGESTED if _can_end(text_tokenizer, name)]
     return " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 

@@ -1,4 +1,4 @@
-"""Render a conversation as training text, mark the spans that are learned, and report what the template drops."""
+"""Render a conversation as training text, mark the spans to train on, and report what the template drops."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RenderedConversation:
     """A rendered conversation.
 
     Attributes:
-        spans: Spans of learned characters, in order.
+        spans: Spans of characters to train on, in order.
     """
 
     text: str
@@ -66,7 +66,7 @@ def write_answered(
     *,
     reasoning: Reasoning = "learn",
 ) -> str:
-    """Render a prompt and its answer with the tokenizer's template; without an answer, the prompt alone.
+    """Render a prompt and its answer with the tokenizer's template; without an answer, render only the prompt.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the row if the template refuses it or omits a part of the answer.
@@ -96,11 +96,11 @@ class ChatRenderer:
 
     Args:
         tokenizer: A tokenizer with a chat template.
-        assistant_only: True to learn only the assistant's turns, and other turns with ``weight: 1``. Messages with
-            ``weight: 0`` are never learned.
-        mask_history: True to learn only the assistant's last turn.
+        assistant_only: True to train only on the assistant's turns, and on other turns with ``weight: 1``. Messages
+            with ``weight: 0`` are never trained on.
+        mask_history: True to train only on the assistant's last turn.
         reasoning: ``drop`` and ``off`` leave ``reasoning_content`` out of the text; with ``off``, an empty thought that
-            the template writes in its place is not learned.
+            the template writes in its place is not trained on.
     """
 
     tokenizer: Any
@@ -122,7 +122,7 @@ class ChatRenderer:
         except (
             TemplateError,
             TypeError,
-        ) as error:  # TypeError: the template concatenates a value that is not text
+        ) as error:  # TypeError if the template concatenates a value that is not text
             raise _refused(place, error) from error
         except UnclearTurnsError as error:
             raise GymError(
@@ -189,7 +189,7 @@ class ChatRenderer:
         return spans + [end for turn in at for end in closed.get(turn, ())]
 
     def _other_turns(self, given: Sequence[Message], ends: str) -> set[int]:
-        """Return the turns of other roles that are learned, or whose end token is."""
+        """Return the turns of other roles that are trained on, or whose end token is."""
         if not self.assistant_only or self.mask_history:
             return set()
         others = {number for number, message in enumerate(given) if message["role"] != "assistant"}
@@ -217,13 +217,13 @@ def _clean(message: Message, reasoning: Reasoning) -> Message:
 
 
 def _after_empty_thoughts(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Move the start of each span past an empty thought at its beginning."""
+    """Move the start of each span past an empty thought."""
     thoughts = [(_EMPTY_THOUGHT.match(text, start, end), start, end) for start, end in spans]
     return [(thought.end() if thought else start, end) for thought, start, end in thoughts]
 
 
 def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> set[int]:
-    """Return the indices of the assistant's messages that are not learned."""
+    """Return the indices of the assistant's messages that are not trained on."""
     numbers = set()
     for number, message in enumerate(messages):
         weight = message.get("weight", 1)
@@ -245,7 +245,7 @@ def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> se
 
 
 def _showing(template: Template, messages: list[Message], tools: Any, place: str) -> tuple[Template, str]:
-    """Return the template, changed if needed to show the whole row, and the rendered text."""
+    """Return the template, changed if necessary so that it renders the whole row, and the rendered text."""
     missing = None
     for candidate in (template, showing_history(template)):
         turns = _folded(candidate, messages)
@@ -273,7 +273,8 @@ def _lost(place: str, missing: str) -> GymError:
 
 
 def _folded(template: Template, messages: list[Message]) -> list[Message]:
-    """Put reasoning into the answer, for templates that handle ``</think>`` but have no key for it (DeepSeek)."""
+    """Put reasoning into the answer, for templates that handle ``</think>`` but have no key for reasoning
+    (DeepSeek)."""
     if "think>" not in template.source or _READS_REASONING.search(template.source):
         return messages
     folded = []
@@ -321,7 +322,7 @@ def left_out(
 
 
 def _text(template: Template, messages: list[Message], tools: Any) -> str | None:
-    """Return the rendered text; None if the template refuses, which shows that it reads the changed part."""
+    """Return the rendered text; None if the template refuses, which proves that it reads the changed part."""
     try:
         return template.text(messages, tools)
     except (TemplateError, TypeError):

@@ -1,4 +1,4 @@
-"""The form in which a chat template takes a message's content: a text, or a list of parts."""
+"""Detect the form in which a chat template takes a message's content: a text, or a list of parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 Render = Callable[[list[dict[str, Any]]], str | None]
-"""Renders messages to a text; None if the template refuses them."""
+"""A function that renders messages to a text, or to None if the template refuses them."""
 
 _PROBE = "a probe of parts"
 

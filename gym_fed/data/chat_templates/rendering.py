@@ -1,4 +1,4 @@
-"""Chat templates: rendering, generation marks, and training variants with marks and earlier reasoning.
+"""Render chat templates, with generation marks, and with training variants that have marks and earlier reasoning.
 
 A child process renders in transformers' environment, with ``raise_exception``, ``tojson`` and ``strftime_now``.
 
@@ -6,8 +6,8 @@ TRL ships the chat templates of many model families, most of them with a marked 
 ``NAME_training.jinja`` in ``trl/chat_templates``). While rows are encoded, a model's template that equals an
 original is replaced by its marked copy. The files are read without importing TRL, which takes seconds.
 
-Many templates drop the reasoning of earlier turns. A row that teaches reasoning needs it in its text, so it is kept: by
-the template's own switch if it has one, otherwise by removing the condition from its source.
+Many templates drop the reasoning of earlier turns. A row that teaches reasoning needs it in its text, so it is kept
+with the template's own switch if there is one, and otherwise by removing the condition from the template's source.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 Message = dict[str, Any]
 Span = tuple[int, int]
-"""Start (inclusive) and end (exclusive) of a range of characters."""
+"""The start (inclusive) and end (exclusive) of a range of characters."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Template:
 def template_of(tokenizer: Any, tools: Any = None) -> Template:
     """Return the template that a tokenizer, or a processor, uses for rows with these tools."""
     inner = getattr(tokenizer, "tokenizer", tokenizer)
-    is_processor = inner is not tokenizer  # it has one template, and no method to choose it
+    is_processor = inner is not tokenizer  # it has one template, and no method to choose one
     source = tokenizer.chat_template if is_processor else tokenizer.get_chat_template(None, tools)
     return Template(str(source), dict(inner.special_tokens_map))
 
@@ -102,7 +102,7 @@ def trl_templates() -> Path:
 
 
 def _key(template: str) -> str:
-    """Normalise a template: Jinja drops one newline at the end of a file."""
+    """Normalise a template, since Jinja drops one newline at the end of a file."""
     return template.removesuffix("\n")
 
 
@@ -147,7 +147,7 @@ class UnclearTurnsError(Exception):
 def own_marks(
     template: Template, messages: list[Message], tools: Any, ends: tuple[str, ...]
 ) -> tuple[str, dict[int, list[Span]]]:
-    """Locate turns by the template's marks: the text, and the spans of each assistant message.
+    """Locate turns by the template's marks; return the text, and the spans of each assistant message.
 
     Args:
         template: A template with marks.
@@ -176,13 +176,13 @@ def trimmed_marks(
 def by_prefix(
     template: Template, messages: list[Message], tools: Any, turns: set[int], ends: tuple[str, ...]
 ) -> tuple[str, dict[int, list[Span]]]:
-    """Locate turns without marks: an answer is the text that its turn adds to the prompt before it.
+    """Locate turns without marks; an answer is the text that its turn adds to the prompt before it.
 
     Args:
         turns: The indices of messages to locate.
 
     Raises:
-        UnclearTurnsError: If the template renders a turn differently when a turn follows.
+        UnclearTurnsError: If the template renders a turn differently when another turn follows.
     """
     text = template.text(messages, tools)
     spans_of = {}
@@ -229,7 +229,7 @@ def _by_message(
         if turn != turns[-1]:
             count = len(template.marked(messages[: turn + 1], tools)[1])
             closing = template.marked([*messages[: turn + 1], *_PROBE], tools)[1]
-            count = min(count, len(closing))  # an end of the text, which only the last turn has
+            count = min(count, len(closing))  # text at the end, which only the last turn has
         if not before < count <= len(spans):
             raise UnclearTurnsError
         spans_of[turn], before = spans[before:count], count

@@ -1,7 +1,7 @@
-"""Locate texts of single messages in a rendered conversation, for turns and parts that are learned separately.
+"""Locate the texts of single messages in a rendered conversation, to train on individual turns and parts.
 
-A message's text is where the conversation differs from the one with a placeholder instead. Two placeholders that share
-no first or last character are tried, since a template may write the same character next to the text.
+A message's text is where the conversation differs from one with a placeholder in its place. Two placeholders without
+common first or last characters are tried, since a template may write the same character next to the text.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ def text_span(
 def masked_spans(
     template: Template, text: str, messages: list[Message], tools: Any, given: Sequence[Message]
 ) -> list[Span]:
-    """Return the spans of the parts of texts that are not learned (``masked``), in order.
+    """Return the spans of the parts of texts that are not trained on (``masked``), in order.
 
     Args:
         text: The rendered conversation.
         messages: The messages as they are rendered.
-        given: The messages of the row; their reasoning may be rendered as a part of the content, or not at all.
+        given: The messages of the row, whose reasoning may be rendered as a part of the content, or not at all.
     """
     spans = []
     for turn, message in enumerate(given):
         for key, ranges in message.get("masked", {}).items():
             value, rendered_key = message[key], key
             rendered, lead = value.strip(), len(value.lstrip()) - len(value)
-            if key not in messages[turn]:  # reasoning in the content, or left out
+            if key not in messages[turn]:  # the reasoning is in the content, or omitted
                 rendered_key, rendered, lead = "content", f"{THINK}{value}{END_THINK}", len(THINK)
             if rendered not in str(messages[turn].get(rendered_key)):
                 continue

@@ -1,1 +1,1 @@
-"""Dataset formats, one per file, which convert raw rows to rows of ``gym_fed.data.rows`` and back."""
+"""Dataset formats, one per file, that convert raw rows to rows of ``gym_fed.data.rows`` and back."""

@@ -13,7 +13,7 @@ _BLOCKS = {
     "tool_result": ("type", "tool_use_id", "content"),
     "thinking": ("type", "thinking"),
 }
-"""Anthropic's blocks that are not content, with the keys that are read."""
+"""Anthropic's blocks that are not content, with the keys to read."""
 
 
 def turns_of(turn: Raw) -> list[Raw]:
@@ -91,8 +91,8 @@ def with_calls_joined(messages: list[tuple[Message, bool, bool]]) -> list[Messag
     """Merge tool calls in separate turns into the assistant's turn before them.
 
     Args:
-        messages: Each message, whether it consists only of tool calls (role ``tool_call``), and whether it has its own
-            weight. Calls without a weight have that of the turn before them.
+        messages: Each message, True if it consists only of tool calls (role ``tool_call``), and True if it has its own
+            weight. Calls without a weight get that of the turn before them.
     """
     joined: list[Message] = []
     for message, only_calls, weighted in messages:

@@ -1,7 +1,8 @@
-"""Read which parts of a turn are learned: weights of turns, flags of content parts and Axolotl's character ranges.
+"""Read which parts of a turn to train on: weights of turns, flags of content parts and Axolotl's character ranges.
 
-A message that is read has ``weight: 0`` if it is not learned, and ``weight: 1`` if it is learned although it is not the
-assistant's. ``masked`` holds the ranges of characters, ``[start, end)``, that are not learned, by the key of the text.
+The result has ``weight: 0`` for a message that is not trained on, and ``weight: 1`` for one that is although it is not
+the assistant's. ``masked`` contains the character ranges ``[start, end)`` that are not trained on, by the key of the
+text.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from gym_fed.data.formats.base import BadRow, Message, Raw, note_unread
 
 WEIGHTS = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
 _SWITCHES = ("train", "training", "loss")
-"""Aliases of ``weight`` with boolean values."""
+"""Aliases for ``weight`` with boolean values."""
 _DETAILS = ("train_detail", "training_detail")
 MASK_KEYS = (*WEIGHTS, *_DETAILS, "masked")
-"""Keys of a turn that decide what is learned."""
+"""Keys of a turn that determine what is trained on."""
 PART_FLAGS = ("train", "weight")
-"""Keys of a content part that decide whether it is learned."""
+"""Keys of a content part that determine whether it is trained on."""
 _REMEDY = "a turn is either learned or not; round the weight, or drop the row"
 
 _roles: ContextVar[Collection[str] | None] = ContextVar("roles that are learned", default=None)
@@ -29,7 +30,7 @@ _roles: ContextVar[Collection[str] | None] = ContextVar("roles that are learned"
 
 @contextmanager
 def learning_roles(roles: Collection[str] | None) -> Iterator[None]:
-    """Learn the turns of ``roles`` that have no weight themselves; None for the assistant's."""
+    """Train on the turns of ``roles`` that have no weight themselves; None for the assistant's."""
     token = _roles.set(roles)
     try:
         yield
@@ -43,10 +44,10 @@ def learned_parts(turn: Raw, role: str, keys: dict[str, str]) -> Message:
     Args:
         turn: The turn as read from the file.
         role: Its role: system, user, assistant or tool.
-        keys: The turn's keys by those of the message: ``{"content": "value"}``.
+        keys: The keys of the turn, by those of the message, such as ``{"content": "value"}``.
 
     Raises:
-        BadRow: For weights other than 0 and 1, different weights, and ranges that are not in the text.
+        BadRow: For weights other than 0 and 1, contradictory weights, and ranges outside the text.
     """
     given, roles = given_weight(turn, role), _roles.get()
     masked: dict[str, list[list[int]]] = {}
@@ -56,7 +57,7 @@ def learned_parts(turn: Raw, role: str, keys: dict[str, str]) -> Message:
         masked |= {ours: ranges} if ranges else {}
         flagged |= has_flags
     weight = given
-    if weight is None:  # as in Axolotl, a turn with a flagged part is learned
+    if weight is None:  # as in Axolotl, a turn with a flagged part is trained on
         weight = int(flagged or role in (("assistant",) if roles is None else roles))
     if not weight:
         return {"weight": 0} if role == "assistant" or given == 0 else {}
@@ -64,9 +65,9 @@ def learned_parts(turn: Raw, role: str, keys: dict[str, str]) -> Message:
 
 
 def given_weight(turn: Raw, role: str) -> int | None:
-    """Return the weight that a turn gives, 0 or 1; None if it gives none."""
+    """Return the weight of a turn, 0 or 1; None if it has none."""
     given = {key: turn[key] for key in WEIGHTS if turn.get(key) is not None}
-    if role != "assistant":  # ms-swift reads these for the assistant alone
+    if role != "assistant":  # ms-swift reads these only for the assistant
         ignored = [key for key in ("loss", "loss_scale") if given.pop(key, None) is not None]
         note_unread(f"a message's {key}" for key in ignored)
     for key, weight in given.items():
@@ -86,7 +87,7 @@ def _require_binary(weight: Any, switch: bool, what: str) -> None:
 
 
 def _masked_of(turn: Raw, ours: str, theirs: str) -> tuple[list[list[int]], bool]:
-    """Return the ranges of a text that are not learned, and True if the turn has flags for parts of it."""
+    """Return the ranges of a text that are not trained on, and True if the turn has flags for parts of it."""
     text = turn.get(theirs)
     if isinstance(text, list):
         return _of_parts(text, theirs)
@@ -95,7 +96,7 @@ def _masked_of(turn: Raw, ours: str, theirs: str) -> tuple[list[list[int]], bool
         ranges = _checked(given.get(ours, []), text, "masked")
         return ranges, bool(ranges)
     if given is not None:
-        note_unread(["a message's masked"])  # a column of a different tool
+        note_unread(["a message's masked"])  # it is a column of a different tool
     details = next((turn[key] for key in _DETAILS if turn.get(key) is not None), None)
     if not details or ours != "content":
         return [], False

@@ -33,7 +33,7 @@ _ROLES = {
         ("tool", "function", "observation", "observations", "tool_response", "function_response"), "tool"
     ),
 }
-"""Roles by their names in ``role`` and ``from``. Calls in separate turns have the role ``tool_call``."""
+"""Roles, by their names in ``role`` and ``from``. Calls in separate turns have the role ``tool_call``."""
 _SHOWN_ROLES = "system, user, assistant, tool, tool_call"
 _READ = {
     *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id"),
@@ -43,7 +43,7 @@ _TYPES_OF_MEDIA = {
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
     **dict.fromkeys(("video", "video_url"), "video"),
 }
-"""The media of content parts other than images, by their type."""
+"""The kinds of media of content parts other than images, by their type."""
 _READ_IN_PARTS = {
     *("type", "text", "value", "content", "image_url", "image", "url", "path", "source"),
     *PART_FLAGS,
@@ -79,7 +79,7 @@ def conversation(turns: Any, key: str) -> list[Message]:
 
 
 def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:
-    """Split off the last answer from what precedes it.
+    """Split off the last answer from the messages before it.
 
     Raises:
         BadRow: If the last turn is not the assistant's, or there is no turn before it.
@@ -90,7 +90,7 @@ def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]
 
 
 def _message(turn: Raw) -> tuple[Message, bool, bool]:
-    """Parse a turn; also return whether it consists only of tool calls, and whether it has a weight of its own."""
+    """Parse a turn; also return whether it consists only of tool calls, and whether it has its own weight."""
     speaker = "from" if "from" in turn else "role"
     role = _ROLES.get(str(turn.get(speaker)).replace("-", "_"))
     if role is None and speaker == "from":
@@ -112,7 +112,7 @@ def _message(turn: Raw) -> tuple[Message, bool, bool]:
 
 
 def _parsed_turn(turn: Raw, role: str, key: str) -> Message:
-    """Parse role, content and calls of a turn."""
+    """Parse the role, content and calls of a turn."""
     if role == "tool_call":
         calls = turn.get(key)
         calls = calls if isinstance(calls, dict | list) else parsed(string(turn, key), key)
@@ -153,7 +153,7 @@ def _part(part: Any) -> Raw:
         return _medium(part, medium, kind)
     image: Any = None
     if kind == "image_url":
-        place = part.get("image_url", part.get("value"))  # the keys of OpenAI and LLaMA-Factory v1
+        place = part.get("image_url", part.get("value"))  # keys of OpenAI and LLaMA-Factory v1
         if isinstance(place, dict):
             note_unread(f"a part's {key}" for key in place if key != "url")
             place = place.get("url")
@@ -211,7 +211,7 @@ def _calls(calls: Any) -> list[Raw]:
 
 
 def _source(source: Any) -> Any:
-    """Return the place of an image in Anthropic's layout: a data URL, or a URL.
+    """Return the location of an image in Anthropic's layout: a data URL or a URL.
 
     Raises:
         BadRow: For a source with neither.
@@ -228,7 +228,7 @@ def _reasoning(turn: Raw, role: str) -> tuple[Message, str]:
     """Return ``{"reasoning_content": text}``, empty if a turn has no reasoning, and the key that the text was under.
 
     Raises:
-        BadRow: For reasoning that is not text, is given twice, or is not the assistant's.
+        BadRow: For reasoning that is not text, is given twice, or is not in the assistant's turn.
     """
     given = {key: _text(turn, key) for key in REASONING}
     texts = {key: text for key, text in given.items() if text}
@@ -316,7 +316,7 @@ def alpaca_question(row: Raw) -> list[Message]:
 
 
 def require_learned(answers: list[Any]) -> None:
-    """Refuse answers that are both rated and marked as not learned.
+    """Refuse answers that are rated but marked as not to be trained on.
 
     Raises:
         BadRow: For a message with ``weight`` 0, or parts of weight 0, in an answer.
@@ -338,7 +338,7 @@ def _as_messages(answer: Any) -> list[Message]:
 
 
 def _without_prompt(prompt: list[Message], answer: list[Message]) -> list[Message]:
-    """Strip the prompt from answers that repeat the whole conversation."""
+    """Remove the prompt from answers that repeat the whole conversation."""
     return answer[len(prompt) :] if answer[: len(prompt)] == prompt and len(answer) > len(prompt) else answer
 
 
@@ -354,7 +354,7 @@ def _whole_conversations(prompt: str, answers: list[Any], keys: tuple[str, ...])
 
 
 def _implicit(answers: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Any]]:
-    """Return the common prefix of all answers, and each remainder (as in trl.extract_prompt)."""
+    """Return the common prefix of all answers, and the rest of each (as in trl.extract_prompt)."""
     problem = f"{' and '.join(map(repr, keys))} have no common beginning, and there is no 'prompt'"
     if len(answers) < 2 or len({type(answer) for answer in answers}) != 1:
         raise BadRow(problem, "add the prompt, as text or as messages")

@@ -1,4 +1,4 @@
-"""The base class of data formats, errors of a row, and helpers to read its keys."""
+"""The base class of data formats, errors about a row, and helpers that read its keys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Format(ABC):
 
 
 class BadRow(ValueError):
-    """An error in one row; the reader adds the place."""
+    """An error in one row, to which the reader adds the place."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem)
@@ -57,7 +57,7 @@ class BadRow(ValueError):
 
 
 class EmptyCell(BadRow):
-    """A row with an empty required column.
+    """A required column of the row is empty.
 
     Args:
         column: Name of the column in messages.
@@ -156,7 +156,7 @@ def with_context(row: Raw, converted: Raw, *keys: str) -> Raw:
 
 
 def without_context(row: Raw, converted: Raw, *keys: str) -> Raw:
-    """Return ``with_context`` of a row whose format has no place for tools, media and a system prompt.
+    """Return ``with_context`` of a row whose format does not support tools, media or a system prompt.
 
     Raises:
         BadRow: For a row with one of them.
@@ -245,7 +245,7 @@ def _require_one_call(row: Raw, converted: Raw) -> None:
 
 
 def _inline_media(converted: Raw) -> dict[str, list[Any]]:
-    """Take the sources out of the parts with media, by column, in the order of the conversation."""
+    """Remove the sources from the parts with media, and return them by column, in the order of the conversation."""
     taken: dict[str, list[Any]] = {column: [] for column in MEDIA}
     for turn in _turns_of(converted):
         for part in turn["content"] if isinstance(turn.get("content"), list) else ():
@@ -267,7 +267,7 @@ def _media_of(row: Raw, column: str) -> list[Any]:
     "sampling_rate"}`` (Hugging Face's ``Audio``), and a video the list of its frames.
 
     Raises:
-        BadRow: For anything else.
+        BadRow: For any other value.
     """
     given = row.get(column) or row.get(MEDIA[column])
     if not given:

@@ -12,7 +12,7 @@ class SegmentRows(Format):
 
     @classmethod
     def matches(cls, row: Raw) -> bool:
-        given = row.get("segments")  # transcripts have segments of another kind next to their text
+        given = row.get("segments")  # transcripts have segments of a different kind next to their text
         parts = [part for part in given if isinstance(part, dict)] if isinstance(given, list) else []
         return any(part.keys() >= {"label", "text"} for part in parts)
 

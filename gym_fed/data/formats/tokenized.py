@@ -23,7 +23,7 @@ class Tokenized(Format):
     def matches(cls, row: Raw) -> bool:
         if "input_ids" not in row:
             return False
-        # a set that was mapped through a tokenizer keeps its columns, which any model can read
+        # a dataset mapped through a tokenizer keeps its text columns, which any model can read
         return any(isinstance(row.get(key), list) for key in ("labels", *_MASKS)) or not _TEXTS & row.keys()
 
     def read(self, row: Raw) -> Raw:

@@ -1,6 +1,6 @@
-"""The built-in tasks, each a function decorated with ``@task``.
+"""The built-in tasks, each of which is a function decorated with ``@task``.
 
-gym-nano is pre-trained on the ``base`` tasks. It must never be pre-trained on those of the ``contributor`` group, which
+gym-nano is pre-trained on the ``base`` tasks. It must never be pre-trained on tasks of the ``contributor`` group, which
 contributors teach it.
 """
 
@@ -19,7 +19,7 @@ TABLE: dict[str, MadeTask] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class MadeTask(Task):
-    """A task defined by one function."""
+    """A task that is defined by a function."""
 
     summary: str
     group: Group

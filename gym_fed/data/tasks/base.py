@@ -13,10 +13,10 @@ class Task(ABC):
     """A generated task, named under ``data[].tasks``."""
 
     summary: str
-    """Summary of the task in one line, with an example."""
+    """One-line summary of the task, with an example."""
 
     group: Group = "contributor"
-    """Group of the task; gym-nano was pre-trained on the ``base`` tasks only."""
+    """Group of the task; gym-nano was pre-trained only on the ``base`` tasks."""
 
     @abstractmethod
     def make(self, rng: random.Random) -> tuple[str, str]:
