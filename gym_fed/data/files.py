@@ -373,11 +373,7 @@ def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:
                     for row in part.to_pylist(maps_as_pydicts="strict"):
                         number += 1
                         yield f"{name}: row {number}", without_filled_nulls(row)
-    except (
-        pyarrow.ArrowException,
-        UnicodeDecodeError,
-        KeyError,
-    ) as error:  # KeyError: a map has a key twice
+    except (pyarrow.ArrowException, UnicodeDecodeError, KeyError) as error:  # KeyError: a map has a key twice
         raise GymError(
             ErrorCode.DATA_INVALID, f"{name}: not a readable Parquet file: {error}", "rewrite the file"
         ) from error

@@ -1,5 +1,5 @@
-// What every screen shares: elements, the API, live events, the router, tables, states and formats.
-// Text from outside reaches the page by textContent alone.
+// Shared by all screens: elements, the API, live events, the router, tables, states and formats.
+// Untrusted text is inserted only with textContent.
 
 export class ApiError extends Error {
   constructor(status, {code, message, hint, problems}) {
@@ -13,7 +13,7 @@ export const mayChange = () => session.csrf !== "";
 
 // ---- addresses ----
 
-// The path prefix at a reverse proxy, such as "/gym": what stands before this file's own path.
+// The path prefix at a reverse proxy, such as "/gym", taken from this file's own URL.
 const PREFIX = new URL(import.meta.url).pathname.replace(/\/static\/app\.js$/, "");
 const within = (path) => PREFIX + path;
 const without = (path) => (path.startsWith(`${PREFIX}/`) ? path.slice(PREFIX.length) : path === PREFIX ? "/" : path);
@@ -66,7 +66,7 @@ export function post(path, body = {}, method = "POST") {
   return api(path, {method, body: JSON.stringify(body), headers: {"Content-Type": "application/json", "X-CSRF-Token": session.csrf}});
 }
 
-// An answer while it is written: take(data) is called for every event of the stream.
+// Stream an answer; take(data) is called for every event of the stream.
 export async function streamed(path, body, signal, take) {
   const response = await fetch(within(`/api/v1/${path}`), {method: "POST", credentials: "same-origin", signal, headers: {"Content-Type": "application/json", "X-CSRF-Token": session.csrf}, body: JSON.stringify(body)});
   if (!response.ok) throw new ApiError(response.status, (await response.json()).error);
@@ -86,8 +86,8 @@ export async function streamed(path, body, signal, take) {
 
 // ---- live events ----
 
-// One stream of events; an id that was had is skipped. A page that nobody sees has none after some seconds, since a browser
-// opens six connections to a server, for all tabs together. Screens that need what they missed listen for "resumed".
+// One stream of events; ids seen before are skipped. A hidden page closes it after some seconds, since a browser
+// opens at most six connections to a server for all tabs. Screens that need missed events listen for "resumed".
 const HIDDEN_SECONDS = 5;
 let stream = null;
 let lastId = -1;
@@ -133,7 +133,7 @@ function connect() {
   for (const kind of listeners.keys()) attach(kind);
 }
 
-// The page of a contributor keeps its stream: a process that a link started ends when its page is closed.
+// The contributor's page keeps its stream, since a process started by a link exits when its page is closed.
 const mayRest = () => session.face !== "client";
 
 function onVisibility() {
@@ -143,7 +143,7 @@ function onVisibility() {
   if (mayRest()) hiding = setTimeout(() => { stream?.close(); stream = null; }, 1000 * HIDDEN_SECONDS);
 }
 
-// A stream that was refused: the server started again and has forgotten the login, or it is still starting.
+// A stream was refused: the server has restarted and forgotten the login, or is still starting.
 async function again(then = () => {}) {
   try {
     Object.assign(session, {visitor: null, role: "", csrf: ""}, await api("session"));
@@ -155,7 +155,7 @@ async function again(then = () => {}) {
 
 // ---- screens ----
 
-// A screen is a module with `title` and `show(root, parameters, query)`; what it begins it ends by `leave(callback)`.
+// A screen is a module with `title` and `show(root, parameters, query)`; it registers cleanup with `leave(callback)`.
 let routes = [];
 const leaving = new Set();
 export const leave = (callback) => leaving.add(callback);
@@ -184,7 +184,7 @@ export function navigate(url, {again = true} = {}) {
   if (again) show();
 }
 
-// Keep what a screen shows in the URL (?xmin=...), so that a link shows the same.
+// Keep the state of a screen in the URL (?xmin=...), so that a link shows the same view.
 export function remember(query) {
   const url = new URL(location.href);
   for (const [name, value] of Object.entries(query)) {
@@ -200,7 +200,7 @@ async function show() {
   leaving.clear();
   const turn = ++shownAt;
   const path = decodeURIComponent(without(location.pathname));
-  const first = document.querySelector("header.top nav a"); // what the first page shows
+  const first = document.querySelector("header.top nav a"); // the link of the first page
   for (const link of document.querySelectorAll("header.top nav a")) {
     const target = without(link.getAttribute("href"));
     const here = target === "/" ? path === "/" : path === target || (path === "/" && link === first) || path.startsWith(`${target}/`);
@@ -302,7 +302,7 @@ export function say(text) {
   saying = setTimeout(() => document.querySelector(".toast")?.remove(), 6000);
 }
 
-// Runs what a button does: disabled meanwhile, and its error beside it.
+// Run the action of a button, which is disabled meanwhile; an error is shown next to it.
 export function action(text, run, {primary = false, confirm = ""} = {}) {
   const said = el("span", {class: "problem", role: "alert"});
   const button = el("button", {type: "button", class: primary ? "primary" : "", onclick: async () => {
@@ -353,7 +353,7 @@ export function progress(done, total, label) {
 
 const ROW_FILES = ".jsonl,.json,.ndjson,.csv,.tsv,.parquet,.txt,.gz";
 
-// A place to drop a file of rows on, or to choose one: dropArea({id, taken}). taken(name) is called with its name on the server.
+// An area to drop or choose a data file: dropArea({id, taken}). taken(name) is called with its name on the server.
 export function dropArea({id, taken}) {
   const bar = el("div");
   const input = el("input", {type: "file", id, class: "visually-hidden", accept: ROW_FILES, disabled: !mayChange(), onchange: () => input.files.length && take(input.files[0])});
@@ -374,7 +374,7 @@ export function dropArea({id, taken}) {
   return node;
 }
 
-// Sends a file in parts, and returns its name on the server.
+// Send a file in parts, and return its name on the server.
 async function upload(file, report) {
   const {id, part_bytes: size} = await post("data/uploads", {name: file.name, bytes: file.size});
   let name = null;
@@ -390,17 +390,17 @@ export function copyable(text, label = "Copy") {
   return el("div", {class: "copyable"}, code, copyButton(text, code, {label}));
 }
 
-// A button that copies a text; `node` shows it, and is selected where a page may not copy.
+// A button that copies a text; `node` contains it, and is selected if the page may not copy.
 export function copyButton(text, node, {label = "Copy", kind = ""} = {}) {
   return el("button", {type: "button", class: kind, onclick: async ({target}) => { target.textContent = (await copied(text, node)) ? "Copied" : "Select it, and press Ctrl+C"; }}, label);
 }
 
-// A word of a command, as a shell takes it.
+// Quote a word for a shell.
 export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
 export const commandOf = (job) => job.command.map(quoted).join(" ");
 
-// A page over plain HTTP from another machine has no clipboard of its own; there an old command serves.
+// Pages over plain HTTP from other machines have no clipboard API; they use the old command.
 async function copied(text, node) {
   try { await navigator.clipboard.writeText(text); return true; } catch { /* below */ }
   const selection = getSelection(), range = document.createRange();
@@ -410,10 +410,10 @@ async function copied(text, node) {
   return document.execCommand("copy");
 }
 
-// Text of a docstring: what stands between two backticks is code.
+// Render the text of a docstring; text between two backticks is code.
 export const marked = (help) => help.replaceAll("``", "`").split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));
 
-// A path with its folders, for a URL.
+// Encode a path with its folders for a URL.
 export const pathUrl = (path) => path.split("/").map(encodeURIComponent).join("/");
 
 // ---- formats ----
@@ -429,7 +429,7 @@ export function number(value, digits = 4) {
 export const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
 export function signed(value, digits = 4) {
   if (value === null || value === undefined) return null;
-  const size = Math.abs(value), isTiny = size > 0 && size < 0.5 * 10 ** -digits; // a change is not shown as none
+  const size = Math.abs(value), isTiny = size > 0 && size < 0.5 * 10 ** -digits; // a small change is not shown as zero
   return `${value >= 0 ? "+" : "−"}${isTiny ? size.toExponential(1) : size.toFixed(digits)}`;
 }
 export function bytes(value) {
@@ -455,7 +455,7 @@ export function duration(seconds) {
 export const when = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : null);
 export const short = (id, length = 12) => el("span", {class: "id", title: id}, id.length > length + 1 ? `${id.slice(0, length)}…` : id);
 
-// The text of --columns: pairs of names, or JSON where a name holds a comma or begins or ends with a space.
+// The text of --columns: pairs of names, or JSON if a name contains a comma, or starts or ends with a space.
 export function columnsText(columns) {
   const names = Object.values(columns);
   return names.some((name) => name.includes(",") || name !== name.trim()) ? JSON.stringify(columns) : Object.entries(columns).map((pair) => pair.join("=")).join(",");

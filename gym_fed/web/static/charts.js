@@ -1,15 +1,15 @@
-// Charts by uPlot, which the server sends before this module. Dash, weight and marker distinguish series, never hue.
+// Charts with uPlot, which the server sends before this module. Dashes, weights and markers distinguish series, not hues.
 import {count, el, leave, number, replace} from "./app.js";
 
 const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [14, 5], [4, 2, 1, 2]];
 const WIDTHS = [1.75, 1.75, 1.75, 1.5, 1.25, 1.25];
 const MARKERS = ["", "hollow", "", "filled", "hollow", "filled"];
-const EVERY_POINT = 14, SOME_POINTS = 56; // pixels between two markers: of every point where there is room, of some elsewhere
+const EVERY_POINT = 14, SOME_POINTS = 56; // pixels between markers, if every point has one and if only some do
 
 // chart({title, xLabel, yLabel, height, log}) -> {node, set(series), zoom(min, max)}; a series is {name, points: [[x, y], ...], raw, errors},
-// where raw, if given, is drawn faintly behind, and errors are the standard errors of the points, drawn as upright bars; marks are [{x, text}], drawn as upright lines. `onZoom(min, max)` is called when a range
-// was chosen by dragging, and with null to show all. Charts of one `group` move their cursors together.
+// where raw, if given, is drawn faintly behind, and errors are the standard errors of the points, drawn as vertical bars; marks are [{x, text}], drawn as vertical lines. `onZoom(min, max)` is called when a range
+// is chosen by dragging, and with null to show all. Charts of one `group` move their cursors together.
 export function chart({title, xLabel = "step", yLabel = "", height = 260, log = false, onZoom = null, range = null, group = "", xText = number, none = "No values yet.", whole = ["version", "step", "round"].includes(xLabel)}) {
   const spoken = el("p", {class: "visually-hidden", role: "status"});
   const holder = el("div", {class: "plot", tabindex: 0, role: "group", "aria-label": `${title}: left and right show values${onZoom ? ", + zooms in, - shows all" : ""}`, onkeydown: keys});
@@ -44,12 +44,12 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     };
   }
 
-  // Which points have a marker: a long line keeps some, so that it looks as its key in the legend does.
+  // Choose the points with markers; a long line keeps some, so that it looks like its key in the legend.
   function marked(drawn, at) {
     const [xs, ys] = [drawn.data[0], drawn.data[at]], {min, max} = drawn.scales.x, found = [];
     for (const [place, x] of xs.entries()) if (ys[place] !== null && x >= min && x <= max) found.push(place);
     const lefts = found.map((place) => drawn.valToPos(xs[place], "x"));
-    return spaced(lefts, drawn.bbox.width / devicePixelRatio, at * 9).map((one) => found[one]); // lines on each other do not mark one place
+    return spaced(lefts, drawn.bbox.width / devicePixelRatio, at * 9).map((one) => found[one]); // so that overlapping lines have markers at different places
   }
 
   function drawMarks(drawn, ink) {
@@ -95,13 +95,13 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     ctx.restore();
   }
 
-  // From the lowest to the highest value, with its error; the scale of a chart without errors is uPlot's.
+  // The range from the lowest to the highest value with errors; a chart without errors uses uPlot's scale.
   function withErrors(drawn, low, high) {
     for (const {points, errors} of series) for (const [at, [, y]] of (errors ? points : []).entries()) { low = Math.min(low, y - (errors[at] ?? 0)); high = Math.max(high, y + (errors[at] ?? 0)); }
     return uPlot.rangeNum(low, high, 0.1, true);
   }
 
-  // The values at the cursor: of a line without a point there, those of its nearest point.
+  // The values at the cursor; a line without a point there shows its nearest point.
   function showValues(at) {
     if (!plot) return;
     const isAt = at !== null && at !== undefined && plot.data[0][at] !== undefined;
@@ -115,7 +115,7 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     });
   }
 
-  // The keyboard's cursor, and its zoom.
+  // Move the cursor and zoom with the keyboard.
   function keys(event) {
     if (!plot || event.ctrlKey || event.altKey || event.metaKey) return;
     const xs = plot.data[0], {min, max} = plot.scales.x, shown = xs.map((x, at) => at).filter((at) => xs[at] >= min && xs[at] <= max);
@@ -180,14 +180,14 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
   };
 }
 
-// Which of these places get a marker, from the left: all where they have room, some elsewhere.
+// Return the positions that get a marker, from the left: all if there is room, otherwise some.
 export function spaced(lefts, width, first = 0) {
   if (lefts.length * EVERY_POINT <= width) return [...lefts.keys()];
   let next = first;
   return [...lefts.keys()].filter((at) => { if (lefts[at] < next) return false; next = lefts[at] + SOME_POINTS; return true; });
 }
 
-// The first point at x or after it, or the last one; points are in the order of x.
+// Return the first point at or after x, or the last one; points are ordered by x.
 function firstFrom(points, x) {
   let low = 0, high = points.length - 1;
   while (low < high) { const middle = (low + high) >> 1; if (points[middle][0] < x) low = middle + 1; else high = middle; }
@@ -199,7 +199,7 @@ export function nearest(points, x) {
   return low > 0 && x - points[low - 1][0] < points[low][0] - x ? points[low - 1] : points[low];
 }
 
-// Where y of a curve stands at x, between its points.
+// Interpolate y of a curve at x.
 export function between(points, x) {
   if (!points.length) return null;
   const after = firstFrom(points, x);
@@ -210,7 +210,7 @@ export function between(points, x) {
 }
 
 const last = (points) => (points.length ? points.at(-1)[1] : null);
-// Labels of an axis in one notation, with as many digits as tell them apart; those of a logarithmic axis one by one.
+// Format the labels of an axis in one notation, with enough digits to distinguish them; on a logarithmic axis, one by one.
 export function tickTexts(ticks, isLog) {
   const known = ticks.filter((tick) => tick !== null && tick !== undefined), most = Math.max(...known.map(Math.abs), 0);
   if (isLog || known.length < 2 || !most) return ticks.map((tick) => (tick === null || tick === undefined ? "" : compact(tick)));
@@ -232,14 +232,14 @@ function swatch(at) {
     MARKERS[at % 6] && el("circle", {cx: 13, cy: 4, r: 2.5, stroke: "currentColor", "stroke-width": 1.25, fill: MARKERS[at % 6] === "filled" ? "currentColor" : "var(--paper)"}));
 }
 
-// Exponential moving average, as TensorBoard's: 0 is none, 0.99 much; corrected for the start.
+// Exponential moving average as in TensorBoard, with correction for the start; 0 is no smoothing.
 export function smoothed(points, share) {
   if (!share) return points;
   let mean = 0, weight = 0;
   return points.map(([x, y]) => { mean = share * mean + (1 - share) * y; weight = share * weight + 1 - share; return [x, mean / weight]; });
 }
 
-// A line of values in the height of the text, for a table.
+// A sparkline with the height of the text, for a table.
 export function spark(values, {width = 80, height = 18} = {}) {
   const known = values.filter((value) => Number.isFinite(value));
   if (known.length < 2) return el("span", {class: "quiet"}, "–");

@@ -1,4 +1,4 @@
-// Data files below the folder, the registry of data sets, and the catalogue of those that have a name.
+// Data files below the folder, the registry of data sets, and the catalogue of named data sets.
 import {action, ago, api, bytes, copyable, count, el, empty, failed, loading, mayChange, number, pathUrl, post, replace, say, section, table} from "../static/app.js";
 
 export const title = "Data";

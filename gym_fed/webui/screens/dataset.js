@@ -1,4 +1,4 @@
-// One data file: its rows as the model sees them with what it learns lit, their lengths, and which are twice in it.
+// A data file: its rows as the model sees them with trained parts highlighted, their lengths, and duplicates.
 import {action, api, bytes, columnsText, copyable, count, el, empty, failed, figure, leave, loading, message, namedColumns, number, quoted, remember, replace} from "../static/app.js";
 import {duplicates} from "./duplicates.js";
 import {lengths} from "./lengths.js";
@@ -119,7 +119,7 @@ function nothing(start, values, change) {
   return start ? empty("The file ends before this row.", el("button", {type: "button", onclick: () => change({start: ""})}, "Go to the first row")) : empty("The file holds no rows.", el("a", {href: "/data"}, "Choose another"));
 }
 
-// Of a file whose columns no format knows: which of them is the question, and which the answer.
+// Choose the question and answer columns of a file that no format recognises.
 export function columnChooser({names, guess}, columns, change) {
   const now = columns ? namedColumns(columns) : guess;
   const chooser = (ours, words) => {
@@ -139,7 +139,7 @@ export function columnChooser({names, guess}, columns, change) {
 
 // ---- one row ----
 
-// The place and the tokens of a row, above its text.
+// The location and the number of tokens of a row, above its text.
 export const headOf = (row) => el("div", {class: "spread small"}, el("span", {class: "mono quiet"}, row.place), el("span", {class: "quiet"}, row.tokens === null ? bytes(row.bytes) : `${count(row.tokens, "token")}, ${number(row.learnt)} learnt`));
 
 function rowOf(row, reading) {
@@ -163,7 +163,7 @@ export function bodyOf(row) {
     sequence.cut > 0 && el("p", {class: "quiet small"}, `cut off at the end: ${count(sequence.cut, "token")}`)));
 }
 
-// Parts of one role in a row; what the chat template adds goes to the turn before, where it is only spaces.
+// The parts of one role in a row; text that the chat template adds belongs to the previous turn if it is only spaces.
 function turnsOf(parts) {
   const turns = [];
   for (const part of parts) {

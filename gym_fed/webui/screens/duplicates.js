@@ -1,4 +1,4 @@
-// Rows that are twice in a file: searched here in a small one, by a job in a large one.
+// Duplicate rows of a file: searched here if it is small, otherwise by a job.
 import {action, api, commandOf, copyable, count, el, facts, leave, mayChange, message, number, pathUrl, post, replace, table} from "../static/app.js";
 
 const NEAR = [["0.8", "equal, or 80% alike"], ["0.9", "equal, or 90% alike"], ["", "equal"]];
@@ -48,7 +48,7 @@ function summary(found) {
 }
 const line = (place) => place.slice(place.lastIndexOf("/") + 1);
 
-// Shows a job's end: what it printed last is its report.
+// Show the report of an ended job, which is its last output.
 async function follow(job, isWanted, report) {
   const command = commandOf(job);
   while (isWanted()) {

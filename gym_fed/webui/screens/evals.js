@@ -1,4 +1,4 @@
-// Evaluations: start one, records with their figures, two of them compared row by row, and the leaderboard.
+// Evaluations: start one, list records with their metrics, compare two of them row by row, and show the leaderboard.
 import {action, ago, api, copyable, count, el, failed, leave, loading, mayChange, navigate, number, post, quoted, remember, replace, section, short, signed, state, table} from "../static/app.js";
 import {whisker} from "./whisker.js";
 

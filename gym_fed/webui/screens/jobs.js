@@ -1,4 +1,4 @@
-// Jobs: what was started from the pages. Other screens show one by `jobPanel(id)`.
+// Jobs that were started from the pages. Other screens show one with `jobPanel(id)`.
 import {action, ago, api, commandOf, copyable, duration, el, empty, facts, leave, loading, mayChange, on, pathUrl, post, replace, short, state, table, when} from "../static/app.js";
 
 export const title = "Jobs";
@@ -9,7 +9,7 @@ const RUN_SHAPES = {finished: "filled", running: "half", "running?": "half", unf
 export const runState = (status) => state(RUN_SHAPES[status] || "hollow", status === "unfinished" ? "stopped" : status);
 export const runLink = (path) => `/runs/${pathUrl(path)}`;
 
-// A job's status by shape and word; an exit code that is not 0 is said.
+// A job's status as a shape and a word, with its exit code unless that is 0.
 export function jobState(job) {
   if (job.status === "ended" && job.exit_code === 130) return state("hollow", "stopped");
   if (job.status === "ended" && job.exit_code !== 0) return state("struck", job.exit_code < 0 ? `signal ${-job.exit_code}` : `failed, code ${job.exit_code}`);
@@ -21,7 +21,7 @@ function stopButton(job, after = () => {}) {
   return action(text, async () => after(await post(`jobs/${job.id}/stop`)), {confirm: job.stops ? "End it now? What it has not saved is lost." : ""});
 }
 
-// A job's command, status and output, live; `after(job)` is called when it has ended.
+// A job's command, status and live output; `after(job)` is called when it has ended.
 export function jobPanel(id, {after = () => {}} = {}) {
   const head = el("div", {class: "spread"}), text = el("pre", {class: "output", tabindex: "0", role: "log", "aria-label": "Output"}), root = el("div", {class: "job"}, head, text);
   let offset = -32768, timer = null, ended = false, gone = false, wasShown = false;

@@ -1,10 +1,10 @@
-// Lengths of a file's rows in tokens: counted slice by slice, so that a large file shows something at once.
+// The lengths of a file's rows in tokens, counted part by part, so that a large file shows a result at once.
 import {action, api, count, el, facts, failed, leave, message, number, replace} from "../static/app.js";
 
 const FIRST = 2000;
 const BINS = 12;
 
-// lengths(reading, choose) -> {node, begin()}; choose(least, most) is called when a bar is chosen.
+// lengths(reading, choose) -> {node, begin()}; choose(least, most) is called when a bar is clicked.
 export function lengths(reading, choose) {
   const body = el("div", {class: "stack"}), said = el("p", {class: "quiet small", role: "status"});
   const node = el("section", {}, el("h2", {}, "Lengths in tokens"), said, body);
@@ -51,7 +51,7 @@ export function lengths(reading, choose) {
   return {node, begin};
 }
 
-// A bar for each range of equal width up to where 99% lie, and one for the others.
+// A bar for each range of equal width up to the 99th percentile, and one for the rest.
 function bars(sorted, choose) {
   if (!sorted.length) return el("p", {class: "quiet"}, "No row has a length.");
   const most = sorted[Math.ceil(0.99 * sorted.length) - 1], width = nice(most / BINS), counts = [];

@@ -1,4 +1,4 @@
-// The workbench: its screens, each a module that is loaded when it is first shown.
+// The workbench's screens, each a module that is loaded when it is first shown.
 import {start} from "../static/app.js";
 
 const screen = (name) => () => import(`./${name}.js`);

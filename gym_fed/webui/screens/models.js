@@ -1,4 +1,4 @@
-// The models, variants and versions of this machine: what each is, and export, encode, merge, rename, delete.
+// The models, variants and versions on this machine: describe, export, encode, merge, rename and delete them.
 import {action, ago, api, bytes, copyable, el, empty, facts, failed, loading, mayChange, message, navigate, post, quoted, replace, say, section, table} from "../static/app.js";
 import {jobPanel} from "./jobs.js";
 
@@ -101,7 +101,7 @@ function choice(id, label, names, {value = "", change = () => {}, help = ""} = {
   return {node, field: el("div", {class: "field"}, el("label", {for: id}, label), node, help && el("span", {class: "help"}, help))};
 }
 
-// `body()` gives what is done, or null while something is missing; its command is shown before it is started.
+// `body()` returns the request, or null while an input is missing; its command is shown before it is started.
 function doing(fields, body, start, more = null) {
   const command = el("div"), job = el("div"), problem = el("p", {class: "problem", role: "alert"});
   let turn = 0;

@@ -1,20 +1,20 @@
-// Chat with the models of this machine: streamed, one or two side by side, with each token's probability, kept and taught.
+// Chat with models on this machine: stream one or two answers, show token probabilities, save chats, and teach answers.
 import {action, api, bytes, copyButton, count, el, empty, failed, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "../static/app.js";
 import {historyPanel} from "./play_history.js";
 
 export const title = "Play";
 
-// What was said and chosen stays while other screens are shown. `chat.id` is that of the kept conversation.
+// Kept while other screens are shown. `chat.id` is the id of the saved conversation.
 const memory = {chosen: ["", ""], compares: false, turns: [], system: "", temperature: 0.7, top_p: 1, max_tokens: 256, seed: "", logprobs: false, chat: {id: ""}, temporary: false, plain: false};
 const KINDS = {package: "Comes with gym-fed", run: "Runs", folder: "Folders", adapter: "Adapters", gguf: "GGUF files", cache: "Hugging Face cache"};
 const SIDES = ["A", "B"];
 const MOST_ATTEMPTS = 100;
 const KEPT = ["base", "variant", "label", "text", "error", "finish", "count", "first", "took"];
 
-// The newest save. Each waits for the one before: the second of a new conversation needs the id that the first one gets.
+// The newest save. Each waits for the previous one, since the second save of a new conversation needs its id.
 let saved = Promise.resolve();
 
-// How an answer is shown while it comes: as text; or token by token, once somebody asks for it.
+// How a streaming answer is shown: as text, or token by token on request.
 const answerText = (text) => { const root = el("div", {class: "said"}, text); return {root, add: (more) => root.append(more)}; };
 let tokenView = null;
 
@@ -151,7 +151,7 @@ export async function show(root, parameters, query) {
 
   // ---- the conversation ----
 
-  // Shows a kept conversation, or a new one.
+  // Show a saved conversation, or a new one.
   function open(id, chat) {
     if (running) { running.abort(); running = null; }
     memory.chat = {id};
@@ -165,7 +165,7 @@ export async function show(root, parameters, query) {
     prompt.focus();
   }
 
-  // What was said is kept after every answer, unless the person does not want it.
+  // Save the conversation after every answer, unless the user has turned this off.
   function keep() {
     if (memory.temporary || !memory.turns.length) return;
     const {chat, turns} = memory, said = {system: memory.system, turns: turns.map(({prompt: asked, attempts, shown}) => ({prompt: asked, shown, attempts: attempts.map((answers) => answers.map((answer) => Object.fromEntries(KEPT.map((key) => [key, answer[key]]))))}))};
@@ -175,7 +175,7 @@ export async function show(root, parameters, query) {
     }).catch((error) => replace(problem, `The conversation is not kept: ${message(error)}`));
   }
 
-  // A prompt is written again: what followed it stays in the conversation that is kept, and a new one goes on from here.
+  // Edit a prompt: the saved conversation keeps what followed it, and a new conversation continues from here.
   function edit(turn) {
     const at = memory.turns.indexOf(turn);
     if (running || (!memory.chat.id && at < memory.turns.length - 1 && !window.confirm("This conversation is not kept. Replace all that follows?"))) return;
@@ -188,12 +188,12 @@ export async function show(root, parameters, query) {
     prompt.focus();
   }
 
-  // What a side has heard: of a turn before the comparison there is one answer, which both continue.
+  // The messages for one side: turns before the comparison have one answer, which both sides continue.
   function heard(at, upTo) {
     const system = memory.system.trim() ? [{role: "system", content: memory.system}] : [];
     return [...system, ...memory.turns.slice(0, upTo).flatMap((turn) => {
       const answer = turn.answers[at] || turn.answers[0];
-      return answer.text ? [{role: "user", content: turn.prompt}, {role: "assistant", content: answer.text}] : []; // a question without an answer is not heard
+      return answer.text ? [{role: "user", content: turn.prompt}, {role: "assistant", content: answer.text}] : []; // skip a question without an answer
     })];
   }
 
@@ -205,7 +205,7 @@ export async function show(root, parameters, query) {
     answerLast();
   }
 
-  // Answers the last prompt with the chosen models; earlier answers to it stay, and can be shown.
+  // Answer the last prompt with the chosen models; earlier answers are kept and can be shown.
   async function answerLast() {
     const turn = memory.turns.at(-1);
     if (running || !isReady()) return;
@@ -221,7 +221,7 @@ export async function show(root, parameters, query) {
     talk.lastElementChild.scrollIntoView({block: "nearest"});
     const mine = running;
     await Promise.all(turn.answers.map((answer) => stream(answer, mine.signal)));
-    if (running !== mine) return; // another conversation is shown
+    if (running !== mine) return; // a different conversation is shown
     running = null;
     status.textContent = turn.answers.map((answer, at) => `${turn.answers.length > 1 ? `${SIDES[at]}: ` : ""}${answer.error || answer.text}`).join("\n");
     drawTurns();
@@ -295,7 +295,7 @@ export async function show(root, parameters, query) {
 
   // ---- teaching ----
 
-  // What was taught to the chosen models; it is loaded when somebody opens it, or teaches.
+  // The taught answers of the chosen models, loaded when the panel is opened or an answer is taught.
   async function drawTaught() {
     const these = bases().filter((base) => taughtTo.has(base));
     if (!these.length) { replace(taught); return; }

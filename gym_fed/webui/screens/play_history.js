@@ -1,4 +1,4 @@
-// The conversations that this machine keeps: a list to open, rename and delete them.
+// The saved conversations: a list to open, rename and delete them.
 import {action, ago, api, count, el, message, post, replace, say} from "../static/app.js";
 
 // historyPanel({open(id, chat), deleted(id), current()}) -> {node, load(), keep(chat)}
@@ -40,7 +40,7 @@ export function historyPanel({open, deleted, current}) {
     await load();
   }
 
-  // Keeps a conversation, new or changed, and returns its id.
+  // Save a new or changed conversation, and return its id.
   async function keep(id, chat) {
     const {id: kept} = await post(id ? `play/chats/${id}` : "play/chats", chat, id ? "PUT" : "POST");
     await load();

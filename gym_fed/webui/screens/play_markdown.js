@@ -1,7 +1,7 @@
-// An answer's Markdown as elements: paragraphs, headings, nested lists, tables, quotes, code, emphasis and links. HTML stays text.
+// Convert an answer's Markdown to elements: paragraphs, headings, nested lists, tables, quotes, code, emphasis and links. HTML stays text.
 import {copyable, el} from "../static/app.js";
 
-const MOST = 200_000; // characters; a longer answer is shown as it came
+const MOST = 200_000; // characters; a longer answer is shown as plain text
 const LINK = /^https?:\/\/[^\s]+$/i;
 
 export function markdown(text) {
@@ -45,7 +45,7 @@ function tableOf(head, rows) {
     el("tbody", {}, rows.map(cells).map((row) => el("tr", {}, names.map((_, at) => el("td", {}, spans(row[at] || ""))))))));
 }
 
-// Items by their indentation: one that stands deeper than the item before it begins a list inside of it.
+// Nest items by indentation: an item that is indented more than the previous one starts a list inside it.
 function listOf(lines) {
   const root = {indent: -1, inner: []}, open = [root];
   for (const line of lines) {
@@ -67,7 +67,7 @@ function drawList(items) {
 const ITEM = {ul: /^\s*[-*+]\s+/, ol: /^\s*\d{1,9}[.)]\s+/, quote: /^\s*>\s?/, heading: /^ {0,3}#{1,6}\s+/};
 const kindOf = (line) => Object.keys(ITEM).find((kind) => ITEM[kind].test(line)) || (/^ {0,3}(```+|~~~+)/.test(line) ? "fence" : "p");
 const isList = (kind) => kind === "ul" || kind === "ol";
-// A line goes on with the block before it: an item of its list, or text; a heading is one line.
+// Whether a line continues the previous block, as a list item or text; a heading is a single line.
 const continues = (kind, line) => {
   const next = kindOf(line);
   return kind !== "heading" && !RULE.test(line) && (next === kind || next === "p" || (isList(kind) && isList(next) && /^\s/.test(line)));
@@ -80,7 +80,7 @@ function block(kind, lines) {
   return listOf(lines);
 }
 
-// Code first, since nothing in it is marked; then links, strong and emphasised text. Each pattern is linear: a run of backticks is tried once, as a whole.
+// Code first, since its content is literal; then links, strong and emphasised text. Each pattern takes linear time: a run of backticks is tried once, as a whole.
 const SPAN = /(?<!`)(`{1,20})(?!`)([^`]+)\1(?!`)|\[([^\][\n]{1,300})\]\(([^\s()]{1,2000})\)|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*/g;
 function spans(text) {
   const nodes = [];

@@ -1,7 +1,7 @@
-// What was taught in play: the preferences of each model in use, and the variant that is made of them.
+// The taught answers: the preferences of each model in use, and the variant that is created from them.
 import {action, api, copyable, count, el, failed, mayChange, post, replace, say, section, table} from "../static/app.js";
 
-// `bases()` are the models in use; `refresh()` reads the list of models again; `compareWith(base, variant)` shows the two.
+// `bases()` returns the models in use; `refresh()` reloads the list of models; `compareWith(base, variant)` compares the two.
 export function taughtPanel({bases, refresh, compareWith}) {
   const node = el("div", {class: "below"});
   const draw = async () => {

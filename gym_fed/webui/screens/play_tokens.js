@@ -1,8 +1,8 @@
 // An answer token by token, with the probability of each.
 import {el, replace} from "../static/app.js";
 
-// Weight and line say how likely a token was. Its alternatives are shown in a card while the pointer is over it, and below
-// when it has the focus (arrow keys move it).
+// Weight and underline show how likely a token was. Its alternatives are shown in a card while the pointer is over it,
+// and while it has the focus (arrow keys move it).
 export function tokenView(tokens) {
   const line = el("p", {class: "said tokens", role: "group", "aria-label": "Tokens; the arrow keys move, and show the alternatives of each"});
   const about = el("div", {class: "about", "aria-live": "polite"}, legend());

@@ -1,4 +1,4 @@
-// One record: every task's figures with their intervals, and the samples that they came from.
+// A record: every task's metrics with their intervals, and the samples that they are computed from.
 import {api, copyable, count, duration, el, facts, failed, figure, loading, number, replace, section, state, table} from "../static/app.js";
 import {whisker} from "./whisker.js";
 

@@ -1,4 +1,4 @@
-// One run: its curves, live; others laid over it, what differs between them, and its stop and continuation.
+// A run: its live curves, other runs for comparison and how their configs differ, and buttons to stop and resume it.
 import {action, ago, api, bytes, copyable, count, duration, el, empty, facts, figure, leave, loading, mayChange, navigate, number, on, post, progress, replace, say, section, table} from "../static/app.js";
 import {between, chart, smoothed} from "../static/charts.js";
 import {jobPanel, runLink, runState} from "./jobs.js";
@@ -6,7 +6,7 @@ import {outcome} from "./run_outcome.js";
 
 export const title = "Run";
 
-// The charts of every run, in this order; each draws the figures that the run has.
+// The charts of every run, in this order; each draws the metrics that the run has.
 const CHARTS = [
   {title: "Loss", keys: ["loss", "eval_loss"], wide: true, log: true},
   {title: "Reward", keys: ["reward", "eval_reward"]},
@@ -18,7 +18,7 @@ const CHARTS = [
 ];
 const ELAPSED = "performance/elapsed_seconds";
 const SHOWN = new Set([...CHARTS.flatMap((one) => one.keys), ELAPSED]);
-// What a chart may have from left to right: the series that gives it by step, and how a value is written.
+// The choices for the x axis: the series that maps steps to it, and the format of its values.
 const AXES = {step: {label: "step"}, tokens: {label: "tokens", key: "num_tokens", text: (value) => (value >= 1e6 ? `${number(value / 1e6, 3)}M` : number(Math.round(value)))}, time: {label: "time", key: ELAPSED, text: duration}};
 const MOST_COMPARED = 5;
 const MOST_POINTS = 6000;
@@ -112,13 +112,13 @@ export async function show(root, {path}, query) {
 
   function showAge() { if (run?.changed) changed.textContent = ago(run.changed); }
 
-  // What the run is doing before its first step and after its last one; between them the figures say it.
+  // What the run is doing before its first step and after its last; in between, the metrics show it.
   function phaseLine(total) {
     const isStep = !run.phase || run.phase.startsWith("step "), isDone = total && run.steps >= total;
     return (!isStep || isDone) && el("p", {class: "small quiet wrap"}, isStep ? "All steps are done. The model is measured and saved." : run.phase);
   }
 
-  // What became of the rows, since a run that learns half of them looks like any other.
+  // The counts of rows, since a run that trains on half of them looks like any other.
   function rowsLine(rows) {
     if (!rows || !rows.rows || !(rows.dropped || rows.cut)) return null;
     const parts = [`${number(rows.learned)} of ${count(rows.rows, "row is", "rows are")} learned`, rows.dropped && `${number(rows.dropped)} dropped`, rows.cut && `${number(rows.cut)} cut at max_length`,
@@ -126,7 +126,7 @@ export async function show(root, {path}, query) {
     return el("p", {class: "small quiet"}, `${parts.join("; ")}.`);
   }
 
-  // The steps of the run: as given, or by the share of its epochs that is done.
+  // The total steps of the run: as configured, or estimated from the share of finished epochs.
   function totalSteps() {
     const [step, epoch] = run.series.epoch?.at(-1) || [0, 0];
     return run.total_steps || (epoch > 0 && run.settings.num_train_epochs ? Math.round((step / epoch) * run.settings.num_train_epochs) : null);
@@ -181,7 +181,7 @@ export async function show(root, {path}, query) {
     drawControls();
   }
 
-  // With several runs a chart has one figure, so that a dash is a run; with one run a dash is a figure.
+  // With several runs, a chart has one metric and dashes distinguish runs; with one run, dashes distinguish metrics.
   function specs() {
     const several = run.others.length > 0;
     const wanted = CHARTS.flatMap((one) => (several ? one.keys.map((key, at) => ({...one, title: at ? heading(key) : one.title, keys: [key], wide: false})) : [one]));
@@ -225,14 +225,14 @@ export async function show(root, {path}, query) {
     }
   }
 
-  // Of one run the values themselves are behind the smoothed line; those of several would hide each other.
+  // For one run, the raw values are drawn behind the smoothed line; those of several runs would hide each other.
   const drawn = (one, key, scale, several) => {
     const known = one.series[key].filter(([, value]) => value !== null);
     const place = placing(one), scaled = known.map(([x, value]) => [place(x), value * scale]).filter(([x]) => x !== null);
     return {points: smoothed(scaled, view.smoothing), raw: view.smoothing && !several ? scaled : null};
   };
 
-  // Where a step stands on the axis; null for a run that does not count it.
+  // The position of a step on the axis; null for a run that does not record it.
   function placing(one) {
     const places = (one.series[AXES[view.x].key] || []).filter(([, value]) => value !== null);
     return (stepped) => (view.x === "step" ? stepped : between(places, stepped));
@@ -307,7 +307,7 @@ const written = (value) => (value === null || value === undefined ? null : typeo
 const isEmpty = (value) => value === null || (typeof value === "object" && !Object.keys(value).length);
 const heading = (key) => { const text = key.replace("performance/", "").replaceAll("_", " "); return text.charAt(0).toUpperCase() + text.slice(1); };
 
-// The end of a path that no other has.
+// The shortest unique end of a path.
 function short(path, every) {
   const parts = path.split("/");
   for (let from = parts.length - 1; from > 0; from--) {

@@ -1,4 +1,4 @@
-// After a run: what was gained and lost, three prompts before and after, and what to do next.
+// The outcome of a run: what was gained and lost, three prompts before and after, and what to do next.
 import {action, count, el, figure, mayChange, navigate, number, post, section, signed} from "../static/app.js";
 
 // The card of a finished run, from the check that `gym train` made at its end.
@@ -27,7 +27,7 @@ function measured({held_out: held, retention, warnings = [], skipped = [], promp
     skipped.map((text) => el("p", {class: "small quiet wrap"}, `Not checked: ${text}`))];
 }
 
-// The same configuration, from the trained model on.
+// The same config, starting from the trained model.
 async function goOn(run) {
   const name = `${run.base.replace(/-\d+$/, "")}-${Number(/-(\d+)$/.exec(run.base)?.[1] || 1) + 1}`;
   const before = localStorage.getItem("gym.train.draft");

@@ -1,4 +1,4 @@
-// The list of runs, newest first: status by shape, last figures, the loss as a line; several are chosen to be compared.
+// The list of runs, newest first: status, last metrics and a loss sparkline; several runs can be chosen for comparison.
 import {action, ago, api, el, empty, leave, loading, mayChange, navigate, number, on, post, remember, replace, table} from "../static/app.js";
 import {spark} from "../static/charts.js";
 import {jobState, runLink, runState} from "./jobs.js";

@@ -1,4 +1,4 @@
-// One search: its trials with the best so far, how each setting bears on the figure, and its best config.
+// A search: its trials with the best so far, how each setting affects the metric, and its best config.
 import {action, api, copyable, el, figure, leave, mayChange, navigate, number, post, replace, section, state, table} from "../static/app.js";
 import {chart} from "../static/charts.js";
 import {parallel, slices} from "./search_plots.js";

@@ -1,8 +1,8 @@
-// Parallel axes and slices of trials. The best trial is drawn heavy, the others light.
+// Parallel coordinates and slice plots of trials. The best trial is drawn bold, the others light.
 import {el, number} from "../static/app.js";
 import {valueOf} from "./tune.js";
 
-// A place from 0 to 1 for each value of a key: evenly by its logarithm where the search draws it so.
+// A position from 0 to 1 for each value of a key, on a logarithmic scale if the search samples it so.
 function axis(key, range, trials) {
   const values = trials.map((trial) => trial.parameters[key]);
   if (!range || Array.isArray(range.choices) || values.some((value) => typeof value !== "number")) {
@@ -45,7 +45,7 @@ export function slices(keys, trials, found) {
   }));
 }
 
-// The value of which a tick is the text, where a trial has it.
+// The value that the text of a tick represents, if a trial has it.
 function parsed(tick, key, trials) {
   const found = trials.find((trial) => valueOf(trial.parameters[key]) === tick);
   if (found) return found.parameters[key];

@@ -1,4 +1,4 @@
-// Training: three choices, all keys, or the YAML, which is the truth; the reader of `gym train` checks it as one types.
+// Training: three choices, all keys, or the YAML, which is authoritative; `gym train`'s reader checks it while typing.
 import {action, api, bytes, copyable, count, duration, el, facts, leave, loading, mayChange, message, namedColumns, navigate, number, pathUrl, post, remember, replace, say, state} from "../static/app.js";
 import {choicesPanel} from "./train_choices.js";
 import {editor} from "./yaml_editor.js";
@@ -117,7 +117,7 @@ export async function show(root, parameters, query) {
     const isBlocked = taken === "running" || (taken === "finished" && !overwrite) || (missing.length > 0 && !agreed);
     const button = action("Start", async () => {
       const {path} = await post("train/start", {text: text.value, yes: agreed, overwrite});
-      localStorage.setItem(DRAFT, text.value); // a run that fails leads back to it
+      localStorage.setItem(DRAFT, text.value); // a failed run leads back to it
       navigate(`/runs/${pathUrl(path)}`);
     }, {primary: true, confirm: overwrite ? "Delete the finished run, and train anew?" : ""});
     button.querySelector("button").disabled = isBlocked;
@@ -134,7 +134,7 @@ export async function show(root, parameters, query) {
       }), said, el("p", {class: "small quiet"}, "Without a network: fetch it where there is one by `gym models pull`, copy the folder here, and give its path as model."));
   }
 
-  // The estimate of the newest valid text; for a model of the Hub only when asked, since its config is read from there.
+  // The estimate for the newest valid text; for a model on the Hub only on request, since its config is read from there.
   let planned = "", planning = false, timer = 0;
   leave(() => { clearTimeout(timer); planning = true; });
 
@@ -176,7 +176,7 @@ export async function show(root, parameters, query) {
         ...Object.entries(found.memory || {}).filter(([, value]) => value).map(([key, value]) => [key.replaceAll("_", " "), bytes(value)])]))));
   }
 
-  // A long run can be cut to a time; the choice stays when the shorter run is planned.
+  // A long run can be limited to a time; the choice is kept when the shorter run is planned.
   let wasLong = false;
   function lengthChoice({steps, seconds_per_step: each}) {
     const given = checked.given.max_steps ?? null, total = steps && each ? steps * each : 0;
@@ -198,7 +198,7 @@ export async function show(root, parameters, query) {
   } else if (query.get("recipe") && recipes.some((one) => one.name === query.get("recipe"))) { localStorage.removeItem(DRAFT); await begin(query.get("recipe")); }
 }
 
-// Whether it fits, by shape and word; null where the memory of the device is not known.
+// Whether the run fits, as a shape and a word; null if the memory of the device is unknown.
 function fit({peak_bytes, available_bytes}) {
   if (!available_bytes) return null;
   const share = peak_bytes / available_bytes;

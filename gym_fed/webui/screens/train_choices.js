@@ -1,4 +1,4 @@
-// Three choices: a model, rows and a goal. Each changes the YAML in place, and shows what the YAML says.
+// Three choices: a model, rows and a goal. Each changes the YAML in place, and shows its current value.
 import {ApiError, api, bytes, count, dropArea, el, failed, loading, mayChange, message, namedColumns, number, pathUrl, post, replace, say, state} from "../static/app.js";
 
 const KINDS = {package: "comes with gym-fed", cache: "Hugging Face cache", run: "run", folder: "folder", adapter: "adapter", gguf: "GGUF file"};
@@ -14,7 +14,7 @@ export function choicesPanel({offered, text, set}) {
 
 const step = (number, title, ...inside) => el("section", {class: "choice-step", "aria-labelledby": `choice-${number}`}, el("h2", {id: `choice-${number}`}, el("span", {class: "quiet"}, `${number} `), title), inside);
 
-// Replaces what is inside a node, and keeps the focus on the control of the same id, or on the first one if it is gone.
+// Replace the content of a node, and keep the focus on the control with the same id, or on the first one if it is gone.
 function redraw(node, ...inside) {
   const focused = node.contains(document.activeElement) ? document.activeElement.id : "";
   replace(node, inside);
@@ -57,11 +57,11 @@ function modelChoice({offered, text, change}) {
       known && !known.problem && known.available_bytes && known.peak_bytes > known.available_bytes && state("struck", "too large"));
   }
 
-  // Memory of the run on each model that is shown, one request after the other; the newest list comes first.
+  // The memory of the run on each shown model, one request after the other; the newest list comes first.
   async function weigh(models) {
     if (!mayChange() || !checked || checked.problems.some((one) => one.line)) return;
     const mine = ++turn;
-    do await new Promise((then) => setTimeout(then, 1500)); while (busy); // who only passes by starts no process for it
+    do await new Promise((then) => setTimeout(then, 1500)); while (busy); // so that a brief visit starts no process
     const unknown = () => models.map((one) => one.name).filter((name) => !memory.has(key(name)));
     if (mine !== turn || !unknown().length || !list.isConnected) return;
     busy = true;
@@ -73,7 +73,7 @@ function modelChoice({offered, text, change}) {
         if (mine === turn) redraw(list, shown().slice(0, MOST_SHOWN).map((one) => option(one, one.name === checked.given.model)));
       }
     } catch (error) {
-      if (!(error instanceof ApiError)) throw error; // the size is shown without its memory
+      if (!(error instanceof ApiError)) throw error; // show the size without the memory
     } finally { busy = false; }
   }
 
@@ -98,12 +98,12 @@ function dataChoice({offered, change, rows, redraw: redrawGoal}) {
   }});
   const part = {node: step(2, "Data", drop, holder, about), preview, checked: null, draw};
 
-  // A new file takes the place of all sources; columns of no known layout are guessed, and the goal follows the rows.
+  // A new file replaces all sources; unknown columns are guessed, and the goal follows the kind of rows.
   async function choose(name) {
     replace(about, loading(`Reading ${name}`));
     let found = null;
     try { found = await read({path: name}); } catch (error) { if (!(error instanceof ApiError)) throw error; } // shown by draw
-    const guess = found?.choices?.guess || {}, columns = Object.keys(guess).length && !guess.text ? guess : null; // a lone text is for a person to choose
+    const guess = found?.choices?.guess || {}, columns = Object.keys(guess).length && !guess.text ? guess : null; // the user must choose the use of a single text column
     const kind = columns ? (columns.chosen ? "preference" : "supervised") : found?.kind, given = part.checked.given;
     const goal = kind && !fits(offered.goals, given.algorithm || "sft", kind) ? goalOf(offered.goals, kind, found) : null;
     seen = "";
@@ -161,13 +161,13 @@ const named = (source) => (source.tasks ? `${source.num_examples ? `${count(sour
 const fits = (goals, algorithm, kind) => goals.some((goal) => goal.algorithms.some((one) => one.name === algorithm && one.rows === kind));
 const hasTools = (facts) => Boolean(facts?.columns?.includes("tools"));
 
-// The goal for which rows of a kind are made.
+// The goal that rows of a kind are intended for.
 function goalOf(goals, kind, facts) {
   const fitting = goals.filter((goal) => goal.algorithms.some((one) => one.rows === kind));
   return (hasTools(facts) && fitting.find((goal) => goal.needs === "tools")) || fitting[0] || null;
 }
 
-// The keys of a goal: the algorithm that takes the rows, and a grader where one is needed.
+// The keys of a goal: the algorithm that reads the rows, and a grader if it needs one.
 function goalValues(goal, kind, given, graders) {
   const {name} = goal.algorithms.find((one) => one.rows === kind) || goal.algorithms[0];
   return {algorithm: name, ...(goal.graded && !given.graders?.length && {graders: [{grader: graders[0]}]}), ...(!goal.graded && given.graders?.length && {graders: null})};

@@ -1,4 +1,4 @@
-// All keys of a run, by group: each changes its value in the YAML in place.
+// All keys of a run by group; each field changes its value in the YAML in place.
 import {el, marked, mayChange, message, replace, say} from "../static/app.js";
 
 // keysPanel({form, area, set(values), append(line), goTo(line, column)}) -> {node, draw(checked)}.
@@ -52,7 +52,7 @@ export function keysPanel({form, area, set, append, goTo}) {
     return el("div", {class: "field key"}, el("label", {for: id}, field.key), input(field, id), field.help && el("p", {class: "help"}, marked(field.help)));
   }
 
-  // A section of another algorithm or tuning method is not shown, unless it is looked for.
+  // Sections of other algorithms or tuning methods are hidden unless they match the search.
   function belongs(field) {
     if (!field.section) return true;
     const values = checked?.given || {};

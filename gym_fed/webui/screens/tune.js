@@ -1,4 +1,4 @@
-// Searches for settings: the list, a new one from its text and the form of its space, and one with its trials.
+// Hyperparameter searches: the list, a new search from its text and the form of its space, and a search with its trials.
 import {action, ago, api, copyable, el, marked, mayChange, navigate, number, post, replace, section, state, table} from "../static/app.js";
 import {editor} from "./yaml_editor.js";
 
@@ -120,7 +120,7 @@ function settingForm(field, search, changed) {
   return el("div", {class: "field key"}, el("label", {for: id}, field.key), control, field.help && el("p", {class: "help"}, marked(field.help)));
 }
 
-// The text with another section `search`; all else stays as it was written.
+// Return the text with a new section `search`; the rest is unchanged.
 function withSearch(text, search) {
   const lines = text.split("\n"), from = lines.findIndex((line) => /^search\s*:/.test(line));
   let to = from + 1;
@@ -131,7 +131,7 @@ function withSearch(text, search) {
   return (from < 0 ? [...lines, ...block, ""] : [...lines.slice(0, from), ...block, ...(to < lines.length ? ["", ...lines.slice(to)] : [""])]).join("\n");
 }
 
-// YAML 1.1 reads 1e-4 as text: a point makes it a number.
+// YAML 1.1 reads 1e-4 as text; a decimal point makes it a number.
 function yamlNumber(value) {
   const text = String(value);
   return text.includes("e") && !text.includes(".") ? text.replace("e", ".0e") : text;

@@ -1,4 +1,4 @@
-// A value with its interval on a line of fixed ends, for a table.
+// A value with its interval on a line with fixed ends, for a table.
 import {el} from "../static/app.js";
 
 export function whisker(value, lower, upper, low, high, {zero = false} = {}) {

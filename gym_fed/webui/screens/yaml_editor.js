@@ -1,10 +1,10 @@
-// A text of YAML with line numbers and the problems of a check beside them, which is run while one types.
+// A YAML editor with line numbers, and the problems of a check that runs while the user types.
 import {el, leave, message, replace, state} from "../static/app.js";
 
 // editor({label, value, untouched, readonly, check, shown, typed, seek}) -> {node, problems, area, changed(), set(value), goTo(line, column)}.
-// check(text) gives {problems, notes}, or null where nothing is checked. A problem with `choose` is an input that is still to
-// be chosen; of the `untouched` text it is not shown. shown(found) is called with the newest answer alone, and typed(text)
-// when a person changed the text, here or by the form. seek() brings the text into view before a place in it is shown.
+// check(text) returns {problems, notes}, or null if nothing is checked. A problem with `choose` is an input that must still
+// be chosen; it is not shown for the `untouched` text. shown(found) is called with only the newest answer, and typed(text)
+// when the user changes the text, here or in the form. seek() scrolls the text into view before a position in it is shown.
 export function editor({label, value, untouched = "", readonly = false, check, shown = () => {}, typed = () => {}, seek = () => {}}) {
   const gutter = el("div", {class: "gutter", "aria-hidden": "true"});
   const problems = el("div", {id: "problems", class: "problems", role: "status", "aria-live": "polite"});
@@ -56,7 +56,7 @@ export function editor({label, value, untouched = "", readonly = false, check, s
     area.scrollTop = Math.max(0, (line - 6) * (area.scrollHeight / Math.max(1, every.length)));
   }
 
-  // Tab indents only after typing, so that the keyboard can leave the field by Escape, Tab.
+  // Tab indents only after typing, so that Escape, Tab leaves the field.
   function indent(event) {
     if (event.key !== "Tab" || event.shiftKey || event.altKey || event.ctrlKey || event.metaKey || !area.dataset.tab) {
       if (event.key === "Escape") delete area.dataset.tab; else if (event.key.length === 1) area.dataset.tab = "1";
