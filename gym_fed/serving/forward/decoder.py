@@ -87,7 +87,7 @@ class Decoder:
     @contextmanager
     def compared(self) -> Iterator[None]:
         """Keep activations in float32 and decode packed weights within the block, for comparisons."""
-        self._buffers.clear()  # free recorded layers, which would multiply as before
+        self._buffers.clear()  # of recorded layers, which multiply as before
         for projection, _, _ in self._packing(""):
             projection.compare(True)
         try:
