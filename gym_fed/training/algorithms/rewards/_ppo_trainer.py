@@ -84,7 +84,7 @@ class PpoTrainer(GrpoRollouts):
         return {**batch, "advantages": advantages, "returns": returns, "old_values": values}
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return ``-L_CLIP + L_VF - entropy_coef * S`` (Schulman et al. 2017, equation 9), the mean over a step's tokens."""
+        """Return the mean of ``-L_CLIP + L_VF - entropy_coef * S`` over tokens (Schulman et al. 2017, equation 9)."""
         mask, advantages = inputs["completion_mask"], inputs["advantages"]
         log_probs, entropies, router_loss = self._policy(model, inputs)
         old_log_probs = inputs.get("old_per_token_logps", log_probs.detach())
