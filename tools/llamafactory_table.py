@@ -291,8 +291,7 @@ def _adapter(kind: str, folder: Path, work: Path) -> None:
 
 
 def _run(file: Path, job: str, settings: list[str]) -> Any:
-    """Return None if the file ran and left its result, the ``GymError`` that refused it, or a description of the
-    defect."""
+    """Return None if the file left its result, the ``GymError`` that refused it, or a description of the defect."""
     from typer.testing import CliRunner
 
     from gym_fed.cli.main import app

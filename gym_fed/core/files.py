@@ -159,8 +159,7 @@ def _room_beside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _lock(folder: Path, *, without: bool = False) -> Iterator[bool]:
-    """Hold the lock of a folder for the block, if it exists and is free; with ``without``, also on a disk without
-    locks."""
+    """Hold a folder's lock in the block, if it exists and is free; with ``without``, also on a disk without locks."""
     with ExitStack() as stack:
         try:
             descriptor = stack.enter_context(lockable_folder(folder))

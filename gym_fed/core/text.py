@@ -63,8 +63,7 @@ def plain(text: object, limit: int = MAX_TEXT) -> str:
 
 
 def quoted(name: str, limit: int = 60) -> str:
-    """Quote an untrusted name so that it cannot close the quotes; at most ``limit`` characters, without runs of
-    spaces."""
+    """Quote an untrusted name, which cannot close the quotes; at most ``limit`` characters, no runs of spaces."""
     collapsed = " ".join(name.split()).replace('"', "'")
     return f'"{plain(collapsed, limit)}"'
 
@@ -203,6 +202,5 @@ def parse_bytes(value: object) -> object:
 
 
 def with_error(value: float, error: float | None) -> str:
-    """Format a signed value with its standard error, such as "+0.0042 +- 0.0103"; without the error if it is
-    unknown."""
+    """Format a signed value with its standard error, if known, such as "+0.0042 +- 0.0103"."""
     return f"{value:+.4f}" if error is None else f"{value:+.4f} +- {error:.4f}"

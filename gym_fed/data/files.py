@@ -66,8 +66,7 @@ class DataFile:
             yield stream
 
     def stamp(self) -> dict[str, Any]:
-        """Return the name, the size and the store's version mark, which change with the bytes (empty for local
-        files)."""
+        """Return the name, size and version mark, which change with the bytes; the mark is empty for local files."""
         info = self._fs.info(self._path)
         marks = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated")
         return {"name": self.name, "size": info.get("size")} | {k: str(info[k]) for k in marks if k in info}

@@ -187,8 +187,7 @@ def load_base(
 
 
 def _converted(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert a model's weights in place, except complex buffers, which ``Module.to`` would make real (Llama 4's
-    tower)."""
+    """Convert weights in place, except complex buffers, which ``Module.to`` would make real (Llama 4's tower)."""
     untyped: Any = model
     untyped._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
     return model

@@ -182,8 +182,7 @@ def combine(factors: Sequence[LowRank | None], coefficients: Tensor) -> LowRank:
 
 
 def rows_of(low_rank: LowRank, start: int, stop: int) -> Tensor:
-    """Return rows ``start`` to ``stop`` of the product, ``[stop - start, cols]`` float32; the same bits for any
-    block."""
+    """Return rows ``start`` to ``stop`` of the product, ``[stop - start, cols]`` float32; same bits for any block."""
     return low_rank._right.after(low_rank.b[start:stop]).to(torch.float32)
 
 

@@ -280,16 +280,14 @@ class Access:
         return self._begin(known)
 
     def single_login(self, used: Callable[[], None] = lambda: None) -> str:
-        """Return a token for one login within a minute, which replaces an earlier one; ``used`` is called after the
-        login."""
+        """Return a token for one login within a minute, replacing an earlier one; the login calls ``used``."""
         token = new_token()
         with self._lock:
             self._single = (token, time.monotonic() + SINGLE_LOGIN_SECONDS, used)
         return token
 
     def bearer(self, request: HTTPConnection) -> Visitor | None:
-        """Return the sender of a request with the token or a key in ``Authorization: Bearer``; None without this
-        header.
+        """Return the sender of a request with the token or a key as ``Authorization: Bearer``; None without it.
 
         Programs have no session and may not make changes.
 

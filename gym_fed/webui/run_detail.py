@@ -89,8 +89,7 @@ def is_thinned(curves: RunCurves) -> bool:
 
 
 def marks_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the loss spikes and roll-backs, in order of their steps: ``{step, kind, metric, value, usual,
-    to_step}``."""
+    """Return loss spikes and roll-backs, ordered by step: ``{step, kind, metric, value, usual, to_step}``."""
     marks = []
     for name, kind in (("spikes.json", "spike"), ("rollbacks.json", "rollback")):
         entries = _read(folder / name)

@@ -388,8 +388,7 @@ def group_size(params: Params) -> int | None:
 
 
 def whole_number(value: Any, what: str, low: int, high: int) -> int:
-    """Return ``value`` if it is an int in ``[low, high]``; raise ``CodecError`` for anything else, booleans and floats
-    included."""
+    """Return ``value`` if it is an int in ``[low, high]``; raise ``CodecError`` otherwise, also for booleans."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise CodecError(f"{what} is {value!r}, not a whole number from {low} to {high}")
     return value

@@ -70,8 +70,7 @@ def column_weights(importance: Tensor, cols: int) -> Floats:
 
 
 def sampled(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
-    """Return all values as one group ``[1, n]``; if there are more than a million, only every k-th value and the
-    extremes."""
+    """Return all values as one group ``[1, n]``; beyond a million, only every k-th value and the extremes."""
     rows, cols = values.shape
     flat = values.reshape(-1)
     step = -(-flat.size // _SAMPLE)

@@ -110,8 +110,7 @@ class Played:
 def moved_in(
     person: Person, environment: Environment, place: Path
 ) -> Iterator[tuple[Played, Callable[[], Terminal]]]:
-    """Create a home for a person, and open terminals in an empty folder of it; the time is taken until the block
-    ends."""
+    """Create a home for a person, with terminals in an empty folder of it, and time the block."""
     home = place / person.script
     folder = home / "gym"
     folder.mkdir(parents=True)

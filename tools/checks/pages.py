@@ -19,8 +19,7 @@ Blocks = list[tuple[int, str]]
 
 
 def prose(text: str) -> Blocks:
-    """Return paragraphs, list items, headings and table cells, each with the number of its first line; code is
-    skipped."""
+    """Return paragraphs, list items, headings and table cells, each with its first line's number, without code."""
     blocks: Blocks = []
     open_code = fresh = False
     for number, raw in enumerate(text.splitlines(), 1):

@@ -310,8 +310,7 @@ def _about_soup(config: ServerSections) -> Iterator[Problem]:
 
 
 def check_region(config: ServerSections) -> None:
-    """Raise ``Problems`` with every key that conflicts with ``region``, since a region adopts whole versions of its
-    root."""
+    """Raise ``Problems`` with every key that conflicts with ``region``, which adopts whole versions of its root."""
     if config.region is not None and (problems := list(_about_regions(config))):
         raise Problems("region", problems)
 
@@ -337,8 +336,7 @@ def _about_regions(config: ServerSections) -> Iterator[Problem]:
 
 
 def check_audit(config: ServerSections) -> None:
-    """Raise ``Problems`` with every key that prevents steps from being repeated, or would reveal what must stay
-    hidden."""
+    """Raise ``Problems`` with every key that prevents steps from being repeated, or reveals hidden updates."""
     if config.rounds.audit is not None and (problems := list(_about_audits(config, config.rounds.audit))):
         raise Problems("rounds.audit", problems)
 

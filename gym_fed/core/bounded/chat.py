@@ -26,8 +26,7 @@ _PLACES: dict[str, str] = {}
 
 
 def bind_templates(tokenizer: Any, name: str) -> None:
-    """Render the templates of a tokenizer or processor in the child process, and name its model in errors and
-    panics."""
+    """Render a tokenizer's or processor's templates in the child process; name its model in errors and panics."""
     install()
     tokenizer_errors.install()
     name_templates(tokenizer, name)

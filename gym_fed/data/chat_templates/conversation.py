@@ -273,8 +273,7 @@ def _lost(place: str, missing: str) -> GymError:
 
 
 def _folded(template: Template, messages: list[Message]) -> list[Message]:
-    """Put reasoning into the answer, for templates that handle ``</think>`` but have no key for reasoning
-    (DeepSeek)."""
+    """Put reasoning into the answer, for templates that handle ``</think>`` but read no key for it (DeepSeek)."""
     if "think>" not in template.source or _READS_REASONING.search(template.source):
         return messages
     folded = []

@@ -107,8 +107,7 @@ class AdmissionQueue:
             log.exception("variant %s could not be released", variant.name)
 
     def _next(self, absent: dict[str, bool]) -> ScheduledRequest | None:
-        """Return the next request whose variant is in memory, or None; a request that waits for KV blocks is not
-        bypassed."""
+        """Return the next request whose variant is in memory, or None; one that waits for KV blocks is not bypassed."""
         makes_room = False
         for request in self.waiting.by_priority():
             pinned = request.variant is not None  # the request was preempted
@@ -139,8 +138,7 @@ class AdmissionQueue:
             self._tokens.charge(request.user, PROMPT_WEIGHT * len(request.prompt_ids))
 
     def _has_waited(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
-        """Return True if a request's variant has lacked room for so long that other requests with variants must
-        wait."""
+        """Return True if a request's variant has lacked room for so long that other variants must wait."""
         if request.variant_name is None or not absent.get(request.variant_name, False):
             request.bypassed_since = 0.0
             return False
@@ -367,8 +365,7 @@ class KVCacheManager:
             request.cache = None
 
     def _scope(self, request: ScheduledRequest) -> Hashable:
-        """Return the scope of sharing: one variant, by name and file, and one user unless blocks are shared across
-        users."""
+        """Return the scope of shared blocks: one variant, by name and file, and one user unless users share."""
         digest = None if request.variant is None else request.variant.delta_sha256
         user = None if self._shared else (request.user, request.key_digest)
         return digest, request.variant_name, user, request.cache_key

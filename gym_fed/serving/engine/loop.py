@@ -1,5 +1,4 @@
-"""Run the engine's loop: admit requests, run one forward pass for all running ones, and sample a token for each in
-decode.
+"""Run the engine's loop: admit requests, run a forward pass for all of them, and sample tokens for those in decode.
 
 The loop runs in one thread. ``admission`` decides which requests run, and ``scheduler`` what each computes in a step.
 """

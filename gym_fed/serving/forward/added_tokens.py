@@ -1,5 +1,4 @@
-"""Compute the embeddings and logits of tokens that variants add to the base's vocabulary, in a step with other
-variants."""
+"""Compute the embeddings and logits of tokens that variants add to the base, in a step with other variants."""
 
 from __future__ import annotations
 

@@ -71,8 +71,7 @@ class TorchLinear:
 
 
 class DecodedLinear:
-    """A packed matrix that is decoded block by block and multiplied by torch: slow, but independent of the packed
-    kernels."""
+    """A packed matrix that torch multiplies in decoded blocks: slow, but independent of the packed kernels."""
 
     def __init__(self, packed: PackedLinear) -> None:
         self.packed = packed

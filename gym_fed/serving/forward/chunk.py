@@ -171,7 +171,7 @@ class PlacedPicture:
     Attributes:
         start: The first token of its run.
         length: The number of tokens of its run.
-        embedded: The features that replace the embeddings of its run. The encoder tracks the lifetime of this object.
+        embedded: The features that replace the embeddings of its run; the encoder keeps a weak reference to them.
         digest: The digest of the picture and of how it was read.
     """
 

@@ -1,5 +1,4 @@
-"""The operations of a decoder layer, computed immediately (``DirectCalls``) or recorded as a program
-(``RecordedCalls``).
+"""The operations of a decoder layer, computed at once (``DirectCalls``) or recorded as a program (``RecordedCalls``).
 
 A program computes all layers of a step in one native call, with the same operations in the same order, so results are
 bit-identical. It is valid for one number of rows, one set of variants and the blocks of one pool. It is recorded when a

@@ -266,8 +266,7 @@ def require_same(served: PackedSteps, stock: Tensor) -> None:
 
 
 def require_windows(model: Any, windows: dict[int, int | None]) -> None:
-    """Check that every layer passed the sliding window of its config, since the text of a trial is too short to show
-    it."""
+    """Check that every layer passed its config's sliding window, since a trial's text is too short to show it."""
     config: Any = model.config.get_text_config()
     size = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)

@@ -143,8 +143,7 @@ class _Waiter:
 
 
 class PictureSlots:
-    """Slots for requests that read pictures, given to the least served caller first; for use on the event loop's
-    thread."""
+    """Slots for requests that read pictures, least served caller first; for use on the event loop's thread."""
 
     def __init__(self) -> None:
         self._waiting: list[_Waiter] = []

@@ -18,8 +18,7 @@ StreamChunk = dict[str, Any]
 
 
 class Shown(NamedTuple):
-    """The parts of a choice that may be sent now, in order; ``reasoning`` comes first, and calls may be in
-    fragments."""
+    """The parts of a choice that may be sent now, in order, ``reasoning`` first; calls may be in fragments."""
 
     parts: Sequence[AnswerPart]
     logprobs: Sequence[TokenLogprob]

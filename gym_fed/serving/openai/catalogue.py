@@ -1,5 +1,4 @@
-"""The model names of the API, and who may use them: ``<served name>`` is the base, ``<served name>:<variant>`` a
-variant."""
+"""The API's model names, and who may use them: ``<served name>`` is the base, ``<served name>:<variant>`` a variant."""
 
 from __future__ import annotations
 

@@ -72,8 +72,7 @@ def off(field: str, message: str) -> PydanticCustomError:
 
 
 def only(*neutral: Any) -> BeforeValidator:
-    """Return a validator that accepts only null and these values, for a nested field that is known but not
-    supported."""
+    """Return a validator that accepts only null and these values, for a known but unsupported nested field."""
 
     def check(value: Any) -> Any:
         if value is not None and not any(_same(value, known) for known in neutral):

@@ -106,8 +106,7 @@ class Pending:
             await events.aclose()
 
     def _first(self) -> list[StreamChunk]:
-        """Return the first chunks after the engine's first event, so that an earlier refusal is not sent as a
-        stream."""
+        """Return the first chunks after the engine's first event, so that an earlier refusal is no stream."""
         if self._opened:
             return []
         self._opened = True

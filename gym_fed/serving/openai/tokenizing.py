@@ -224,8 +224,7 @@ class Adapters:
         self._catalogue = catalogue
 
     def answer(self, url: str, body: Any, caller: Caller) -> str:
-        """Add or remove a variant. The change is durable on return, and takes effect with the next request to any
-        server.
+        """Add or remove a variant, durably on return and in effect from the next request to any server.
 
         Raises:
             GymError: ``PERMISSION_DENIED`` for a key without this permission; errors from ``VariantStore.add``.

@@ -134,8 +134,7 @@ class MessagePictures:
 
 
 def count_pictures(body: Any) -> int:
-    """Count the pictures of an unvalidated body; a ``previous_response_id`` counts as one, since that response may have
-    some."""
+    """Count the pictures of an unvalidated body; a ``previous_response_id`` counts as one, as it may have some."""
     if not isinstance(body, dict):
         return 0
     items = [item for name in ("messages", "input") for item in _listed(body.get(name))]

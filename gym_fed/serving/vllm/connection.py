@@ -112,8 +112,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def write_import_path(folder: Path) -> None:
-    """Fill a folder for vLLM's ``PYTHONPATH`` with links to gym-fed's packages only, and with the plug-in's entry
-    point.
+    """Fill a folder for vLLM's ``PYTHONPATH`` with links to only gym-fed's packages and the plug-in's entry point.
 
     The other packages of this environment must not be visible to vLLM, which needs different versions.
     """

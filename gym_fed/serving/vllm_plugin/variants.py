@@ -1,5 +1,4 @@
-"""Read a variant in the form that the plug-in serves: sign matrices, low-rank factors, and vectors of norms and
-biases."""
+"""Read a variant in the form that the plug-in serves: sign matrices, low-rank factors, norm and bias vectors."""
 
 from __future__ import annotations
 

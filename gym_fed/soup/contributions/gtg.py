@@ -32,8 +32,10 @@ class GtgConfig(StrictModel):
 
 
 class Gtg(ContributionMethod):
-    """Guided truncation gradient Shapley, Liu et al. 2022, "GTG-Shapley: Efficient and Accurate Participant
-    Contribution Evaluation in Federated Learning", alg. 1; arXiv:2109.02053.
+    """Guided truncation gradient Shapley.
+
+    Liu et al. 2022, "GTG-Shapley: Efficient and Accurate Participant Contribution Evaluation in Federated Learning",
+    alg. 1; arXiv:2109.02053.
 
     Orders are drawn in turns of n, each led by a different player. Convergence is checked after complete turns, so that
     every player has led equally often.

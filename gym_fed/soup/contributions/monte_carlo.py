@@ -29,8 +29,9 @@ class MonteCarloConfig(StrictModel):
 
 
 class MonteCarlo(ContributionMethod):
-    """Monte Carlo Shapley values, Ghorbani and Zou 2019, "Data Shapley: Equitable Valuation of Data for Machine
-    Learning", alg. 1.
+    """Monte Carlo Shapley values.
+
+    Ghorbani and Zou 2019, "Data Shapley: Equitable Valuation of Data for Machine Learning", alg. 1.
 
     Orders are drawn in pairs, each followed by its reverse (Mitchell et al. 2022, "Sampling Permutations for Shapley
     Value Estimation", sec. 4.1): each of any two updates comes first once, so one pair gives the exact scores of a

@@ -86,8 +86,7 @@ def blocks(
 
 
 def whole_share(share: float, size: int) -> int:
-    """Return the number of elements in a share of ``size``; values within rounding error of an integer count as that
-    integer."""
+    """Return the number of elements in a share of ``size``; values within rounding error of an integer are rounded."""
     return math.floor(round(share * size, 6))
 
 

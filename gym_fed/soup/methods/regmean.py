@@ -30,8 +30,7 @@ class RegmeanConfig(MethodConfig):
 
 
 class Regmean(MergeMethod):
-    """Choose the merged layer that minimises ``sum_i w_i |X_i W - X_i W_i|**2`` over the models' inputs ``X_i`` (eq. 1
-    and 2).
+    """Minimise ``sum_i w_i |X_i W - X_i W_i|**2`` for the merged layer ``W`` over the inputs ``X_i`` (eq. 1, 2).
 
     With weights as ``[out, in]`` and ``G_i = X_i^T X_i`` that is ``W = (sum_i w_i W_i G_i) (sum_i w_i G_i)^-1``. Every
     ``W_i`` is the same base plus ``delta_i``, so the base cancels out and the formula holds for deltas: no weights of

@@ -62,8 +62,7 @@ class BitDelta(Codec):
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
-        """Choose one scale per tensor unless the policy sets a group; ``auto`` uses row scales if they are worth their
-        bytes."""
+        """Choose one scale per tensor unless the policy sets a group; ``auto`` uses row scales if worth their bytes."""
         cols, dtype = as_matrix(shape)[1], words.get("scale_dtype", "float32")
         chosen = {"group_size": columns_of(words, cols, None), "scale_dtype": dtype}
         why = ""

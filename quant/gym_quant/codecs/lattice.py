@@ -258,8 +258,7 @@ def _unpack(numbers: NDArray[np.uint8], levels: int, per_byte: int) -> Codes:
 
 
 def _deflate(data: bytes) -> bytes:
-    """Deflate with only Huffman codes and runs, since codes have no other patterns and searching for them takes
-    time."""
+    """Deflate with only Huffman codes and runs, since codes have no other patterns to search for."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
     return packer.compress(data) + packer.flush()
 

@@ -194,8 +194,7 @@ class Lora(Codec):
         return Encoded(params, payload)
 
     def factors(self, payload: Payload, shape: Shape, params: Params) -> tuple[Tensor, Tensor]:
-        """Return ``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` without scaling, in float32 if stored so, otherwise in
-        bfloat16."""
+        """Return ``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` without scaling; bfloat16 unless stored in float32."""
         if not is_quantised(params):
             return payload["a"], payload["b"]
         (rows, cols), (parts, group) = as_matrix(shape), _plan(params)

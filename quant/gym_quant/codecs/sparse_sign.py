@@ -176,8 +176,7 @@ def _largest(magnitudes: Numbers, num_kept: int) -> Numbers:
 
 
 def _two_magnitudes(magnitudes: Numbers) -> Tensor:
-    """Return the means ``[chunks, 2]`` bfloat16 of the smaller and the larger magnitudes, at the split with the least
-    error.
+    """Return the means ``[chunks, 2]`` bfloat16 of the smaller and larger magnitudes, at the split of least error.
 
     If some are zero, the first magnitude is 0 and the second the mean of the larger.
     """

@@ -123,8 +123,7 @@ class ResidentSigns(Resident):
 
 
 class Multiplied(Protocol):
-    """The interface that ``SignBatch`` accepts, of ``ResidentSigns`` and of levels as planes of signs
-    (``level_tiles``)."""
+    """The interface that ``SignBatch`` accepts; ``ResidentSigns`` and planes of signs (``level_tiles``) have it."""
 
     @property
     def rows(self) -> int: ...

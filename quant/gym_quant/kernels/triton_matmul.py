@@ -135,6 +135,5 @@ def _signed_rows(
 
 @functools.cache
 def _kernel() -> Any:
-    """Return the kernel, which is compiled at its first launch. This requires Triton; importing this module does
-    not."""
+    """Return the kernel, which is compiled at its first launch. Needs Triton; importing this module does not."""
     return triton.jit(_signed_rows)

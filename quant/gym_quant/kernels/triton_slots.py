@@ -139,6 +139,5 @@ def _add_by_slot(
 
 @functools.cache
 def _kernel() -> Any:
-    """Return the kernel, which is compiled at its first launch. This requires Triton; importing this module does
-    not."""
+    """Return the kernel, which is compiled at its first launch. Needs Triton; importing this module does not."""
     return triton.jit(_add_by_slot)

@@ -19,8 +19,7 @@ _LEAD = r"(?P<name>[A-Za-z0-9_-]{1,64})[^{]{0,64}?<\|message\|>\s*"
 
 
 class Harmony(ToolFormat):
-    """The format of calls as the reasoning parser ``openai_gptoss`` outputs them, wherever the model wrote the
-    recipient."""
+    """The format of calls that the reasoning parser ``openai_gptoss`` outputs, wherever the recipient was."""
 
     order = 60
     marks = (CALL_MARK,)
