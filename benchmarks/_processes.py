@@ -63,12 +63,24 @@ def moved(
 
 
 class Processes:
-    """A context manager that stops its processes and their children at the end; logs are files in ``folder``."""
+    """A context manager that stops its processes and their children at the end; logs are files in ``folder``.
 
-    def __init__(self, folder: Path, role_of: Callable[[Sequence[str]], str | None]) -> None:
+    Args:
+        folder: Where they run.
+        role_of: The role of a command line, whose peak memory is kept; None for other commands.
+        sample_seconds: Time between two samples of their memory.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        role_of: Callable[[Sequence[str]], str | None],
+        sample_seconds: float = _SAMPLE_SECONDS,
+    ) -> None:
         self.folder = folder
         self.peak_rss_mb: dict[str, float] = {}
         self._role_of = role_of
+        self._sample_seconds = sample_seconds
         self._started: list[psutil.Popen] = []
         self._stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -124,7 +136,7 @@ class Processes:
         psutil.wait_procs(left, timeout=5)
 
     def _watch(self) -> None:
-        while not self._stop.wait(_SAMPLE_SECONDS):
+        while not self._stop.wait(self._sample_seconds):
             for process in [p for root in list(self._started) for p in _family(root)]:
                 try:
                     role, peak = self._role_of(process.cmdline()), _peak_rss_mb(process)

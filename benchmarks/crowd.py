@@ -1,11 +1,15 @@
 """A crowd of contributors against one hub on one core: p99 of calls, memory, CPU, and what must hold afterwards.
 
-    python benchmarks/crowd.py [--members N] [--rounds N] [--database sqlite|URL] [--quick] [--json] [--plot FILE]
+    python benchmarks/crowd.py [--members N] [--rounds N] [--database URL] [--supernodes N] [--quick] [--json]
+        [--plot FILE]
 
 Members arrive at random (a Poisson process), 10% lose their connection in half of their tasks, and 2% attack in eight
 ways. Everything except the training is real: TLS connections, keys, leases, downloads, uploads of prepared one-bit
 updates that are signed for each task, and a query of the account after each. The hub's config differs from that of
 ``gym-server init`` in the limits per address, since all members share one address.
+
+With ``--supernodes``, a stock SuperLink is measured afterwards on the same core. Its SuperNodes send updates of the same
+size, each in its own process, since Flower has no lighter client.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from _crowd.check import check_credits, committed_rounds, lost_receipts
 from _crowd.hub import CrowdHub, Sample
 from _crowd.member import MALICE, Crowd, Member
 from _crowd.updates import Updates
+from _flower_peer.crowd import SuperLinkCrowd, measure_superlink
 from _report import Report, load, options, picture, show
 
 MEMBERS, QUICK_MEMBERS, ROUNDS, QUICK_ROUNDS = 200, 16, 6, 2
@@ -32,6 +37,7 @@ AIM_SECONDS, AIM_BYTES = 2.0, 1 << 30
 POOL = 1000
 _TEMPLATES = 16
 _SAMPLE_SECONDS = 1.0
+_PEER_ROUNDS = 3
 
 
 def main() -> None:
@@ -43,6 +49,7 @@ def main() -> None:
     parser.add_argument("--core", type=int, default=0, help="core of the hub; -1 for all")
     parser.add_argument("--think", type=float, default=5.0, metavar="SECONDS", help="mean time of a task")
     parser.add_argument("--arrival", type=float, default=20.0, metavar="PER_SECOND", help="rate of arrivals")
+    parser.add_argument("--supernodes", type=int, default=0, help="nodes of a SuperLink to compare with")
     parser.add_argument("--seconds", type=float, default=3600.0, help="give up after this time")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the hub's folder here")
     arguments = parser.parse_args()
@@ -127,7 +134,11 @@ async def measure(arguments: argparse.Namespace, folder: Path, members: int, num
         if done:
             running.result()
         hub_cpu = hub.samples[-1].cpu_seconds - first.cpu_seconds
-    report(arguments, hub, hub_cpu, crowd, members, seconds, own_cpu, num_rounds)
+    peer = None
+    if arguments.supernodes:
+        size, think = updates.size_bytes, arguments.think
+        peer = measure_superlink(arguments.supernodes, _PEER_ROUNDS, size, think, core)
+    report(arguments, hub, hub_cpu, crowd, members, seconds, own_cpu, num_rounds, peer)
 
 
 def report(
@@ -139,6 +150,7 @@ def report(
     seconds: float,
     own_cpu: float,
     num_rounds: int,
+    peer: SuperLinkCrowd | None,
 ) -> None:
     """Print the figures of the calls and of the hub's process, and the aims."""
     committed = len(committed_rounds(hub, arguments.database))
@@ -151,17 +163,22 @@ def report(
     show("Answers", ("member", "answer", "number"), outcomes, f"too late: {dict(crowd.missed)}")
     refused = [(method, code, str(n)) for (method, code), n in sorted(calls.refused.items())]
     show("Refusals of honest members", ("call", "code", "number"), refused, load())
-    table = Report("crowd")
+    table = Report("crowd", peer="SuperLink" if peer else "")
+    theirs = {} if peer is None else peer.figures()
+    if peer is not None:
+        show("SuperLink, in processes of Flower", ("", "value"), peer.rows())
     peak = max(sample.memory_bytes for sample in hub.samples)
-    table.compare("members", members, better="higher")
+    table.compare("members", members, theirs.get("members"), better="higher")
     table.compare("rounds committed", committed, better="higher")
     table.compare("whole run", seconds, unit="s")
     table.compare("calls", len(calls), better="higher")
     table.compare("worst p99 of a call", calls.worst(0.99), unit="s")
     table.compare("hub: CPU, without its start", hub_cpu, unit="s")
+    table.compare("hub: use of a core", 100 * hub_cpu / seconds, unit="%")
     table.compare("hub: CPU per call", 1000 * hub_cpu / max(1, len(calls)), unit="ms")
-    table.compare("hub: CPU per update", 1000 * hub_cpu / max(1, len(crowd.receipts)), unit="ms")
-    table.compare("hub: peak memory", peak / 1e6, unit="MB")
+    per_update = 1000 * hub_cpu / max(1, len(crowd.receipts))
+    table.compare("hub: CPU per update", per_update, theirs.get("update"), unit="ms")
+    table.compare("hub: peak memory", peak / 1e6, theirs.get("memory"), unit="MB")
     table.compare("hub: threads", max(sample.threads for sample in hub.samples))
     table.compare("hub: open files", max(sample.files for sample in hub.samples))
     table.compare("hub: database", last.database_bytes / 1e6, unit="MB")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 from _processes import Measurement, Processes, moved
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -39,15 +40,27 @@ def measure_flower(direction: str, megabytes: int) -> Measurement:
     """
 
     def run(processes: Processes, payload: Path, result: Path) -> None:
-        run_federation(processes, processes.folder, direction, payload, result)
+        settings = f'direction="{direction}" payload="{payload}" result="{result}"'
+        start_federation(processes, APP, settings)
 
     return moved("Flower", direction, megabytes, role_of, run)
 
 
-def run_federation(processes: Processes, folder: Path, direction: str, payload: Path, result: Path) -> None:
-    """Run a SuperLink, a SuperNode and ``flwr run``."""
+def start_federation(
+    processes: Processes, app: Path, settings: str, nodes: int = 1, core: int | None = None
+) -> psutil.Popen:
+    """Start a SuperLink, SuperNodes and ``flwr run``, and return the SuperLink.
+
+    Args:
+        processes: Where they run.
+        app: Folder of the Flower app.
+        settings: Run config of the app, as ``key=value`` words.
+        nodes: Number of SuperNodes.
+        core: The core that the SuperLink is pinned to; None for all.
+    """
+    folder = processes.folder
     certificate, key = write_certificate(folder)
-    port, runtime_port = free_port(), free_port()
+    port = free_port()
     address = f"127.0.0.1:{port}"
     home = folder / "flwr-home"
     home.mkdir()
@@ -55,8 +68,8 @@ def run_federation(processes: Processes, folder: Path, direction: str, payload: 
         f'[superlink]\ndefault = "peer"\n\n[superlink.peer]\naddress = "{address}"\n'
         f'root-certificates = "{certificate}"\n'
     )
-    app = folder / "app"
-    shutil.copytree(APP, app, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = folder / "app"
+    shutil.copytree(app, copy, ignore=shutil.ignore_patterns("__pycache__"))
     binaries = Path(sys.executable).parent
     environment = os.environ | VARIABLES | FAST
     environment |= {"FLWR_HOME": str(home), "PATH": f"{binaries}:{os.environ['PATH']}"}
@@ -68,7 +81,8 @@ def run_federation(processes: Processes, folder: Path, direction: str, payload: 
         "--ssl-ca-certfile",
         str(certificate),
     ]
-    link = [str(binaries / "flower-superlink"), *tls, "--host", "127.0.0.1", "--port", str(port)]
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
+    link = [*pinned, str(binaries / "flower-superlink"), *tls, "--host", "127.0.0.1", "--port", str(port)]
     node = [
         str(binaries / "flower-supernode"),
         "--root-certificates",
@@ -76,12 +90,13 @@ def run_federation(processes: Processes, folder: Path, direction: str, payload: 
         "--superlink",
         address,
     ]
-    processes.start("superlink", link, environment)
-    processes.wait_for("SuperLink", lambda: is_listening(port), 60)
-    processes.start("supernode", [*node, "--port", str(runtime_port)], environment)
-    settings = f'direction="{direction}" payload="{payload}" result="{result}"'
-    run = [str(binaries / "flwr"), "run", str(app), "peer", "--run-config", settings]
+    superlink = processes.start("superlink", link, environment)
+    processes.wait_for("SuperLink", lambda: is_listening(port), 120)
+    for number in range(nodes):
+        processes.start(f"supernode-{number}", [*node, "--port", str(free_port())], environment)
+    run = [str(binaries / "flwr"), "run", str(copy), "peer", "--run-config", settings]
     processes.start("run", run, environment)
+    return superlink
 
 
 def role_of(command: Sequence[str]) -> str | None:

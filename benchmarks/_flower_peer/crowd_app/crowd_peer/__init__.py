@@ -1,0 +1,1 @@
+"""A Flower app whose nodes return updates of a given size."""
