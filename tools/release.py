@@ -66,8 +66,10 @@ def main(words: Sequence[str]) -> None:
         *shlex.split(options.build_options),
     ]
     sdist = Path(shutil.copy(sdist, DIST))
-    for extra in ("", *chosen):
-        try_extra(wheel, extra, number)
+    alone = try_wheel(wheel, number)
+    for extra in chosen:
+        try_extra(alone, wheel, extra, number)
+    shutil.rmtree(alone)
     images = [] if builder is None else [build_image(builder, name, number, more) for name in IMAGES]
     sums = write_checksums([wheel, sdist, wheel.with_name(wheel.name + ".cdx.json")])
     print(f"release {number}: {wheel.name}, {sdist.name}, its SBOM and {sums.name} are in {DIST}")
@@ -82,21 +84,41 @@ def extras_of(root: Path) -> list[str]:
     return [name for name in project["optional-dependencies"] if name != "dev"]
 
 
-def try_extra(wheel: Path, extra: str, number: str) -> None:
-    """Install the wheel with an extra into a new environment, and import it there.
+def try_wheel(wheel: Path, number: str) -> Path:
+    """Install the wheel without extras into a new environment, import it there, and return the environment's folder.
 
     Raises:
         SystemExit: If a step fails.
     """
-    folder = WORK / (extra or "alone")
+    folder = WORK / "alone"
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True, symlinks=os.name != "nt")
+    _try(folder, str(wheel), number)
+    return folder
+
+
+def try_extra(alone: Path, wheel: Path, extra: str, number: str) -> None:
+    """Install the wheel with an extra into a copy of the environment that has the wheel alone, and import it there.
+
+    The copy shares its files with the original, since each environment holds torch; pip replaces files, and changes
+    none.
+
+    Raises:
+        SystemExit: If a step fails.
+    """
+    folder = WORK / extra
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(alone, folder, symlinks=True, copy_function=os.link)
+    _try(folder, f"{wheel}[{extra}]", number)
+    shutil.rmtree(folder)
+
+
+def _try(folder: Path, wanted: str, number: str) -> None:
     python = str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-    wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    _run(python, "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), wanted)
+    # Compiling every module would take most of the time; those that are imported are compiled then.
+    _run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", str(CONSTRAINTS), wanted)
     _run(python, "-m", "pip", "check")
     _run(python, "-I", "-c", _PROBE, number)
-    shutil.rmtree(folder)  # each contains torch
     print(f"release: {wanted} installs and imports", flush=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import release, version
+from tools import release, version, wheel
 
 ROOT = Path(__file__).resolve().parents[3]
 CHANGELOG = (
@@ -113,3 +114,41 @@ def test_each_extra_but_the_developers_is_tried() -> None:
     extras = release.extras_of(ROOT)
     assert {"hub", "client", "serve", "train", "all"} <= {*extras}
     assert "dev" not in extras
+
+
+def test_an_extra_is_tried_in_a_copy_of_the_environment_that_has_the_wheel_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, tried = tmp_path / "alone", []
+    alone.mkdir()
+    (alone / "torch").write_text("large")
+
+    def install(folder: Path, wanted: str, number: str) -> None:
+        tried.append((wanted, (folder / "torch").samefile(alone / "torch")))
+        (folder / "torch").unlink()
+        (folder / "extra").touch()
+
+    monkeypatch.setattr(release, "WORK", tmp_path)
+    monkeypatch.setattr(release, "_try", install)
+    release.try_extra(alone, Path("gym_fed.whl"), "hub", "1.2.3")
+    assert tried == [("gym_fed.whl[hub]", True)]
+    assert [file.name for file in tmp_path.rglob("*")] == ["alone", "torch"]
+
+
+def test_the_wheel_needs_no_cpp_library_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, str] = {}
+
+    def build(command: list[str], **environment: str) -> None:
+        found.update(environment)
+        raise InterruptedError
+
+    monkeypatch.setattr(wheel, "WORK", tmp_path)
+    monkeypatch.setattr(wheel, "_run", build)
+    monkeypatch.setenv("LDFLAGS", "-Lhere")
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    with pytest.raises(InterruptedError):
+        wheel.main(tmp_path / "dist")
+    assert found["LDFLAGS"].startswith("-Lhere ")
+    assert {"-static-libstdc++", "-static-libgcc"} <= {*found["LDFLAGS"].split()}
