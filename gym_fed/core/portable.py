@@ -20,6 +20,8 @@ O_BINARY: int = getattr(os, "O_BINARY", 0)
 descriptors are never inherited."""
 SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 """Signal that kills a process; on Windows, every termination is a kill."""
+_M_ARENA_MAX = -8
+"""From glibc's malloc.h."""
 
 
 def opens_folders() -> bool:
@@ -99,3 +101,14 @@ def give_back_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
+
+
+def limit_heaps(number: int = 2) -> None:
+    """Let all threads share this many heaps of glibc. Call it before threads start.
+
+    By default glibc makes up to eight heaps per core. Freed memory that is scattered over them is not returned by
+    ``give_back_memory``, and grew by 16 MB an hour in a hub.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, number)

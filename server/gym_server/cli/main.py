@@ -137,6 +137,9 @@ def run(
         err.print(f"starting the hub in {plain(str(folder), 80)}")
     from contextlib import ExitStack
 
+    from gym_fed.core.portable import limit_heaps
+
+    limit_heaps()
     with spinner("loading torch and Flower"):
         from gym_fed.core.logs import log_to_stderr
         from gym_server.cli.evaluation import change_as_json
