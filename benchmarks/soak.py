@@ -3,8 +3,9 @@
     python benchmarks/soak.py [--hours H] [--members N] [--quick] [--json] [--plot FILE] [--keep FOLDER]
 
 Each seat of the crowd is taken by one contributor after another. Half of them withdraw their account; the others only
-disconnect. Memory, open files, threads, the size of the database's write-ahead log, and the p99 of calls per minute are
-plotted. The slope of each (Theil-Sen, without the first sixth of the run) is compared with a bound.
+disconnect. Memory, open files, threads, the size of the database's write-ahead log, and per minute the p99 of calls and
+the hub's CPU per call are plotted. The slope of each (Theil-Sen, without the first sixth of the run) is compared with a
+bound. The p99 depends on the load of the machine; the CPU per call hardly does.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ SLOPES = {
     "threads": ("threads", "", 1.0, 1.0),
     "wal_bytes": ("write-ahead log", "MB", 1e6, 1.0),
     "p99_seconds": ("p99 of calls", "s", 1.0, 0.1),
+    "cpu_ms_per_call": ("CPU per call", "ms", 1.0, 10.0),
 }
 """Name, unit, divisor, and the growth per hour above which it is a defect, by field of a sample."""
+_BY_MINUTE = ("p99_seconds", "cpu_ms_per_call")
 DATABASE = "sqlite:///hub.db"
 
 
@@ -104,13 +107,17 @@ async def seat(crowd: Crowd, number: int, stay_seconds: float) -> None:
 
 async def watch(crowd: Crowd, minutes: list[dict[str, Any]], file: Path, hub: CrowdHub) -> None:
     """Record the p99 of calls per minute, also in a file, so that an interrupted run leaves its figures."""
+    cpu_before = 0.0
     with file.open("w", encoding="utf-8") as lines:
         while True:
             await asyncio.sleep(_MINUTE)
             calls = crowd.calls.taken()
+            cpu = hub.samples[-1].cpu_seconds - cpu_before
+            cpu_before += cpu
             found = {
                 "at_seconds": hub.samples[-1].at_seconds,
                 "p99_seconds": calls.worst(0.99),
+                "cpu_ms_per_call": 1000 * cpu / max(1, len(calls)),
                 "calls": len(calls),
                 "receipts": len(crowd.receipts),
                 "load": load(),
@@ -146,7 +153,7 @@ def report(
     table.compare("updates acknowledged", len(crowd.receipts), better="higher")
     lines: dict[str, tuple[list[float], list[float]]] = {}
     for field, (name, unit, divisor, most) in SLOPES.items():
-        source = minutes if field == "p99_seconds" else rows
+        source = minutes if field in _BY_MINUTE else rows
         points = [(float(row["at_seconds"]), float(row[field]) / divisor) for row in source]
         late = [point for point in points if point[0] >= _WARM_UP * seconds]
         lines[f"{name} {unit}".strip()] = [at / 60 for at, _ in points], [value for _, value in points]
