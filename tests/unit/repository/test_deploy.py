@@ -254,6 +254,16 @@ def test_no_writable_volume_is_shared_and_prometheus_reads_the_keys_where_they_a
         assert mounts["prometheus"][str(file.parent)] == mounts[name][str(written.parent)]
 
 
+@pytest.mark.skipif(shutil.which("caddy") is None, reason="caddy is not installed")
+def test_caddy_accepts_its_config(tmp_path: Path) -> None:
+    hosts = {f"{name}_HOST": f"{name.lower()}.example.org" for name in ("API", "DASHBOARD", "GRAFANA")}
+    words = ["caddy", "validate", "--adapter", "caddyfile", "--config", str(DEPLOY / "compose" / "Caddyfile")]
+    done = subprocess.run(
+        words, env={**os.environ, **hosts, "HOME": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_images_of_others_have_a_version() -> None:
     images = {one["image"] for one in COMPOSE["services"].values() if not one["image"].startswith("gym-fed-")}
     assert [name for name in images if not re.search(r":v?\d", name)] == []
