@@ -1,8 +1,8 @@
 """Build the wheel for distribution, and try it: ``python -m tools.wheel [FOLDER]``.
 
-On Linux, auditwheel adds the oldest supported glibc to the wheel's name (``manylinux``), and libraries that a system
-may lack to the wheel. The package's only extension uses just the C and C++ libraries; torch is never linked. The wheel
-is then installed into a new environment, and its native kernels and its guides are loaded there.
+On Linux, auditwheel adds the oldest supported glibc to the wheel's name (``manylinux``). The package's only extension
+uses just the C library: the C++ library is linked into it, since older systems have an older one, and torch is never
+linked. The wheel is then installed into a new environment, and its native kernels and its guides are loaded there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tools.sbom import SUMS, write_checksums, write_sbom
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheel"
 CONSTRAINTS = ROOT / "constraints.txt"
+STATIC_CXX = "-static-libstdc++ -Wl,--exclude-libs,ALL,--gc-sections"
+"""Options of the linker. libgcc stays outside: the unwinder in it needs a newer glibc than the rest."""
 PROBE = """
 import sys
 from pathlib import Path
@@ -44,10 +46,15 @@ def main(folder: Path = ROOT / "dist") -> Path:
     """
     shutil.rmtree(WORK, ignore_errors=True)
     (WORK / "built").mkdir(parents=True)
+    for old in (ROOT / "build").glob("lib*"):  # setuptools would pack modules that were deleted since
+        shutil.rmtree(old)
     # Without isolation, since MkDocs, which builds the guides for `gym docs`, is installed in this environment.
-    _run([sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(WORK / "built"), "."])
+    is_linux = platform.system() == "Linux"
+    flags = {"LDFLAGS": f"{os.environ.get('LDFLAGS', '')} {STATIC_CXX}"} if is_linux else {}
+    build = ["-m", "build", "--quiet", "--no-isolation", "--wheel", "--outdir", str(WORK / "built"), "."]
+    _run([sys.executable, *build], NO_MKDOCS_2_WARNING="1", **flags)
     (wheel,) = (WORK / "built").glob("*.whl")
-    if platform.system() == "Linux":
+    if is_linux:
         wheel = _repaired(wheel)
     _try(wheel)
     folder.mkdir(parents=True, exist_ok=True)
