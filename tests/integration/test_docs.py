@@ -96,7 +96,7 @@ SLOW = (
 )
 """Pages that only `make test-all` tries: their commands train, wait, start cold, or are also on a page tried here."""
 SERVERS = {
-    "gym-server run": "listens on",
+    "gym-server run": "TLS key",  # an error may also say who "listens on" the port
     "gym api serving.yaml": "from openai import",
     "gym api\n": "from openai import",
     "gym webui --port": "/login?token=",

@@ -15,7 +15,7 @@ from tools.casts.terminal import Line, Terminal, Typed
 SCRIPTS = ROOT / "tests" / "newcomer"
 STAYS = "# stays"
 """Marks a command that keeps running in its terminal; the commands after it are typed into another one."""
-LISTENS = "listens on"
+LISTENS = "TLS key"
 SERVES = "Ctrl-C exits"
 
 
