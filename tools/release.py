@@ -129,9 +129,10 @@ def build_image(builder: str, target: str, number: str, options: Sequence[str]) 
         SystemExit: If it cannot be built.
     """
     name = f"gym-fed-{target}:{number}"
-    docker_format = ["--format", "docker"] if builder == "buildah" else []  # OCI has no health checks
+    # OCI's format has no health checks; without layers, each target would compile the kernels again.
+    as_docker = ["--format", "docker", "--layers"] if builder == "buildah" else []
     place = ["--target", target, "-f", "deploy/docker/Dockerfile", "-t", name]
-    _run(builder, "build", *docker_format, *options, *place, ".")
+    _run(builder, "build", *as_docker, *options, *place, ".")
     return name
 
 

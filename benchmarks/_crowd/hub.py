@@ -20,7 +20,7 @@ import yaml
 from gym_fed.trust.identity.tls import fingerprint
 
 BINARIES = Path(sys.executable).parent
-_READY_SECONDS = 120.0
+_READY_SECONDS = 600.0
 
 
 @dataclass(frozen=True)

@@ -157,3 +157,15 @@ def test_a_wheel_needs_no_cpp_library_of_the_system_and_has_no_deleted_module(
     assert found["LDFLAGS"].startswith("-Lhere ")
     assert "-static-libstdc++" in found["LDFLAGS"].split()
     assert not deleted.exists()
+
+
+def test_buildah_builds_as_docker_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(release, "_run", lambda *words: commands.append(words))
+    for builder in ("buildah", "docker"):
+        assert release.build_image(builder, "hub", "1.2.3", ["--quiet"]) == "gym-fed-hub:1.2.3"
+    end = ("--quiet", "--target", "hub", "-f", "deploy/docker/Dockerfile", "-t", "gym-fed-hub:1.2.3", ".")
+    assert commands == [
+        ("buildah", "build", "--format", "docker", "--layers", *end),
+        ("docker", "build", *end),
+    ]
