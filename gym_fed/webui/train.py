@@ -59,6 +59,12 @@ Key = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$", max_lengt
 Entries = Annotated[list[dict[str, JsonValue]], Field(max_length=100)]
 
 
+class _PlanRequest(StrictModel):
+    text: Yaml
+    timed: bool = True
+    """False for a plan without the time of a step, which takes seconds to measure."""
+
+
 class _FormEdit(StrictModel):
     text: Yaml
     values: dict[Key, StrictBool | StrictInt | StrictFloat | StrictStr | Entries | None] = Field(
@@ -135,12 +141,12 @@ def routes(workbench: Workbench) -> APIRouter:
         return checked(workbench, request.text)
 
     @router.post("/plan")
-    def plan(request: _YamlText, visitor: Changing) -> dict[str, Any]:
+    def plan(request: _PlanRequest, visitor: Changing) -> dict[str, Any]:
         """Plan a run with `gym train --plan`; ``{"waiting": true}`` while a plan for another page is in progress."""
         if not planning.acquire(blocking=False):
             return {"waiting": True}
         try:
-            return plans.ask({"view": "plan", "text": request.text}, PLAN_SECONDS)
+            return plans.ask({"view": "plan", "text": request.text, "timed": request.timed}, PLAN_SECONDS)
         finally:
             planning.release()
 

@@ -141,12 +141,38 @@ def test_a_long_run_is_cut_to_a_time_and_made_whole_again(bench: Served, open_pa
         "at most 30 minutes: 25 steps",
         "at most 2 hours: 102 steps",
     ]
+    length.focus()
     length.select_option("at most 10 minutes: 8 steps")
     page.locator(".estimate").get_by_text("about 9 min 20 s").wait_for()
+    assert page.evaluate("document.activeElement.id") == "run-length"  # it was drawn again
     assert "max_steps: 8\n" in text(page)
     length.select_option("all rows")
     page.locator(".estimate").get_by_text("about 2 h 55 min").wait_for()
     assert "max_steps" not in text(page)
+
+
+def test_an_estimate_shows_the_memory_before_the_time_and_how_long_it_takes(
+    bench: Served, open_page: Open
+) -> None:
+    (bench.folder / "rows.csv").write_text(ROWS)
+    page, _ = open_page()
+    held: dict[bool, Route] = {}
+    page.route(
+        "**/api/v1/train/plan", lambda route: held.update({route.request.post_data_json["timed"]: route})
+    )
+    page.route("**/api/v1/train/memory", lambda route: route.fulfill(json={"gym-nano": PLAN}))
+    page.goto(bench.url)
+    page.locator("#rows-here").select_option("rows.csv")
+    estimate = page.locator(".estimate")
+    estimate.get_by_text(re.compile(r"^Reading the model and the rows, \d s$")).wait_for()
+    held[False].fulfill(json={**PLAN, "seconds_per_step": None})
+    estimate.get_by_text("1.0 GB of 8.0 GB").wait_for()
+    estimate.get_by_text("Timing a step on this machine").wait_for()
+    assert "time not known" not in estimate.inner_text()
+    until(lambda: page.evaluate("1") and True in held, "the request of the time")
+    held[True].fulfill(json=PLAN)
+    estimate.get_by_text("about 12 s, 1.0 GB of 8.0 GB").wait_for()
+    assert "Timing" not in estimate.inner_text()
 
 
 def test_the_file_is_chosen_by_the_keyboard_and_its_place_is_said(bench: Served, open_page: Open) -> None:

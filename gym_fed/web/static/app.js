@@ -277,7 +277,16 @@ function loginScreen(why = "") {
 
 // ---- states ----
 
-export const loading = (text = "Loading") => el("p", {class: "state", role: "status"}, el("span", {class: "pulse", "aria-hidden": "true"}), text);
+// What is awaited; from the third second on with its seconds, which a screen reader is spared.
+export function loading(text = "Loading", role = "status") {
+  const seconds = el("span", {class: "number", "aria-hidden": "true"}), began = performance.now();
+  const node = el("p", {class: "state", role}, el("span", {class: "pulse", "aria-hidden": "true"}), el("span", {}, text, seconds));
+  const timer = setInterval(() => {
+    const passed = Math.floor((performance.now() - began) / 1000);
+    if (!node.isConnected) clearInterval(timer); else if (passed > 2) seconds.textContent = `, ${duration(passed)}`;
+  }, 1000);
+  return node;
+}
 
 export const empty = (text, ...more) => el("div", {class: "state empty"}, el("p", {}, text), more);
 

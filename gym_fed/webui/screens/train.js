@@ -7,6 +7,7 @@ export const title = "Train";
 
 const DRAFT = "gym.train.draft";
 const TABS = [["choices", "Choices"], ["more", "More"], ["yaml", "YAML"]];
+const READING = "Reading the model and the rows";
 const LONG_SECONDS = 900, CAPS = [[600, "10 minutes"], [1800, "30 minutes"], [7200, "2 hours"]];
 const first = (free) => `# The run, as gym train reads it. The other tabs change it in place.\nmodel: gym-nano\noutput_dir: ${free}\n`;
 
@@ -96,6 +97,7 @@ export async function show(root, parameters, query) {
     const name = `${(path || "my-run").split("/").pop().replace(/[^\w.-]+/g, "-")}.yaml`;
     if (document.activeElement !== run) run.value = checked.given.output_dir ?? "";
     const other = free && action(`Call it ${free}`, () => set({output_dir: free}));
+    const focused = actions.contains(document.activeElement) && document.activeElement.id;
     const fields = el("div", {class: "field"}, el("label", {for: "run-name"}, "Folder of the run"), run);
     const choose = checked.problems.map((one) => one.choose).filter(Boolean), next = choose.length === checked.problems.length ? `Choose ${choose.join(" and ")} first` : "Correct the problems first";
     replace(actions, fields, !isValid && el("div", {class: "row"}, el("button", {type: "button", class: "primary", disabled: true, "aria-describedby": "start-waits"}, "Start"), el("span", {id: "start-waits", class: "quiet small"}, next)), isValid && [
@@ -109,6 +111,7 @@ export async function show(root, parameters, query) {
       el("div", {}, el("h3", {}, "What leaves this machine"), leaves.length ? el("ul", {}, leaves.map((line) => el("li", {}, line))) : el("p", {}, "Nothing.")),
       el("details", {}, el("summary", {}, "On the command line"), el("div", {class: "stack"}, copyable(`gym train ${name}${overwrite ? " --overwrite" : ""}`),
         el("a", {class: "button", download: name, href: URL.createObjectURL(new Blob([text.value], {type: "application/yaml"}))}, "Download YAML")))]);
+    if (focused) document.getElementById(focused)?.focus({preventScroll: true});
     if (isValid) { drawStart(); drawEstimate(); }
   }
 
@@ -142,19 +145,28 @@ export async function show(root, parameters, query) {
     if (planned === text.value || planning || checkedText !== text.value) return;
     clearTimeout(timer);
     if (checked.missing.length) { planned = ""; replace(estimate, action("Estimate time and memory", plan)); return; }
-    replace(estimate, el("span", {class: "quiet small"}, "Estimating time and memory…"));
+    wait();
     timer = setTimeout(() => checkedText === text.value && plan().catch((error) => replace(estimate, el("span", {class: "quiet small wrap"}, `No estimate: ${message(error)}`))), 400);
+  }
+
+  let wasInLength = false; // the focus, to which it returns with the control
+  function wait() {
+    wasInLength ||= document.activeElement?.id === "run-length";
+    if (!estimate.querySelector(".state > .pulse")) replace(estimate, loading(READING, null));
   }
 
   async function plan() {
     const asked = text.value;
     planning = true;
-    replace(estimate, el("span", {class: "quiet small"}, "Estimating time and memory…"));
+    wait();
     try {
-      const found = await post("train/plan", {text: asked});
-      if (found.waiting) { timer = setTimeout(() => drawEstimate(), 1500); return; }
+      for (const timed of [false, true]) {
+        const found = await post("train/plan", {text: asked, timed});
+        if (found.waiting) { timer = setTimeout(() => drawEstimate(), 1500); return; }
+        if (asked !== text.value) return;
+        showPlan(found, timed);
+      }
       planned = asked;
-      if (asked === text.value) showPlan(found);
     } catch (error) {
       planned = asked;
       throw error;
@@ -164,16 +176,19 @@ export async function show(root, parameters, query) {
     }
   }
 
-  function showPlan(found) {
-    const time = found.steps && found.seconds_per_step ? `about ${duration(found.steps * found.seconds_per_step)}` : "time not known";
-    replace(estimate, el("div", {class: "stack"}, el("p", {}, time, ", ", bytes(found.peak_bytes), found.available_bytes && ` of ${bytes(found.available_bytes)}`), el("p", {}, fit(found) || state("hollow", `this machine has no ${found.device}`)),
-      lengthChoice(found), found.seconds_per_step && el("p", {class: "small quiet"}, "Loading, and measuring before and after the training, come on top."),
+  // The memory is known first; the time of a step is measured on this machine, which takes longer.
+  function showPlan(found, timed) {
+    const time = found.steps && found.seconds_per_step ? `about ${duration(found.steps * found.seconds_per_step)}, ` : timed && "time not known, ";
+    replace(estimate, el("div", {class: "stack"}, el("p", {}, time, bytes(found.peak_bytes), found.available_bytes && ` of ${bytes(found.available_bytes)}`), el("p", {}, fit(found) || state("hollow", `this machine has no ${found.device}`)),
+      !timed && loading("Timing a step on this machine", null), lengthChoice(found), found.seconds_per_step && el("p", {class: "small quiet"}, "Loading, and measuring before and after the training, come on top."),
       el("details", {}, el("summary", {class: "small"}, "How it is made up"), facts([
         ["Steps", found.steps ? number(found.steps) : "as many as the rows give"],
         ["Time per step", found.seconds_per_step ? `${found.seconds_per_step.toFixed(2)} s` : "not known"],
         ...checked.chosen.map((one) => [one.key, el("span", {title: one.reason}, String(one.value))]),
         ["Weights", `${number(found.weights)}, of which ${number(found.trained)} are trained`], ["Device", found.device],
         ...Object.entries(found.memory || {}).filter(([, value]) => value).map(([key, value]) => [key.replaceAll("_", " "), bytes(value)])]))));
+    if (timed && wasInLength) document.getElementById("run-length")?.focus();
+    wasInLength &&= !timed;
   }
 
   // A long run can be limited to a time; the choice is kept when the shorter run is planned.

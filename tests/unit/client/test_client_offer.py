@@ -241,6 +241,22 @@ def combinations() -> list[tuple[str, ...]]:
     return sorted(found)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "max_steps", "words"),
+    [
+        (706, 2, ("80 rows, all learned", "706 labelled tokens")),
+        (706, 40, ("80 rows, all learned", "706 labelled tokens, each 8 times a round")),
+        (0, 2, ("80 rows, all learned",)),
+        (0, 40, ("80 rows, all learned", "each 8 times a round")),
+    ],
+)
+def test_terms_say_once_that_all_rows_are_learned(
+    tokens: int, max_steps: int, words: tuple[str, ...]
+) -> None:
+    counts = RowCounts(rows=80, learned=80, tokens=tokens)
+    assert _in_words(counts, TrainingRecipe(max_steps=max_steps)) == words
+
+
 def test_no_combination_of_terms_takes_more_than_15_lines_or_hides_what_must_be_known() -> None:
     chosen = combinations()
     assert len(chosen) > 80

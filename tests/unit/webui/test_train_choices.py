@@ -173,3 +173,32 @@ def test_the_memory_of_a_model_is_that_of_its_plan(client: TestClient, tmp_path:
     plan = client.post("/api/v1/train/plan", json={"text": text}).json()
     assert found["gym-nano"]["peak_bytes"] == plan["peak_bytes"]
     assert "no such folder" in found["./none"]["problem"]
+
+
+def test_a_shorter_run_is_planned_without_timing_the_model_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gym_fed.training.planning.plan import BlockTiming
+    from gym_fed.webui import plan_views
+
+    timed: list[str] = []
+
+    def calibrate(config: Any, sizes: Any, device: Any) -> BlockTiming:
+        timed.append(config.finetuning)
+        return BlockTiming(block=1e-4, rest=1e-4, update=0.0, length=8)
+
+    monkeypatch.setattr(plan_views, "calibrate", calibrate)
+    (tmp_path / "mine.jsonl").write_bytes(ROWS)
+    text = f"model: gym-nano\ndata:\n  - path: {tmp_path}/mine.jsonl\n"
+    views = plan_views.PlanViews(tmp_path)
+
+    def plan(more: str, *, timed: bool = True) -> dict[str, Any]:
+        return views.answer({"view": "plan", "text": text + more, "timed": timed})
+
+    assert plan("max_steps: 8\n", timed=False)["seconds_per_step"] is None
+    assert timed == []
+    long, short = plan("max_steps: 8\noutput_dir: runs/a\n"), plan("max_steps: 4\noutput_dir: runs/b\n")
+    assert (long["steps"], short["steps"], timed) == (8, 4, ["full"])
+    assert long["seconds_per_step"] == short["seconds_per_step"] > 0
+    plan("max_steps: 4\nfinetuning: lora\n")
+    assert timed == ["full", "lora"]

@@ -1,5 +1,5 @@
 // Contribute to a hub: an invite, its terms as gym-client shows them, consent, then live progress, balance and limits.
-import {action, ago, api, bytes, commandOf, copyable, count, el, facts, leave, loading, mayChange, message, namedColumns, number, post, progress, replace, say, section, state, table} from "../static/app.js";
+import {action, ago, api, bytes, commandOf, copyable, count, duration, el, facts, leave, loading, mayChange, message, namedColumns, number, post, progress, replace, say, section, state, table} from "../static/app.js";
 import {joinForm} from "./join_form.js";
 import {hubsPanel} from "./join_hubs.js";
 
@@ -117,8 +117,14 @@ export async function show(root) {
     return el("div", {class: "doing"},
       el("div", {class: "spread"}, state("half", joined ? joined.message : "looking at the hub and its terms"), stopper(job)),
       isMoving ? el("div", {class: "field", "aria-live": "polite"}, el("span", {}, `${PHASES[at.phase] || at.phase} `, el("span", {class: "quiet"}, about, at.loss !== null && at.loss !== undefined && ` · loss ${number(at.loss)}`)), progress(at.done, at.total, PHASES[at.phase] || at.phase))
-        : el("p", {class: "quiet", "aria-live": "polite"}, recent?.message?.startsWith("paused: run") ? "Paused" : recent?.message || "Starting"),
+        : el("p", {class: "quiet", "aria-live": "polite"}, recent?.message?.startsWith("paused: run") ? "Paused" : recent?.message || "Starting", waited(recent?.at || job.started_at)),
       details(job));
+  }
+
+  // How long a phase has taken so far, which a screen reader is spared.
+  function waited(since) {
+    const seconds = Math.floor(Date.now() / 1000 - since);
+    return seconds > 2 && el("span", {class: "number", "aria-hidden": "true"}, `, ${duration(seconds)}`);
   }
 
   const stopper = (job) => mayChange() && action(job.stops ? "End now" : "Stop", async () => {
