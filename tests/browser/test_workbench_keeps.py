@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from tests.browser.conftest import DATA, RUN, Served
+from tests.support.wait import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -40,6 +41,34 @@ def test_answers_stay_when_probabilities_are_asked_for_later(webui: Served, page
     assert all("word" in text.split("\n") for text in shown), shown
     page.get_by_role("button", name="Copy").first.click()
     page.get_by_role("button", name="Copied").wait_for()
+
+
+def test_the_end_of_an_answer_stays_in_view_unless_the_reader_scrolls_up(webui: Served, page: Page) -> None:
+    lines = [{"delta": {"content": f"line {n}\n\n"}, "finish_reason": None} for n in range(60)]
+    text = events(*({"choices": [line]} for line in [*lines, {"delta": {}, "finish_reason": "stop"}]))
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/api/v1/play/serve", lambda route: route.fulfill(json={"servers": [SERVER]}))
+    page.route("**/api/v1/play/chat", hold)
+    page.goto(webui.url)
+    page.goto(f"{webui.address}/play?a=gym-nano")
+    for number, scrolls_up in enumerate((False, True), start=1):
+        page.locator("#prompt").fill("count")
+        page.get_by_role("button", name="Send").click()
+        until(lambda number=number: page.evaluate("1") and len(held) == number, "the question")
+        if scrolls_up:
+            page.evaluate("scrollTo(0, 0)")
+        held[-1].fulfill(content_type="text/event-stream", body=text)
+        page.locator(f".exchange:nth-of-type({number})").get_by_role("button", name="Teach").wait_for()
+        page.locator(f".exchange:nth-of-type({number})").locator(".said p", has_text="line 59").wait_for()
+        end, composer = (page.locator(css).last.bounding_box() for css in (".exchange", ".compose"))
+        assert end is not None
+        assert composer is not None
+        assert (end["y"] + end["height"] <= composer["y"] + 60) is not scrolls_up
+        assert (page.evaluate("scrollY") == 0) is scrolls_up
 
 
 def test_a_loaded_model_is_unloaded_from_its_side(webui: Served, page: Page) -> None:

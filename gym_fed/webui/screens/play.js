@@ -218,16 +218,21 @@ export async function show(root, parameters, query) {
     drawTurns();
     drawButtons();
     status.textContent = "Answering";
-    talk.lastElementChild.scrollIntoView({block: "nearest"});
+    talk.lastElementChild.scrollIntoView({block: "end"});
     const mine = running;
     await Promise.all(turn.answers.map((answer) => stream(answer, mine.signal)));
     if (running !== mine) return; // a different conversation is shown
     running = null;
+    const isAtEnd = endIsSeen();
     status.textContent = turn.answers.map((answer, at) => `${turn.answers.length > 1 ? `${SIDES[at]}: ` : ""}${answer.error || answer.text}`).join("\n");
     drawTurns();
     drawButtons();
     keep();
+    if (isAtEnd) talk.lastElementChild.scrollIntoView({block: "end"});
   }
+
+  // A reader at the end of an answer stays there while it grows; who scrolls up is left alone.
+  const endIsSeen = () => talk.lastElementChild.getBoundingClientRect().bottom <= compose.getBoundingClientRect().top + 60;
 
   function showAttempt(turn, at) {
     turn.shown = at;
@@ -257,7 +262,9 @@ export async function show(root, parameters, query) {
         answer.first ||= performance.now() - began;
         answer.text += choice.delta.content || "";
         answer.tokens.push(...tokens);
+        const isAtEnd = endIsSeen();
         answer.node?.add(choice.delta.content || "", tokens);
+        if (isAtEnd) talk.lastElementChild.scrollIntoView({block: "end"});
       }
       if (choice.finish_reason) answer.finish = choice.finish_reason;
     }
