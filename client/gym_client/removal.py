@@ -68,10 +68,15 @@ def client_files_of(home: Home) -> ClientFiles:
     inside = sorted(home.folder.iterdir())
     links = link_handler_of(home)
     outside = [*written_files(home), *([links.path] if links.is_registered() else [])]
-    own = [path for path in inside if path.name in _OWN]
+    own = [path for path in inside if path.name in _OWN or _has_only_filters(path)]
     files = (*own, *(path for path in outside if path not in own))
     others = tuple(path for path in inside if path not in files and path.name != _LOCK)
     return ClientFiles(files, others, hubs)
+
+
+def _has_only_filters(path: Path) -> bool:
+    """Return True for the folder of evaluations if it has only what joining a hub writes: filters of suites."""
+    return path.name == "evals" and path.is_dir() and {one.name for one in path.iterdir()} <= {"filters"}
 
 
 def remove(home: Home, removal: ClientFiles) -> None:

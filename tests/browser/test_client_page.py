@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from gym_client.agent.pauses import is_paused
@@ -22,7 +23,7 @@ from tests.support.hub import HubProcess
 from tests.support.wait import until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 Open = Callable[..., tuple["Page", chromium.Watch]]
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -67,6 +68,54 @@ def test_a_member_sees_what_was_earned_with_its_error_and_no_name_is_html(member
     for theme, width, picture in chromium.looks(page):
         assert chromium.most_colourful(picture) <= chromium.MOST_APART, (theme, width)
         assert chromium.sticks_out(page) == [], (theme, width)
+
+
+JOB = {"id": "20261130-000000-0a0b0c0d", "command": ["gym-client", "join"], "stops": 0, "started_at": 1}
+JOINED = {"at": 1, "event": "joined", "message": "joined our hub"}
+STOPPED = {"error": {"code": "interrupted", "message": "stopped", "hint": "run the same command again"}}
+SENT = {"at": 2, "event": "receipt", "verdict": "admitted", "message": "receipt: admitted update f3"}
+WAITING = {"at": 3, "event": "waiting", "message": "waiting for a task"}
+
+
+def with_job(page: Page, status: str, *lines: dict[str, Any]) -> None:
+    """Let the page have a job that printed these lines."""
+    job, text = (
+        {**JOB, "status": status, "exit_code": None},
+        "".join(json.dumps(line) + "\n" for line in lines),
+    )
+    begun = re.compile("/api/v1/join$")
+    page.route(begun, lambda route: route.fulfill(json={**route.fetch().json(), "job": job}))
+    page.route(f"**/jobs/{job['id']}", lambda route: route.fulfill(json=job))
+    output = {"text": text, "next": len(text), "size": len(text)}
+    page.route(f"**/jobs/{job['id']}/output*", lambda route: route.fulfill(json=output))
+
+
+def test_a_stop_is_not_a_failure_and_the_balance_stays_while_it_is_read_again(
+    member: Served, page: Page
+) -> None:
+    with_job(page, "ended", JOINED, STOPPED)
+    opened(page, member)
+    page.get_by_text("continues at its last checkpoint").wait_for()
+    assert page.get_by_text("did not work").count() == 0
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/join/account*", hold)
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").wait_for()
+    until(lambda: bool(page.evaluate("1") and held), "the balance is asked for again")
+    assert page.locator(".figure", has_text="Balance").inner_text().split() == ["Balance", "7", "credits"]
+    held[0].fulfill(json={**ACCOUNT, "verdicts": []})
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Pause").wait_for()
+
+
+def test_who_has_sent_an_update_sees_what_it_waits_for(member: Served, page: Page) -> None:
+    with_job(page, "running", JOINED, SENT, WAITING)
+    opened(page, member)
+    page.get_by_text("Its verdict comes when enough others have sent theirs").wait_for()
 
 
 def test_the_keyboard_alone_pauses_and_sets_hours(member: Served, page: Page) -> None:

@@ -311,7 +311,10 @@ def _home(home: Home) -> dict[str, Any]:
 
 
 def _receipt(receipt: dict[str, Any]) -> dict[str, Any]:
-    """Return the ledger entry of a receipt, without its proof."""
+    """Return the ledger entry of a receipt, or the announced upload that it commits to, without its proof."""
+    commitment: Any = receipt.get("commitment")
+    if isinstance(commitment, dict) and isinstance(statement := commitment.get("statement"), dict):
+        return {"server": receipt.get("server"), "kind": "upload", "at": statement.get("committed_at")}
     entry: Any = receipt.get("proof")
     entry = entry.get("entry") if isinstance(entry, dict) else None
     entry = entry if isinstance(entry, dict) else {}

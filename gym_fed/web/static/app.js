@@ -277,17 +277,15 @@ function loginScreen(why = "") {
 
 // ---- states ----
 
-// What is awaited; from the third second on with its seconds, which a screen reader is spared.
-export function loading(text = "Loading", role = "status") {
-  const seconds = el("span", {class: "number", "aria-hidden": "true"}), began = performance.now();
-  const node = el("p", {class: "state", role}, el("span", {class: "pulse", "aria-hidden": "true"}), el("span", {}, text, seconds));
-  const timer = setInterval(() => {
-    const passed = Math.floor((performance.now() - began) / 1000);
-    if (!node.isConnected) clearInterval(timer); else if (passed > 2) seconds.textContent = `, ${duration(passed)}`;
-  }, 1000);
+export const loading = (text = "Loading", role = "status") => el("p", {class: "state", role}, el("span", {class: "pulse", "aria-hidden": "true"}), el("span", {}, text, waited()));
+// How long something has been awaited, from the third second on; a screen reader is spared the count.
+export function waited(before = 0) {
+  const node = el("span", {class: "number", "aria-hidden": "true"}), began = performance.now() - 1000 * before;
+  const draw = () => { const seconds = Math.floor((performance.now() - began) / 1000); if (seconds > 2) node.textContent = `, ${duration(seconds)}`; };
+  const timer = setInterval(() => { if (node.isConnected) draw(); else clearInterval(timer); }, 1000);
+  draw();
   return node;
 }
-
 export const empty = (text, ...more) => el("div", {class: "state empty"}, el("p", {}, text), more);
 
 const sentence = (text) => (/[.?!]$/.test(text) ? text : `${text}.`);

@@ -284,6 +284,13 @@ def test_a_verdict_says_what_the_update_was_worth_and_its_receipt_proves_it(
     }
 
 
+def test_a_receipt_of_an_upload_has_its_name_and_time() -> None:
+    statement = {"committed_at": 1796042081, "contributor": "c1", "server": "s1", "sha256": "2f"}
+    commitment = {"signature": "84", "statement": statement}
+    shown = _receipt({"server": "s1", "commitment": commitment})
+    assert shown == {"server": "s1", "kind": "upload", "at": 1796042081}
+
+
 def test_everything_is_verified_and_counted_and_the_next_time_only_the_rest_is_fetched(scene: Scene) -> None:
     Receipts(scene.home, scene.client).fetch(scene.hub.verdicts)
     fetched: list[int] = []

@@ -16,6 +16,7 @@ from gym_client.cli.join_options import JoinOptions, find_target
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin
+from gym_client.removal import client_files_of
 from gym_client.web.app import open_ui
 from gym_client.web.contribute import _user_of
 from starlette.testclient import TestClient
@@ -273,6 +274,15 @@ def test_uninstall_deletes_what_the_client_wrote_and_nothing_else(
     assert page.post(f"{API}/uninstall", json={"abandon": True}).status_code == 200
     assert [path.name for path in home.folder.iterdir()] == ["variants"]
     assert ended == [True]
+
+
+def test_the_cache_that_a_join_makes_is_deleted_and_suites_of_gym_eval_stay(home: Home) -> None:
+    filters = home.folder / "evals" / "filters"
+    filters.mkdir(parents=True)
+    (filters / "f.json").write_text("{}")
+    assert filters.parent in client_files_of(home).files
+    (home.folder / "evals" / "suites").mkdir()
+    assert filters.parent in client_files_of(home).others
 
 
 def test_the_uninstall_command_asks_and_removes_an_empty_home(

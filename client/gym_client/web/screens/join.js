@@ -1,5 +1,5 @@
 // Contribute to a hub: an invite, its terms as gym-client shows them, consent, then live progress, balance and limits.
-import {action, ago, api, bytes, commandOf, copyable, count, duration, el, facts, leave, loading, mayChange, message, namedColumns, number, post, progress, replace, say, section, state, table} from "../static/app.js";
+import {action, ago, api, bytes, commandOf, copyable, count, el, facts, leave, loading, mayChange, message, namedColumns, number, post, progress, replace, say, section, state, table, waited} from "../static/app.js";
 import {joinForm} from "./join_form.js";
 import {hubsPanel} from "./join_hubs.js";
 
@@ -7,7 +7,8 @@ export const title = "Contribute";
 
 const PHASES = {fetch: "Fetching", base: "Fetching the base model", train: "Training", distill: "Distilling", encode: "Encoding", upload: "Uploading", ledger: "Checking the ledger"};
 const QUESTIONS = ["server-key", "local-copy", "base-offer", "offer", "hub-restored"];
-const BALANCE_SECONDS = 60; // between requests of the balance, each of which starts two commands
+const ACCOUNT = ["receipt", "verdict", "balance"]; // what changes the figures of the account
+const BALANCE_SECONDS = 30; // between requests of the balance, each of which starts two commands
 let invite = ""; // only in this tab's memory: commands and jobs never contain it
 
 export async function show(root) {
@@ -56,8 +57,8 @@ export async function show(root) {
       mine.job = job;
       mine.isIn = mine.events.some((event) => event.event === "joined");
       drawNow(mine);
-      const isPaid = mine.events.findLast((event) => event.event === "balance")?.at * 1000 > balanceAt && Date.now() - balanceAt > 1000 * BALANCE_SECONDS;
-      if (hasEnded || isPaid || (mine.isIn && !isIn)) { balanceAt = Date.now(); await refresh(); }
+      const isNew = mine.events.findLast((event) => ACCOUNT.includes(event.event))?.at * 1000 > balanceAt && Date.now() - balanceAt > 1000 * BALANCE_SECONDS;
+      if (hasEnded || isNew || (mine.isIn && !isIn)) { balanceAt = Date.now(); await refresh(); }
     } catch (error) { if (error.status !== 0) { form.hidden = false; replace(now, el("p", {class: "problem", role: "alert"}, message(error))); return; } }
     if (mine.job.status === "running") timer = setTimeout(() => look(mine), 1000);
   }
@@ -79,6 +80,7 @@ export async function show(root) {
     if (isOpen) sections.push(asked(question, job));
     else if (isRunning) sections.push(section("Now", working(job, events, joined)));
     else if (done) sections.push(section("Ended", state("filled", done.finished ? "the hub has finished all its rounds" : "stopped"), el("p", {}, `${count(done.num_submitted, "update was", "updates were")} sent${done.balance === null ? "" : `; the balance is ${count(done.balance, "credit")}`}.`)));
+    else if (error?.error.code === "interrupted") sections.push(section("Now", state("hollow", "Stopped"), el("p", {class: "quiet"}, "An unfinished round continues at its last checkpoint.")));
     else if (columnsIn(error) && mayChange()) sections.push(columnsQuestion(job, error));
     else sections.push(section("This did not work", el("div", {role: "alert"}, error ? el("p", {class: "problem"}, message(error.error)) : el("p", {}, `The command ended with code ${job.exit_code}.`)), details(job)));
     news.hidden = isOpen || !(joined || done);
@@ -117,14 +119,17 @@ export async function show(root) {
     return el("div", {class: "doing"},
       el("div", {class: "spread"}, state("half", joined ? joined.message : "looking at the hub and its terms"), stopper(job)),
       isMoving ? el("div", {class: "field", "aria-live": "polite"}, el("span", {}, `${PHASES[at.phase] || at.phase} `, el("span", {class: "quiet"}, about, at.loss !== null && at.loss !== undefined && ` · loss ${number(at.loss)}`)), progress(at.done, at.total, PHASES[at.phase] || at.phase))
-        : el("p", {class: "quiet", "aria-live": "polite"}, recent?.message?.startsWith("paused: run") ? "Paused" : recent?.message || "Starting", waited(recent?.at || job.started_at)),
+        : el("p", {class: "quiet", "aria-live": "polite"}, phaseOf(events), waited((recent?.seconds || 0) + Date.now() / 1000 - (recent?.at || job.started_at))),
       details(job));
   }
 
-  // How long a phase has taken so far, which a screen reader is spared.
-  function waited(since) {
-    const seconds = Math.floor(Date.now() / 1000 - since);
-    return seconds > 2 && el("span", {class: "number", "aria-hidden": "true"}, `, ${duration(seconds)}`);
+  // What the agent does between the phases that count: its newest line, in words for people.
+  function phaseOf(events) {
+    const recent = events.findLast((event) => event.event !== "policy"), sent = events.findLast((event) => ["receipt", "verdict"].includes(event.event));
+    if (recent?.message?.startsWith("paused: run")) return "Paused";
+    if (recent?.event === "task") return "Preparing the task";
+    if (recent?.event === "waiting" && sent?.event === "receipt" && sent.verdict === "admitted") return "Your update is with the hub. Its verdict comes when enough others have sent theirs";
+    return recent?.message || "Starting";
   }
 
   const stopper = (job) => mayChange() && action(job.stops ? "End now" : "Stop", async () => {

@@ -5,14 +5,15 @@ const RECEIPTS = 200, VERDICTS = 100;
 
 // hubsPanel({changed}) -> {node, draw(answer of "join")}
 export function hubsPanel({changed}) {
-  const node = el("div", {class: "below"});
+  const node = el("div", {class: "below"}), accounts = new Map(); // of each hub what was shown last, until there is news
 
   function draw({hubs, receipts, num_receipts: total}) {
     replace(node, hubs.map((one) => drawHub(one)), receipts.length > 0 && section("Receipts", el("p", {class: "quiet"}, `${count(total, "receipt")}, each signed by its hub${total > RECEIPTS ? `; the newest ${RECEIPTS} are shown` : ""}.`), receiptTable(receipts)));
   }
 
   function drawHub(one) {
-    const account = el("div", {class: "below"}, loading()), asked = new URLSearchParams({server: one.address});
+    if (!accounts.has(one.address)) accounts.set(one.address, el("div", {class: "below"}, loading()));
+    const account = accounts.get(one.address), asked = new URLSearchParams({server: one.address});
     const load = () => Promise.all([api(`join/account?${asked}`), api(`join/rewards?${asked}`)]).then(([found, worth]) => drawAccount(account, one, found, worth)).catch((error) => replace(account, failed(error, () => { replace(account, loading()); load(); })));
     load();
     return section(one.name || one.address, el("div", {class: "spread"}, el("span", {class: "quiet"}, `${one.address} · you are ${one.contributor}${one.left ? " · left" : ""}`),
