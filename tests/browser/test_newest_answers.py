@@ -61,5 +61,6 @@ def test_a_viewer_sees_the_answers_and_has_no_box(hub: Hub, page: Page) -> None:
     _, dashboard, _ = hub
     page.goto(f"{dashboard.server.address}/model")
     page.get_by_text("is ready").wait_for()
+    page.locator(".chart .none").get_by_text("this hub has no held-out rows").wait_for()
     assert page.locator(".prompted .said").first.text_content() == "What is a soup?"
     assert page.get_by_role("textbox").count() == 0

@@ -8,7 +8,7 @@ const MARKERS = ["", "hollow", "", "filled", "hollow", "filled"];
 const EVERY_POINT = 14, SOME_POINTS = 56; // pixels between markers, if every point has one and if only some do
 
 // chart({title, xLabel, yLabel, height, log}) -> {node, set(series), zoom(min, max)}; a series is {name, points: [[x, y], ...], raw, errors},
-// where raw, if given, is drawn faintly behind, and errors are the standard errors of the points, drawn as vertical bars; marks are [{x, text}], drawn as vertical lines. `onZoom(min, max)` is called when a range
+// where raw, if given, is drawn faintly behind, and errors are the standard errors of the points, drawn as vertical bars; `lines` are [{x, text}], drawn as vertical lines; `none` says when the first point comes. `onZoom(min, max)` is called when a range
 // is chosen by dragging, and with null to show all. Charts of one `group` move their cursors together.
 export function chart({title, xLabel = "step", yLabel = "", height = 260, log = false, onZoom = null, range = null, group = "", xText = number, none = "No values yet.", whole = ["version", "step", "round"].includes(xLabel)}) {
   const spoken = el("p", {class: "visually-hidden", role: "status"});
@@ -166,11 +166,11 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
 
   return {
     node,
-    set(given, {lines = []} = {}) {
+    set(given, {lines = [], none: why = none} = {}) {
       series = given.filter((one) => one.points.length);
       marks = lines;
       node.hidden = false;
-      if (!series.length) { if (plot) plot.destroy(); plot = null; shape = ""; replace(holder, el("p", {class: "none"}, none)); replace(legend); return; }
+      if (!series.length) { if (plot) plot.destroy(); plot = null; shape = ""; replace(holder, el("p", {class: "none"}, why)); replace(legend); return; }
       if (!plot) replace(holder);
       if (!holder.isConnected) { requestAnimationFrame(() => holder.isConnected && draw()); return; }
       draw();

@@ -49,6 +49,7 @@ def routes(view: HubView, lease_histories: LeaseHistoryCache, fingerprint: str) 
             "num_rounds": view.config.rounds.num_rounds,
             "rounds": view.config.rounds.in_words(),
             "is_private": view.state.ledger.private,
+            "is_measured": view.is_measured,
             "is_running": view.is_running,
             "verdicts": [event.data for event in verdicts],
             "now": view.state.clock.now(),

@@ -41,6 +41,11 @@ class HubView:
         """Return the current config."""
         return self.live_config.current
 
+    @property
+    def is_measured(self) -> bool:
+        """Return True if the hub has held-out rows, so that the base and every version have a loss."""
+        return self.config.gate.heldout is not None
+
     def may_change(self, visitor: Visitor) -> bool:
         """Return True if the pages offer this visitor actions that change the hub."""
         return self.is_running and self.is_operator(visitor)

@@ -46,6 +46,7 @@ def routes(view: HubView, fingerprint: str) -> APIRouter:
             "public_url": None if pages is None else pages.public_url,
             "leaves": leaving(view.config, largest),
             "stays": staying(view.config),
+            "is_measured": view.is_measured,
             "losses": [[height, after] for height, _, after in losses],
             "model": page_of_versions(view, visitor, 0, NUM_VERSIONS),
         }

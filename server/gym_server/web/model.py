@@ -66,7 +66,11 @@ def routes(view: HubView) -> APIRouter:
             evaluations, base = _evaluations(tx, view.state.base.digest), base_loss(tx)
         start = [] if base is None else [[0, base]]
         known = [[row.height, row.heldout_after] for row in rows if row.heldout_after is not None]
-        return {"heldout": [*start, *known], "evaluations": evaluations}
+        return {
+            "heldout": [*start, *known],
+            "evaluations": evaluations,
+            "is_measured": view.is_measured,
+        }
 
     @found.get("/model/newest")
     def newest(visitor: Looking) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,6 +51,7 @@ class _NewestState:
         has_chat_template: True if the version is prompted in a chat.
         num_bytes: Size of its folder.
         output: The last lines that its process printed before it failed.
+        since: Time of the monotonic clock at which the phase began.
     """
 
     phase: str = "waiting"
@@ -57,6 +59,7 @@ class _NewestState:
     has_chat_template: bool = False
     num_bytes: int = 0
     output: tuple[str, ...] = ()
+    since: float = field(default_factory=time.monotonic)
 
 
 class NewestModel:
@@ -136,7 +139,12 @@ class NewestModel:
     def facts(self, is_operator: bool) -> dict[str, Any]:
         """Return the state for pages; process output and disk usage are only for the operator."""
         progress, phase, server = self._progress, self._phase(), self._server
-        found = {"phase": phase, "version": progress.version, "prompts": self._answers.rows()}
+        found = {
+            "phase": phase,
+            "seconds": round(time.monotonic() - progress.since, 1),
+            "version": progress.version,
+            "prompts": self._answers.rows(),
+        }
         if not is_operator:
             return found
         output = list(progress.output)
@@ -151,6 +159,8 @@ class NewestModel:
         return "failed" if is_gone else self._progress.phase
 
     def _show(self, **changes: Any) -> None:
+        if "phase" in changes:
+            changes["since"] = time.monotonic()
         self._progress = replace(self._progress, **changes)
         self._changed()
 

@@ -62,7 +62,7 @@ def routes(view: HubView) -> APIRouter:
         """Return held-out losses by version: ``[height, before, after]``; the base is ``[0, None, after]``."""
         with view.state.database.reading() as tx:
             points, step = losses_by_version(tx)
-        return {"points": points, "step": step}
+        return {"points": points, "step": step, "is_measured": view.is_measured}
 
     @found.get("/rounds/{server_round}")
     def one(

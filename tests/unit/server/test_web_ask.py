@@ -224,7 +224,8 @@ def test_a_viewer_may_not_ask_and_sees_no_output(opened: Opened, model: FakeMode
     pages, _ = opened()
     facts = reached(pages, "failed")
     assert facts["output"] == ["line one", "it broke"]
-    assert set(pages.seen("model/newest")) == {"is_on", "is_hidden", "may_ask", "phase", "version", "prompts"}
+    shown = {"is_on", "is_hidden", "may_ask", "phase", "seconds", "version", "prompts"}
+    assert set(pages.seen("model/newest")) == shown
     for path in ("ask", "again"):
         refused = pages.viewer.post(f"/api/v1/model/newest/{path}", json={"prompt": "hello"})
         assert refused.status_code == 403

@@ -251,6 +251,8 @@ def test_a_hub_without_rounds_has_pages(tmp_path: Path) -> None:
     page = browser(hub.fed)
     assert page.get("/api/v1/rounds").json() == {"total": 0, "rounds": [], "before": None}
     assert page.get("/api/v1/rounds/losses").json()["points"] == []
+    places = ("overview", "members", "rounds/losses", "model/figures")
+    assert not any(page.get(f"/api/v1/{place}").json()["is_measured"] for place in places)
     now = page.get("/api/v1/overview").json()["snapshot"]
     assert (now["server_round"], now["state"], now["version"], now["heldout"]) == (0, "", 0, None)
     hub.close()

@@ -1,7 +1,7 @@
 // The home screen: the round as a ring, contributors at work, the last verdicts, and facts about the hub.
 import {api, copyable, count, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short} from "../static/app.js";
 import {chart} from "../static/charts.js";
-import {person} from "./parts.js";
+import {noLoss, person} from "./parts.js";
 
 export const title = "Hub";
 const PHASES = ["open", "collecting", "merging", "committed"];
@@ -36,7 +36,7 @@ export async function show(root) {
       figure("At work", now.num_awaited, `${now.num_tasks} asked`),
       figure("Connected", now.connected, count(now.accounts, "account")),
       figure("Version", now.version, now.version ? "" : "the base model"),
-      figure("Held-out loss", number(now.heldout), now.heldout === null ? "not measured yet" : ""));
+      figure("Held-out loss", number(now.heldout), now.heldout !== null ? "" : about.is_measured ? "not measured yet" : "not measured"));
     replace(said, sentence(now, about));
     replace(newest, short(now.version_digest, 24));
     work.set(now);
@@ -63,7 +63,7 @@ export async function show(root) {
         ["Newest version", newest],
       ])),
       section("TLS fingerprint", el("p", {class: "quiet"}, "Contributors compare it with what their invite says."), copyable(about.fingerprint))));
-  curve.set([{name: "after the round", points}]);
+  curve.set([{name: "after the round", points}], {none: noLoss(about.is_measured)});
   draw(about.snapshot);
 
   on("snapshot", draw);

@@ -2,7 +2,7 @@
 import {ago, api, copyable, el, figure, number, section, signed, siteUrl, table} from "../static/app.js";
 import {chart} from "../static/charts.js";
 import {newestPanel} from "./model.js";
-import {change, helpers, refreshOn} from "./parts.js";
+import {change, helpers, noLoss, refreshOn} from "./parts.js";
 
 export const title = "Members";
 
@@ -15,7 +15,7 @@ export async function show(root) {
     const first = points[0], last = points.at(-1);
     figures.replaceChildren(figure("Version", number(found.version), found.version ? `of ${found.base_model}` : "the base model"),
       figure("Held-out loss", last ? number(last[1]) : null, last && last !== first ? `${signed(last[1] - first[1])} since version ${first[0]}` : ""));
-    curve.set([{name: "held-out loss", points}]);
+    curve.set([{name: "held-out loss", points}], {none: noLoss(about.is_measured)});
     groups.hidden = !found.groups;
     groups.textContent = found.groups ? `${found.groups[0].toUpperCase()}${found.groups.slice(1)}.` : "";
     newest.set(found.newest);

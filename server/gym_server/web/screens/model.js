@@ -1,7 +1,7 @@
 // The model screen: scores of versions, answers of the newest version, and the chain of digests.
-import {action, ago, api, bytes, copyable, count, el, empty, facts, figure, leave, loading, mayChange, message, number, post, remember, replace, section, short, state, streamed, table} from "../static/app.js";
+import {action, ago, api, bytes, copyable, count, el, empty, facts, figure, leave, loading, mayChange, message, number, post, remember, replace, section, short, state, streamed, table, waited} from "../static/app.js";
 import {chart} from "../static/charts.js";
-import {change, helpers, pager, refreshOn} from "./parts.js";
+import {change, helpers, noLoss, pager, refreshOn} from "./parts.js";
 
 export const title = "Model";
 const LIMIT = 25, CURVES = 6;
@@ -48,7 +48,7 @@ export async function show(root, _, query) {
   let curves = [];
   async function plot() {
     const found = await api("model/figures");
-    losses.set([{name: "held-out loss", points: found.heldout}]);
+    losses.set([{name: "held-out loss", points: found.heldout}], {none: noLoss(found.is_measured)});
     curves = found.evaluations;
     draw();
   }
@@ -89,7 +89,7 @@ export function newestPanel() {
       if (found.is_hidden) { replace(said, el("p", {class: "quiet"}, "Only members of this hub may have its model, so its answers are for operators.")); return; }
       const [shape, text] = PHASES[found.phase];
       replace(said,
-        el("p", {class: "sentence"}, state(shape, text(named(found.version))), found.bytes > 0 && el("span", {class: "quiet small"}, ` · ${bytes(found.bytes)} on disk`)),
+        el("p", {class: "sentence"}, state(shape, text(named(found.version))), shape === "half" && el("span", {class: "quiet"}, waited(found.seconds)), found.bytes > 0 && el("span", {class: "quiet small"}, ` · ${bytes(found.bytes)} on disk`)),
         found.phase === "failed" && mayChange() && el("details", {}, el("summary", {}, "What its process printed"), el("pre", {class: "output"}, (found.output || []).join("\n") || "Nothing.")),
         found.phase === "failed" && mayChange() && action("Try again", () => post("model/newest/again")));
       replace(list, found.prompts.length ? el("ol", {class: "prompts", "aria-label": "Prompts"}, found.prompts.map((row) => promptRow(row, found)))

@@ -71,6 +71,9 @@ export const stripLegend = () => el("ul", {class: "strip-legend", "aria-label": 
 // A link to a contributor, or only the name if there is no account.
 export const person = (id, name) => (id ? el("a", {href: `/contributors/${encodeURIComponent(id)}`, title: id}, name || id) : name);
 
+// Why a chart of the held-out loss has no point yet.
+export const noLoss = (isMeasured) => (isMeasured ? "The first points, of the base model and of version 1, come with the first merge." : "Not measured: this hub has no held-out rows (gate.heldout).");
+
 // The contributors of a version's merged updates.
 export const helpers = ({merged_from: from, num_updates: total}) => (from.length ? el("span", {}, from.map((one, at) => [at > 0 && ", ", person(one.contributor, one.name)]), total > from.length && ` and ${number(total - from.length)} more`) : null);
 

@@ -1,7 +1,7 @@
 // The rounds screen: the held-out loss by version, and a paged list of rounds, newest first.
 import {ago, api, bytes, count, el, empty, leave, number, on, outcome, remember, replace, table} from "../static/app.js";
 import {chart} from "../static/charts.js";
-import {change, counted} from "./parts.js";
+import {change, counted, noLoss} from "./parts.js";
 
 export const title = "Rounds";
 const COLUMNS = [
@@ -33,9 +33,9 @@ export async function show(root, _, query) {
   }
   function turn(to) { before = to; remember({before}); load(true); }
   async function plot() {
-    const {points, step} = await api("rounds/losses");
+    const {points, step, is_measured: isMeasured} = await api("rounds/losses");
     curve.set([{name: "after the round", points: points.map(([height, , after]) => [height, after])},
-      {name: "before it", points: points.map(([height, early]) => [height, early])}]);
+      {name: "before it", points: points.map(([height, early]) => [height, early])}], {none: noLoss(isMeasured)});
     curve.node.querySelector("figcaption").textContent = `Held-out loss by version${step > 1 ? `, every ${step}th` : ""}`;
   }
   function changed() {
