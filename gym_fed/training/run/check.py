@@ -107,6 +107,12 @@ class Measurement:
         """The model's scores on the retention set."""
         return RetentionScores(self.retention, self.right)
 
+    @property
+    def shown_answers(self) -> list[str]:
+        """The answers for people: with an ellipsis where the maximum length cut them."""
+        pairs = zip(self.answers, self.ended, strict=True)
+        return [answer if ended else f"{answer.rstrip()} …" for answer, ended in pairs]
+
 
 class LearningCheck:
     """Measures a model before and after its run.
@@ -195,8 +201,8 @@ class LearningCheck:
             held_out,
             retention,
             prompts=[prompt_text(prompt_of(row)) for row in self._prompted_rows],
-            before=before.answers,
-            after=after.answers,
+            before=before.shown_answers,
+            after=after.shown_answers,
             warnings=warnings,
             skipped=self.skipped,
             expected=[answer_of(row) for row in self._prompted_rows],

@@ -82,8 +82,8 @@ class CheckResult:
         held_out: Loss on held-out rows; None if there are none.
         retention: Results on the retention set; None if the base does not know the retention set.
         prompts: The user's prompts that were answered.
-        before: Answers to the prompts before training.
-        after: Answers to the prompts after training.
+        before: Answers to the prompts before training; one that was cut ends with an ellipsis.
+        after: Answers to the prompts after training, likewise.
         warnings: Warnings for the user, with remedies.
         skipped: Parts that were not checked, with the reasons.
         expected: Reference answers to the prompts, from the rows.

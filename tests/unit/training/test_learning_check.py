@@ -18,7 +18,7 @@ from gym_fed.core.errors import GymError
 from gym_fed.data import generate
 from gym_fed.evaluation import retention
 from gym_fed.evaluation.generation import greedy_ids
-from gym_fed.training.run.check import LearningCheck, answer_of, prompt_of
+from gym_fed.training.run.check import LearningCheck, Measurement, answer_of, prompt_of
 from gym_fed.training.run.reward_warnings import reward_warnings
 from gym_fed.training.trainer import Trainer
 
@@ -158,8 +158,13 @@ def test_a_resumed_run_is_compared_with_where_it_began(tmp_path: Path) -> None:
         config(tmp_path / "whole", max_steps=8, save_steps=4, learning_rate=2e-3), check=True
     ).train(DOUBLE)
 
-    assert result.check.before == before["answers"]
+    assert result.check.before == Measurement(**before).shown_answers
     assert result.check.as_dict() == whole.check.as_dict()
+
+
+def test_an_answer_that_was_cut_is_shown_with_an_ellipsis() -> None:
+    measured = Measurement(answers=["It is. ", "However, the most widely accepted "], ended=[True, False])
+    assert measured.shown_answers == ["It is. ", "However, the most widely accepted …"]
 
 
 def test_another_run_in_the_folder_of_one_that_did_not_begin_is_measured_anew(tmp_path: Path) -> None:
