@@ -8,8 +8,8 @@ ways. Everything except the training is real: TLS connections, keys, leases, dow
 updates that are signed for each task, and a query of the account after each. The hub's config differs from that of
 ``gym-server init`` in the limits per address, since all members share one address.
 
-With ``--supernodes``, a stock SuperLink is measured afterwards on the same core. Its SuperNodes send updates of the same
-size, each in its own process, since Flower has no lighter client.
+With ``--supernodes``, a stock SuperLink is measured afterwards on the same core. Its SuperNodes send updates of the
+same size, each in its own process, since Flower has no lighter client.
 """
 
 from __future__ import annotations
