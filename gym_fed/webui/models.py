@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,9 +94,13 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/models/one")
     def one(model: Id, visitor: Looking) -> dict[str, Any]:
-        """Return descriptions of what uses a model and what depends on it."""
+        """Return the model's base, and descriptions of what uses it and what depends on it."""
         chosen = find_base(workbench, model)
-        return {"uses": uses_of(workbench, chosen), "dependents": dependents_of(workbench, chosen)}
+        return {
+            "base": base_of(workbench, chosen, local_bases(workbench)),
+            "uses": uses_of(workbench, chosen),
+            "dependents": dependents_of(workbench, chosen),
+        }
 
     @router.post("/models/do")
     def act(given: ActionRequest, visitor: Changing) -> dict[str, Any]:
@@ -171,6 +176,21 @@ def uses_of(workbench: Workbench, model: LocalModel) -> list[str]:
         if job.status == "running" and any(_names(workbench, word, place) for word in job.command[1:]):
             uses.append(f"the job “{job.title}” is running")
     return uses
+
+
+def is_adapter(workbench: Workbench, model: LocalModel) -> bool:
+    """Return True if the model's folder has an adapter without its base."""
+    return (_place(workbench, model) / "adapter_config.json").is_file()
+
+
+def base_of(workbench: Workbench, model: LocalModel, models: Sequence[LocalModel]) -> str | None:
+    """Return the id of the one of ``models`` that a run or an adapter was trained from; None if it is not there."""
+    bases = _bases(_place(workbench, model))
+    others = (other for other in models if other.id != model.id)
+    match = (
+        other.id for other in others if any(_names(workbench, b, _place(workbench, other)) for b in bases)
+    )
+    return next(match, None)
 
 
 def dependents_of(workbench: Workbench, model: LocalModel) -> list[str]:

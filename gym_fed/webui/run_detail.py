@@ -59,6 +59,7 @@ def detail(folder: Path, path: str, line: dict[str, Any], curves: CurvesOfRuns) 
         "check": plain(result.get("check")) if isinstance(result, dict) else None,
         "marks": marks_of(folder),
         "is_thinned": is_thinned(curves.of(folder)),
+        "is_adapter": (folder / "adapter_config.json").is_file(),
         "is_saved": any((folder / name).is_file() for name in ("config.json", "adapter_config.json")),
     }
 

@@ -30,6 +30,7 @@ from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.data import data_files
 from gym_fed.webui.goals import GOALS, graders
 from gym_fed.webui.inventory import local_bases
+from gym_fed.webui.models import base_of, is_adapter
 from gym_fed.webui.run_detail import CONFIGS_NAME, is_at_work
 from gym_fed.webui.train_check import (
     MAX_CHARACTERS,
@@ -117,9 +118,14 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/choices")
     def choices(visitor: Looking) -> dict[str, Any]:
-        """Return what the screen offers: models, files, goals, graders, recipes and a free name for the run."""
+        """Return what the screen offers: models, files, goals, graders, recipes and a free name for the run.
+
+        ``base`` is that of an adapter.
+        """
+        models = local_bases(workbench)
+        bases = {one.id: base_of(workbench, one, models) for one in models if is_adapter(workbench, one)}
         return {
-            "models": [model.facts() for model in local_bases(workbench)],
+            "models": [{**model.facts(), "base": bases.get(model.id)} for model in models],
             **data_files(workbench),
             "goals": [goal.facts() for goal in GOALS],
             "graders": graders(),

@@ -14,17 +14,20 @@ from typing import Any, TypeVar
 
 from gym_fed.base.downloads import missing_model
 from gym_fed.base.downloads.config_needs import hub_places, models_of
+from gym_fed.base.modeling.weight_count import count_stored_weights
+from gym_fed.config.train.defaults import LARGE
 from gym_fed.config.train.run import ALWAYS
 from gym_fed.config.train.training import SearchConfig, TrainingConfig
 from gym_fed.config.training_file import load_training_config
 from gym_fed.config.yaml.file import load_config
 from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.json_files import read_object
+from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.data.reading import iter_rows, parse_columns, renaming
 from gym_fed.data.rows import as_kind
 from gym_fed.tracking.trackers.base import flat
-from gym_fed.webui.workbench import Workbench, plain, text
+from gym_fed.webui.workbench import Workbench, plain, resolved, text
 
 _BY_ROWS = (".jsonl", ".ndjson", ".csv", ".tsv")
 """Formats whose first row can be read without reading the whole file."""
@@ -169,6 +172,10 @@ def input_problems(
     if config.model is None and config.model_init is None:
         problem = _problem(marks, ("model",), "not set", "set model or model_init")
         problems.append({**problem, "choose": "a model"})
+    if _is_adapter_on_adapter(workbench, config):
+        message = f"{config.model} is itself an adapter"
+        hint = f"set model to its base, and adapter: {config.model} to train it further, or finetuning: full"
+        problems.append(_problem(marks, ("model",), message, hint))
     if not config.data:
         problem = _problem(marks, ("data",), "no rows to train on", "list at least one path or tasks entry")
         problems.append({**problem, "choose": "data"})
@@ -185,6 +192,18 @@ def input_problems(
                 message = error.message.replace(f"{workbench.folder}/", "")
                 problems.append(_problem(marks, (part, number, "path"), message, _as_key(error.hint)))
     return problems
+
+
+def _is_adapter_on_adapter(workbench: Workbench, config: TrainingConfig) -> bool:
+    """Return True if the model is an adapter's folder and an adapter is trained, by the config or by default."""
+    folder = None if config.model is None else resolved(workbench.folder, config.model)
+    if folder is None or not (folder / "adapter_config.json").is_file():
+        return False
+    if "finetuning" in config.model_fields_set:
+        return bool(TUNING.type_of(config.finetuning).is_adapter)
+    base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
+    weights = count_stored_weights(base) if isinstance(base, str) else None
+    return weights is not None and weights > LARGE
 
 
 def _as_key(hint: str) -> str:

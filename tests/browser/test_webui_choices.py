@@ -121,6 +121,20 @@ def test_the_yaml_and_the_choices_say_the_same(bench: Served, open_page: Open) -
     until(lambda: "model: gym-nano\n" in text(page), "the model in the text")
 
 
+def test_an_adapter_is_chosen_with_its_base_and_given_up_again(bench: Served, open_page: Open) -> None:
+    (bench.folder / "tuned").mkdir()
+    (bench.folder / "tuned" / "adapter_config.json").write_text('{"base_model_name_or_path": "gym-nano"}')
+    page, _ = open_page()
+    page.route("**/api/v1/train/memory", lambda route: route.fulfill(json={"gym-nano": PLAN}))
+    page.goto(bench.url)
+    page.get_by_text("adapter of gym-nano").wait_for()
+    page.locator("#model-tuned").check()
+    until(lambda: "model: gym-nano\n" in text(page) and "adapter: tuned\n" in text(page), "both keys")
+    assert page.locator("#model-tuned").is_checked()
+    page.locator("#model-gym-nano").check()
+    until(lambda: "adapter" not in text(page), "no adapter in the text")
+
+
 def test_a_long_run_is_cut_to_a_time_and_made_whole_again(bench: Served, open_page: Open) -> None:
     (bench.folder / "rows.csv").write_text(ROWS)
     page, _ = open_page()

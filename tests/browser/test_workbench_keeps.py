@@ -100,6 +100,18 @@ def test_a_config_is_still_there_after_its_start(webui: Served, page: Page) -> N
     assert page.locator("#yaml").input_value() == text
 
 
+def test_an_adapter_is_continued_on_its_base(webui: Served, page: Page) -> None:
+    page.on("dialog", lambda dialog: dialog.accept())
+    one = f"**/api/v1/runs/{RUN}?*"
+    page.route(one, lambda route: route.fulfill(json={**route.fetch().json(), "is_adapter": True}))
+    page.goto(webui.url)
+    page.goto(f"{webui.address}/runs/{RUN}")
+    page.get_by_role("button", name="Continue").click()
+    page.get_by_role("tab", name="YAML").click()
+    until(lambda: f"adapter: runs/{RUN}\n" in page.locator("#yaml").input_value(), "the adapter")
+    assert "model: gym-nano\n" in page.locator("#yaml").input_value()
+
+
 def test_rows_of_a_file_are_taken_into_the_config_and_a_run_is_trained_again(
     webui: Served, page: Page
 ) -> None:

@@ -75,7 +75,7 @@ async function oneModel(model, found, kinds, again) {
       ["In use", about.uses.join("; ") || "no"], ["Base of", about.dependents.join(", ") || "nothing here"]]),
     mayChange() && section("Export", exportForm(model, kinds, null)),
     mayChange() && MOVABLE.includes(model.kind) && el("section", {id: "share"}, el("h2", {}, "Share"), shareForm(model)),
-    mayChange() && others.length > 0 && model.kind !== "gguf" && section("Encode as a delta", el("p", {class: "quiet"}, "The difference to its base in few bits, as contributors send it and variants are kept."), encodeForm(model, others, kinds)),
+    mayChange() && others.length > 0 && model.kind !== "gguf" && section("Encode as a delta", el("p", {class: "quiet"}, "The difference to its base in few bits, as contributors send it and variants are kept."), encodeForm(model, others, kinds, about.base)),
     mayChange() && MOVABLE.includes(model.kind) && section("Rename or delete", changes(model, about, again)),
   ];
 }
@@ -154,8 +154,8 @@ function shareForm(model) {
     el("div", {class: "stack"}, el("p", {class: "quiet"}, "A version of the registry is signed with your key and stays on this machine, or where GYM_MODELS points. To put the model on the Hugging Face Hub:"), copyable(`gym models push ${name} ${quoted(model.id)} --to hf -o exports/${name}-hub --repo OWNER/${name}`)));
 }
 
-function encodeForm(model, others, kinds) {
-  const base = choice("encode-base", "Base", others.map((one) => one.id), {value: others.some((one) => one.id === "gym-nano") ? "gym-nano" : ""});
+function encodeForm(model, others, kinds, own) {
+  const base = choice("encode-base", "Base", others.map((one) => one.id), {value: own || (others.some((one) => one.id === "gym-nano") ? "gym-nano" : "")});
   const codec = choice("encode-codec", "Codec", kinds.codecs, {value: "compact"}), output = outputField("encode-output", `deltas/${slug(model.name)}.gymdelta`);
   return doing([base.field, codec.field, output.field], () => ({action: "encode", base: base.node.value, tuned: model.id, codec: codec.node.value, output: output.node.value}), "Encode");
 }

@@ -289,13 +289,13 @@ export async function show(root, parameters, query) {
     const isGoing = running && turn === memory.turns.at(-1), place = el("div");
     if (!isGoing && !answer.logprobs && answer.text && !memory.plain) import("./play_markdown.js").then(({markdown}) => replace(answer.node.root, el("div", {class: "stack"}, markdown(answer.text))));
     const rate = answer.count > 1 && answer.took > answer.first ? (1000 * (answer.count - 1)) / (answer.took - answer.first) : 0;
-    const figures = [answer.finish === "length" && "cut at max tokens", answer.finish === "stopped" && "stopped", answer.count && count(answer.count, "token"), answer.first && `first after ${Math.round(answer.first)} ms`, rate && `${number(rate, 3)} tok/s`].filter(Boolean);
+    const figures = [answer.finish === "length" && "cut at max tokens", answer.finish === "stopped" && answer.text && "stopped", answer.count && count(answer.count, "token"), answer.first && `first after ${Math.round(answer.first)} ms`, rate && `${number(rate, 3)} tok/s`].filter(Boolean);
     return el("div", {class: "answer"},
       el("h3", {class: "who"}, turn.answers.length > 1 && `${SIDES[at]} · `, answer.label),
       answer.node.root,
       isGoing && !answer.text && loading(),
       answer.error && el("p", {class: "problem", role: "alert"}, answer.error),
-      !isGoing && !answer.error && !answer.text && el("p", {class: "quiet"}, "An empty answer."),
+      !isGoing && !answer.error && !answer.text && el("p", {class: "quiet"}, answer.finish === "stopped" ? "Stopped before the first word." : "An empty answer."),
       !isGoing && el("div", {class: "row small quiet"}, el("span", {}, figures.join(" · ")), answer.text && copyButton(answer.text, answer.node.root, {kind: "plain"}), answer.text && mayChange() && el("button", {type: "button", class: "plain", onclick: () => better(place, answer)}, "Teach a better answer")),
       place);
   }

@@ -17,7 +17,7 @@ export function outcome(run) {
 function measured({held_out: held, retention, warnings = [], skipped = [], prompts = [], expected = [], before = [], after = []}) {
   return [
     el("div", {class: "figures"},
-      held && figure("Held-out loss", `${number(held.before)} → ${number(held.after)}`, [signed(held.after - held.before), held.stderr !== null && `± ${number(held.stderr, 2)}`, held.num_rows && `on ${count(held.num_rows, "row")} never trained on`].filter(Boolean).join(" ")),
+      held && figure("Held-out loss, mean of rows", `${number(held.before)} → ${number(held.after)}`, [signed(held.after - held.before), held.stderr !== null && `± ${number(held.stderr, 2)}`, held.num_rows && `on ${count(held.num_rows, "row")} never trained on`].filter(Boolean).join(" ")),
       retention && retention.num_questions > 0 && figure(retention.is_lost ? "Knowledge lost" : "Knowledge kept", `${number(retention.right_before)} → ${number(retention.right_after)}`, `of ${count(retention.num_questions, "ordinary question")} right; ${number(retention.answers_lost)} lost, ${number(retention.right_after - retention.right_before + retention.answers_lost)} won`),
       retention && figure("Loss on ordinary texts", `${number(retention.before)} → ${number(retention.after)}`, `${signed(retention.after - retention.before)} ± ${number(retention.stderr, 2)}`)),
     warnings.map((text) => el("p", {class: "problem"}, text)),
@@ -32,7 +32,9 @@ async function goOn(run) {
   const name = `${run.base.replace(/-\d+$/, "")}-${Number(/-(\d+)$/.exec(run.base)?.[1] || 1) + 1}`;
   const before = localStorage.getItem("gym.train.draft");
   if (before && before !== run.config && !window.confirm("Replace the text that is being written in Train?")) return;
-  const {text} = await post("train/edit", {text: run.config, values: {model: run.base, output_dir: name}});
+  const values = run.is_adapter ? {adapter: run.base} : {model: run.base}; // an adapter is trained further on its base
+  const {text: plain} = await post("train/edit", {text: run.config, values: run.is_adapter ? {adapter: null} : {}}); // it may be a list
+  const {text} = await post("train/edit", {text: plain, values: {...values, output_dir: name}});
   localStorage.setItem("gym.train.draft", text);
   navigate("/train");
 }

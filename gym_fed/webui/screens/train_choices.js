@@ -28,23 +28,30 @@ function modelChoice({offered, text, change}) {
   let found = [], said = "", checked = null, turn = 0, busy = false;
   const list = el("div", {class: "options", role: "radiogroup", "aria-label": "Models"}), note = el("p", {class: "small quiet", role: "status"});
   const search = el("input", {id: "find-model", type: "search", placeholder: "Find a model, or type its name or folder", "aria-label": "Find a model", autocomplete: "off", spellcheck: "false", disabled: !mayChange(),
-    oninput: () => drawList(), onkeydown: (event) => { if (event.key === "Enter" && search.value.trim()) change({model: search.value.trim()}); }});
+    oninput: () => drawList(), onkeydown: (event) => { if (event.key === "Enter" && search.value.trim()) choose({name: search.value.trim()}); }});
+
+  // What is trained: the model, or an adapter of it.
+  const now = () => { const {model, adapter} = checked?.given || {}, only = Array.isArray(adapter) && adapter.length === 1 ? adapter[0] : adapter; return typeof only === "string" ? only : model; };
+  const choose = async (one) => {
+    await change({adapter: null}); // it may be a list, which is not changed to a name
+    await change(one.base ? {model: one.base, adapter: one.name} : {model: one.name});
+  };
 
   function shown() {
-    const words = search.value.trim().toLowerCase(), now = checked?.given.model;
-    const every = [...offered.models.map((one) => ({name: one.id, note: KINDS[one.kind] || one.kind, bytes: one.bytes})), ...found.map((one) => ({...one, isFar: true, note: ["on the Hub", one.downloads !== null && count(one.downloads, "download"), one.gated && "gated"].filter(Boolean).join(", ")}))];
-    if (now && !every.some((one) => one.name === now)) every.unshift({name: now, note: checked.missing?.includes(now) ? "not on this machine" : "named in the YAML"});
+    const words = search.value.trim().toLowerCase(), given = now();
+    const every = [...offered.models.map((one) => ({name: one.id, base: one.base, note: [one.kind !== "adapter" && (KINDS[one.kind] || one.kind), one.base && `adapter of ${one.base}`].filter(Boolean).join(", ") || KINDS.adapter, bytes: one.bytes})), ...found.map((one) => ({...one, isFar: true, note: ["on the Hub", one.downloads !== null && count(one.downloads, "download"), one.gated && "gated"].filter(Boolean).join(", ")}))];
+    if (given && !every.some((one) => one.name === given)) every.unshift({name: given, note: checked.missing?.includes(given) ? "not on this machine" : "named in the YAML"});
     const matching = every.filter((one) => one.name.toLowerCase().includes(words));
-    return [...matching.filter((one) => one.name === now), ...matching.filter((one) => one.name !== now)];
+    return [...matching.filter((one) => one.name === given), ...matching.filter((one) => one.name !== given)];
   }
 
   function drawList() {
-    const every = shown(), words = search.value.trim(), now = checked?.given.model;
-    redraw(list, every.slice(0, MOST_SHOWN).map((one) => option(one, one.name === now)));
+    const every = shown(), words = search.value.trim();
+    redraw(list, every.slice(0, MOST_SHOWN).map((one) => option(one, one.name === now())));
     replace(note, every.length > MOST_SHOWN ? `${number(every.length - MOST_SHOWN)} more; type to find one. ` : "", said,
       words && mayChange() && el("button", {type: "button", id: "search-hub", onclick: searchHub}, `Search the Hub for “${words}”`),
-      words && mayChange() && !every.some((one) => one.name === words) && el("button", {type: "button", id: "take-name", onclick: () => change({model: words})}, `Take “${words}”`));
-    weigh(every.slice(0, MOST_SHOWN).filter((one) => !one.isFar));
+      words && mayChange() && !every.some((one) => one.name === words) && el("button", {type: "button", id: "take-name", onclick: () => choose({name: words})}, `Take “${words}”`));
+    weigh(every.slice(0, MOST_SHOWN).filter((one) => !one.isFar && !one.base));
   }
 
   const key = (name) => JSON.stringify([name, {...checked?.given, model: 0, output_dir: 0}]);
@@ -52,7 +59,7 @@ function modelChoice({offered, text, change}) {
   function option(one, isChosen) {
     const known = memory.get(key(one.name));
     const needs = !known ? "" : known.problem ? "memory not known" : `${bytes(known.peak_bytes)} of memory`;
-    return el("label", {class: "option"}, el("input", {type: "radio", name: "model", id: `model-${one.name}`, value: one.name, checked: isChosen, disabled: !mayChange(), onchange: () => change({model: one.name})}),
+    return el("label", {class: "option"}, el("input", {type: "radio", name: "model", id: `model-${one.name}`, value: one.name, checked: isChosen, disabled: !mayChange(), onchange: () => choose(one)}),
       el("span", {class: "wrap"}, one.name), el("span", {class: "small quiet wrap"}, [one.note, one.bytes && bytes(one.bytes), needs].filter(Boolean).join(" · ")),
       known && !known.problem && known.available_bytes && known.peak_bytes > known.available_bytes && state("struck", "too large"));
   }
@@ -70,7 +77,7 @@ function modelChoice({offered, text, change}) {
         const at = (name) => key(name), names = unknown(), keys = new Map(names.map((name) => [name, at(name)]));
         const answer = await post("train/memory", {text: text(), models: names});
         for (const [name, one] of Object.entries(answer)) memory.set(keys.get(name), one);
-        if (mine === turn) redraw(list, shown().slice(0, MOST_SHOWN).map((one) => option(one, one.name === checked.given.model)));
+        if (mine === turn) redraw(list, shown().slice(0, MOST_SHOWN).map((one) => option(one, one.name === now())));
       }
     } catch (error) {
       if (!(error instanceof ApiError)) throw error; // show the size without the memory

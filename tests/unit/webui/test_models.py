@@ -148,7 +148,9 @@ def test_what_an_action_may_not_name_is_refused(
 def test_a_model_is_renamed_and_deleted_once_its_dependents_are_confirmed(
     client: TestClient, tmp_path: Path
 ) -> None:
+    assert client.get(f"{API}/one", params={"model": "lora"}).json()["base"] == "tuned"
     assert client.get(f"{API}/one", params={"model": "tuned"}).json() == {
+        "base": None,
         "uses": [],
         "dependents": ["adapter lora"],
     }

@@ -159,6 +159,25 @@ def test_rows_that_the_goal_cannot_use_are_a_problem_of_their_line(
     assert client.post("/api/v1/train/check", json={"text": sft}).json()["problems"] == []
 
 
+def test_an_adapter_is_not_the_model_of_another_adapter(client: TestClient, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_bytes(ROWS)
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "adapter_config.json").write_text('{"base_model_name_or_path": "gym-nano"}')
+    text = f"model: {tmp_path}/tuned\noutput_dir: runs/x\ndata:\n  - path: mine.jsonl\nfinetuning: "
+
+    def problems(method: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = client.post("/api/v1/train/check", json={"text": text + method}).json()[
+            "problems"
+        ]
+        return found
+
+    assert [(one["line"], one["key"]) for one in problems("lora")] == [(1, "model")]
+    assert f"adapter: {tmp_path}/tuned" in problems("lora")[0]["hint"]
+    offered = {one["id"]: one["base"] for one in client.get("/api/v1/train/choices").json()["models"]}
+    assert offered == {"gym-nano": None, "tuned": "gym-nano"}
+    assert problems("full") == []
+
+
 @pytest.mark.slow  # starts a process with torch
 def test_the_memory_of_a_model_is_that_of_its_plan(client: TestClient, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_bytes(ROWS)
