@@ -106,8 +106,8 @@ def give_back_memory() -> None:
 def limit_heaps(number: int = 2) -> None:
     """Let all threads share this many heaps of glibc. Call it before threads start.
 
-    By default glibc makes up to eight heaps per core. Freed memory that is scattered over them is not returned by
-    ``give_back_memory``, and grew by 16 MB an hour in a hub.
+    By default glibc makes up to eight heaps per core, and ``give_back_memory`` cannot return freed memory that is
+    scattered over them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
