@@ -84,5 +84,5 @@ class HubPay:
             scores.block_weights,
             self._running_scores,
             self._run or RunningScore(0.0 * gain),
-            self._shared,
+            self._shared,  # no evaluations here
         )

@@ -24,6 +24,7 @@ def measured_round(
     running_scores: Mapping[str, RunningScore] | None = None,
     run: RunningScore | None = None,
     shared: int = 0,
+    by_evals: int = 0,
 ) -> MeasuredRound:
     """A round with these scores; its gain is their sum unless given, and ``chance`` the same for everybody."""
     return MeasuredRound(
@@ -35,4 +36,5 @@ def measured_round(
         running_scores or {},
         run or RunningScore(even(0.0)),
         shared,
+        by_evals,
     )

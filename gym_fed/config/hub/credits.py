@@ -80,11 +80,12 @@ class PayTerms(StrictModel):
         pool = f"{counted(self.pool, 'credit')} a round"
         if self.quality_weight == 0.0:
             return f"{pool}, shared by all merged; contributions are not measured"
-        rest = f", {1 - self.quality_weight:.0%} to all merged" if self.quality_weight < 1 else ""
-        return (
-            f"up to {pool}, {self.credits_per_nat:,.0f} per nat gained: {self.quality_weight:.0%} by {self.score}"
-            f"{rest}"
-        )
+        evals = self.evals_share if self.score_on == "evals" else 0.0
+        scored, rest = (1 - evals) * self.quality_weight, (1 - evals) * (1 - self.quality_weight)
+        parts = [f"{scored:.0%} by {self.score}"]
+        parts += [f"{evals:.0%} by evaluations"] if evals else []
+        parts += [f"{rest:.0%} to all merged"] if rest else []
+        return f"{pool}, {self.credits_per_nat:,.0f} per nat gained: {', '.join(parts)}"
 
     def details(self) -> str:
         """Describe what a gain is and when it is paid; empty if contributions are not measured."""
@@ -121,8 +122,8 @@ class RewardsConfig(StrictModel):
     the soup without it; the rest is split by ``score``, on held-out loss."""
 
     evals_share: Factor = 0.2
-    """Share of the pool paid by evaluations, with ``score_on: evals``. If no update improves them, it is split
-    like the rest."""
+    """Share paid by evaluations, with ``score_on: evals``: of the price of the round's gain, or of the pool if
+    no gain is measured. If no update improves them, it stays in the pool, or is split like the rest."""
 
     credits_per_nat: float = Field(10_000, gt=0, le=MAX_AMOUNT)
     """Price of one nat per token of held-out loss. All rounds together pay by score at most this much for gains at 95%

@@ -37,7 +37,7 @@ rounds:
   lease_seconds: 60             # a contributor that is silent for this long loses its task
   grace_factor: 1.5             # after the quorum, the others get this multiple of their usual time
   grace_min_seconds: 30         # but at least this long
-  # grace_max_seconds: 900      # and at most this long; default: half the deadline
+  # grace_max_seconds: 900      # and at most this long; default: as long as members usually take
   backoff_seconds: 5            # wait after an aborted round; doubles with each further one in a row
   backoff_max_seconds: 300      # the longest wait
   learning_rate_decay: 1.0      # multiplies the recipe's learning rate after every committed round

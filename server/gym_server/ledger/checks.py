@@ -179,7 +179,7 @@ CHECKS: list[TableCheck] = [
         "running_scores",
         ("contribution",),
         lambda kind, body: [
-            ((who, body["heldout"], body["height"]), (one["earned"], one["digest"]))
+            ((who, body["basis"], body["height"]), (one["earned"], one["digest"]))
             for who, one in body.get("running_scores", {}).items()
         ],
         select(running_scores),

@@ -15,8 +15,11 @@ from gym_server.rewards.earlier_work import FreeRiderFinding
 from gym_server.rewards.free_riders import RoundSimilarity
 from gym_server.rewards.reputations import Contribution, RoundContributions, record, reputations_before
 from gym_server.rewards.running_scores import (
+    BY_EVALS,
+    OF_ALL,
     RUN,
     SHARED,
+    basis_of,
     carried_over,
     recorded,
     running_scores_on,
@@ -106,12 +109,12 @@ def appraise(
 
     compares = rewards.together_threshold is not None
     shares = None if admitted is None else dict(zip(who.values(), admitted, strict=True))
-    scored = None
+    scored, basis = None, basis_of(model.heldout, rewards)
     with state.database.reading() as tx:
         carried = carried_over(tx)
         settled = settlements_before(tx, paid.values()) if compares else None
         if rewards.measures and losses is not None:
-            scored = _measured_round(tx, state.round_store, model, measured, who, losses)
+            scored = _measured_round(tx, state.round_store, basis, measured, who, losses)
     found = split(
         rewards,
         {name: before[name] for name in paid.values()},
@@ -127,11 +130,13 @@ def appraise(
     measurement = dict(measured.measurement)
     running_scores = dict(found.running_scores)
     if found.run is not None:
+        nothing = 0.0 * found.run.parts
         running_scores[RUN] = found.run
-        running_scores[SHARED] = RunningScore(0.0 * found.run.parts, earned=found.shared)
+        running_scores[SHARED] = RunningScore(nothing, earned=found.shared)
+        running_scores[BY_EVALS] = RunningScore(nothing, earned=found.by_evals)
     if scored is not None:
         measurement["gain"] = certainty(found, scored.block_weights)
-        measurement["heldout"] = model.heldout
+        measurement["heldout"], measurement["basis"] = model.heldout, basis
         measurement["without_gain"] = sorted(
             who for who, parts in scored.parts.items() if round(float(parts.sum()), DIGITS) <= 0.0
         )
@@ -165,7 +170,7 @@ def appraise(
         groups = [[update_of[one] for one in group] for group in found.together]
         account = RoundContributions(height, contributions, measurement, clusters, groups, found.left)
         record(tx, state.ledger, server_round, account, rewards.reputation)
-        write_running_scores(tx, model.heldout, height, running_scores)
+        write_running_scores(tx, basis, height, running_scores)
         write_settlements(tx, found.settlements)
 
     judgements = [
@@ -236,7 +241,7 @@ def _measured(
 def _measured_round(
     tx: Connection,
     round_store: RoundStore,
-    model: HubModel,
+    basis: str,
     measured: RoundScores,
     who: Mapping[str, str],
     losses: tuple[RowLosses, RowLosses],
@@ -246,8 +251,8 @@ def _measured_round(
     gain = before.gain_to(after)
     nothing = 0.0 * gain
     head = head_of(tx, round_store.base_digest)
-    running_scores = running_scores_on(tx, model.heldout, head.height, nothing)
-    run, shared = (running_scores.pop(name, RunningScore(nothing)) for name in (RUN, SHARED))
+    running_scores = running_scores_on(tx, basis, head.height, nothing)
+    run, shared, by_evals = map(running_scores.pop, OF_ALL)
     return MeasuredRound(
         {contributor: measured.parts.get(update, nothing) for update, contributor in who.items()},
         {contributor: measured.luck.get(update, 0.0) for update, contributor in who.items()},
@@ -257,6 +262,7 @@ def _measured_round(
         running_scores,
         run,
         shared.earned,
+        by_evals.earned,
     )
 
 

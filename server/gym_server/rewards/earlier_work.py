@@ -125,7 +125,8 @@ def stale_work(
                 chance = max(repeated, _own_work_before(state, row, old))
             if 1.0 - similarity < _CLOSER_THAN_CHANCE * (1.0 - chance):
                 reason = f"stale: {old.what} again (similarity {similarity:.3f})"
-                honest = own or _is_independent(row, old)
+                is_unknown = similarity < _IDENTICAL and chance <= 0.0  # no spread to accuse by
+                honest = own or is_unknown or _is_independent(row, old)
                 found[row.update_id] = FreeRiderFinding(reason, not honest, blameless=honest)
                 break
     return found

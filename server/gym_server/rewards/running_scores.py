@@ -1,7 +1,8 @@
 """Store running scores: the total score of each contributor and of the entire run on the current held-out rows.
 
-Each set of held-out rows has its own running scores, which start at zero. Every version adds a row for each of its
-contributors, so that a rollback discards the scores of abandoned versions. Credits paid for these scores remain paid.
+Each set of held-out rows and prices has its own running scores, which start at zero. Every version adds a row for each
+of its contributors, so that a rollback discards the scores of abandoned versions. Credits paid for these scores remain
+paid.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, func, select
 
+from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.core.json_files import canonical_digest
 from gym_fed.soup.credit import RunningScore, Vector
 from gym_server.ledger.rows import newest_entry
 from gym_server.rounds.versions import heights_to
@@ -23,50 +25,61 @@ from gym_server.store.tables import running_scores, versions
 
 RUN = ""
 """Contributor name in the row of the entire run."""
-SHARED = "*"
-"""Contributor name in the row of all participation; only its ``earned`` is used."""
+SHARED, BY_EVALS = "*", "*evals"
+"""Contributor names in the rows of all pay for participation and by evaluations; only ``earned`` is used."""
+OF_ALL = (RUN, SHARED, BY_EVALS)
 
 _DIGITS = 12
 """Decimal places of stored parts (in nats), many more than for scores, so that rounding errors do not accumulate."""
 
 
-def running_scores_on(tx: Connection, heldout: str, height: int, nothing: Vector) -> dict[str, RunningScore]:
-    """Read the running scores of all contributors, of the run (``RUN``), and of participation (``SHARED``).
+def running_scores_on(tx: Connection, basis: str, height: int, nothing: Vector) -> dict[str, RunningScore]:
+    """Read the running scores of all contributors, and of ``OF_ALL``.
 
     Args:
         tx: A transaction.
-        heldout: Digest of the held-out rows.
+        basis: See ``basis_of``.
         height: Height of the version as of which scores are read. Scores of versions that are not its ancestors are
             skipped.
         nothing: ``[k]`` zeros, used for contributors whose rounds were all abandoned.
 
     Returns:
-        The scores. ``earned`` includes abandoned rounds, so that the same gain is not paid for twice.
+        The scores. ``earned`` of a contributor includes abandoned rounds, so that nobody is paid twice for the same
+        work. That of ``OF_ALL`` does not: others may be paid for making up for an abandoned gain.
     """
     table, newest = running_scores, func.max(running_scores.c.height)
     abandoned = set(tx.scalars(select(versions.c.height))) - heights_to(tx, height)
-    mine = table.c.heldout == heldout
+    mine = table.c.heldout == basis
     paid = select(table.c.contributor, func.max(table.c.earned)).where(mine).group_by(table.c.contributor)
     found = {who: RunningScore(nothing, 0.0, earned) for who, earned in tx.execute(paid)}
     kept = select(table.c.contributor, newest.label("height"))
     last = kept.where(mine, table.c.height.not_in(abandoned)).group_by(table.c.contributor).subquery()
     same = (table.c.contributor == last.c.contributor) & (table.c.height == last.c.height)
+    found |= {who: RunningScore(nothing) for who in OF_ALL}
     for row in tx.execute(select(table).join(last, same).where(mine)):
-        found[row.contributor] = replace(
-            found[row.contributor], parts=np.array(json.loads(row.parts)), chance=row.chance
-        )
+        earned = row.earned if row.contributor in OF_ALL else found[row.contributor].earned
+        found[row.contributor] = RunningScore(np.array(json.loads(row.parts)), row.chance, earned)
     return found
 
 
-def write_running_scores(
-    tx: Connection, heldout: str, height: int, found: Mapping[str, RunningScore]
-) -> None:
+def basis_of(heldout: str, rewards: RewardsConfig) -> str:
+    """Return the digest of what running scores depend on: the held-out rows and the prices.
+
+    A change of either starts new scores, so that a change of terms never prices an earlier gain again.
+    """
+    weights = [*rewards.weights, rewards.evals_share if rewards.score_on == "evals" else 0.0]
+    return canonical_digest(
+        {"heldout": heldout, "credits_per_nat": rewards.credits_per_nat, "weights": weights}
+    )
+
+
+def write_running_scores(tx: Connection, basis: str, height: int, found: Mapping[str, RunningScore]) -> None:
     """Write the running scores as of a version."""
     for who, one in found.items():
         tx.execute(
             running_scores.insert().values(
                 contributor=who,
-                heldout=heldout,
+                heldout=basis,
                 height=height,
                 parts=_text(one.parts),
                 chance=one.chance,

@@ -38,6 +38,7 @@ class MeasuredRound:
         running_scores: Running scores before the round, by contributor.
         run: Running score of the entire run before the round.
         shared: Credits that earlier rounds paid for participation.
+        by_evals: Credits that earlier rounds paid by evaluations.
     """
 
     parts: Mapping[str, Vector]
@@ -48,6 +49,7 @@ class MeasuredRound:
     running_scores: Mapping[str, RunningScore]
     run: RunningScore
     shared: int = 0
+    by_evals: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Split:
         running_scores: Running scores after the round, by participating contributor.
         run: Running score of the entire run after the round; None without measurements.
         shared: Credits that all rounds so far have paid for participation.
+        by_evals: Credits that all rounds so far have paid by evaluations.
         settlements: Settlements after the round, by contributor.
     """
 
@@ -74,6 +77,7 @@ class Split:
     running_scores: dict[str, RunningScore] = field(default_factory=dict)
     run: RunningScore | None = None
     shared: int = 0
+    by_evals: int = 0
     settlements: dict[str, Settlement] = field(default_factory=dict)
 
 
@@ -129,22 +133,35 @@ def split(
         for name, members in units.items()
         for useful in [helpful.intersection(members)]
     }
-    evals_pool = round(config.pool * config.evals_share) if any(added.values()) else 0
-    pot = config.pool - evals_pool
     scored: dict[str, int] = dict.fromkeys(reputations, 0)
     running_scores: dict[str, RunningScore] = {}
-    run, shared, for_work, earning = None, 0, pot, set(reputations)
-    pot += carried
+    run, shared, paid_by_evals, earning = None, 0, 0, set(reputations)
+    pot = config.pool + carried
     if measured is not None:
         before = _as_one(measured.running_scores, as_one, settlements)
         waiting = _new(reputations, settlements) - told_apart if len(reputations) > 1 else set()
+        share_of_evals = 0.0 if evals is None else config.evals_share
+        quality, participation = ((1.0 - share_of_evals) * weight for weight in config.weights)
         scored, running_scores, run = _by_score(
-            config, measured, before, groups, helpful, same_work, pot, waiting
+            quality * config.credits_per_nat,
+            whole(quality * pot),
+            measured,
+            before,
+            groups,
+            helpful,
+            same_work,
+            waiting,
         )
-        for_work = _for_participation(config, measured, run, pot)
-        shared = measured.shared + for_work
+        for_work = _from_gain(config, participation, measured, run, pot, measured.shared)
+        evals_pool = 0
+        if any(added.values()):
+            evals_pool = _from_gain(config, share_of_evals, measured, run, pot, measured.by_evals)
+        shared, paid_by_evals = measured.shared + for_work, measured.by_evals + evals_pool
         earning = {who for who in helpful if running_scores[who].is_work}
         earning |= {other for who in earning for other in same_work.get(who, ())}
+    else:
+        evals_pool = round(config.pool * config.evals_share) if any(added.values()) else 0
+        for_work = config.pool - evals_pool
 
     by_work = split_pool(for_work, _participation(config, reputations, sharing, shares))
     by_evals = split_pool(evals_pool, added)
@@ -159,28 +176,30 @@ def split(
         frozenset(earning),
         groups,
         evals_pool,
-        pot - sum(scored.values()) - for_work,
+        pot - sum(scored.values()) - for_work - evals_pool,
         running_scores,
         run,
         shared,
+        paid_by_evals,
         settled,
     )
 
 
 def _by_score(
-    config: RewardsConfig,
+    price: float,
+    available: int,
     measured: MeasuredRound,
     before: Mapping[str, RunningScore],
     groups: list[list[str]],
     helpful: Collection[str],
     same_work: Mapping[str, Collection[str]],
-    pot: int,
     waiting: Collection[str],
 ) -> tuple[dict[str, int], dict[str, RunningScore], RunningScore]:
     """Return credits by score, and the running scores after them. A round that lowered no loss pays nothing.
 
-    ``before`` holds the running scores before the round, and ``helpful`` the contributors whose score in it exceeds
-    chance. Contributors in ``waiting`` are paid in a later round.
+    ``price`` is in credits per nat, and ``available`` in credits. ``before`` holds the running scores before the round,
+    and ``helpful`` the contributors whose score in it exceeds chance. Contributors in ``waiting`` are paid in a later
+    round.
     """
     # A known contributor's score also counts in its bad rounds; otherwise many keys could share the mean of their best
     # rounds.
@@ -198,24 +217,23 @@ def _by_score(
     paid = dict.fromkeys(parts, 0)
     if measured.gain.sum() > 0.0:
         everybody = {**before, **running_scores}
-        quality = config.weights[0]
-        price, available = quality * config.credits_per_nat, whole(quality * pot)
         present = [who for who in parts if who not in waiting]
         paid |= pay_by_score(everybody, run, measured.block_weights, present, price, available)
     running_scores = {who: replace(one, earned=one.earned + paid[who]) for who, one in running_scores.items()}
     return paid, running_scores, replace(run, earned=run.earned + sum(paid.values()))
 
 
-def _for_participation(config: RewardsConfig, measured: MeasuredRound, run: RunningScore, pot: int) -> int:
-    """Return the round's participation credits: the share of the certain gain, less earlier participation pay.
+def _from_gain(
+    config: RewardsConfig, share: float, measured: MeasuredRound, run: RunningScore, pot: int, paid: int
+) -> int:
+    """Return the credits that a share of the price pays in this round: for the certain gain, less those paid before.
 
-    It does not depend on whose scores are paid in the round, so contributors whose scores are paid later get it too.
+    They do not depend on whose scores are paid in the round. A round that lowered no loss pays nothing.
     """
     if measured.gain.sum() <= 0.0:
         return 0
-    share = config.weights[1]
-    gained = whole(share * config.credits_per_nat * certain_gain(run, measured.block_weights))
-    return max(0, min(whole(share * pot), gained - measured.shared))
+    earned = whole(share * config.credits_per_nat * certain_gain(run, measured.block_weights))
+    return max(0, min(whole(share * pot), earned - paid))
 
 
 def _new(contributors: Collection[str], settlements: Mapping[str, Settlement] | None) -> set[str]:

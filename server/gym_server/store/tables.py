@@ -210,7 +210,7 @@ contributions = _table(
 running_scores = _table(
     "running_scores",
     Column("contributor", String, primary_key=True),
-    Column("heldout", String, primary_key=True),  # digest of the held-out rows
+    Column("heldout", String, primary_key=True),  # digest of the held-out rows and of the prices
     Column("height", Integer, primary_key=True, autoincrement=False),
     Column("parts", Text, nullable=False),  # JSON list: nats by block of held-out rows
     Column("chance", Float, nullable=False),  # variance of the score of random directions

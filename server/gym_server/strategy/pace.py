@@ -9,6 +9,7 @@ earlier rounds by not answering do not count (``gym_server.strategy.lease_histor
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import ClassVar
@@ -159,17 +160,17 @@ class Pace:
         assert current.spec is not None
         config, deadline = self._live_config.current.rounds, current.spec.deadline_seconds
         history, began = self._history(current.server_round), deadline - config.deadline_seconds
-        wanted = [
-            (began if task.given_at is None else task.given_at)
-            + config.grace_factor
-            * (expected_seconds(task, history.of(task)) or FIRST_SHARE * config.deadline_seconds)
-            for task in tasks
-            if not task.outcome and history.of(task).is_awaited
-        ]
-        most = (
-            config.grace_max_seconds if config.grace_max_seconds is not None else config.deadline_seconds / 2
-        )
-        grace = max(config.grace_min_seconds, min(max(wanted, default=quorum_at) - quorum_at, most))
+        wanted = [quorum_at]
+        for task in tasks:
+            if task.outcome or not history.of(task).is_awaited:
+                continue
+            given_at = began if task.given_at is None else task.given_at
+            known = expected_seconds(task, history.of(task))
+            ends = given_at + config.grace_factor * (known or FIRST_SHARE * config.deadline_seconds)
+            # Only a duration that was observed holds a round for more than half the deadline.
+            wanted.append(ends if known else min(ends, quorum_at + config.deadline_seconds / 2))
+        most = math.inf if config.grace_max_seconds is None else config.grace_max_seconds
+        grace = max(config.grace_min_seconds, min(max(wanted) - quorum_at, most))
         return min(quorum_at + grace, deadline)
 
     def stage_ends(self, server_round: int, stage: str, started_at: float, quorum: int) -> float | None:

@@ -280,8 +280,20 @@ def test_a_linked_key_whose_update_harms_lowers_no_mean_of_evaluations() -> None
         together=lambda _: [["bob", "eve"]],
         evals={"ann": 0.2, "bob": 0.2, "eve": -0.2},
     )
-    assert found.evals_pool == 300
-    assert found.credits == {"ann": 150, "bob": 75, "eve": 75}
+    assert found.evals_pool == found.by_evals == 60, "0.3 of the price of 0.02 nats"
+    assert found.credits == {"ann": 100, "bob": 50, "eve": 50}, "together the price of 0.02 nats"
+
+
+@pytest.mark.parametrize(("gain", "paid"), [(-0.1, 0), (0.0002, 2)])
+def test_evaluations_pay_no_more_than_their_share_of_what_a_measured_round_gained(
+    gain: float, paid: int
+) -> None:
+    scores = {"ann": gain, "bob": 0.0}
+    found = split(
+        rewarded(), dict.fromkeys(scores, 0.0), measured_round(scores), evals={"ann": 0.5, "bob": 0.0}
+    )
+    assert sum(found.credits.values()) <= paid
+    assert found.left == 1000 - sum(found.credits.values())
 
 
 def test_credits_by_evaluations_without_evaluations_are_refused(tmp_path: Path, tiny_base: Path) -> None:

@@ -16,7 +16,7 @@ from gym_server.rewards import earlier_work
 from gym_server.rewards.earlier_work import EarlierWork, stale_work
 from gym_server.rewards.free_riders import _zeros
 from gym_server.rewards.reputations import rewards_of
-from gym_server.rewards.running_scores import RUN, SHARED, running_scores_on
+from gym_server.rewards.running_scores import OF_ALL, RUN, SHARED, basis_of, running_scores_on
 from gym_server.rounds.replay import rescore
 from gym_server.rounds.round_store import MERGING
 from gym_server.store.tables import contributions, rounds, updates
@@ -265,9 +265,27 @@ def test_a_round_whose_gain_is_within_the_error_of_few_rows_pays_nothing_and_lea
     found = here.round({name: honest[name] for name in PEOPLE})
     (_, entry) = here.entries("contribution")
     assert POOL < sum(one["credit"] for one in found.values()) == 2 * POOL - entry["left"]
-    assert here.fed.ledger.verify()["running_scores"] == 2 * 5, (
-        "three people, the run, and participation, each time"
+    assert here.fed.ledger.verify()["running_scores"] == 2 * (3 + len(OF_ALL)), (
+        "three people, as of each version"
     )
+
+
+def test_a_change_of_the_price_prices_no_earlier_gain_again(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    here = hub(measured=True, rewards={"score": "estimate"})
+    here.know(PEOPLE)
+    here.round({name: honest[name] for name in PEOPLE})
+    here.model.follow(here.fed.round_store.soups())
+    pay = here.fed.config.rewards.model_copy(update={"quality_weight": 0.2})
+    here.fed.config = here.fed.config.model_copy(update={"rewards": pay})
+    found = here.round({name: near(honest[name], 0.3, i) for i, name in enumerate(PEOPLE)})
+    first, second = here.entries("contribution")
+    assert first["basis"] != second["basis"]
+    assert second["running_scores"][RUN]["brought"] == pytest.approx(second["gain"]["gained"], abs=2e-6)
+    for name in PEOPLE:
+        assert second["running_scores"][name]["brought"] == pytest.approx(found[name]["score"], abs=2e-6)
+    assert here.fed.ledger.verify()["running_scores"] == 2 * (3 + len(OF_ALL))
 
 
 def test_credits_that_wait_are_still_there_after_rounds_that_measure_nothing(
@@ -578,13 +596,15 @@ def test_a_rollback_ends_the_scores_of_the_abandoned_versions_and_keeps_their_cr
         assert scores[name]["brought"] == pytest.approx(found[name]["score"], abs=2e-6), "only the new round"
         assert scores[name]["earned"] >= before[name]["earned"] > 0
     assert scores[RUN]["brought"] == pytest.approx(entry["gain"]["gained"], abs=2e-6)
-    assert scores[RUN]["earned"] >= before[RUN]["earned"]
+    again = sum(scores[name]["earned"] - before[name]["earned"] for name in PEOPLE[:2])
+    assert scores[RUN]["earned"] == again, "pay of abandoned rounds leaves the pay of others as it is"
     with here.fed.database.reading() as tx:
-        away = running_scores_on(tx, here.model.heldout, 2, np.zeros(1))[PEOPLE[2]]
+        basis = basis_of(here.model.heldout, here.fed.config.rewards)
+        away = running_scores_on(tx, basis, 2, np.zeros(1))[PEOPLE[2]]
     assert (away.brought, away.earned) == (0.0, before[PEOPLE[2]]["earned"])
     paid = sum(one["credit"] for one in (*first.values(), *found.values()))
     assert paid + entry["left"] == 2 * POOL
-    assert here.fed.ledger.verify()["running_scores"] == 5 + 4
+    assert here.fed.ledger.verify()["running_scores"] == 3 + 2 + 2 * len(OF_ALL)
 
 
 def test_a_bad_copy_that_the_screens_reject_takes_nobodys_place(

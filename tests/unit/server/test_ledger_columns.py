@@ -147,7 +147,7 @@ class Filled:
         write_settlements(tx, settled := {self.ids[0]: Settlement(800, 5)})
         body = {"server_round": 1, "height": 1, "method": "estimate", "scores": {update_id: 0.5}}
         body |= {"similarity": {update_id: 0.25}, "reputations": {self.ids[0]: 0.75}}
-        body |= {"errors": {update_id: 0.1}, "heldout": "rows", "settlements": recorded_settlements(settled)}
+        body |= {"errors": {update_id: 0.1}, "basis": "rows", "settlements": recorded_settlements(settled)}
         body |= {"running_scores": recorded(brought, np.array([0.5, 0.5]))}
         self.fed.ledger.append(tx, "contribution", body)
         import hashlib

@@ -59,6 +59,13 @@ def test_five_slow_contributors_are_admitted_as_often_as_three_fast_ones(
     assert mean["fast"] == 4
 
 
+def test_members_that_take_more_than_half_the_deadline_are_awaited_once_that_is_known(opened: Open) -> None:
+    room = opened([*fast(5), *(Member(f"slow{i}", 600) for i in range(3))])
+    room.run(4)
+    counts = room.admitted()
+    assert min(counts[f"slow{i}"] for i in range(3)) >= 3, counts
+
+
 def test_a_slow_minority_is_given_the_time_that_its_own_heartbeats_show_and_the_log_counts_who_works(
     opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,9 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Return an update of the size that the task names, after a time with the mean that it names."""
     task = message.content.metric_records["task"]
-    size, mean = int(task["bytes"]), float(task["think"])
+    size, mean = task["bytes"], task["think"]
+    assert isinstance(size, int)
+    assert isinstance(mean, float)
     time.sleep(min(random.expovariate(1.0), 4.0) * mean)
     update = Array("uint8", (size,), "gym.delta.v1", os.urandom(size))
     content = RecordDict(
