@@ -124,9 +124,9 @@ def test_three_variants_take_turns_in_a_cache_for_two(loads: Loads) -> None:
 def test_prefetch_fills_free_room_and_takes_none_from_another_prefetch(
     cache: VariantCache, loads: Loads
 ) -> None:
-    for name in "abcd":
+    for name in "abcd":  # one after another: of those that two threads load at once, either may be first
         cache.prefetch(row(name))
-    wait_for(lambda: not cache.stats().loading)
+        wait_for(lambda: not cache.stats().loading)
     assert sorted(cache._resident.names) == ["a", "b", "c"]
     use(cache, "a")
     assert (cache.stats().hits, cache.stats().misses) == (1, 0)
