@@ -21,7 +21,7 @@ import pyte
 
 COLUMNS, ROWS = 80, 24
 SCROLL_BACK = 2000
-"""Number of terminal lines to keep. pyte's screen has all of them; programs are told that it has ``ROWS``."""
+"""Number of terminal lines to keep. pyte's screen has all of them; the terminal's size for programs is ``ROWS``."""
 QUESTION = b"[y/N]"
 ENOUGH_SECONDS = 600.0
 """Time limit of a command; a longer one stops the recording."""
