@@ -85,7 +85,7 @@ class PayTerms(StrictModel):
         parts = [f"{scored:.0%} by {self.score}"]
         parts += [f"{evals:.0%} by evaluations"] if evals else []
         parts += [f"{rest:.0%} to all merged"] if rest else []
-        return f"{pool}, {self.credits_per_nat:,.0f} per nat gained: {', '.join(parts)}"
+        return f"up to {pool}, {self.credits_per_nat:,.0f} per nat gained: {', '.join(parts)}"
 
     def details(self) -> str:
         """Describe what a gain is and when it is paid; empty if contributions are not measured."""

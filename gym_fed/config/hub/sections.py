@@ -74,8 +74,8 @@ class RoundsConfig(StrictModel):
     grace_min_seconds: float = Field(30, ge=0)
     """Minimum time after the quorum."""
     grace_max_seconds: float | None = Field(None, gt=0)
-    """Maximum time after the quorum, within the deadline. By default, contributors whose usual duration is known are
-    awaited until the deadline, others for at most half of it."""
+    """Maximum time after the quorum, within the deadline. By default, contributors are awaited for at most half the
+    deadline if they left their last task unanswered and never took longer for an answer."""
     backoff_seconds: float = Field(5, gt=0)
     """Pause after an aborted round; it doubles with each consecutive one and ends when a new contributor connects."""
     backoff_max_seconds: float = Field(300, gt=0)

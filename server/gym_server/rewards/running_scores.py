@@ -44,8 +44,8 @@ def running_scores_on(tx: Connection, basis: str, height: int, nothing: Vector) 
         nothing: ``[k]`` zeros, used for contributors whose rounds were all abandoned.
 
     Returns:
-        The scores. ``earned`` of a contributor includes abandoned rounds, so that nobody is paid twice for the same
-        work. That of ``OF_ALL`` does not: others may be paid for making up for an abandoned gain.
+        The scores. ``earned`` of a contributor includes abandoned rounds, so that nobody is paid twice by score. That
+        of ``OF_ALL`` does not: making up for an abandoned gain is paid, by score only to others.
     """
     table, newest = running_scores, func.max(running_scores.c.height)
     abandoned = set(tx.scalars(select(versions.c.height))) - heights_to(tx, height)

@@ -135,12 +135,12 @@ def split(
     }
     scored: dict[str, int] = dict.fromkeys(reputations, 0)
     running_scores: dict[str, RunningScore] = {}
-    run, shared, paid_by_evals, earning = None, 0, 0, set(reputations)
+    run, paid_by_evals, earning = None, 0, set(reputations)
     pot = config.pool + carried
     if measured is not None:
         before = _as_one(measured.running_scores, as_one, settlements)
         waiting = _new(reputations, settlements) - told_apart if len(reputations) > 1 else set()
-        share_of_evals = 0.0 if evals is None else config.evals_share
+        share_of_evals = config.evals_share if config.score_on == "evals" else 0.0
         quality, participation = ((1.0 - share_of_evals) * weight for weight in config.weights)
         scored, running_scores, run = _by_score(
             quality * config.credits_per_nat,
@@ -156,7 +156,7 @@ def split(
         evals_pool = 0
         if any(added.values()):
             evals_pool = _from_gain(config, share_of_evals, measured, run, pot, measured.by_evals)
-        shared, paid_by_evals = measured.shared + for_work, measured.by_evals + evals_pool
+        paid_by_evals = measured.by_evals + evals_pool
         earning = {who for who in helpful if running_scores[who].is_work}
         earning |= {other for who in earning for other in same_work.get(who, ())}
     else:
@@ -164,6 +164,7 @@ def split(
         for_work = config.pool - evals_pool
 
     by_work = split_pool(for_work, _participation(config, reputations, sharing, shares))
+    for_work = sum(by_work.values())  # 0 if all weights are 0
     by_evals = split_pool(evals_pool, added)
     credits: dict[str, int] = {}
     for name, members in sharing.items():
@@ -179,7 +180,7 @@ def split(
         pot - sum(scored.values()) - for_work - evals_pool,
         running_scores,
         run,
-        shared,
+        0 if measured is None else measured.shared + for_work,
         paid_by_evals,
         settled,
     )

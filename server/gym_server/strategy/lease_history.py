@@ -64,6 +64,7 @@ class TaskRecord:
 
     Attributes:
         seconds: Durations of tasks that were answered or measured by heartbeats.
+        slowest_answer: Longest duration of a task that was answered, in time or late; 0 without an answer.
         unanswered: Number of consecutive latest tasks that were unanswered when their round ended.
         num_answers: Number of rounds answered in time, with an update that was neither refused nor rejected. Answers in
             aborted rounds count, so that blocked rounds do not penalise the accounts that answer.
@@ -71,6 +72,7 @@ class TaskRecord:
     """
 
     seconds: list[float] = field(default_factory=list)
+    slowest_answer: float = 0.0
     unanswered: int = 0
     num_answers: int = 0
     blocked: set[int] = field(default_factory=set)
@@ -202,6 +204,7 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
         if row.received_at is not None and row.created_at is not None:
             if is_learned:
                 record.seconds.append(max(0.0, row.received_at - row.created_at))
+                record.slowest_answer = max(record.slowest_answer, record.seconds[-1])
             record.unanswered = 0
             record.num_answers += not is_late and row.verdict != "rejected"
         elif is_late and is_learned:

@@ -162,13 +162,18 @@ class Pace:
         history, began = self._history(current.server_round), deadline - config.deadline_seconds
         wanted = [quorum_at]
         for task in tasks:
-            if task.outcome or not history.of(task).is_awaited:
+            record = history.of(task)
+            if task.outcome or not record.is_awaited:
                 continue
             given_at = began if task.given_at is None else task.given_at
-            known = expected_seconds(task, history.of(task))
-            ends = given_at + config.grace_factor * (known or FIRST_SHARE * config.deadline_seconds)
-            # Only a duration that was observed holds a round for more than half the deadline.
-            wanted.append(ends if known else min(ends, quorum_at + config.deadline_seconds / 2))
+            seconds = expected_seconds(task, record) or FIRST_SHARE * config.deadline_seconds
+            ends = given_at + config.grace_factor * seconds
+            if record.unanswered:
+                # Its heartbeats are claims that were not kept, so only the duration of an answer counts for more than
+                # half the deadline.
+                shown = given_at + config.grace_factor * record.slowest_answer
+                ends = min(ends, max(quorum_at + config.deadline_seconds / 2, shown))
+            wanted.append(ends)
         most = math.inf if config.grace_max_seconds is None else config.grace_max_seconds
         grace = max(config.grace_min_seconds, min(max(wanted) - quorum_at, most))
         return min(quorum_at + grace, deadline)

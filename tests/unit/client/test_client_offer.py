@@ -178,7 +178,7 @@ def test_the_terms_of_a_hub_that_pays_for_lora_fit_15_lines_of_80_columns_and_be
         "sft, lora, about 13 min a round on cpu (2 threads); 10 rounds (2 h 7 min) or until you stop",
         'base model "SmolLM2-135M-Instruct"; 50 steps of 16 x 256 tokens a round; learning rate 0.0002',
         "timed: 2 steps of 16 rows",
-        "1,000 credits a round, 10,000 per nat gained: 80% by estimate, 20% to all merged",
+        "up to 1,000 credits a round, 10,000 per nat gained: 80% by estimate, 20% to all merged",
         "my.jsonl; 40 rows, all learned; 7,817 labelled tokens",
         f"hub key: {FINGERPRINT}",
     ):

@@ -66,6 +66,15 @@ def test_members_that_take_more_than_half_the_deadline_are_awaited_once_that_is_
     assert min(counts[f"slow{i}"] for i in range(3)) >= 3, counts
 
 
+def test_a_claim_to_be_slow_that_was_not_kept_holds_no_second_round_for_more_than_half_the_deadline(
+    opened: Open,
+) -> None:
+    room = opened([*fast(5), Member("claims", 1e5)])
+    began = room.seconds
+    assert [one.state for one in room.run(4)] == [COMMITTED] * 4
+    assert room.seconds - began <= 900 + 3 * 900 / 2 + 4 * 60
+
+
 def test_a_slow_minority_is_given_the_time_that_its_own_heartbeats_show_and_the_log_counts_who_works(
     opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
