@@ -5,7 +5,8 @@ Gaussian releases without sampling are equivalent to a single release, whose eps
 al. 2022). They bound epsilon from above, up to the width of a grid. A discrete Gaussian on vectors has no
 one-dimensional privacy loss distribution, but its Renyi divergences are bounded by those of the Gaussian with the same
 variance (Canonne, Kamath, Steinke 2020, theorem 14). If any release is discrete, Renyi divergences are therefore used
-for all releases. They also give an upper bound, which is somewhat looser.
+for all releases. They also give an upper bound, which is somewhat looser. They are used as well where the distributions
+would need gigabytes: the events of a hub's recipe are accounted for before its contributors agree to it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ _ROOT_ERROR = 1e-9
 _MAX_CELLS = 1_000_000
 """Maximum grid size. With very little noise (epsilon in the hundreds), a coarser grid is used to stay within it, which
 loosens the bound by a relative 1e-6."""
+_MAX_PLD_EPSILON = 1000
+_MAX_PLD_RELEASES = 1_000_000
+"""Limits of privacy loss distributions, which take seconds and about 1 GB at either. Above them, epsilon is bounded by
+Renyi divergences; an epsilon of 1,000 gives no meaningful privacy."""
+_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+"""Orders of the Renyi divergences of many sampled releases; integers, for which dp-accounting has a finite sum."""
 _MAX_LOSS = 1e4
 """Maximum privacy loss for the closed form; above it, rounding errors approach ``_ROOT_ERROR``."""
 _MAX_MULTIPLIER = 8192
@@ -76,9 +83,11 @@ def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
         ) from error
 
 
-def accountant_name(events: Sequence[NoiseEvent]) -> str:
+def accountant_name(events: Sequence[NoiseEvent], target_delta: float) -> str:
     """Return the name of the accountant that ``epsilon`` uses for these events: ``pld`` or ``rdp``."""
-    return "rdp" if any(event.mechanism == "discrete_gaussian" for event in events) else "pld"
+    collected = _collected(events)
+    is_discrete = any(event.mechanism == "discrete_gaussian" for event in collected)
+    return "rdp" if is_discrete or _is_too_large(collected, target_delta) else "pld"
 
 
 def noise_multiplier_for(
@@ -166,21 +175,42 @@ def _collected(events: Sequence[NoiseEvent]) -> tuple[NoiseEvent, ...]:
 
 @lru_cache(maxsize=1024)
 def _epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
-    dp = _dp_accounting()
+    _dp_accounting()
     if _is_one_whole_gaussian(events):
         from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
         return float(get_epsilon_gaussian(events[0].noise_multiplier, target_delta)) + _ROOT_ERROR
-    if accountant_name(events) == "rdp":
+    if accountant_name(events, target_delta) == "rdp":
         from dp_accounting.rdp import RdpAccountant
 
-        accountant = RdpAccountant()
+        accountant = RdpAccountant(_ORDERS) if _is_too_large(events, target_delta) else RdpAccountant()
     else:
         from dp_accounting.pld import PLDAccountant
 
         accountant = PLDAccountant(
             value_discretization_interval=max(_GRID, _widest_loss(events) / _MAX_CELLS)
         )
+    return _composed(accountant, events, target_delta)
+
+
+def _is_too_large(events: tuple[NoiseEvent, ...], target_delta: float) -> bool:
+    """Return True if the sampled events exceed a limit of privacy loss distributions."""
+    releases = sum(event.count for event in events if event.sampling_probability < 1.0)
+    if releases <= 1:  # the distribution of one release is small
+        return False
+    return releases > _MAX_PLD_RELEASES or _renyi_epsilon(events, target_delta) > _MAX_PLD_EPSILON
+
+
+@lru_cache(maxsize=1024)
+def _renyi_epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
+    _dp_accounting()
+    from dp_accounting.rdp import RdpAccountant
+
+    return _composed(RdpAccountant(_ORDERS), events, target_delta)
+
+
+def _composed(accountant: Any, events: tuple[NoiseEvent, ...], target_delta: float) -> float:
+    dp = _dp_accounting()
     for event in events:
         dp_event = dp.GaussianDpEvent(event.noise_multiplier)
         if event.sampling_probability < 1.0:

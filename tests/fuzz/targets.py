@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from tests.fuzz import hub_replies
 from tests.fuzz.structure import changed, mutate_json, mutate_json_lines, mutate_safetensors
 from tests.fuzz.target import Target, as_file, scratch
 
@@ -410,4 +411,5 @@ TARGETS: dict[str, Target] = {
         backup_seeds, read_backup, ("gym_server.backup", "gym_fed.trust.ledger"), mutate=mutate_json
     ),
     "invite": Target(invite_seeds, read_invite, ("gym_fed.trust.identity",)),
+    **hub_replies.TARGETS,
 }

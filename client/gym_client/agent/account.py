@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -140,20 +140,19 @@ class Account:
             )
         return verdicts
 
-    def _report_spent(self, spent: Any) -> None:
+    def _report_spent(self, spent: Mapping[str, float] | None) -> None:
         """Display how much of the hub's privacy budget is spent for this contributor, if that has changed."""
-        if not isinstance(spent, dict) or spent == self._spent:
-            return
-        if not all(isinstance(spent.get(key), int | float) for key in ("epsilon", "rounds", "target_delta")):
-            raise GymError(
-                ErrorCode.INTERNAL, f"{self._client.address} sent no figures for its privacy budget"
-            )
-        self._spent = spent
-        text = (
-            f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on what you sent in "
-            f"{counted(spent['rounds'], 'round')} (delta {spent['target_delta']:g})"
-        )
-        self._display.report("hub-privacy", text, **spent)
+        if spent and spent != self._spent:
+            self._spent = spent
+            self._display.report("hub-privacy", spent_in_words(spent), **spent)
+
+
+def spent_in_words(spent: Mapping[str, Any]) -> str:
+    """Describe ``privacy`` of a parsed account, which is not empty."""
+    return (
+        f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on what you sent in "
+        f"{counted(spent['rounds'], 'round')} (delta {spent['target_delta']:g})"
+    )
 
 
 def _scored(worth: dict[str, Any]) -> dict[str, tuple[float, float | None]]:

@@ -21,7 +21,7 @@ MAX_DOCUMENT = 1 << 20
 """Maximum characters of a document, which is also what a wire message can hold."""
 
 Kind = type | tuple[type, ...]
-_MAX_WHOLE = 2**63
+_MAX_INT = 2**63
 _MEASURED = (int, float, NoneType)
 _RECEIPT: Mapping[str, Kind] = {
     "update": str,
@@ -52,6 +52,7 @@ _ACCOUNT: Mapping[str, Kind] = {
     "rounds": list,
     "privacy": dict,
 }
+_PRIVACY: Mapping[str, Kind] = {"epsilon": (int, float), "rounds": int, "target_delta": (int, float)}
 _SCORED: Mapping[str, Kind] = {
     "reason": str,
     "method": (str, NoneType),
@@ -84,9 +85,11 @@ def parse_object(
     if len(text) > MAX_DOCUMENT:
         raise _refused(what, f"has {counted(len(text), 'character')}", refusal)
     try:
-        value = json.loads(text)
+        value = json.loads(
+            text, parse_int=_bounded_int, parse_float=_finite_float, parse_constant=_finite_float
+        )
     except (ValueError, RecursionError) as error:  # RecursionError: deeply nested lists
-        raise _refused(what, "is not JSON", refusal) from error
+        raise _refused(what, "is not JSON with finite numbers of at most 63 bits", refusal) from error
     if not isinstance(value, dict):
         raise _refused(what, "is not a JSON object", refusal)
     return _checked(value, what, refusal, optional, kinds)
@@ -106,14 +109,21 @@ def _checked(
     return {key: one for key, one in value.items() if optional is None or key in known}
 
 
+def _bounded_int(digits: str) -> int:
+    number = int(digits)
+    if abs(number) >= _MAX_INT:  # formatting it as a float could overflow
+        raise ValueError("an integer of more than 63 bits")
+    return number
+
+
+def _finite_float(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError("a number that is not finite")
+    return number
+
+
 def _is(value: object, kind: Kind) -> bool:
-    if isinstance(value, bool):
-        return kind is bool
-    if isinstance(value, int) and abs(value) >= _MAX_WHOLE:  # formatting it as a float would overflow
-        return False
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
-    return isinstance(value, kind)
+    return kind is bool if isinstance(value, bool) else isinstance(value, kind)
 
 
 def parse_receipt(text: str) -> dict[str, Any]:
@@ -133,12 +143,16 @@ def parse_variant_receipt(text: str) -> dict[str, Any]:
 
 
 def parse_account(text: str) -> dict[str, Any]:
-    """Parse ``AccountReply.rewards_json``: balance, reputation, and the scored updates under ``rounds``.
+    """Parse ``AccountReply.rewards_json``: balance, reputation, spent privacy budget, and scored updates (``rounds``).
 
     Raises:
         GymError: ``INTERNAL``; see ``parse_object``.
     """
     account = parse_object(text or "{}", "an account", optional=_ACCOUNT)
+    if account.get("privacy"):  # empty without central privacy
+        account["privacy"] = _checked(
+            account["privacy"], "an account's privacy budget", ErrorCode.INTERNAL, {}, _PRIVACY
+        )
     if "rounds" in account:
         kinds: Mapping[str, Kind] = {"server_round": int, "update": str, "verdict": str, "credit": int}
         rows = [row if isinstance(row, dict) else {} for row in account["rounds"]]

@@ -313,7 +313,7 @@ def report(
         return {
             "central": {
                 **_promise(tx, privacy, config.soup.aggregator, clip),
-                "accountant": accountant_name([*events, _event(privacy)]),
+                "accountant": accountant_name([*events, _event(privacy)], privacy.target_delta),
                 "rounds": sum(event.count for event in events),
                 "events": [event.model_dump(exclude={"sampling_probability"}) for event in events],
             },

@@ -30,6 +30,15 @@ def test_what_is_no_object_is_refused(text: str) -> None:
     assert "a receipt that the hub sent" in caught.value.message
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-9223372036854775808", "NaN", "-Infinity", "1e999"])
+def test_no_document_has_a_number_that_cannot_be_displayed(number: str) -> None:
+    for text in (f'{{"a": [{{"b": {number}}}]}}', f'{{"central": {{"epsilon": {number}}}}}'):
+        with pytest.raises(GymError, match="finite numbers"):
+            parse_object(text, "a recipe")
+        with pytest.raises(GymError, match="finite numbers"):
+            Promises.parse(text)
+
+
 @pytest.mark.parametrize("key", [key for key in VERDICT if key != "entries"])
 @pytest.mark.parametrize("value", [None, [], {"a": 1}, True])
 def test_a_verdict_without_a_field_or_with_another_type_is_refused(key: str, value: object) -> None:
@@ -87,10 +96,12 @@ ROUND = {
         {"rounds": [{**ROUND, "score": float("nan")}]},
         {"rounds": [{**ROUND, "credit": 10**400}]},
         {"reputation": "good"},
+        {"privacy": {"epsilon": "much", "rounds": 1, "target_delta": 1e-5}},
+        {"privacy": {"epsilon": 1.0, "rounds": 1}},
         {"owed": 10**400},
         {"privacy": [1]},
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_an_account_with_a_field_of_another_type_is_refused(odd: dict[str, object]) -> None:
     with pytest.raises(GymError, match="an account"):

@@ -10,6 +10,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from gym_fed.core.errors import GymError
+from gym_fed.privacy import accountant
 from gym_fed.privacy.accountant import NoiseEvent, accountant_name, epsilon, noise_multiplier_for
 
 DELTA = 1e-5
@@ -54,7 +55,7 @@ def test_a_discrete_gaussian_is_accounted_by_renyi_divergences() -> None:
     theirs = RdpAccountant()
     theirs.compose(dp_accounting.GaussianDpEvent(2.0), 5)
     events = [NoiseEvent(mechanism="discrete_gaussian", noise_multiplier=2.0, count=5)]
-    assert accountant_name(events) == "rdp"
+    assert accountant_name(events, DELTA) == "rdp"
     assert epsilon(events, DELTA) == pytest.approx(theirs.get_epsilon(DELTA), abs=1e-3)
     assert epsilon(events, DELTA) > epsilon([NoiseEvent(noise_multiplier=2.0, count=5)], DELTA)
 
@@ -107,3 +108,23 @@ def test_noise_too_small_to_account_for_is_refused(noise_multiplier: float, samp
     with pytest.raises(GymError, match="so little noise gives no privacy") as caught:
         epsilon([event], DELTA)
     assert "raise noise_multiplier" in caught.value.hint
+
+
+@pytest.mark.parametrize("count", [10**7, 10**18])
+@pytest.mark.parametrize("noise", [0.02, 1.0, 10.0])
+def test_more_releases_than_memory_allows_are_bounded_from_above(noise: float, count: int) -> None:
+    """A hub chooses noise and steps, and contributors account for them before they agree."""
+    events = [NoiseEvent(noise_multiplier=noise, sampling_probability=0.05, count=count)]
+    assert accountant_name(events, DELTA) == "rdp"
+    fewer = [NoiseEvent(noise_multiplier=noise, sampling_probability=0.05, count=2)]
+    assert epsilon(fewer, DELTA) < epsilon(events, DELTA) < math.inf
+
+
+def test_the_bound_of_many_releases_is_above_their_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [NoiseEvent(noise_multiplier=1.0, sampling_probability=0.05, count=20_000)]
+    assert accountant_name(events, DELTA) == "pld"
+    distribution = epsilon(events, DELTA)
+    monkeypatch.setattr(accountant, "_MAX_PLD_RELEASES", 1)
+    accountant._epsilon.cache_clear()
+    assert distribution < epsilon(events, DELTA) < 3 * distribution
+    accountant._epsilon.cache_clear()
