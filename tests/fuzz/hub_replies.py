@@ -1,4 +1,4 @@
-"""Fuzz targets for a hub's replies: the status that contributors read before they agree, and the account."""
+"""Fuzz targets for a hub's replies: the status that contributors read before they agree, tasks and the account."""
 
 from __future__ import annotations
 
@@ -140,6 +140,57 @@ def status_seeds() -> list[bytes]:
     return [json.dumps(plain).encode(), json.dumps(whole).encode()]
 
 
+def read_task(data: bytes) -> None:
+    """Parse a task and check it against the terms and the policy."""
+    from gym_client.agent.agreement import Terms
+    from gym_client.agent.policy import Policy
+    from gym_client.agent.work import parse_task
+    from gym_client.privacy.terms import Promises, require_as_announced, require_sums
+
+    from gym_fed.config.delta import CodecPolicy
+    from gym_fed.config.hub.task import TrainingRecipe, bytes_to_join
+    from gym_fed.core.text import readable_bytes
+
+    spec = parse_task(data.decode("utf-8", errors="replace"))
+    agreed = Terms.of("s" + "0" * 16, _DIGEST, TrainingRecipe(), CodecPolicy(), "", "0" * 64)
+    agreed.changes(agreed.with_task(spec))
+    require_as_announced(TrainingRecipe(), spec.recipe)
+    require_sums(Promises(), spec.secure_aggregation)
+    readable_bytes(spec.max_update_bytes)
+    readable_bytes(bytes_to_join(spec.soups))
+    Policy().check(spec)
+
+
+def task_seeds() -> list[bytes]:
+    """The task of a first round, and one after a soup that can be summed."""
+    from gym_fed.config.hub.credits import RewardsConfig
+    from gym_fed.config.hub.task import SoupReference, TaskSpec, next_digest
+
+    first = TaskSpec(
+        server="s" + "0" * 16,
+        server_round=1,
+        base_model="base",
+        base_digest=_DIGEST,
+        version_digest=_DIGEST,
+        max_update_bytes=1000,
+        deadline_seconds=2e9,
+        pay=RewardsConfig().terms(),
+        evaluated_on={"suite": "0" * 64},
+    )
+    after = next_digest(_DIGEST, "1" * 64, 1, _DIGEST)
+    soup = SoupReference(
+        server_round=1,
+        sha256="1" * 64,
+        size_bytes=10,
+        version_digest=after,
+        integers=_DIGEST,
+        sum_sha256="3" * 64,
+        sum_bytes=20,
+    )
+    second = first.model_copy(update={"server_round": 2, "version_digest": after, "soups": [soup]})
+    return [spec.model_dump_json().encode() for spec in (first, second)]
+
+
 def read_account(data: bytes) -> None:
     """Parse an ``AccountReply`` with its receipts, given as JSON, and display it."""
     from gym_client.agent.account import spent_in_words
@@ -220,6 +271,7 @@ TARGETS: dict[str, Target] = {
         ("gym_client.cli", "gym_client.privacy", "gym_client.hub"),
         mutate=mutate_json,
     ),
+    "task": Target(task_seeds, read_task, ("gym_client.agent", "gym_fed.config"), mutate=mutate_json),
     "account": Target(
         account_seeds, read_account, ("gym_client.hub", "gym_client.ledger"), mutate=mutate_json
     ),
