@@ -42,6 +42,7 @@ class ToyModel:
         steps: Every step's chunks as ``(tokens, wants_logits)``.
         pool: The last one made.
         gate: While it is clear, steps wait.
+        pause_after: Number of steps after which the gate closes by itself.
         fail: Called with the chunks before every step; may raise.
         script: If set, the tokens that every answer has, in order.
     """
@@ -63,6 +64,7 @@ class ToyModel:
         self.packed_products: dict[str, int] = {}
         self.gate = threading.Event()
         self.gate.set()
+        self.pause_after: int | None = None
         self.entered = threading.Semaphore(0)
         self.fail: Any = None
         self.script: list[int] | None = None
@@ -72,6 +74,8 @@ class ToyModel:
         return self.pool
 
     def step(self, chunks: Any) -> torch.Tensor:
+        if len(self.steps) == self.pause_after:
+            self.gate.clear()
         self.entered.release()
         assert self.gate.wait(SECONDS)
         self.steps.append([(len(chunk.token_ids), chunk.wants_logits) for chunk in chunks])

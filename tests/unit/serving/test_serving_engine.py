@@ -83,10 +83,10 @@ def test_answers_among_others_are_those_given_alone(tokenizer: Any, batch_tokens
     toy = ToyModel()
     config = EngineConfig(max_concurrent=24, max_batch_tokens=batch_tokens)
     with Engine(toy, tokenizer, source, config) as engine:
+        toy.pause_after = 4  # however slow this thread, nobody ends before the others are there
         first = [engine.submit(request) for request in wanted[:10]]
-        for _ in range(4):
+        for _ in range(5):
             assert toy.entered.acquire(timeout=SECONDS)
-        toy.gate.clear()  # however slow the machine, nobody ends before the others are there
         rest = [engine.submit(request) for request in wanted[10:]]  # these join in the middle
         toy.gate.set()
         together = [generation.result(SECONDS) for generation in first + rest]
