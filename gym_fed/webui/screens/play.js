@@ -1,5 +1,5 @@
 // Chat with models on this machine: stream one or two answers, show token probabilities, save chats, and teach answers.
-import {action, api, bytes, copyButton, count, el, empty, failed, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "../static/app.js";
+import {action, api, bytes, copyButton, count, duration, el, empty, failed, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "../static/app.js";
 import {historyPanel} from "./play_history.js";
 
 export const title = "Play";
@@ -289,7 +289,7 @@ export async function show(root, parameters, query) {
     const isGoing = running && turn === memory.turns.at(-1), place = el("div");
     if (!isGoing && !answer.logprobs && answer.text && !memory.plain) import("./play_markdown.js").then(({markdown}) => replace(answer.node.root, el("div", {class: "stack"}, markdown(answer.text))));
     const rate = answer.count > 1 && answer.took > answer.first ? (1000 * (answer.count - 1)) / (answer.took - answer.first) : 0;
-    const figures = [answer.finish === "length" && "cut at max tokens", answer.finish === "stopped" && answer.text && "stopped", answer.count && count(answer.count, "token"), answer.first && `first after ${Math.round(answer.first)} ms`, rate && `${number(rate, 3)} tok/s`].filter(Boolean);
+    const figures = [answer.finish === "length" && "cut at max tokens", answer.finish === "stopped" && answer.text && "stopped", answer.count && count(answer.count, "token"), answer.first && `first after ${answer.first < 1000 ? `${Math.round(answer.first)} ms` : duration(answer.first / 1000)}`, rate && `${number(rate, 3)} tok/s`].filter(Boolean);
     return el("div", {class: "answer"},
       el("h3", {class: "who"}, turn.answers.length > 1 && `${SIDES[at]} · `, answer.label),
       answer.node.root,
