@@ -116,20 +116,31 @@ def _stored_choices(config: TrainingConfig, keys: Sequence[str], stored: dict[st
     return [Default(key, value, reason) for key, value in values.items() if value != getattr(config, key)]
 
 
-def with_defaults(config: TrainingConfig) -> TrainingConfig:
+def with_defaults(config: TrainingConfig, *, check: bool = True) -> TrainingConfig:
     """Return ``config`` with the values that its run would choose; used for planning.
 
     Values that depend on the rows stay unset if the rows or the tokenizer are not on this machine.
+
+    Args:
+        config: The config, as given by the user.
+        check: True if the run will be checked on held-out rows.
     """
     from gym_fed.base.downloads import missing_model
     from gym_fed.training.rows.run_rows import rows_of_run
 
-    defaults = Defaults(config)
+    defaults = Defaults(config, check=check)
     config = defaults.for_method(config)
     is_here = config.model is None or not missing_model(config.model)
     if not is_here or not config.data or any(source.hub or source.name for source in config.data):
         return defaults.for_rows(config, None, [])
-    return defaults.for_rows(config, None, rows_of_run(config, None, None)[0])
+
+    def split_of(num_rows: int) -> float:
+        nonlocal config
+        config = defaults.splitting(config, num_rows)
+        return config.eval_split
+
+    rows, _ = rows_of_run(config, None, None, split_of)
+    return defaults.for_rows(config, None, rows)
 
 
 def _report(chosen: Sequence[Default]) -> None:

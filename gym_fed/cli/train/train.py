@@ -120,7 +120,7 @@ def train(
     for note in notes:
         err.print(f"note: {note}")
     if plan:
-        _print_plan(settings, nnodes * (nproc or 1), as_json)
+        _print_plan(settings, nnodes * (nproc or 1), check, as_json)
         return
     from gym_fed.training.run.folder import RunFolder
 
@@ -235,13 +235,13 @@ def _evaluate(settings: TrainingConfig, as_json: bool) -> None:
     print_result(as_json, figures, *(f"{name:28} {value:.4f}" for name, value in figures.items()))
 
 
-def _print_plan(settings: TrainingConfig, processes: int, as_json: bool) -> None:
+def _print_plan(settings: TrainingConfig, processes: int, check: bool, as_json: bool) -> None:
     """Print the memory and time of a run with its defaults, without loading or writing anything."""
     from gym_fed.training.defaults import with_defaults
     from gym_fed.training.planning.plan import plan_run
 
     err.print("planning, with a step of some blocks timed on this machine ...")
-    plan = plan_run(with_defaults(settings), processes=processes)
+    plan = plan_run(with_defaults(settings, check=check), processes=processes)
     print_result(as_json, plan.facts(), lambda: print_columns(plan.lines(), indent=""))
 
 

@@ -143,6 +143,8 @@ def steps_of(config: TrainingConfig, processes: int = 1) -> int | None:
     if None in counts or not counts:
         return None
     rows = sum(count for count in counts if count is not None)
+    if split := (0 if config.eval_data else config.eval_split):
+        rows = max(rows - round(split * rows if split < 1 else split), 1)
     batch = config.per_device_train_batch_size * config.gradient_accumulation_steps * processes
     if ALGORITHMS.type_of(config.algorithm).generates:
         batch = max(batch // config.chosen_sections()[config.algorithm].num_generations, 1)

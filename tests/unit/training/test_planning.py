@@ -356,6 +356,8 @@ def test_a_process_takes_more_under_an_adapter_on_a_cpu_alone(small: str) -> Non
 def test_steps_and_time_follow_rows_epochs_and_operations(small: str) -> None:
     config = run(small, per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=3)
     assert (steps_of(config), steps_of(config, processes=5)) == (15, 3)
+    assert steps_of(config.model_copy(update={"eval_split": 0.1})) == 15  # 36 of 40 rows
+    assert steps_of(config.model_copy(update={"eval_split": 8})) == 12
     assert steps_of(run(small, max_steps=7)) == 7
     assert steps_of(TrainingConfig(model=small, data=[{"hub": "a/b"}])) is None
     assert (

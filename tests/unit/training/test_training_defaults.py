@@ -18,6 +18,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
 from gym_fed.training.defaults import Defaults, with_defaults
+from gym_fed.training.planning.plan import steps_of
 from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 24)
@@ -201,6 +202,17 @@ def test_a_plan_is_of_what_the_run_would_choose(large_base: Path, tmp_path: Path
     assert planned.finetuning == "lora"
     assert planned.per_device_train_batch_size * planned.gradient_accumulation_steps == 2
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_plan_has_as_many_steps_as_the_run(check: bool, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    lines = [f'{{"prompt": "{number}", "completion": "b"}}\n' for number in range(40)]
+    file.write_text("".join(lines), encoding="utf-8")
+    settings = config(Path("gym-nano"), tmp_path / "run", data=[{"path": str(file)}])
+    result = Trainer(settings, check=check).train()
+
+    assert steps_of(with_defaults(settings, check=check)) == result.steps < 41 - 10 * check
 
 
 def test_a_plan_without_rows_leaves_their_keys_open(large_base: Path, tmp_path: Path) -> None:
