@@ -34,7 +34,7 @@ class ErrorCode(Enum):
         code.exit_code, code.grpc_status, code.http_status, code.help = meaning
         return code
 
-    INTERNAL = "internal", 1, "INTERNAL", 500, "A defect of gym-fed; the log has the trace."
+    INTERNAL = "internal", 1, "INTERNAL", 500, "A bug in gym-fed; the log has the traceback."
     USAGE = "usage", 2, "INVALID_ARGUMENT", 400, "The command line or the request is invalid."
     CONFIG_INVALID = "config-invalid", 10, "INVALID_ARGUMENT", 422, "A configuration value is refused."
     FILE_NOT_FOUND = "file-not-found", 11, "NOT_FOUND", 404, "A file that was named does not exist."
@@ -47,7 +47,7 @@ class ErrorCode(Enum):
         32,
         "DATA_LOSS",
         500,
-        "An exported model computes something else than its source.",
+        "The outputs of an exported model differ from those of its source.",
     )
     EXPORT_UNCHECKED = (
         "export-unchecked",
@@ -119,10 +119,10 @@ class ErrorCode(Enum):
     )
     NOT_FOUND = "not-found", 70, "NOT_FOUND", 404, "The named thing does not exist on the server."
     TOO_LARGE = "too-large", 71, "RESOURCE_EXHAUSTED", 413, "More bytes than declared or allowed."
-    HASH_MISMATCH = "hash-mismatch", 72, "DATA_LOSS", 422, "Bytes do not have the sha256 that names them."
+    HASH_MISMATCH = "hash-mismatch", 72, "DATA_LOSS", 422, "Bytes do not match the sha256 that names them."
     REPLAYED = "replayed", 73, "ALREADY_EXISTS", 409, "A manifest's nonce was used before."
-    STALE = "stale", 74, "FAILED_PRECONDITION", 409, "The update is for a round or base that is past."
-    LEASE_LOST = "lease-lost", 75, "FAILED_PRECONDITION", 409, "The task's lease ended or was taken back."
+    STALE = "stale", 74, "FAILED_PRECONDITION", 409, "The update is for an earlier round or base."
+    LEASE_LOST = "lease-lost", 75, "FAILED_PRECONDITION", 409, "The task's lease expired or was revoked."
     UPDATE_REFUSED = "update-refused", 76, "FAILED_PRECONDITION", 422, "Admission refused the update."
     POLICY_REFUSED = (
         "policy-refused",
