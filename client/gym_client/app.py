@@ -155,7 +155,7 @@ def _keep_soups(content: RecordDict, cache: ObjectCache, policy: Policy) -> None
             continue
         digest = hashlib.sha256(array.data).hexdigest()
         if digest != sha256:
-            raise GymError(ErrorCode.HASH_MISMATCH, f"soup {sha256} has bytes with sha256 {digest}")
+            raise GymError(ErrorCode.HASH_MISMATCH, f"soup {sha256} has content with sha256 {digest}")
         cache.put(array.data)
 
 

@@ -208,7 +208,7 @@ def _registry_file(home: Path, command: Sequence[str], user_home: Path) -> LinkH
         if "%" in word:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{plain(word)}: Windows replaces % in a command, and has no way to write it",
+                f"{plain(word)}: Windows expands % in a command, and it cannot be escaped",
                 "choose a path without a percent sign",
             )
     key = f"HKEY_CURRENT_USER\\Software\\Classes\\{SCHEME}"
@@ -231,11 +231,11 @@ def _registry_file(home: Path, command: Sequence[str], user_home: Path) -> LinkH
 def _require_programs(commands: Sequence[Sequence[str]]) -> None:
     for program, *_ in commands:
         if shutil.which(program) is None:
-            package = ": install xdg-utils" if program == "xdg-mime" else ""
+            package = " (package xdg-utils)" if program == "xdg-mime" else ""
             raise GymError(
                 ErrorCode.MISSING_DEPENDENCY,
-                f"there is no {program} on this machine, which registers links",
-                f"paste invites on the page instead, or add the program{package}",
+                f"{program}, which registers links, is not installed on this machine",
+                f"paste invites on the page instead, or install {program}{package}",
             )
 
 

@@ -140,7 +140,7 @@ def push_variant(
         raise GymError(
             ErrorCode.HASH_MISMATCH,
             f"{delta} has sha256 {digest}, but the manifest of {manifest.variant} has {manifest.delta_sha256}",
-            "sign the file that you push",
+            "push the file that was signed",
         )
     allowed = None if readers is None else pb.Readers(contributors=readers)
     request = pb.PutVariantRequest(variant_json=signed.to_json(), readers=allowed)
@@ -252,7 +252,7 @@ def _pages(client: HubClient) -> Iterator[pb.VariantInfo]:
     raise GymError(
         ErrorCode.TOO_LARGE,
         f"{client.address} lists variants on more than {_MAX_PAGES:,} pages",
-        "its software is broken or hostile: report it to the coordinator",
+        "the hub is faulty or malicious: report it to the coordinator",
     )
 
 
@@ -290,7 +290,7 @@ def _require_slot(client: HubClient, proof: EntryProof, name: str) -> None:
     if slots.get(slot, name) != name or (name in slots.values() and slot not in slots):
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"{client.address} proves entry {proof.entry.sequence}, which belongs to a variant other than {name}",
+            f"{client.address} proves entry {proof.entry.sequence}, which does not belong to variant {name}",
             "do not trust this hub; ask its coordinator",
         )
 

@@ -89,7 +89,7 @@ def test_a_hub_that_lost_a_round_is_restored_and_its_contributors_go_on(
     hub.start("--exit-when-done")
     refused = federation.join("ann")
     assert refused.wait(SECONDS) == 95, federation.log("ann")[-2000:]
-    assert "receipts of yours" in federation.log("ann")
+    assert "No longer valid, but kept as evidence" in federation.log("ann")
     for name in names:
         accepting(federation, name)
     federation.finish()

@@ -82,7 +82,7 @@ class Account:
             if not may_pass(error):
                 raise
             self.balance = None
-            text = f"the last verdict and the balance are not known yet: {error.message}"
+            text = f"the last verdict and the balance could not be fetched: {error.message}"
             self._display.report("away", text, error=error.to_dict())
         else:
             self.take(account)
@@ -150,7 +150,7 @@ class Account:
 def spent_in_words(spent: Mapping[str, Any]) -> str:
     """Describe ``privacy`` of a parsed account, which is not empty."""
     return (
-        f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on what you sent in "
+        f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on your updates of "
         f"{counted(spent['rounds'], 'round')} (delta {spent['target_delta']:g})"
     )
 

@@ -311,8 +311,8 @@ class Agent:
         if spec.server != self.client.pin.server:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                f"the task's server is {spec.server}, but it came from {self.client.pin.server}",
-                "a hub may only request updates that are signed for itself",
+                f"the task is for server {spec.server}, but was sent by {self.client.pin.server}",
+                "a hub may request only updates that are signed for the same hub",
             )
         if spec.evaluated_on != self._evaluated_on:
             limit = TimeLimit(self.policy, self._hooks(lease))
@@ -345,7 +345,7 @@ class Agent:
         if self._stop.is_set() and error.code is ErrorCode.INTERRUPTED:
             raise error
         if lost is None and self._pauses.interrupted and error.code is ErrorCode.INTERRUPTED:
-            text = "stopped at a checkpoint; the hub takes the task back when its lease runs out"
+            text = "stopped at a checkpoint; the hub takes the task back when the lease expires"
             self.display.report("stopped", text, task=task.message_id)
             return
         if lost is not None and lost.code in GONE:

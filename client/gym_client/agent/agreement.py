@@ -187,8 +187,8 @@ class Agreement:
             self._terms = before
             raise GymError(
                 ErrorCode.TERMS_CHANGED,
-                f"the hub has changed what its rounds ask for: {'; '.join(changes)}",
-                f"to accept exactly this: {self._again} --accept {later.name}",
+                f"the hub has changed the terms of its rounds: {'; '.join(changes)}",
+                f"to accept exactly these terms: {self._again} --accept {later.name}",
             )
         self.keep()
         self._display.report("terms", f"accepted: {'; '.join(changes)}")

@@ -57,7 +57,7 @@ def load_data(
     """
     if path in (None, EXAMPLE):
         if columns:
-            raise GymError(ErrorCode.USAGE, "--columns: the built-in example has its own", "pass --data FILE")
+            raise GymError(ErrorCode.USAGE, "--columns does not apply to the built-in example", "pass --data FILE")
         return _example()
     file = Path(str(path)).expanduser()
     stamp = file.stat() if file.is_file() else None
@@ -96,7 +96,7 @@ def _judged(rows: SelectedRows, contaminated_rows: ContaminatedRows, name: str) 
     if len(clean) == len(rows):
         return rows, ""
     first = check.report.first[0]
-    summary = f"{check.report.describe()}; the first: {first.place}, a row of {first.suite}"
+    summary = f"{check.report.describe()}; the first is {first.place}, with a row of {first.suite}"
     if contaminated_rows == "refuse" or (contaminated_rows == "drop" and not clean):
         raise GymError(
             ErrorCode.POLICY_REFUSED,
@@ -137,16 +137,16 @@ def _note(suite: str, digest: str) -> str:
     names, beginnings = evaluation_names()
     begin = f"the hub evaluates on {suite}"
     if suite not in names and (not suite.startswith(beginnings) or "." in suite):
-        return f"{begin}, private rows that yours cannot be checked against"
+        return f"{begin}, whose rows are private: yours cannot be checked against them"
     try:
         tasks = tasks_of([suite])
         checked = {task for row_filter in filters_here() for task in row_filter.locks}
     except GymError as error:
         if error.code is ErrorCode.UNAVAILABLE:
-            return f"{begin}, whose rows are missing here: yours are not checked against them (gym eval fetch {suite})"
+            return f"{begin}, which is missing here: your rows are not checked against it (gym eval fetch {suite})"
         return f"{begin}: your rows are not checked against it: {error.message}"
     if missing := [task.name for task in tasks if task.name not in checked]:
         return f"{begin}: your rows are not checked against {missing[0]}, whose suite is only partly on this machine"
     if canonical_digest({task.name: task.lock for task in tasks}) != digest:
-        return f"{begin}, but its rows differ from the local ones that yours were checked against"
+        return f"{begin}, but its rows differ from the local copy that yours were checked against"
     return ""

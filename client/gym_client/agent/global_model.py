@@ -255,13 +255,13 @@ def base_source(given: str | None, named: str) -> str:
     if not _PLAIN.fullmatch(named) or ".." in named:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the hub names its base model {named[:200]!r}, which is not a plain name",
+            f"the hub's base model is {named[:200]!r}, which is not a plain name",
             f"a hub may not choose a path on this machine; {_REMEDY_OF_NAMES}",
         )
     if os.path.lexists(named):
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the hub names its base model {named!r}, but a file or folder of that name exists here",
+            f"the hub's base model is {named!r}, but a local file or folder has the same name",
             f"a hub may not choose a folder on this machine; {_REMEDY_OF_NAMES}",
         )
     return named

@@ -203,9 +203,9 @@ class Pauses:
                 "this machine is running on battery, and policy.yaml has on_battery: refuse", ends=True
             )
         if policy.on_battery == "pause" and self._battery():
-            return _Wait("waiting for mains power: policy.yaml on_battery", at_once=True)
+            return _Wait("waiting for mains power (on_battery in policy.yaml)", at_once=True)
         begins = policy.next_hours(self._now())
-        return _Wait(f"waiting until {begins}: policy.yaml hours") if begins else None
+        return _Wait(f"waiting until {begins} (hours in policy.yaml)") if begins else None
 
     def _read_again(self) -> None:
         stamp = PolicyStamp.of(self._home)
@@ -219,7 +219,7 @@ class Pauses:
             return
         self._broken = ""
         self._take(self._policy)
-        self._display.report("policy", "policy.yaml has changed: its limits apply from now on")
+        self._display.report("policy", "policy.yaml has changed; its new limits apply now")
 
 
 class DiskRoom:
@@ -283,7 +283,7 @@ class DiskRoom:
 
     def _report(self, full: GymError, free_bytes: int, more_bytes: int) -> None:
         text = (
-            f"disk-full: {full.message}: {readable_bytes(free_bytes)} are free for {self._home.folder}; work waits for "
-            f"{readable_bytes(more_bytes)} more and then continues (Ctrl-C stops)"
+            f"disk-full: {full.message}: {readable_bytes(free_bytes)} are free for {self._home.folder}; work continues "
+            f"when {readable_bytes(more_bytes)} more are free (Ctrl-C stops)"
         )
         self._display.report("disk-full", text, error=full.to_dict(), free_bytes=free_bytes)

@@ -87,7 +87,7 @@ class Policy(StrictModel):
     refused."""
 
     max_target_delta: float = Field(default=1e-3, gt=0, lt=1)
-    """Maximum delta of a hub's or a recipe's epsilon; at a large delta any epsilon is small."""
+    """Maximum delta at which a hub or a recipe may state its epsilon; at a large delta, any epsilon is small."""
 
     require_secure_aggregation: bool = False
     """True to refuse hubs and tasks that let the hub see individual updates."""
@@ -103,8 +103,8 @@ class Policy(StrictModel):
     """Behaviour on battery: train anyway, wait for mains power, or end ``join``."""
 
     publish_name: bool = False
-    """True to agree to be named, by the account's name, in models made from updates sent from this home.
-    Every signed update states this consent; the newest one counts."""
+    """True to agree that models made from this home's updates name you, by the account's name. Every signed update
+    states this consent; the newest update decides."""
 
     seeding: SeedingPolicy | None = None
     """Exchange of public objects with other contributors, at hubs that allow it (docs/seeding.md); by default none."""
@@ -126,9 +126,9 @@ class Policy(StrictModel):
     def _hours_are_times(cls, hours: list[str]) -> list[str]:
         for span in hours:
             if not _HOURS.fullmatch(span):
-                raise ValueError(f"{span!r} is not a span of hours: write it like '22:00-07:00'")
+                raise ValueError(f"{span!r} is not a time range: write it like '22:00-07:00'")
             if span[:5] == span[6:]:
-                raise ValueError(f"{span!r} ends when it begins: to allow the whole day, remove hours")
+                raise ValueError(f"{span!r} is an empty time range: to allow the whole day, remove hours")
         return hours
 
     def next_hours(self, now: datetime) -> str:
@@ -160,7 +160,7 @@ class Policy(StrictModel):
         if self.require_secure_aggregation and spec.secure_aggregation is None:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                "the task has no secure_aggregation, and this machine's policy has require_secure_aggregation",
+                "the task has no secure_aggregation, but this machine's policy has require_secure_aggregation",
                 "remove require_secure_aggregation from policy.yaml to allow it",
             )
         self.check_download(bytes_to_join(spec.soups))
@@ -174,7 +174,7 @@ class Policy(StrictModel):
         if self.max_epsilon is not None and recipe.privacy is None:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                "the task has no recipe.privacy, so nothing bounds what an update reveals about an example; "
+                "the task has no recipe.privacy, so the epsilon of an example is infinite; "
                 f"this machine's max_epsilon is {self.max_epsilon:g}",
                 "remove max_epsilon from policy.yaml to allow it",
             )
@@ -185,24 +185,24 @@ class Policy(StrictModel):
         _at_most("recipe.max_length", recipe.max_length, "max_length", self.max_length)
         batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
         tokens = batch * recipe.max_length
-        _at_most("tokens per step", tokens, "max_tokens_per_step", self.max_tokens_per_step)
+        _at_most("number of tokens per step", tokens, "max_tokens_per_step", self.max_tokens_per_step)
         if recipe.sends_factors:
             _at_most("recipe.lora.r", recipe.lora.r, "max_lora_rank", self.max_lora_rank)
 
     def check_download(self, num_bytes: int) -> None:
         """Raise ``POLICY_REFUSED`` if a task's download is too large."""
-        _at_most("bytes to download", num_bytes, "max_download_bytes", self.max_download_bytes)
+        _at_most("download in bytes", num_bytes, "max_download_bytes", self.max_download_bytes)
 
     def check_optimizer_state(self, num_bytes: int) -> None:
         """Raise ``POLICY_REFUSED`` if the moments that a task would keep are too large."""
         most = self.max_optimizer_state_bytes
-        _at_most("bytes of kept moments", num_bytes, "max_optimizer_state_bytes", most)
+        _at_most("size of kept moments in bytes", num_bytes, "max_optimizer_state_bytes", most)
 
     def check_total_download(self, num_bytes: int) -> None:
         """Raise ``POLICY_REFUSED`` if the downloads of one run of ``join`` are too large."""
         if self.max_total_download_bytes is not None:
             most = self.max_total_download_bytes
-            _at_most("bytes to download in total", num_bytes, "max_total_download_bytes", most)
+            _at_most("total download in bytes", num_bytes, "max_total_download_bytes", most)
 
     def check_terms(self, join_bytes: int, round_bytes: int, rounds: int | None) -> None:
         """Raise ``POLICY_REFUSED`` if the download of the first task, of a later task or of all tasks is too large.
@@ -243,7 +243,7 @@ class Policy(StrictModel):
 
     def check_update(self, num_bytes: int) -> None:
         """Raise ``POLICY_REFUSED`` if an update exceeds the upload limit."""
-        _at_most("bytes to upload", num_bytes, "max_update_bytes", self.max_update_bytes)
+        _at_most("upload in bytes", num_bytes, "max_update_bytes", self.max_update_bytes)
 
 
 def _within(time: str, begin: str, end: str) -> bool:

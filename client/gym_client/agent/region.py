@@ -84,7 +84,7 @@ class RegionalHub:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"region.root of {self.folder / CONFIG_NAME} is {self._root or 'not set'}, but this hub is {server}",
-                f"write `region: {{root: {server}}}` into it and start that hub; its members must agree to the root",
+                f"write `region: {{root: {server}}}` into that file and start that hub; its members must agree to it",
             )
 
     def data(self) -> Data:
@@ -113,7 +113,7 @@ class RegionalHub:
         require_region_can(spec.recipe, spec.codec)
         if first_summed(spec.soups):
             raise _refused(
-                "the root's soups do not add up as integers",
+                "the root's soups are not integer sums",
                 "recipe.finetuning: full and soup.codec: lattice",
             )
         self.require_root(spec.server)
@@ -208,13 +208,13 @@ def require_region_can(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     """Raise ``POLICY_REFUSED`` for a root recipe that regional rounds do not support."""
     if recipe.sends_factors:
         raise _refused(
-            "the root asks for LoRA factors, but a region's rounds add up", "recipe.finetuning: full"
+            "the root requests LoRA factors, but a region adds up full updates", "recipe.finetuning: full"
         )
     if recipe.privacy is not None:
-        raise _refused("the root asks for DP-SGD on rows, which a region does not have", "no recipe.privacy")
+        raise _refused("the root requests DP-SGD, but a region has no rows", "recipe.privacy: null")
     if codec.distill_steps:
         raise _refused(
-            "the root asks to distil on rows, which a region does not have", "codec.distill_steps: 0"
+            "the root requests distillation, but a region has no rows", "codec.distill_steps: 0"
         )
 
 
@@ -242,5 +242,5 @@ def sum_of(spec: TaskSpec, home: Home) -> Path | None:
 
 def _refused(what: str, remedy: str) -> GymError:
     return GymError(
-        ErrorCode.POLICY_REFUSED, f"a region cannot do this task: {what}", f"the root must set {remedy}"
+        ErrorCode.POLICY_REFUSED, f"a region cannot perform this task: {what}", f"the root must set {remedy}"
     )

@@ -79,8 +79,8 @@ def parse_task(text: str) -> TaskSpec:
             lines.append(f"{where}: {'unknown key' if unknown else problem['msg']}")
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            plain(f"the task is refused: {'; '.join(lines)}", _MAX_ERROR_CHARS),
-            "a task may only contain data for training; report it to the coordinator",
+            plain(f"the task is invalid: {'; '.join(lines)}", _MAX_ERROR_CHARS),
+            "a task may only contain training settings; report it to the coordinator",
         ) from error
     require_plugins(spec.plugins, "the task", plugins_of(spec.recipe, spec.codec))
     check_lineage(spec)
@@ -207,7 +207,7 @@ def _trained_update(
     if trained.size_bytes > limit:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"the update is {counted(trained.size_bytes, 'byte')}, over the limit of {limit}",
+            f"the update has {counted(trained.size_bytes, 'byte')}, over the limit of {limit}",
             "raise max_update_bytes in policy.yaml" if limit == policy.max_update_bytes else "",
         )
     current_hooks().progress("encode", 1, 1, None)

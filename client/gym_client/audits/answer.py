@@ -82,7 +82,7 @@ def write_answer(path: Path, evidence: Evidence, draw: Draw) -> None:
     if tree.root(tree.size) != manifest.training_root or tree.size != draw.num_steps + 1:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"{evidence.folder} is not the record that update {draw.update[:12]} committed to",
+            f"{evidence.folder} does not match the training record that update {draw.update[:12]} committed to",
             "restore the folder from a backup",
         )
     numbers = states_of(draw)
@@ -160,29 +160,29 @@ class AuditAnswer:
         wanted = (WEIGHTS, *MOMENTS) if number else (WEIGHTS,)
         prefix = f"{number}/"
         if {name.removeprefix(prefix) for name in self._names if name.startswith(prefix)} != set(wanted):
-            raise self._invalid(f"the state of step {number} does not have {', '.join(wanted)}")
+            raise self._invalid(f"the state of step {number} must have exactly {', '.join(wanted)}")
         for name in wanted:
             part = self._file.get_slice(prefix + name)
             if part.get_dtype() != "F32" or part.get_shape() != [num_weights]:
                 raise self._invalid(
-                    f"the state of step {number}: {name} is not a float32 vector of {num_weights}"
+                    f"the state of step {number}: {name} is not a float32 vector of length {num_weights}"
                 )
         state = {name: self._file.get_tensor(prefix + name) for name in wanted}
         if not all(bool(torch.isfinite(tensor).all()) for tensor in state.values()):
-            raise self._invalid(f"the state of step {number} has values that are not finite")
+            raise self._invalid(f"the state of step {number} has non-finite values")
         leaf = next(leaf for leaf in self.document.leaves if leaf.step == number)
         if state_digest(state) != leaf.state:
-            raise self._invalid(f"the state of step {number} is not the one that the update committed to")
+            raise self._invalid(f"the state of step {number} does not match the update's commitment")
         return state
 
     def _check(self, draw: Draw) -> None:
         manifest = self.document.manifest
         if manifest.digest != draw.update:
-            raise self._invalid(f"it is about update {manifest.digest[:12]}, not {draw.update[:12]}")
+            raise self._invalid(f"it is for update {manifest.digest[:12]}, not {draw.update[:12]}")
         if hashlib.sha256(self.delta).hexdigest() != manifest.delta_sha256:
-            raise self._invalid("its delta is not the update's")
+            raise self._invalid("its delta differs from the update's delta")
         if manifest.training_root is None:
-            raise self._invalid("the update commits to no training")
+            raise self._invalid("the update has no training_root")
         if [leaf.step for leaf in self.document.leaves] != states_of(draw):
             raise self._invalid(f"it does not contain the drawn steps: {', '.join(map(str, draw.steps))}")
         for leaf in self.document.leaves:
@@ -193,7 +193,7 @@ class AuditAnswer:
                 )
         expected = {_DOCUMENT, _DELTA}
         if strays := [name for name in self._names - expected if not _is_state(name, states_of(draw))]:
-            raise self._invalid(f"it has a tensor {min(strays)[:80]!r}, which no answer has")
+            raise self._invalid(f"it has an unexpected tensor {min(strays)[:80]!r}")
 
     def _invalid(self, problem: str) -> GymError:
         return invalid(self.path, problem)
@@ -219,7 +219,7 @@ def _check_size(path: Path, max_bytes: int) -> None:
     if size > max_bytes:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"{path} has {readable_bytes(size)}; an answer may have {readable_bytes(max_bytes)}",
+            f"{path} has {readable_bytes(size)}; an answer may have at most {readable_bytes(max_bytes)}",
             "raise max_audit_bytes in policy.yaml if the audited model needs it",
         )
     with path.open("rb") as file:
@@ -243,7 +243,7 @@ def _bytes_of(path: Path, file: Any, name: str, max_bytes: int) -> bytes:
     part = file.get_slice(name)
     shape = part.get_shape()
     if part.get_dtype() != "U8" or len(shape) != 1 or shape[0] > max_bytes:
-        raise invalid(path, f"its {name} is not a list of at most {readable_bytes(max_bytes)}")
+        raise invalid(path, f"its {name} is not a uint8 vector of at most {readable_bytes(max_bytes)}")
     return bytes(file.get_tensor(name).numpy().tobytes())
 
 
@@ -253,7 +253,7 @@ def _parse(path: Path, text: bytes, draw: Draw) -> AnswerDocument:
         # Plug-ins are checked before the task is parsed, since parsing imports the plug-ins that the task names.
         task = value.get("task") if isinstance(value, dict) else None
         if canonical_digest(task) != draw.task:
-            raise invalid(path, f"its task is not the one of round {draw.server_round}")
+            raise invalid(path, f"its task differs from the task of round {draw.server_round}")
         return AnswerDocument.model_validate(value)
     except ValidationError as error:
         raise invalid(path, f"its document: {first_problem(error)}") from error

@@ -54,7 +54,7 @@ def repeat_steps(
         known = {canonical_digest(row) for row in public_rows}
         for number, row in enumerate(answer.document.rows, 1):
             if canonical_digest(row) not in known:
-                return {}, f"row {number} of the training is not one of the public rows"
+                return {}, f"training row {number} is not one of the public rows"
     from gym_fed.training.audits.replay import StepReplay
     from gym_fed.training.audits.states import put_weights, trained_parameters
     from gym_fed.training.trainer import Trainer

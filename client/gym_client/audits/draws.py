@@ -107,11 +107,15 @@ class Draws:
         if not matches:
             raise GymError(
                 ErrorCode.NOT_FOUND,
-                f"no update that begins with {beginning[:64]!r} was drawn for an audit",
-                "gym-client audit list shows the drawn ones",
+                f"no update whose id begins with {beginning[:64]!r} was drawn for an audit",
+                "gym-client audit list shows the drawn updates",
             )
         if len(matches) > 1:
-            raise GymError(ErrorCode.USAGE, f"{len(matches)} drawn updates begin with {beginning!r}")
+            raise GymError(
+                ErrorCode.USAGE,
+                f"the ids of {len(matches)} drawn updates begin with {beginning!r}",
+                "pass more characters of the id",
+            )
         return matches[0]
 
 

@@ -58,7 +58,7 @@ class Evidence:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"{path} is not a task: {plain(error, 200)}",
-                f"delete {self.folder}: an audit of this update then counts as not answered",
+                f"delete {self.folder}; an audit of this update then counts as unanswered",
             ) from error
 
     @property

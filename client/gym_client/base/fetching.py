@@ -63,7 +63,7 @@ class Listing:
         if listing_sha256(self.files) != sha256 or total != size_bytes:
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
-                f"the hub now lists different files for its base ({counted(total, 'byte')}) from those it offered "
+                f"the hub now lists other files for its base ({counted(total, 'byte')}) than it offered "
                 f"({counted(size_bytes, 'byte')})",
                 "join again to see the new offer",
             )
@@ -113,13 +113,13 @@ def differences(listing: Listing, tensors: Mapping[str, bytes], folder: Path | N
             continue
         path = Path(folder or "") / file.name
         if not path.is_file() or path.stat().st_size != file.size_bytes or file_sha256(path) != file.sha256:
-            return f"{path} is missing, or differs from the hub's"
+            return f"{path} is missing, or differs from the hub's file"
     return ""
 
 
 def _in_words(unlike: list[str], count: int, theirs: Mapping[str, bytes], ours: Mapping[str, bytes]) -> str:
     first = unlike[0]
-    how = "has other values, dtype or shape"
+    how = "differs in values, dtype or shape"
     if first not in ours:
         how = "is not in the local model"
     elif first not in theirs:
@@ -259,7 +259,7 @@ def _require_bounded(config: object, num_tensors: int) -> None:
             elif _EXPERTS.search(key):
                 most = MAX_EXPERTS
             if isinstance(value, int) and abs(value) > most:
-                raise _invalid(f"config.json says {plain(key, 80)}: {value:.6g}; at most {most} is allowed")
+                raise _invalid(f"{plain(key, 80)} in config.json is {value:.6g}; at most {most} is allowed")
 
 
 def _values_of(folder: Path) -> int:

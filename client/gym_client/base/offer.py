@@ -71,15 +71,15 @@ class BaseOffer:
         sizes = all(type(n) is int and 0 <= n < 1 << 62 for n in (offer.size_bytes, offer.num_files))
         texts = (offer.listing_sha256, offer.licence, offer.public_name, offer.commit)
         if not sizes or not all(isinstance(text, str) and len(text) <= 200 for text in texts):
-            raise _refused("has values of the wrong kind")
+            raise _refused("has values of the wrong type")
         if offer.num_files and not (offer.size_bytes and _SHA256.fullmatch(offer.listing_sha256)):
-            raise _refused("has files without bytes or sha256")
+            raise _refused("has files without a size or sha256")
         if offer.public_name and not _PUBLIC.fullmatch(offer.public_name):
             raise _refused(
-                f"names {plain(offer.public_name, 100)!r}, which is not a name on the Hugging Face Hub"
+                f"has public_name {plain(offer.public_name, 100)!r}, which is not a name on the Hugging Face Hub"
             )
         if not _COMMIT.fullmatch(offer.commit):
-            raise _refused("names an invalid commit")
+            raise _refused("has an invalid commit")
         return offer if offer.num_files or offer.public_name else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,12 +111,12 @@ class BaseOffer:
                 f"from the hub: {size} in {counted(self.num_files, 'file')}, checked against {self.base_digest}"
             )
             lines += self._duration()
-            lines.append("the hub serves it only to its contributors: you are enrolled before it is fetched")
+            lines.append("the hub serves the base only to its contributors: you are enrolled before the download")
             lines += [f"from now on this machine {line}" for line in self.seeding]
         return lines
 
     def _duration(self) -> list[str]:
-        return [f"to fetch it: {self.duration}"] if self.duration else []
+        return [f"download time: {self.duration}"] if self.duration else []
 
 
 def require_digest(text: str) -> str:
@@ -134,5 +134,5 @@ def _refused(why: str) -> GymError:
     return GymError(
         ErrorCode.POLICY_REFUSED,
         f"the hub's offer of its base {why}",
-        "its software is broken or hostile: report it to the coordinator",
+        "the hub is faulty or malicious: report it to the coordinator",
     )

@@ -84,7 +84,7 @@ def _announced_terms(status: pb.StatusReply, key: str, schema: type[Announced]) 
     except ValidationError as error:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the server announces terms of {key} that cannot be read: {first_problem(error)}",
+            f"the {key} terms that the server announces are invalid: {first_problem(error)}",
             "update gym-fed",
         ) from error
 
@@ -151,7 +151,7 @@ def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
             problem = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the server announces a recipe that is refused: {problem}",
+            f"the recipe that the server announces is invalid: {problem}",
             "update gym-fed",
         ) from error
     require_plugins(plugins, "the hub's recipe", plugins_of(recipe, codec))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gym_fed.trust.ledger.audits import SignedVerdict
 
 audit_app = App(
-    help="Prove, or check, that an update was trained as its task says. Only for public or disclosed rows.",
+    help="Prove or check that an update was trained as its task specifies. Only for public or disclosed rows.",
     no_args_is_help=True,
 )
 
@@ -60,7 +60,7 @@ def list_draws(
     if as_json:
         print_json(rows)
         return
-    table = TextTable("update", "contributor", "round", "steps", "finds one false step", "verdict")
+    table = TextTable("update", "contributor", "round", "steps", "detects one false step", "verdict")
     for draw in draws.drawn.values():
         steps = ", ".join(map(str, draw.steps))
         verdict = draw.verdict or "none yet"
@@ -97,14 +97,14 @@ def answer(
             raise GymError(
                 ErrorCode.NOT_FOUND,
                 f"{folder.folder} has no evidence of update {draw.update[:12]}",
-                "use the --home that sent it; evidence is kept until the time to answer is over",
+                "use the --home that sent the update; evidence is deleted after the deadline for answers",
             )
         path = out or Path(f"{draw.update[:12]}.gymaudit")
         write_answer(path, evidence, draw)
         num_rows = len(evidence.rows())
     report = {"update": draw.update, "file": str(path), "size_bytes": path.stat().st_size, "rows": num_rows}
     print_result(
-        as_json, report, f"{path}: the answer, with your {counted(num_rows, 'row')}; send it to the auditor"
+        as_json, report, f"wrote {path} with your {counted(num_rows, 'row')}; send it to the auditor"
     )
 
 
@@ -172,7 +172,7 @@ def unanswered(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Sign that no answer came in time."""
+    """Sign a verdict that no answer arrived in time."""
     from gym_client.audits import check as audit_check
     from gym_client.audits.draws import read_draws
     from gym_client.hub.known import enrolled_client
@@ -245,5 +245,5 @@ def _write(signed: SignedVerdict, out: Path | None, as_json: bool) -> None:
     write_atomically(path, json.dumps(document, indent=1).encode())
     figures = ", ".join(f"step {step}: {value:.1e}" for step, value in verdict.distances.items())
     reason = f" ({verdict.reason})" if verdict.reason else ""
-    text = f"{verdict.outcome}{reason}; {figures or 'no step repeated'}; signed in {path}"
+    text = f"{verdict.outcome}{reason}; {figures or 'no step repeated'}; signed verdict in {path}"
     print_result(as_json, {**verdict.model_dump(mode="json"), "file": str(path)}, text)

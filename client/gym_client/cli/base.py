@@ -136,7 +136,7 @@ class BaseFinder:
 
         name = offer.public_name
         if not is_hub_name(name):
-            problem = f"the hub calls its base {name!r}, but a file or folder of that name exists here"
+            problem = f"the hub's base model is {name!r}, but a local file or folder has the same name"
             raise GymError(ErrorCode.POLICY_REFUSED, problem, _OWN)
         self._ask_for_copy(name)
         try:
@@ -205,7 +205,7 @@ class BaseFinder:
         if not self._consent.local_copy(source):
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"not joined: you declined reading the local copy of {source}",
+                f"not joined: you declined to read the local copy of {source}",
                 _OWN,
             )
 
@@ -242,7 +242,7 @@ class BaseFinder:
                 ErrorCode.PERMISSION_DENIED, "not joined: you declined the download of the base", _OWN
             )
         self._fetched_bytes = offer.size_bytes
-        self._display.busy(f"enrolling at {self._client.address}, to fetch the base")
+        self._display.busy(f"enrolling at {self._client.address} to fetch the base")
         self._log_in()
         if seeding is not None:
             seeding.start()
@@ -282,9 +282,9 @@ class BaseFinder:
             self._store.drop(self._digest)
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"the files that {self._client.address} serves are a model with digest {model.base.digest}, not its "
-                f"base {self._digest}; they are deleted",
-                "its software is broken or hostile: report it to the coordinator",
+                f"{self._client.address} served a model with digest {model.base.digest} instead of its base "
+                f"{self._digest}; the files were deleted",
+                "the hub is faulty or malicious: report it to the coordinator",
             )
         failpoint("client-base-checked")
         place = self._store.adopt(self._digest)
@@ -294,5 +294,5 @@ class BaseFinder:
 
 
 def _adapter(name: str) -> GymError:
-    problem = f"{name}, which the hub names as its base, is an adapter of another model"
+    problem = f"{name}, the hub's base model, is an adapter and not a complete model"
     return GymError(ErrorCode.MODEL_INVALID, problem, _OWN)

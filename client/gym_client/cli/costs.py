@@ -78,14 +78,14 @@ def time_round(
         seconds = row_seconds * batch * recipe.max_steps
         return RoundTime(
             seconds,
-            f"a pass of {counted(tokens, 'token')}; with rows of {counted(row_tokens, 'token')}",
+            f"one pass of {counted(tokens, 'token')}, scaled to rows of {counted(row_tokens, 'token')}",
         )
     try:
         step, tried = _step_seconds(model, recipe, rows, device, stop, fitting)
     except GymError as error:
         if error.code is ErrorCode.INTERRUPTED:
             raise
-        return RoundTime(None, f"its steps could not be tried here: {error.message}")
+        return RoundTime(None, f"the training steps could not be run: {error.message}")
     return RoundTime(step * batch / tried * recipe.max_steps, f"{_STEPS} steps of {counted(tried, 'row')}")
 
 

@@ -108,7 +108,7 @@ class _Joining:
             if error.code is not ErrorCode.FILE_NOT_FOUND or self._options.data is not None:
                 raise
             problem = f"{error.message} (used by the last join from this home)"
-            raise GymError(error.code, problem, "move it back, or pass another with --data FILE") from error
+            raise GymError(error.code, problem, "restore the file, or pass another one with --data FILE") from error
 
     def _connect(self) -> HubClient:
         """Connect to the hub and establish trust."""
@@ -119,7 +119,7 @@ class _Joining:
             authority = vouching_authority(address, fingerprint)
             self._display.busy("")
             if authority:
-                text = f"{authority} vouches that the following key belongs to {address.host}"
+                text = f"{authority} certifies that the following key belongs to {address.host}"
                 self._display.report("authority", text, authority=authority, fingerprint=fingerprint)
             return self._consent.server_key(address, fingerprint)
 
@@ -139,7 +139,7 @@ class _Joining:
 
         Before consent, only files that the contributor named are read.
         """
-        self._display.busy(f"asking {client.address} for its terms")
+        self._display.busy(f"requesting the terms of {client.address}")
         status: pb.StatusReply = self._with_restores(client, lambda: self._retrying(client, client.status))
         self._clock_report.look(client.clocks)
         from gym_client.cli.announced import (

@@ -64,14 +64,14 @@ def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget
         given = given or last
         if given is None:
             raise GymError(
-                ErrorCode.USAGE, "no server given", "pass --server HOST, or --invite with a whole invite"
+                ErrorCode.USAGE, "no server given", "pass --server HOST, or --invite with a complete invite"
             )
         return JoinTarget(given, fingerprint, text)
     invite = parse_invite(text)
     if fingerprint is not None and fingerprint != invite.fingerprint:
         raise GymError(
             ErrorCode.USAGE,
-            f"--fingerprint is {fingerprint}, but the invite's is {invite.fingerprint}",
+            f"--fingerprint {fingerprint} differs from the invite's fingerprint {invite.fingerprint}",
             "pass only one of them",
         )
     return JoinTarget(
@@ -86,7 +86,7 @@ def remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
     require_utf8("the file", options.data or "", "rename it, then pass it with --data")
     require_utf8("the base model", options.model or "", "rename the folder, then pass it with --base")
     if options.region is not None and options.data is not None:
-        raise GymError(ErrorCode.USAGE, "--region and --data are both given", "pass one of them")
+        raise GymError(ErrorCode.USAGE, "--region and --data cannot be used together", "pass one of them")
     now = {
         "region": str(options.region.expanduser().absolute()) if options.region else None,
         "data": str(options.data.expanduser().absolute()) if options.data else None,

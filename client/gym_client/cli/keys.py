@@ -47,10 +47,10 @@ def show(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_jso
             for pin in enrolled(folder)
         ],
     }
-    lock = "encrypted" if summary["encrypted"] else "not encrypted: gym-client key encrypt"
+    lock = "encrypted" if summary["encrypted"] else "not encrypted; to encrypt it: gym-client key encrypt"
     lines = [f"{summary['public_key']} in {summary['path']}, {lock}"]
     for line in summary["servers"]:
-        late = "" if line["current"] else ", with an older key: gym-client key rotate"
+        late = "" if line["current"] else ", with an older key; to replace it: gym-client key rotate"
         lines.append(f"{line['contributor']} at {line['address']}{late}")
     print_result(as_json, summary, *lines)
 
@@ -85,7 +85,7 @@ def encrypt(
         as_json,
         {"path": str(store.main_path), "encrypted": True, "files": files, "by": KEY_DERIVATION},
         f"{store.main_path} is now encrypted with the passphrase ({KEY_DERIVATION})",
-        note="Without the passphrase the key cannot be recovered: store it in a safe place.",
+        note="Without the passphrase the key cannot be recovered: store the passphrase in a safe place.",
     )
 
 
@@ -133,12 +133,12 @@ def export(
 
 @key_app.command("import")
 def import_key(
-    file: Annotated[Path, typer.Argument(help="A private key, PEM.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A private key in PEM format.", show_default=False)],
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import a private key into a home that has none; it keeps its passphrase."""
+    """Import a private key into a home without a key. The key keeps its passphrase."""
     from gym_client.identity.keystore import Keystore, passphrases
     from gym_fed.core.files import write_atomically
     from gym_fed.trust.identity.keys import SigningKey
@@ -155,7 +155,7 @@ def import_key(
     print_result(
         as_json,
         {"path": str(path), "public_key": key.public_key.hex()},
-        f"{path} is {key.public_key.hex()}; join as before, and hubs will recognise you by it",
+        f"imported the key {key.public_key.hex()} to {path}; join as before, and hubs will recognise you by this key",
     )
 
 
@@ -169,17 +169,17 @@ def rotate(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Replace the key of the accounts at all hubs; the ids stay. The same command resumes a rotation."""
+    """Replace the key of your accounts at all hubs; their ids stay. The same command resumes a rotation."""
     from gym_client.hub.rotation import rotate as run
 
     folder = open_home(home, passphrase_file)
     with folder.locked():
         result = run(folder, another)
-    print_result(as_json, result, f"the key is {result['public_key']} now")
+    print_result(as_json, result, f"the key is now {result['public_key']}")
     _report(
         result["servers"],
         "rotated",
-        "run gym-client key rotate again later: it keeps its old key until then",
+        "run gym-client key rotate again later; until then, those hubs expect the old key",
         as_json,
     )
 
@@ -207,7 +207,7 @@ def revoke(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Declare the key lost or stolen: it becomes useless, and its transfers are cancelled."""
+    """Revoke a lost or stolen key: it is no longer accepted, and its pending transfers are cancelled."""
     from gym_client.cli.terminal import confirm
     from gym_client.hub.rotation import revoke as run
     from gym_client.identity.address import Address
@@ -227,7 +227,7 @@ def revoke(
     _report(
         results,
         "revoked",
-        "run gym-client key revoke again, or ask the coordinator for gym-server revoke",
+        "run gym-client key revoke again, or ask the coordinator to run gym-server revoke",
         as_json,
     )
 
@@ -286,5 +286,5 @@ def _report(servers: list[dict[str, Any]], done: str, remedy: str, as_json: bool
             out.print(text)
     failed = [GymError.from_dict(line["error"]) for line in servers if not line[done]]
     if failed:
-        err.print(f"not at every hub; {remedy}")
+        err.print(f"not completed at every hub; {remedy}")
         raise typer.Exit(failed[0].exit_code)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 ledger_app = App(
-    help="Show the hub's signed heads, and check that they do not contradict each other.",
+    help="Show the hub's signed heads, and check that they are consistent.",
     no_args_is_help=True,
 )
 
@@ -42,7 +42,7 @@ def rewards(
     folder = open_home(home, passphrase_file)
     if ledger is not None:
         if not verify:
-            raise GymError(ErrorCode.USAGE, "--ledger needs --verify", "add --verify")
+            raise GymError(ErrorCode.USAGE, "--ledger requires --verify", "add --verify")
         pin = _pin(folder, server)
         checked = verify_copy(folder, ledger, bytes.fromhex(pin.ledger_key), Tally(pin.contributor))
         print_result(as_json, {"contributor": pin.contributor, "verified": checked.to_dict()}, checked.text())
@@ -136,7 +136,7 @@ def compare(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare somebody else's head with those seen here; prove and refuse a fork."""
+    """Compare another contributor's head with those seen here. If they conflict, store the proof of a fork."""
     from gym_client.hub.heads import Heads
     from gym_client.hub.known import enrolled_client
     from gym_fed.trust.ledger.heads import EntryProof, SignedHead
@@ -155,7 +155,8 @@ def compare(
         raise GymError(
             ErrorCode.LEDGER_FORKED,
             f"{file} proves that {pin.server} signed {reason}; the proof is now in {kept_at}",
-            "show it to the other contributors and to the coordinator; no work is done for this hub while it is there",
+            "show the proof to the other contributors and to the coordinator; while it exists, this home does not work "
+            "for the hub",
         )
     theirs = SignedHead.from_dict(document)
 
@@ -173,7 +174,7 @@ def compare(
     print_result(
         as_json,
         {"same": True, "server": pin.server, "size": theirs.size, "heads": before},
-        f"same ledger: their {counted(theirs.size, 'entry')}, and {counted(before, 'head')} seen here",
+        f"same ledger: their head of {counted(theirs.size, 'entry')} agrees with {counted(before, 'head')} seen here",
     )
 
 
@@ -212,7 +213,7 @@ def restored(
     print_result(
         as_json,
         {"accepted": accepted},
-        f"accepted: {len(accepted)}" if accepted else "nothing to accept: the hub shows everything it signed",
+        f"accepted: {len(accepted)}" if accepted else "nothing to accept: the hub's ledger has all its signed entries",
     )
 
 
@@ -226,7 +227,7 @@ def _pin(folder: Home, server: str | None) -> ServerPin:
     if pin is None or not pin.ledger_key:
         raise GymError(
             ErrorCode.UNAUTHENTICATED,
-            f"{folder.folder} has never met {address}",
+            f"{folder.folder} has never connected to {address}",
             f"gym-client join --server {address}",
         )
     return pin

@@ -40,7 +40,7 @@ class _ClientCommands(CommandGroup):
     activities: ClassVar = {
         "Contribute": {
             "join": "train for a hub, round after round",
-            "ui": "do everything on a page in your browser",
+            "ui": "contribute from a page in your browser",
             "status": "your balance, and the verdicts on your updates",
             "rewards": "what you earned, round by round",
             "pause": "pause the agent of this home",
@@ -48,7 +48,7 @@ class _ClientCommands(CommandGroup):
             "leave": "withdraw from a hub; what you earned stays yours",
         },
         "Check": {
-            "privacy": "the epsilon that each of your data sets has spent",
+            "privacy": "the epsilon spent by each of your data sets",
             "ledger": "check that the hub's ledger is consistent",
             "audit": "check how updates were trained",
         },
@@ -57,7 +57,7 @@ class _ClientCommands(CommandGroup):
             "key": "encrypt, rotate, revoke, export and import your key",
             "transfer": "send credits to another contributor",
             "install-service": "run join in the background",
-            "install-links": "let invites open by a click",
+            "install-links": "open invites with a click",
             "uninstall": "delete what gym-client wrote on this machine",
         },
     }
@@ -99,7 +99,7 @@ def join(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="JSON, JSONL or text file; by default the last one, else an example.",
+            help="JSON, JSONL or text file. Default: the last one used, or an example.",
             show_default=False,
         ),
     ] = None,
@@ -113,7 +113,7 @@ def join(
     region: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Send in the rounds of the regional hub in DIR.", show_default=False
+            metavar="DIR", help="Submit the merged rounds of the regional hub in DIR.", show_default=False
         ),
     ] = None,
     model: Annotated[
@@ -145,7 +145,7 @@ def join(
     ] = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option("--accept", metavar="NAME", help="Accept only what --json shows under this name."),
+        typer.Option("--accept", metavar="NAME", help="Accept only the terms that --json prints with this name."),
     ] = None,
     accept_restore: Annotated[
         bool, typer.Option("--accept-restore", help="Continue with a hub restored from a backup.")
@@ -313,7 +313,7 @@ def privacy(home: HomeFolder = None, as_json: AsJson = False) -> None:
 
     rows = PrivacyBook(Home.open(home)).summary()
     print_result(
-        as_json, rows, privacy_table(rows) if rows else "no update has been trained with privacy here"
+        as_json, rows, privacy_table(rows) if rows else "no update from this home was trained with privacy"
     )
 
 

@@ -42,7 +42,7 @@ _BF16_BYTES = 2
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
 """Lower bounds, in bits, for values that change every round. Changes below 64 MiB, 1 MiB and 64 rounds do not change
 the identifier of an offer."""
-_OF_REGION = ("the region's members train with their own hub's recipe; only what its rounds merge is sent",)
+_OF_REGION = ("the region's members train with their own hub's recipe; only its merged rounds are sent",)
 _SPENT = ("epsilon_spent", "epsilon_after_next_round")
 """Fields for the spent part of a hub's privacy budget, which changes while the budget does not."""
 

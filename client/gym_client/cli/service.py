@@ -71,8 +71,8 @@ def install_service(
     if uninstall:
         there = file.path.exists()
         file.path.unlink(missing_ok=True)
-        outcome = f"{file.path} is deleted" if there else f"there is no {file.path}"
-        commands = "\n".join(["to stop a service that still runs:", *file.remove])
+        outcome = f"deleted {file.path}" if there else f"{file.path} does not exist"
+        commands = "\n".join(["to stop the service if it is still running:", *file.remove])
         print_result(
             as_json, {"path": str(file.path), "deleted": there, "commands": file.remove}, outcome, commands
         )
@@ -81,7 +81,7 @@ def install_service(
         make_folder(file.path.parent)
         write_atomically(file.path, file.content)
     report = {"path": str(file.path), "written": not only_print, "content": file.text, "commands": file.start}
-    place = f"{'would be' if only_print else 'is'} in {file.path}; to start it:"
+    place = f"{'would be written' if only_print else 'written'} to {file.path}; to start the service:"
     commands = "\n".join([place, *file.start])  # printed to standard error, since the file may be piped
     print_result(as_json, report, lambda: sys.stdout.write(file.text), note=commands)
 
@@ -94,7 +94,7 @@ def install_links(
     uninstall: DeleteFile = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let invites open by a click: gym:// links then open the page of `gym-client ui`, which asks before it joins."""
+    """Open invites with a click: gym:// links then open the page of `gym-client ui`, which asks before joining."""
     from gym_client.link_handler import link_handler, page_command
     from gym_client.service_files import platform_of
 
@@ -102,18 +102,18 @@ def install_links(
     handler = link_handler(chosen, folder.folder, page_command(folder, passphrase_file), Path.home())
     if chosen != platform_of(None) and not only_print:
         raise GymError(
-            ErrorCode.USAGE, f"this machine is not {chosen}", "--print shows the file of another system"
+            ErrorCode.USAGE, f"--platform {chosen} is not this machine's system", "add --print to only print the file"
         )
     report: dict[str, Any] = {"path": str(handler.path)}
     if uninstall:
         deleted = handler.remove()
-        text = f"gym:// links {'no longer open a' if deleted else 'opened no'} page of this home"
+        text = f"gym:// links {'no longer open' if deleted else 'did not open'} a page of this home"
         print_result(as_json, {**report, "deleted": deleted}, text)
         return
     if not only_print:
         handler.add()
     report = {**report, "written": not only_print, "content": handler.text}
-    note = "gym:// links would open with it" if only_print else "gym:// links open a page of this home now"
+    note = "this file would register gym:// links" if only_print else "gym:// links now open a page of this home"
     print_result(as_json, report, lambda: sys.stdout.write(handler.text), note=note)
 
 
@@ -132,7 +132,7 @@ def _require_consent(home: Home) -> None:
     if pin is None or not pin.contributor or not has_agreed(home, pin.server):
         raise GymError(
             ErrorCode.USAGE,
-            f"{home.folder} has accepted no hub's terms yet, and a service cannot prompt",
+            f"no hub's terms were accepted in {home.folder} yet, and a service cannot prompt",
             "join once interactively, `gym-client join --server HOST --data FILE`, stop it, and repeat this command",
         )
 
@@ -149,7 +149,7 @@ def _require_unattended(home: Home, passphrase_file: Path | None) -> None:
         raise GymError(
             ErrorCode.KEY_LOCKED,
             "the key of this home has a passphrase, but a service cannot prompt for it",
-            "write it into a file of mode 0600 and pass --passphrase-file FILE; the service names the file",
+            "write the passphrase to a file with mode 0600 and pass --passphrase-file FILE, which the service reads",
         )
 
 
@@ -157,7 +157,7 @@ def uninstall(
     home: HomeFolder = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")] = False,
     abandon: Annotated[
-        bool, typer.Option("--abandon", help="Delete even if a hub was not left; its account is lost.")
+        bool, typer.Option("--abandon", help="Delete even without leaving a hub first; its account is lost.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -168,9 +168,9 @@ def uninstall(
     folder = open_home(home, None)
     removal = client_files_of(folder)
     removal.require_left(abandon)
-    what = f"{counted(len(removal.files), 'entry')} of {folder.folder}"
+    what = f"{counted(len(removal.files), 'entry')} in {folder.folder}"
     if removal.files and not yes:
-        question = f"Delete {what}, with your private key? It cannot be recreated."
+        question = f"Delete {what}, including your private key? The key cannot be recreated."
         if not confirm(question, f"{what} would be deleted"):
             raise GymError(ErrorCode.USAGE, "nothing was deleted", "confirm it, or pass --yes")
     remove(folder, removal)
@@ -178,6 +178,6 @@ def uninstall(
         as_json,
         {"deleted": list(map(str, removal.files)), "remaining": list(map(str, removal.others))},
         f"{what} deleted"
-        + (f"; {', '.join(path.name for path in removal.others)} stay" if removal.others else ""),
+        + (f"; not deleted: {', '.join(path.name for path in removal.others)}" if removal.others else ""),
         note="to remove the program too: pip uninstall gym-fed",
     )

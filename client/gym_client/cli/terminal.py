@@ -102,7 +102,7 @@ class TerminalConsent(Consent):
             return True
         return self._ask(
             f"The hub trains {name}. Read your local copy of it, if there is one, to work out the terms?",
-            f"the hub names the base model {name}; reading a local copy needs your consent",
+            f"the hub trains {name}; reading a local copy needs your consent",
             "--base PATH, or --yes",
         )
 
@@ -239,7 +239,7 @@ def traffic_line(account: dict[str, Any]) -> str:
     """Describe the traffic between this home and the hub so far, and that of the next round."""
     line = (
         f"{readable_bytes(account['bytes_down'])} down and {readable_bytes(account['bytes_up'])} up by this home; "
-        f"each further round moves about {readable_bytes(account['round_download_bytes'])} down"
+        f"each further round downloads about {readable_bytes(account['round_download_bytes'])}"
     )
     if sum(verdict["bytes"] for verdict in account["verdicts"]) > account["bytes_up"]:
         line += "; transfers by other machines are not counted"

@@ -99,8 +99,8 @@ def _seen_by(offer: Offer) -> list[Term]:
         others = f" and {counted(more, 'other')}" if more else ""
         who.append(f"mirror {plain(offer.mirrors[0], _ADDRESS_CHARS)}{others}")
         details.append(
-            f"base, soups and ledger come from {', '.join(offer.mirrors)} first (mirrors: false in policy.yaml: only "
-            "from the hub)"
+            f"base, soups and ledger are fetched from {', '.join(offer.mirrors)} first (set mirrors: false in "
+            "policy.yaml to use only the hub)"
         )
     return [Term("your address", f"to {', '.join(who)}", "; ".join(details))] if who else []
 
@@ -143,7 +143,7 @@ def _work(offer: Offer) -> Term:
         details.append(f"timed: {costs.measured}")
     if offer.continuous is not None:
         oldest = counted(offer.continuous.get("max_staleness", 0), "version")
-        details.insert(0, f"continuous: none waits for you, but an update counts until it is {oldest} old")
+        details.insert(0, f"continuous: nobody waits for you; an update counts until it is {oldest} old")
     return Term("runs here", text, "; ".join(details))
 
 

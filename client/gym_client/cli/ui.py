@@ -31,7 +31,7 @@ def ui(
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Contribute from a page in your browser, on this machine only. Ctrl-C stops the page, not the contributing."""
+    """Contribute from a page in your browser, on this machine only. Ctrl-C closes the page; contributing continues."""
     with spinner("loading the page"):
         from gym_client.web.app import open_ui
 
@@ -45,7 +45,7 @@ def ui(
         link_problem=problem,
         unused_seconds=_UNUSED_SECONDS if until_closed else None,
     )
-    err.print("Ctrl-C stops the page, not the contributing")
+    err.print("Ctrl-C closes the page; contributing continues")
     if as_json:
         print_event({"event": "ui", "url": server.url})
     elif not until_closed:  # without a terminal, the token would be written to the desktop's log
@@ -70,4 +70,4 @@ def _link(invite: str, shows_problem: bool) -> tuple[str, str]:
     except GymError as error:
         if not shows_problem:
             raise
-        return "", f"The link cannot be used: {error.message}. Ask for it again, or paste all of it below."
+        return "", f"The link cannot be used: {error.message}. Ask for a new link, or paste the complete link below."

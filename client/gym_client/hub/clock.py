@@ -73,8 +73,8 @@ class Clocks:
         return f"{text}{self._verdict(earliest)}. Work continues with the hub's time"
 
     def _verdict(self, earliest: float) -> str:
-        ours = "this machine's is wrong; set it"
-        hubs = "the hub's is wrong; its coordinator should set it"
+        ours = "set this machine's clock"
+        hubs = "the coordinator should set the hub's clock"
         if self.here < earliest:
             return f"{ours}: it shows a time before this version of gym-fed was released"
         if self.hub_machine < earliest:
@@ -87,7 +87,7 @@ class Clocks:
             return f"{hubs}: the other contributors' clocks agree with this machine's"
         if self.others is not None and abs(self.others - self.hub_machine) <= TOLERANCE_SECONDS:
             return f"{ours}: the other contributors' clocks agree with the hub's"
-        return "one of the two is wrong"
+        return "one of the two clocks is wrong"
 
 
 class ClockReport:

@@ -117,16 +117,16 @@ class Heads:
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,
                     f"{path} does not prove two ledgers of {self.server}: {why}",
-                    "it was changed after it was checked: inspect it, then move it away",
+                    "the file was changed after its check: inspect it, then move it away",
                 ) from error
             if prove is not None:
                 for head in document["heads"]:
                     self._require_unexplained(SignedHead.from_dict(head), prove, statements)
             raise GymError(
                 ErrorCode.LEDGER_FORKED,
-                f"the hub {self.server} has two ledgers, which {path} proves",
-                "show the file to the other contributors and to the coordinator; no work is done for this hub while "
-                "the file is there",
+                f"the hub {self.server} has two ledgers; the proof is in {path}",
+                "show the file to the other contributors and to the coordinator; this home does not work for the hub "
+                "while the file exists",
             )
 
     def see(
@@ -159,7 +159,7 @@ class Heads:
                         ErrorCode.HUB_RESTORED,
                         f"the head of entry {head.size} covers entries that {self.server} lost when it was "
                         f"restored at entry {old.statement.restored_at_entry}, which this home accepted",
-                        "a contributor that still holds it sees the same statement, and accepts it or not",
+                        "a contributor that still has this head sees the same statement, and may accept the restore",
                     ) from None
             self._require_unexplained(conflict.kept, prove, statements)
             raise self._blamed(conflict) from None
@@ -207,9 +207,9 @@ class Heads:
             raise self._blamed(conflict) from None
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"{self.server} signed a head of size {kept.size} over entries other than those of its ledger; it is in "
+            f"{self.server} signed a head of size {kept.size} that does not match its ledger; the head is in "
             f"{self.path}",
-            "show it to the other contributors and to the coordinator, with the ledger",
+            "show the head and the ledger to the other contributors and to the coordinator",
         )
 
     def _compare(self, old: SignedHead, new: SignedHead, prove: Prove, is_newest: bool) -> None:
@@ -283,7 +283,7 @@ class Heads:
                     signed,
                     f"the hub {self.server} declares that it was restored from a backup at entry "
                     f"{signed.statement.restored_at_entry}; entry {kept.size} and others that it signed are gone",
-                    "gym-client ledger restored shows what you lose, and accepts it with --accept",
+                    "gym-client ledger restored shows what you lose; with --accept, it accepts the restore",
                 )
 
     def accept(self, signed: SignedRestored) -> int:
@@ -325,8 +325,8 @@ class Heads:
         return GymError(
             ErrorCode.STATE_CORRUPT,
             f"the hub {self.server} cannot show {entry}, which it signed, in its current ledger",
-            f"it was reset to an older state, or withholds entries. Ask its coordinator, who can sign that it "
-            f"was restored: gym-server restore --fork. What it signed is in {self.path}",
+            f"the hub was reset to an older state, or withholds entries. Ask its coordinator, who can sign a restore "
+            f"statement: gym-server restore --fork. The hub's signed heads are in {self.path}",
         )
 
     def _forked(self, why: str, heads: tuple[SignedHead, SignedHead], proof: EntryProof | None) -> GymError:
@@ -334,8 +334,8 @@ class Heads:
         return GymError(
             ErrorCode.LEDGER_FORKED,
             f"the hub {self.server} has two ledgers: {why}. Both signed heads are in {path}",
-            "show the file to the other contributors and to the coordinator; nothing is sent to this hub, unless "
-            "it signs that it was restored from a backup (gym-server restore --fork), and you accept that",
+            "show the file to the other contributors and to the coordinator; nothing is sent to this hub until it "
+            "signs a restore statement (gym-server restore --fork) and you accept the restore",
         )
 
     def _require_own(self, head: SignedHead) -> None:
@@ -346,7 +346,7 @@ class Heads:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"{self.path}: {error.message}: the file was changed after the head was checked",
-                "delete the line of that head; the hub's newest one is then stored again",
+                "delete the line of that head; the hub's newest head is then stored again",
             ) from error
 
     def _append(self, head: SignedHead) -> None:

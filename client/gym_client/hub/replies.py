@@ -15,7 +15,7 @@ from gym_fed.trust.ledger.entries import Entry, parsed
 from gym_fed.trust.ledger.heads import EntryProof, SignedHead
 from gym_fed.trust.ledger.restored import SignedRestored
 
-NOT_ITS_OWN = "the hub sent something that it did not sign"
+NOT_ITS_OWN = "the hub sent data that it did not sign"
 
 MAX_DOCUMENT = 1 << 20
 """Maximum characters of a document, which is also what a wire message can hold."""
@@ -105,7 +105,7 @@ def _checked(
     known = {**kinds, **(optional or {})}
     for key, kind in known.items():
         if (key in kinds or key in value) and not _is(value.get(key), kind):
-            raise _refused(what, f"has no {key!r} of the right type", refusal)
+            raise _refused(what, f"has no valid {key!r}", refusal)
     return {key: one for key, one in value.items() if optional is None or key in known}
 
 
@@ -192,8 +192,8 @@ def parse_verdicts(texts: Any) -> list[dict[str, Any]]:
 def _refused(what: str, why: str, code: ErrorCode = ErrorCode.INTERNAL) -> GymError:
     return GymError(
         code,
-        f"{what} that the hub sent {why}",
-        "its software is broken or hostile: report it to the coordinator",
+        f"the hub sent {what} that {why}",
+        "the hub is faulty or malicious: report it to the coordinator",
     )
 
 

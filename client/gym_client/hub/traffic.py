@@ -21,7 +21,7 @@ _SECONDS_A_CALL = 10
 
 _SETTING = "down_bytes_per_second"
 _ENOUGH_BYTES = 1_000_000
-_UNKNOWN = "the duration is unknown: nothing large has been downloaded here before"
+_UNKNOWN = "unknown, since nothing large was downloaded here before"
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def _download_from_hub(
     if digest != sha256:
         part.unlink()
         raise GymError(
-            ErrorCode.HASH_MISMATCH, f"{client.address} sent an object with sha256 {digest} for {sha256}"
+            ErrorCode.HASH_MISMATCH, f"{client.address} sent an object with sha256 {digest} instead of {sha256}"
         )
 
 
@@ -180,7 +180,7 @@ def _receive(
 
 def _too_large(client: HubClient, part: Path, problem: str, sha256: str) -> GymError:
     part.unlink(missing_ok=True)
-    return GymError(ErrorCode.TOO_LARGE, f"{client.address} sends {problem} for object {sha256}")
+    return GymError(ErrorCode.TOO_LARGE, f"{client.address} sent {problem} for object {sha256}")
 
 
 def upload(
@@ -216,7 +216,7 @@ def upload(
         if offset >= size:
             raise GymError(
                 ErrorCode.INTERNAL,
-                f"{client.address} wants byte {offset} of an object of {counted(size, 'byte')}",
+                f"{client.address} requested byte {offset} of an object of {counted(size, 'byte')}",
             )
         report(offset, size)
         span = min(client.rates.up.span(CALL_BYTES), size - offset)
@@ -234,7 +234,7 @@ def upload(
             )
 
         if should_stop():
-            raise GymError(ErrorCode.INTERRUPTED, f"the upload stopped at byte {offset} of {size}")
+            raise GymError(ErrorCode.INTERRUPTED, f"the upload was stopped at byte {offset} of {size}")
         state = client.call("Upload", chunks, transfer_seconds(span))
         if not state.complete and state.offset <= offset:
             raise GymError(

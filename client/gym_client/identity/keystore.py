@@ -70,7 +70,7 @@ class Keystore:
         if key.public_key.hex() != public_key:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{path} holds the key {key.public_key.hex()}, not {public_key}",
+                f"{path} contains the key {key.public_key.hex()}, not {public_key}",
                 "restore the file from a backup of the home",
             )
         return key

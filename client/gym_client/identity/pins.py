@@ -66,7 +66,7 @@ class ServerPin(StrictModel):
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"{path}: {error.errors()[0]['msg']}",
-                "delete it and join again; compare the fingerprint when you do",
+                "delete the file and join again; compare the fingerprint then",
             ) from error
 
     def save(self, home: Home, address: Address) -> None:
@@ -132,7 +132,7 @@ def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) ->
             ErrorCode.SERVER_KEY_CHANGED,
             f"{pin.address} claims to be the hub {server}, which is known at {other.address} with a different "
             f"{key_kind}: pinned {other.fingerprint}, found {pin.fingerprint}",
-            "one of them copies the other: ask the coordinator for the fingerprint. If the hub has moved and has "
+            "one address imitates the other: ask the coordinator for the fingerprint. If the hub has moved and has "
             f"a different TLS key, delete {path} and join again; if not, delete {own}",
         )
 

@@ -136,7 +136,7 @@ def _covers(entry: str, host: str) -> bool:
 def _parse(text: str, variable: str, host: str) -> Proxy:
     refusal = GymError(
         ErrorCode.USAGE,
-        f"{variable} does not name an HTTP proxy: only http://HOST:PORT is supported",
+        f"{variable} is not an HTTP proxy: only http://HOST:PORT is supported",
         f"correct {variable}, set grpc_proxy for gym-client, or add {host} to no_proxy",
     )
     try:

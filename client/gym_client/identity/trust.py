@@ -42,7 +42,7 @@ def fetch_certificate(address: Address) -> bytes:
         raise GymError(
             ErrorCode.UNAVAILABLE,
             f"{address} answers, but not with TLS: {error.reason or error}",
-            "check the port; a server that runs with plain text needs --insecure, on loopback only",
+            "check the port; a server without TLS needs --insecure, on loopback only",
         ) from error
     except OSError as error:
         raise GymError(
@@ -51,7 +51,7 @@ def fetch_certificate(address: Address) -> bytes:
             "check the address, and that the server is running",
         ) from error
     if der is None:
-        raise GymError(ErrorCode.UNAVAILABLE, f"{address} presents no certificate", "is it a gym-server?")
+        raise GymError(ErrorCode.UNAVAILABLE, f"{address} presents no certificate", "check that it is a gym-server")
     return ssl.DER_cert_to_PEM_cert(der).encode("ascii")
 
 
@@ -137,14 +137,14 @@ def check_dates(address: Address, pem: bytes) -> None:
     if now < begin:
         raise GymError(
             ErrorCode.CLOCK_SKEWED,
-            f"{text} begins on {begin:%Y-%m-%d %H:%M UTC}",
+            f"{text} is valid from {begin:%Y-%m-%d %H:%M UTC}",
             "this machine's clock is behind: set it",
         )
     if now > end:
         raise GymError(
             ErrorCode.CLOCK_SKEWED,
-            f"{text} ended on {end:%Y-%m-%d %H:%M UTC}",
-            "set this machine's clock if it is ahead; otherwise the coordinator renews the certificate",
+            f"{text} expired on {end:%Y-%m-%d %H:%M UTC}",
+            "set this machine's clock if it is ahead; otherwise the coordinator must renew the certificate",
         )
 
 

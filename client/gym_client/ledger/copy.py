@@ -21,7 +21,7 @@ from gym_fed.trust.ledger.export import first_line, lines, verify_file
 from gym_fed.trust.ledger.heads import SignedHead
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
-_HINT = "do not use it; ask its owner and the hub's coordinator"
+_HINT = "do not use the variant; ask its owner and the hub's coordinator"
 
 Progress = Callable[[int, int], None]
 """Called with the number of downloaded entries and the total."""
@@ -115,7 +115,7 @@ def _entries(client: HubClient, first: int, last: int, progress: Progress) -> It
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
             f"the hub signed {counted(last, 'entry')} but sends {expected - 1}",
-            "it withholds entries that it signed; show your heads to the other contributors",
+            "the hub withholds entries that it signed; show your heads to the other contributors",
         )
 
 

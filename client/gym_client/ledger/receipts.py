@@ -135,13 +135,13 @@ def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof:
     if "update" in receipt and not _SHA256.fullmatch(str(receipt["update"])):  # becomes part of file names
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"a receipt names the update {plain(receipt['update'], 80)!r}, which is not a digest",
+            f"a receipt is for update {plain(receipt['update'], 80)!r}, which is not a digest",
         )
     if "update" in receipt and not _is_of(proof, receipt):
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
             f"the receipt of update {str(receipt['update'])[:12]} says {receipt.get('verdict')!r}, but "
-            f"its ledger entry {json.dumps(body, sort_keys=True)[:200]}",
+            f"its ledger entry is {json.dumps(body, sort_keys=True)[:200]}",
         )
     return proof
 

@@ -56,13 +56,13 @@ class Loss:
         ]
         if self.rounds:
             first, last = self.rounds[0], self.rounds[-1]
-            which = f"Round {first}" if first == last else f"Rounds {first} to {last}"
+            which = f"round {first}" if first == last else f"rounds {first} to {last}"
             lines.append(
-                f"{which}, in which you took part: everything after entry {self.restored_at_entry} is lost."
+                f"You took part in {which}; all entries after entry {self.restored_at_entry} are lost."
             )
         lines.append(
-            f"{counted(self.receipts, 'receipt')} of yours, for {counted(self.credits, 'credit')}: no longer valid, "
-            "but kept as evidence."
+            f"No longer valid, but kept as evidence: {counted(self.receipts, 'receipt')} for "
+            f"{counted(self.credits, 'credit')}."
         )
         return lines
 

@@ -19,12 +19,12 @@ from gym_fed.core.metrics import CONTENT_TYPE, MetricRow, Value, exposition
 from gym_fed.version import __version__
 
 ROWS = (
-    MetricRow("gym_client_info", "1; its label has the version", ("version",)),
+    MetricRow("gym_client_info", "Always 1; the label has the version", ("version",)),
     MetricRow(
         "gym_client_last_event_timestamp_seconds", "When the agent last reported anything, Unix seconds"
     ),
-    MetricRow("gym_client_hub_reachable", "1 unless calls to the hub fail"),
-    MetricRow("gym_client_paused", "1 while the agent waits for its hours, its power or its owner"),
+    MetricRow("gym_client_hub_reachable", "1 while the hub can be reached"),
+    MetricRow("gym_client_paused", "1 while the agent is paused by its hours, battery limit or owner"),
     MetricRow("gym_client_disk_full", "1 while the agent waits for disk space"),
     MetricRow("gym_client_tasks", "Tasks since the start by event", ("event",), "counter"),
     MetricRow("gym_client_verdicts", "Verdicts on updates since the start", ("verdict",), "counter"),

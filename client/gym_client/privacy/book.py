@@ -85,7 +85,7 @@ class PrivacyBook:
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,
                     f"{self.path}, line {number}: {error}",
-                    "restore the file: without that line, more would be spent than the book records",
+                    "restore the file: without that line, the recorded privacy cost is too low",
                 ) from error
         return charges
 

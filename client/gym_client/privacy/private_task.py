@@ -48,7 +48,7 @@ class PrivateTask:
     def charged(self, trained: Trained, result: TrainResult) -> Trained:
         """Charge the update to the book, and return it without data-dependent metadata, ready for signing."""
         if result.privacy is None:
-            raise GymError(ErrorCode.INTERNAL, "the task requires privacy, but training had none")
+            raise GymError(ErrorCode.INTERNAL, "the task requires privacy, but the training was not private")
         self._book.charge(
             charge_for(
                 result.privacy,

@@ -99,7 +99,7 @@ class SecureRound:
                 ErrorCode.TASKS_DIFFER,
                 f"round {spec.server_round}: the hub now sends a different task from the one that this machine signed "
                 "when the round began; no share is revealed",
-                "the hub is cheating or defective; ask its coordinator before you continue",
+                "the hub is faulty or malicious; ask its coordinator before you continue",
             )
 
     def advertise(self) -> SignedAdvert:
@@ -113,7 +113,7 @@ class SecureRound:
             return self._load().advert
         if self._spec.server_round <= self._begun.last:
             raise self._refused(
-                f"round {self._begun.last} of this hub was begun on this machine before, and its secrets are gone; "
+                f"this machine has already begun round {self._begun.last} of this hub and deleted its secrets; "
                 "masking votes a second time would reveal where the two sums differ"
             )
         _drop_earlier(self._rounds, self._spec)
@@ -204,7 +204,7 @@ class SecureRound:
             received[sender] = _pair_of_shares(plain, sender)
             seed, mask_key = map(bytes.fromhex, received[sender])
             if masking.commitments.get(sender) != share_commitments(seed, mask_key, sender, self._me):
-                raise self._refused(f"the shares that {sender} sealed are not those that it committed to")
+                raise self._refused(f"the shares sealed by {sender} do not match its commitments")
         self._keep(state.model_copy(update={"received": received}))
 
     def mask(self, folder: TaskFolder, trained: Trained, base: BaseSpec, uses: str) -> Trained:
@@ -228,7 +228,7 @@ class SecureRound:
 
         state = self._load()
         if state.received is None:
-            raise self._refused("the hub requests masked votes before it has passed on any shares")
+            raise self._refused("the hub requests masked votes before it has forwarded any shares")
         with DeltaFile.open(folder.delta_path, base) as delta:
             digest = hashlib.sha256()
             for name in sorted(base.shapes):
@@ -257,15 +257,15 @@ class SecureRound:
         """
         state, reported = self._load(), parse(Survivors, text)
         if state.received is None or state.own is None or state.votes is None:
-            raise self._refused("the hub asks to unmask a round in which this contributor masked nothing")
+            raise self._refused("the hub requests unmasking of a round in which this contributor masked nothing")
         members, survivors = {*state.received, self._me}, sorted(set(reported.survivors))
         if state.survivors not in (None, survivors):
             raise self._refused(
-                "the hub names different survivors from before: both answers together would unmask a contributor"
+                "the hub's list of survivors has changed: both answers together would unmask a contributor"
             )
         if self._me not in survivors or not {*survivors} <= members:
             raise self._refused(
-                "the hub's survivors include contributors who did not mask, or lack this contributor"
+                "the hub's list of survivors has contributors who did not mask, or lacks this contributor"
             )
         if len(survivors) < self._threshold:
             raise self._refused(
@@ -284,7 +284,7 @@ class SecureRound:
         """
         state, request = self._load(), parse(Unmasking, text)
         if state.survivors is None or state.survivors != request.survivors:
-            raise self._refused("the hub names survivors other than those that this contributor signed")
+            raise self._refused("the hub's list of survivors differs from the list that this contributor signed")
         check_confirmed(request, self._participants(state), self._threshold)
         assert state.received is not None
         assert state.own is not None
@@ -309,7 +309,7 @@ class SecureRound:
             ) from error
         except ValidationError as error:
             raise GymError(
-                ErrorCode.STATE_CORRUPT, f"{self._path}: {error}", "delete the folder to sit this round out"
+                ErrorCode.STATE_CORRUPT, f"{self._path}: {error}", "delete the folder to skip this round"
             ) from error
 
     def _keep(self, state: SecureState) -> None:
@@ -318,7 +318,7 @@ class SecureRound:
 
     def _participants(self, state: SecureState) -> Participants:
         if state.participants is None:
-            raise self._refused("the hub sends shares before it has named the participants")
+            raise self._refused("the hub sends shares before it has listed the participants")
         check_tasks(
             state.participants.adverts, self._task
         )  # checked before every stage that reveals anything
@@ -347,7 +347,7 @@ class SecureRound:
         return GymError(
             ErrorCode.UPDATE_REFUSED,
             f"round {self._spec.server_round}: {why}",
-            "this contributor sits the round out; if it happens again, report it to the coordinator",
+            "this contributor skips the round; if this happens again, report it to the coordinator",
         )
 
 

@@ -50,7 +50,7 @@ class Begun:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"{self._path}: {error}",
-                "delete it, and take part in no secure round that was begun before",
+                "delete the file, and do not continue secure rounds that have already begun",
             ) from error
 
 

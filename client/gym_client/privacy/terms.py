@@ -107,7 +107,7 @@ class Promises:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                f"the server's privacy promise cannot be read: {error!r}",
+                f"the server's privacy promise is invalid: {error!r}",
                 "update gym-fed, or report it to the coordinator",
             ) from error
 
@@ -172,7 +172,7 @@ class PrivacyTerms:
         """Describe where the hub adds its noise; empty if it adds none."""
         if self.central is None:
             return ""
-        return f"the hub adds noise to what {quoted(self.central['aggregator'], 40)} merges"
+        return f"the hub adds noise to the result of {quoted(self.central['aggregator'], 40)}"
 
     def _seen(self) -> str:
         return f"sums of {self.threshold} or more" if self.threshold else "your update"
@@ -246,7 +246,7 @@ def check_promises(policy: Policy, promises: Promises) -> None:
     if policy.require_secure_aggregation and not promises.secure_aggregation:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            "the server sees every update individually, and this machine's policy has require_secure_aggregation",
+            "the server sees every update individually, but this machine's policy has require_secure_aggregation",
             "remove require_secure_aggregation from policy.yaml to allow it",
         )
 
@@ -303,8 +303,8 @@ def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe
     ):
         if announced_value != task_value:
             raise _changed(
-                f"the task's recipe.{name} is {task_value!r}, but {announced_value!r} was announced: it decides "
-                "which rows remain"
+                f"the task's recipe.{name} is {task_value!r}, but {announced_value!r} was announced; it decides "
+                "which rows are used"
             )
     for name, was, value, worse in (
         (

@@ -50,7 +50,7 @@ def require_seeder(seeder: pb.SeederInfo, hub_host: str) -> None:
     if not (may_connect(seeder.host, hub_host) and is_port and sizes):
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the hub names a seeder at {plain(seeder.host, 80)} port {seeder.port}, which is not allowed",
+            f"the hub returned a seeder at {plain(seeder.host, 80)} port {seeder.port}, which is not allowed",
         )
 
 
@@ -196,11 +196,11 @@ class _BoundedCall:
             try:
                 while self.done < size_bytes:
                     if (chunk := self._next(thread)) is None:
-                        raise self._ended("the download ended before its end")
+                        raise self._ended("the download ended early")
                     data = chunk.data
                     self.done += len(data)
                     if self.done > size_bytes or not (self._has_begun or chunk.size_bytes == size_bytes):
-                        text = f"{self._where} sends a size other than {size_bytes}"
+                        text = f"{self._where} sent an object of a size other than {size_bytes}"
                         raise GymError(ErrorCode.TOO_LARGE, text)
                     self._has_begun = True
                     yield data
@@ -236,7 +236,7 @@ class _BoundedCall:
                 raise GymError(ErrorCode.BUSY, f"{self._where} cannot be reached")
             raise GymError(ErrorCode.DEADLINE_EXCEEDED, f"{self._where} is too slow")
         if time.monotonic() - self._started > self._most_seconds:
-            raise GymError(ErrorCode.BUSY, f"{self._where} needs longer than the hub would")
+            raise GymError(ErrorCode.BUSY, f"{self._where} takes longer than the hub would")
 
     def _see(self, state: grpc.ChannelConnectivity) -> None:
         self._is_connected = self._is_connected or state is grpc.ChannelConnectivity.READY

@@ -29,7 +29,7 @@ class SeedingPolicy(StrictModel):
     """Address on which this machine serves others, such as ``0.0.0.0:9445``; absent: it serves nothing."""
 
     port: int | None = Field(default=None, ge=1024, le=65535)
-    """Port at which others reach ``listen``, if a router forwards another one."""
+    """External port that a router forwards to ``listen``, if it differs from the port of ``listen``."""
 
     max_bytes_per_second: int = Field(default=1 << 20, ge=LEAST_BYTES_PER_SECOND)
     """Maximum upload rate to all others together; ``max_upload_bytes_per_second`` also applies."""

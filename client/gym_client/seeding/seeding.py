@@ -108,7 +108,7 @@ class Seeding:
             return
         self._begun = True
         if not self._direct:
-            text = "no seeding: the hub is reached through a proxy, which other contributors cannot use, or without TLS"
+            text = "no seeding: the connection to the hub has no TLS, or a proxy that other contributors cannot use"
             self._display.report("seeding", text)
         if self._policy.listen is None or not self._direct:
             return
@@ -150,7 +150,7 @@ class Seeding:
         if policy.listen is None:
             self._end_serving()
         elif policy.listen != before.listen:
-            text = f"the policy's listen {policy.listen} takes effect at the next join"
+            text = f"seeding.listen {policy.listen} takes effect at the next join"
             self._display.report("seeding", text)
         if self._server is not None:
             self._server.rate.bytes_per_second = policy.max_bytes_per_second
@@ -310,7 +310,7 @@ class Seeding:
                 )
                 reply = self._client.call("FindSeeder", request)
             except GymError as error:
-                log.info("the hub names no seeder of %s: %s", sha256[:12], error)
+                log.info("the hub returned no seeder of %s: %s", sha256[:12], error)
                 return None
             if reply.HasField("seeder"):
                 seeder: pb.SeederInfo = reply.seeder

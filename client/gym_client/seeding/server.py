@@ -100,7 +100,7 @@ class SeederServer:
             raise GymError(
                 ErrorCode.ADDRESS_IN_USE,
                 f"seeding: cannot listen on {self._policy.listen}",
-                "change seeding.listen in policy.yaml, or stop what uses the port",
+                "change seeding.listen in policy.yaml, or stop the program that uses the port",
             ) from error
 
     def pause(self, paused: bool) -> None:

@@ -76,7 +76,7 @@ def test_data_that_is_not_there_is_named_before_the_server_is_asked(tmp_path: Pa
 def test_a_hub_that_announces_no_terms_is_not_joined(tmp_path: Path, hub: TinyHub) -> None:
     error = error_of("join", "--server", hub.address, "--home", tmp_path / "h", "--yes")
     assert error["code"] == "policy-refused"
-    assert "announces a recipe that is refused" in error["message"]
+    assert "the recipe that the server announces is invalid" in error["message"]
     assert not hub.enrolled
 
 

@@ -172,7 +172,7 @@ def test_who_does_not_agree_gets_the_command_and_is_asked_again(home: Home) -> N
             agreed.require(task("int4", max_steps=40))
         assert refused.value.code is ErrorCode.TERMS_CHANGED
         name = terms(codec="int4", max_steps=40).name
-        assert refused.value.hint == f"to accept exactly this: gym-client join --accept {name}"
+        assert refused.value.hint == f"to accept exactly these terms: gym-client join --accept {name}"
     assert len(asked.renewals) == 2
     assert asked.renewals[0].changes == ('codec.codec: "bitdelta" -> "int4"', "recipe.max_steps: 50 -> 40")
     assert not home.consents_path.exists()

@@ -258,7 +258,7 @@ def test_rows_other_than_those_of_the_training_are_caught(
 ) -> None:
     rows = [json.loads(line) for line in (honest.folder / "rows.jsonl").read_text().splitlines()]
     assert (
-        "row 1 of the training is not one of the public rows"
+        "training row 1 is not one of the public rows"
         in audit(model, honest, tmp_path, 1, public=rows[1:])[1]
     )
     draw = drawn(honest, 1, 2, 3, 4)
@@ -417,7 +417,7 @@ def test_a_state_that_was_not_committed_to_is_refused(honest: Evidence, answer_p
     draw = drawn(honest, 2)
     answer = AuditAnswer.open(changed(answer_path, swap), draw, MAX_BYTES)
     first = load_file(state_path(honest.folder, 0))
-    with pytest.raises(GymError, match="the state of step 2 is not the one that the update committed to"):
+    with pytest.raises(GymError, match="the state of step 2 does not match the update's commitment"):
         answer.state(2, first["weights"].numel())
 
 
@@ -430,16 +430,16 @@ def test_a_state_that_was_not_committed_to_is_refused(honest: Evidence, answer_p
         ),
         (
             lambda document, tensors: document["task"].update(server_round=2),
-            "its task is not the one of round 1",
+            "its task differs from the task of round 1",
         ),
         (lambda document, tensors: document.update(extra=1), "its document: extra"),
         (
             lambda document, tensors: tensors.update(delta=tensors["delta"][:-1]),
-            "its delta is not the update's",
+            "its delta differs from the update's delta",
         ),
-        (lambda document, tensors: tensors.update(stray=torch.zeros(1)), "a tensor 'stray'"),
-        (lambda document, tensors: document["manifest"].update(num_examples=7), "it is about update"),
-        (lambda document, tensors: tensors.update(delta=torch.zeros(3)), "its delta is not a list"),
+        (lambda document, tensors: tensors.update(stray=torch.zeros(1)), "unexpected tensor 'stray'"),
+        (lambda document, tensors: document["manifest"].update(num_examples=7), "it is for update"),
+        (lambda document, tensors: tensors.update(delta=torch.zeros(3)), "its delta is not a uint8 vector"),
     ],
 )
 def test_a_malformed_answer_is_refused_with_what_is_wrong(
@@ -496,6 +496,6 @@ def test_states_beyond_the_policys_bytes_refuse_the_task_before_a_step(
 
 def test_the_answer_to_a_record_that_was_changed_is_not_written(honest: Evidence, tmp_path: Path) -> None:
     draw = replace(drawn(honest, 2), num_steps=STEPS + 1)
-    with pytest.raises(GymError, match="is not the record that update"):
+    with pytest.raises(GymError, match="does not match the training record that update"):
         write_answer(tmp_path / "answer", honest, draw)
     assert not (tmp_path / "answer").exists()

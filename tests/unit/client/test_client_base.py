@@ -321,11 +321,11 @@ def test_a_folder_with_other_weights_is_refused_by_the_name_of_the_tensor(
     consent = Accepting()
     error = refused(hub, home, consent, str(other))
     assert error.code is ErrorCode.BASE_MISMATCH
-    assert "tensor 'model.norm.weight' has other values" in error.message
+    assert "tensor 'model.norm.weight' differs in values" in error.message
     assert not consent.offered, "a folder that was named is not passed over"
     hub.base = hub.base[:1]  # a hub that knows no tensors still has its files
     assert (
-        f"{other / 'model.safetensors'} is missing, or differs from the hub's"
+        f"{other / 'model.safetensors'} is missing, or differs from the hub's file"
         in refused(hub, home, None, str(other)).message
     )
 

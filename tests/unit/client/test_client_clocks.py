@@ -25,28 +25,28 @@ EARLIEST = NOW - 1000 * HOUR
 @pytest.mark.parametrize(
     ("clocks", "said"),
     [
-        (Clocks(0.0, NOW, NOW), ["behind", "this machine's is wrong", "before this version"]),
-        (Clocks(NOW, 0.0, 0.0), ["ahead of", "the hub's is wrong", "before this version"]),
+        (Clocks(0.0, NOW, NOW), ["behind", "set this machine's clock", "before this version"]),
+        (Clocks(NOW, 0.0, 0.0), ["ahead of", "set the hub's clock", "before this version"]),
         (
             Clocks(NOW, NOW, NOW + 6 * HOUR),
-            ["6 h 0 min behind", "the hub's is wrong", "set while the hub ran"],
+            ["6 h 0 min behind", "set the hub's clock", "set while the hub ran"],
         ),
-        (Clocks(NOW, NOW, NOW - 6 * HOUR), ["6 h 0 min ahead of", "the hub's is wrong", "set while"]),
+        (Clocks(NOW, NOW, NOW - 6 * HOUR), ["6 h 0 min ahead of", "set the hub's clock", "set while"]),
         (
             Clocks(NOW + 6 * HOUR, NOW, NOW, NOW + 1),
-            ["6 h 0 min ahead of", "this machine's is wrong", "others"],
+            ["6 h 0 min ahead of", "set this machine's clock", "others"],
         ),
-        (Clocks(NOW - 6 * HOUR, NOW, NOW, NOW + 1), ["6 h 0 min behind", "this machine's is wrong"]),
-        (Clocks(NOW, NOW + 6 * HOUR, NOW + 6 * HOUR, NOW - 1), ["6 h 0 min behind", "the hub's is wrong"]),
-        (Clocks(NOW, NOW - 6 * HOUR, NOW - 6 * HOUR, NOW - 1), ["6 h 0 min ahead", "the hub's is wrong"]),
-        (Clocks(NOW, NOW + 6 * HOUR, NOW + 6 * HOUR), ["6 h 0 min behind", "one of the two is wrong"]),
+        (Clocks(NOW - 6 * HOUR, NOW, NOW, NOW + 1), ["6 h 0 min behind", "set this machine's clock"]),
+        (Clocks(NOW, NOW + 6 * HOUR, NOW + 6 * HOUR, NOW - 1), ["6 h 0 min behind", "set the hub's clock"]),
+        (Clocks(NOW, NOW - 6 * HOUR, NOW - 6 * HOUR, NOW - 1), ["6 h 0 min ahead", "set the hub's clock"]),
+        (Clocks(NOW, NOW + 6 * HOUR, NOW + 6 * HOUR), ["6 h 0 min behind", "one of the two clocks is wrong"]),
         (
             Clocks(NOW + 6 * HOUR, NOW, NOW, set_by=6 * HOUR),
-            ["6 h 0 min ahead of", "this machine's is wrong", "set while gym-client ran"],
+            ["6 h 0 min ahead of", "set this machine's clock", "set while gym-client ran"],
         ),
         (
             Clocks(NOW + 3 * HOUR, NOW, NOW + 6 * HOUR, set_by=3 * HOUR),
-            ["3 h 0 min behind", "one of the two is wrong"],
+            ["3 h 0 min behind", "one of the two clocks is wrong"],
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_hubs_own_certificate_is_valid_by_every_clock(tmp_path: Path) -> None:
     trust.check_dates(Address("hub", 1), (tmp_path / "tls.crt").read_bytes())
 
 
-@pytest.mark.parametrize(("days", "words"), [(-2, "begins on"), (200, "ended on")])
+@pytest.mark.parametrize(("days", "words"), [(-2, "is valid from"), (200, "expired on")])
 def test_a_clock_outside_an_authoritys_certificate_is_a_matter_of_the_clock_and_worth_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, words: str
 ) -> None:

@@ -65,7 +65,7 @@ def test_steps_that_would_take_long_are_timed_on_fewer_rows_and_by_a_pass_alone(
     monkeypatch.setattr(costs, "_pace", lambda *_: (1.0, 16))
     found = time_round(model, wanted, ROWS, "cpu", threading.Event())
     assert tried == [3]
-    assert found == RoundTime(3 * 32 * 8 * 40, "a pass of 16 tokens; with rows of 32 tokens")
+    assert found == RoundTime(3 * 32 * 8 * 40, "one pass of 16 tokens, scaled to rows of 32 tokens")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_slow_round_is_estimated_from_the_tokens_of_the_rows_that_exist(
     monkeypatch.setattr(costs, "_pace", lambda *_: (1.0, 16))
     wanted = recipe(algorithm=algorithm, max_length=max_length)
     found = time_round(model, wanted, rows, "cpu", threading.Event())
-    assert found == RoundTime(3 * expected * 2 * 40, f"a pass of 16 tokens; with rows of {expected} tokens")
+    assert found == RoundTime(3 * expected * 2 * 40, f"one pass of 16 tokens, scaled to rows of {expected} tokens")
 
 
 def test_a_stop_ends_the_measurement(tiny_base: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_recipe_that_cannot_be_tried_is_said_to_be_not_measured(tiny_base: Pat
     rows = [{"messages": [{"role": "user", "content": "a" * 900}, {"role": "assistant", "content": "b"}]}]
     found = time_round(GlobalModel(str(tiny_base)), recipe(), rows, "cpu", threading.Event())
     assert found.seconds is None
-    assert found.measured.startswith("its steps could not be tried here: ")
+    assert found.measured.startswith("the training steps could not be run: ")
 
 
 def test_the_terms_show_time_base_and_total_and_a_yes_by_name_does_not_depend_on_them() -> None:

@@ -160,7 +160,7 @@ def test_a_head_over_other_entries_with_the_same_last_one_is_a_lie(
         signed = [head for head in signed if head.size != 3]
     text = [first_line(KEY.public_key), *lines(entries, signed)]
     path.write_text("".join(line + "\n" for line in text))
-    wanted = "two different heads of size 3" if later else "signed a head of size 3 over entries other than"
+    wanted = "two different heads of size 3" if later else "signed a head of size 3 that does not match its ledger"
     with pytest.raises(GymError, match=wanted):
         verify_copy(heads._home, path, KEY.public_key, Tally("c" + "0" * 32))
 
@@ -377,7 +377,7 @@ def test_a_hub_has_to_be_named_where_there_are_two_or_none(scene: Scene, tmp_pat
         address_of(Home.open(tmp_path / "another home"), None)
     other = Address.parse("127.0.0.1:1")
     scene.client.pin.but(address=str(other)).save(scene.home, other)
-    with pytest.raises(GymError, match=f"this home knows .*{scene.hub.address}"):
+    with pytest.raises(GymError, match=f"this home has accounts at .*{scene.hub.address}"):
         address_of(scene.home, None)
 
 

@@ -154,7 +154,7 @@ def test_a_wait_says_until_when_and_ends_with_its_reason(home: Home) -> None:
     waits = Waits(home, hours=["22:00-07:00"])
     thread = threading.Thread(target=waits.pauses.wait)
     thread.start()
-    wait_until(lambda: waits.display.texts("paused") == ["waiting until 22:00: policy.yaml hours"])
+    wait_until(lambda: waits.display.texts("paused") == ["waiting until 22:00 (hours in policy.yaml)"])
     set_paused(home)
     waits.clock.now += 1
     wait_until(lambda: "gym-client resume" in waits.display.texts("paused")[-1])

@@ -103,6 +103,6 @@ def test_a_variable_that_names_no_http_proxy_is_refused_by_its_name(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setenv("https_proxy", text)
-    with pytest.raises(GymError, match="https_proxy does not name an HTTP proxy") as caught:
+    with pytest.raises(GymError, match="https_proxy is not an HTTP proxy") as caught:
         proxy_for(HUB)
     assert caught.value.code is ErrorCode.USAGE

@@ -27,7 +27,7 @@ def test_what_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(GymError) as caught:
         parse_object(text, "a receipt")
     assert caught.value.code is ErrorCode.INTERNAL
-    assert "a receipt that the hub sent" in caught.value.message
+    assert "the hub sent a receipt that" in caught.value.message
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-9223372036854775808", "NaN", "-Infinity", "1e999"])

@@ -223,9 +223,9 @@ def test_the_file_is_printed_written_and_deleted(tmp_path: Path) -> None:
     assert "systemctl --user enable --now gym-client.service" in done.stderr
     assert "loginctl enable-linger" in done.stderr
     assert f'"GYM_HOME={home.folder}"' in unit.read_text()
-    assert "is deleted" in installed(*options, "--uninstall", user=tmp_path).stdout
+    assert "deleted " in installed(*options, "--uninstall", user=tmp_path).stdout
     assert not unit.exists()
-    assert "there is no" in installed(*options, "--uninstall", user=tmp_path).stdout
+    assert "does not exist" in installed(*options, "--uninstall", user=tmp_path).stdout
 
 
 def test_a_key_under_a_passphrase_needs_its_file(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_key_under_a_passphrase_needs_its_file(tmp_path: Path) -> None:
     found = json.loads(installed("--home", home.folder, "--json", user=tmp_path).stderr)
     assert found["error"]["code"] == "key-locked"
     assert "--passphrase-file FILE" in found["error"]["hint"]
-    assert "there is no" in installed("--home", home.folder, "--uninstall", user=tmp_path).stdout
+    assert "does not exist" in installed("--home", home.folder, "--uninstall", user=tmp_path).stdout
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])

@@ -122,7 +122,7 @@ def test_a_base_that_a_hub_names_like_a_folder_here_is_refused(
     (tmp_path / "models").mkdir()
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")
     for name in ("models", "gone"):
-        with pytest.raises(GymError, match="file or folder of that name"):
+        with pytest.raises(GymError, match="local file or folder has the same name"):
             base_source(None, name)
     assert base_source(None, "SmolLM2-135M") == "SmolLM2-135M"
     assert base_source(None, "gym-nano") == "gym-nano"
@@ -146,7 +146,7 @@ def test_a_path_that_a_hub_names_is_not_opened_by_a_join(
         env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "", "HOME": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("policy-refused the hub names its base model")
+    assert done.stdout.startswith("policy-refused the hub's base model is")
     assert "opened []" in done.stdout
 
 

@@ -133,7 +133,7 @@ def test_first_contact_waits_for_the_hub_and_goes_on_when_it_is_there(tmp_path: 
     assert (
         caught[0].code is ErrorCode.POLICY_REFUSED
     )  # it came as far as the terms, of which this hub has none
-    assert "announces a recipe" in caught[0].message
+    assert "the recipe that the server announces" in caught[0].message
     assert [name for name, _ in display.events] == ["away", "back"]
 
 

@@ -61,12 +61,12 @@ def test_a_task_without_evaluations_is_written_as_ever() -> None:
 @pytest.mark.parametrize(
     ("suite", "said"),
     [
-        ("tiny", "but its rows differ from the local ones"),
+        ("tiny", "but its rows differ from the local copy"),
         (
             "winogrande",
-            "whose rows are missing here: yours are not checked against them (gym eval fetch winogrande)",
+            "which is missing here: your rows are not checked against it (gym eval fetch winogrande)",
         ),
-        ("own.yaml", "private rows that yours cannot be checked against"),
+        ("own.yaml", "whose rows are private: yours cannot be checked against them"),
         ("tiny_capitol", "your rows are not checked against it"),
     ],
 )
@@ -88,4 +88,4 @@ def test_a_file_on_this_machine_is_never_read_for_a_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny_x.yaml").write_text("task: [")
     (note,) = notes({"tiny_x.yaml": "0" * 64})
-    assert "private rows" in note
+    assert "whose rows are private" in note

@@ -166,7 +166,7 @@ def test_a_share_that_is_not_what_its_dealer_committed_to_is_refused(began: Roun
     swapped = {**dealt, began.ids["ann"]: dealt[began.ids["cyd"]]}
     shares["bob"] = shares["bob"].model_copy(update={"commitments": swapped})
     error = refusal(lambda: began.of["ann"].receive(began.masking(shares, "ann")))
-    assert f"the shares that {began.ids['bob']} sealed are not those" in error.message
+    assert f"the shares sealed by {began.ids['bob']} do not match" in error.message
 
 
 def test_who_deals_shares_signs_for_each_of_them_and_for_everybody(began: Round) -> None:
@@ -189,7 +189,7 @@ def test_a_round_that_was_begun_and_forgotten_is_not_begun_again(began: Round) -
     server = task().server
     for home in began.homes.values():
         forget(home, server, [{"server_round": 1, "verdict": "aborted"}])
-    assert "begun on this machine before" in refusal(began.begin).message
+    assert "this machine has already begun round" in refusal(began.begin).message
     ann = began.homes["ann"]
     SecureRound(ann, task(server_round=3), ann.key).advertise()
     SecureRound(ann, task(server_round=3), ann.key).advertise()  # not forgotten yet
@@ -223,7 +223,7 @@ def test_signatures_of_another_run_of_the_round_confirm_nothing(began: Round) ->
 
 def test_one_round_masks_one_vector_and_sends_no_metric_of_it(began: Round) -> None:
     shares = began.share()
-    assert "before it has passed on" in refusal(lambda: began.mask("ann")).message
+    assert "before it has forwarded" in refusal(lambda: began.mask("ann")).message
     began.of["ann"].receive(began.masking(shares, "ann"))
     trained = began.mask("ann")
     assert (trained.metrics, trained.num_examples) == ({}, 1)
@@ -251,9 +251,9 @@ def test_for_each_other_a_share_of_the_seed_or_of_the_mask_key_and_never_both(be
     restarted = SecureRound(began.homes["ann"], task(), began.homes["ann"].key)
     assert restarted.unmask(request) == revealed
     error = refusal(lambda: restarted.confirm(began.survivors("ann", "bob", "cyd")))
-    assert "different survivors from before" in error.message
+    assert "list of survivors has changed" in error.message
     other = began.unmasking(["ann", "bob", "cyd"], ["bob", "cyd"])
-    assert "survivors other than those that this" in refusal(lambda: restarted.unmask(other)).message
+    assert "survivors differs from the list that this" in refusal(lambda: restarted.unmask(other)).message
 
 
 def test_a_list_of_survivors_that_too_few_signed_unmasks_nothing(began: Round) -> None:
@@ -276,7 +276,7 @@ def test_a_list_of_survivors_that_too_few_signed_unmasks_nothing(began: Round) -
 
 
 @pytest.mark.parametrize(
-    ("names", "why"), [(("ann",), "fewer than the threshold"), (("bob", "cyd"), "lack this contributor")]
+    ("names", "why"), [(("ann",), "fewer than the threshold"), (("bob", "cyd"), "lacks this contributor")]
 )
 def test_too_few_survivors_or_a_list_without_oneself_unmask_nothing(
     began: Round, names: tuple[str, ...], why: str

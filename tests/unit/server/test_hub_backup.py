@@ -125,7 +125,7 @@ def test_a_contributor_is_shown_what_a_restore_takes_accepts_it_once_and_goes_on
     assert "restored from a backup at entry 2" in caught.value.message
     loss = loss_of(ann.home, caught.value.signed)
     assert (loss.restored_at_entry, loss.receipts, loss.rounds, loss.credits) == (2, 2, (2, 3), 50)
-    assert "Rounds 2 to 3, in which you took part" in " ".join(loss.lines())
+    assert "You took part in rounds 2 to 3" in " ".join(loss.lines())
     assert not list(ann.home.proofs.iterdir()), "nobody is accused"
     asked = []
     with_restores(

@@ -147,7 +147,7 @@ def test_the_terms_show_a_round_and_all_rounds_before_joining(home: Home) -> Non
     assert terms.epsilon_with_spent == epsilon([replace_count(12)], 1e-5)
     shown = terms.in_words()
     assert "all you send: epsilon 6 (delta 1e-05), promised; the hub sees sums of 3 or more" in shown
-    assert terms.details() == 'the hub adds noise to what "mean" merges'
+    assert terms.details() == 'the hub adds noise to the result of "mean"'
     open_terms = make_terms(TrainingRecipe(), Promises(), None, book, "d2", 2).in_words()
     assert "epsilon is infinite" in open_terms
     assert "no noise anywhere" in open_terms
@@ -192,8 +192,8 @@ def test_limits_of_the_policy_are_held_against_recipes_tasks_and_promises(rounds
         ({"privacy": {"noise_multiplier": 1.0, "target_delta": 1e-4}}, "target_delta"),
         ({"max_steps": 5}, "max_steps"),
         ({"gradient_accumulation_steps": 2}, "batch"),
-        ({"max_length": 9}, "decides which rows remain"),
-        ({"algorithm": "pretrain"}, "decides which rows remain"),
+        ({"max_length": 9}, "decides which rows are used"),
+        ({"algorithm": "pretrain"}, "decides which rows are used"),
     ],
 )
 def test_a_task_weaker_than_announced_is_refused(change: dict[str, Any], named: str) -> None:
@@ -245,7 +245,7 @@ def test_what_the_hub_spent_on_the_contributor_is_shown_once_it_changes(scene: S
     scene.hub.finish()
     scene.agent(empty).run()
     (shown,) = scene.display.texts("hub-privacy")
-    assert shown == "privacy at the hub: epsilon 1.95 is spent on what you sent in 6 rounds (delta 1e-05)"
+    assert shown == "privacy at the hub: epsilon 1.95 is spent on your updates of 6 rounds (delta 1e-05)"
 
 
 def test_the_hub_does_not_get_the_reason_why_a_private_task_failed(scene: Scene, rounds: Rounds) -> None:

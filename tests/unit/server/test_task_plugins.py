@@ -149,7 +149,7 @@ def test_another_version_or_other_files_are_refused(changes: dict[str, str], sai
 def test_plugins_that_are_no_list_of_plugins_are_refused_like_any_other_key() -> None:
     document = json.loads(mine().model_dump_json())
     for wrong in ({"a": 1}, [{"kind": "algorithm"}], [document["plugins"][0]] * 65):
-        with pytest.raises(GymError, match="the task is refused") as caught:
+        with pytest.raises(GymError, match="the task is invalid") as caught:
             parse_task(json.dumps({**document, "plugins": wrong}))
         assert caught.value.code is ErrorCode.POLICY_REFUSED
 
@@ -158,7 +158,7 @@ def test_what_a_hub_writes_into_keys_reaches_no_terminal_and_has_an_end() -> Non
     document = json.loads(mine().model_dump_json())
     document["plugins"][0] |= {f"\x1b[{number}m": 1 for number in range(1000)}
     with pytest.raises(
-        GymError, match=r"the task is refused: plugins\.0\.\\x1b\[0m: unknown key; "
+        GymError, match=r"the task is invalid: plugins\.0\.\\x1b\[0m: unknown key; "
     ) as caught:
         parse_task(json.dumps(document))
     assert "\x1b" not in caught.value.message
