@@ -44,7 +44,7 @@ def note_on_certificate(folder: Path) -> str:
     end = validity((folder / "keys" / _CERTIFICATE).read_bytes())[1]
     if end - datetime.datetime.now(datetime.UTC) > datetime.timedelta(days=_SOON_DAYS):
         return ""
-    return f"the certificate ends on {end:%Y-%m-%d}; after that nobody can connect (gym-server certificate)"
+    return f"the certificate expires on {end:%Y-%m-%d}; after that, nobody can connect (see gym-server certificate)"
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def add(folder: Path, file: Path, passphrase: Passphrase) -> None:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"{file}: {error.strerror or error}") from error
     hint = f"have the authority sign the output of gym-server certificate request --dir {folder}"
     if len(found) > _MAX_CHAIN_BYTES:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: larger than {_MAX_CHAIN_BYTES} bytes", hint)
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{file} is larger than {_MAX_CHAIN_BYTES} bytes", hint)
     try:
         chain = certificates_in(found)
     except GymError as error:
@@ -108,15 +108,16 @@ def _require_usable(key: bytes, chain: bytes, file: Path, hint: str) -> None:
     if found != (own := key_fingerprint(key)):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{file} is a certificate for the key {found}, but contributors know this hub by {own}",
+            f"{file} is a certificate for the key {found}, but contributors know this hub by the key {own}",
             hint,
         )
     now = datetime.datetime.now(datetime.UTC)
     if end < now:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{file} ended on {end:%Y-%m-%d %H:%M UTC}", hint)
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{file} expired on {end:%Y-%m-%d %H:%M UTC}", hint)
     if begin > now:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{file} is valid from {begin:%Y-%m-%d %H:%M UTC}, but it is {now:%Y-%m-%d %H:%M UTC} here",
+            f"{file} is valid from {begin:%Y-%m-%d %H:%M UTC}, but this machine's clock shows "
+            f"{now:%Y-%m-%d %H:%M UTC}",
             "set this machine's clock, or wait",
         )

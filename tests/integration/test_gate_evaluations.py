@@ -70,7 +70,7 @@ def test_an_update_that_forgets_a_task_passes_the_loss_alone_and_is_rolled_back_
 
     by_evals, hub = round_with(tmp_path / "evals", {**loss, "evals": EVALS})
     assert by_evals["state"] == "aborted"
-    assert f"rolled back: the soup moves {FORGOTTEN} from 1.0000 to 0." in by_evals["reason"]
+    assert f"rolled back: the soup changes {FORGOTTEN} from 1.0000 to 0." in by_evals["reason"]
     assert "12 rows" in by_evals["reason"]
     (entry,) = hub.ask("ledger", "show", "--kind", "evaluated")
     assert entry["body"]["outcome"] == "rolled back"

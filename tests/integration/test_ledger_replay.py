@@ -112,7 +112,7 @@ def test_every_round_gives_its_soup_again_and_nothing_that_was_changed_goes_unse
     path.write_bytes(kept.read_bytes()[:-1] + bytes([kept.read_bytes()[-1] ^ 1]))
     changed = replay(finished, 2)
     assert changed.returncode != 0
-    assert f"object {victim} does not hash to its name" in changed.stderr
+    assert f"object {victim} does not match its sha256" in changed.stderr
     path.write_bytes(kept.read_bytes())
     assert json.loads(replay(finished, 2).stdout)["same"]
 

@@ -263,7 +263,7 @@ class Accounts:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
                 f"the key of {session.contributor} was replaced in the meantime",
-                "authenticate with the new one",
+                "authenticate with the new key",
             )
 
     def public_key(self, contributor: str) -> bytes:
@@ -307,7 +307,7 @@ class Accounts:
             raise GymError(
                 ErrorCode.INVITE_INVALID,
                 "this hub needs an invite",
-                "ask the coordinator for `gym-server invites create`",
+                "ask the coordinator to create one with gym-server invites create",
             )
         row = tx.execute(select(invites).where(invites.c.token_hash == token_hash(invite))).first()
         if row is None or row.used_by is not None or row.expires_at < self._clock():

@@ -118,7 +118,7 @@ def address_for_others(config: ServerConfig, folder: Path) -> Endpoint:
     if where.is_everywhere or not where.port:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"an invite carries the hub's address, but nobody can connect to listen: {config.listen}",
+            f"an invite contains the hub's address, but nobody can connect to listen: {config.listen}",
             f"set advertise: HOST:PORT in {folder / CONFIG_NAME}, the address where contributors reach this hub",
         )
     return where
@@ -161,10 +161,9 @@ def cancel_invites(database: Database, clock: HubClock, ids: list[str]) -> list[
     found = {one["id"]: one["state"] for one in invites_of(database, clock)}
     for one in ids:
         if found.get(one) != "open":
-            what = "there is no invite" if one not in found else f"it is {found[one]}: invite"
-            raise GymError(
-                ErrorCode.NOT_FOUND, f"{what} {plain(one, 80)!r}", "gym-server invites list shows them"
-            )
+            shown = repr(plain(one, 80))
+            problem = f"invite {shown} is {found[one]}" if one in found else f"there is no invite {shown}"
+            raise GymError(ErrorCode.NOT_FOUND, problem, "gym-server invites list shows the open invites")
     with database.transaction() as tx:
         for one in ids:
             mine = invites.c.token_hash.startswith(one, autoescape=True) & invites.c.used_by.is_(None)

@@ -37,8 +37,8 @@ class RevokedKey(GymError):
     def __init__(self, contributor: str) -> None:
         super().__init__(
             ErrorCode.KEY_REVOKED,
-            f"the key of {contributor} was revoked here",
-            "create a new key in another home, and ask the coordinator for `gym-server rebind`",
+            f"the key of {contributor} was revoked on this hub",
+            "create a new key in another home, and ask the coordinator to run gym-server rebind",
         )
         self.contributor = contributor
 
@@ -151,7 +151,7 @@ class Keys:
         """
         statement = Rotation.parse(statement_json)
         if statement.new_key != new_key.hex():
-            raise GymError(ErrorCode.USAGE, "the statement names a different new key from the one sent")
+            raise GymError(ErrorCode.USAGE, "the new key in the statement differs from the one sent")
         statement.verify(new_key, new_signature)
         statement.check_fresh(self._server, self._tls, self._clock())
         with self._database.transaction() as tx:
@@ -186,21 +186,21 @@ class Keys:
         statement = Revocation.parse(statement_json)
         if (statement.revoke, statement.key) != (contributor, signing_key.hex()):
             raise GymError(
-                ErrorCode.USAGE, "the statement is about a different account or key from the request"
+                ErrorCode.USAGE, "the statement is for a different account or key than the request"
             )
         statement.verify(signing_key, signature)
         statement.check_fresh(self._server, self._tls, self._clock())
         with self._database.transaction() as tx:
             account, signer = _account(tx, contributor), key_row(tx, signing_key)
             if signer is None or signer.contributor != contributor:
-                raise GymError(ErrorCode.PERMISSION_DENIED, f"{contributor} never had the key that signed")
+                raise GymError(ErrorCode.PERMISSION_DENIED, f"{contributor} never had the signing key")
             if signer.status == REVOKED and account.status == REVOKED:
                 return {"contributor": contributor, "revoked": account.public_key.hex()}
             if signer.status != ACTIVE and not self._replaced_lately(signer):
                 raise GymError(
                     ErrorCode.PERMISSION_DENIED,
-                    f"the key that signed was replaced more than {self._hold:g} s ago, or revoked",
-                    "ask the coordinator for `gym-server revoke`",
+                    f"the signing key was replaced more than {self._hold:g} s ago, or revoked",
+                    "ask the coordinator to run gym-server revoke",
                 )
             proof = {"by": "owner", "statement": statement.signed(), "signature": signature.hex()}
             self._revoke(tx, account, proof)
@@ -216,7 +216,7 @@ class Keys:
         with self._database.transaction() as tx:
             account = _account(tx, contributor)
             if account.status == REVOKED:
-                raise GymError(ErrorCode.KEY_REVOKED, f"the key of {contributor} was revoked before")
+                raise GymError(ErrorCode.KEY_REVOKED, f"the key of {contributor} is already revoked")
             cancelled = self._revoke(tx, account, {"by": "coordinator", "reason": reason})
         return {
             "contributor": contributor,
@@ -303,7 +303,7 @@ class Keys:
 
     def _check_unused(self, tx: Connection, public_key: bytes) -> None:
         if key_row(tx, public_key) is not None:
-            raise GymError(ErrorCode.USAGE, "the new key was used here before", "create a new one")
+            raise GymError(ErrorCode.USAGE, "the new key was used on this hub before", "create a new one")
 
     def _check_signed_before(self, tx: Connection, statement: Rotation, signature: bytes) -> None:
         """Check that a repeated rotation, which has already taken effect, was signed by the replaced key."""

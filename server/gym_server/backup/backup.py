@@ -213,7 +213,7 @@ def states_of(tx: Connection, folder: Path) -> dict[str, Path]:
             if path.exists():
                 found[f"residuals/{name}"] = path
             elif name == residual:
-                raise GymError(ErrorCode.STATE_CORRUPT, f"{path}, which a version names, is missing")
+                raise GymError(ErrorCode.STATE_CORRUPT, f"{path}, which a version needs, is missing")
     return found
 
 
@@ -253,7 +253,7 @@ def _copy_object(
         place.drop_objects({sha256})
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"object {sha256}, {what}, does not hash to its name",
+            f"object {sha256}, {what}, does not match its sha256",
             "restore the hub from an older backup",
         )
     return size
@@ -319,7 +319,7 @@ def _keys(folder: Path, policy: KeyPolicy) -> dict[str, bytes]:
             if policy.passphrase is None:
                 raise GymError(
                     ErrorCode.PERMISSION_DENIED,
-                    f"{path} is not encrypted, and anyone with such a backup can act as the hub",
+                    f"{path} is not encrypted, and anyone with the backup could act as the hub",
                     "add --encrypt-keys (GYM_BACKUP_PASSPHRASE), or --include-plain-keys",
                 )
             secret = secret or policy.passphrase()
@@ -355,7 +355,7 @@ def check_hub(state: HubState) -> dict[str, Any]:
         except GymError as error:
             raise _missing(sha256, what, "is missing") from error
         if file_sha256(path) != sha256:
-            raise _missing(sha256, what, "does not hash to its name")
+            raise _missing(sha256, what, "does not match its sha256")
     return {
         "server": state.server,
         **found,

@@ -171,7 +171,7 @@ def _chosen(place: Place, snapshot: str | None) -> tuple[str, SnapshotManifest]:
         raise GymError(
             ErrorCode.USAGE,
             f"{place.url} has backups of several hubs",
-            f"name one with --snapshot: {', '.join(found)}",
+            f"choose one with --snapshot: {', '.join(found)}",
         )
     name = snapshot or list(found)[-1]
     return name, found[name]
@@ -219,7 +219,7 @@ def _sign(fresh: Path, manifest: SnapshotManifest, lost: SignedHead | None, reas
     config = load_config(fresh / CONFIG_NAME, ServerConfig)
     key = SigningKey.load(fresh / "keys" / "ledger.pem", PassphraseSource(PASSPHRASE_VARIABLE).get)
     if server_id(key.public_key) != manifest.server:
-        raise GymError(ErrorCode.STATE_CORRUPT, f"the backup's key is not that of {manifest.server}")
+        raise GymError(ErrorCode.STATE_CORRUPT, f"the backup's key is not the key of {manifest.server}")
     anchor = fresh / "keys" / NEWEST_HEAD
     anchor.unlink(missing_ok=True)  # copied after the database, so it may be ahead
     database = Database.open(config.storage.database, fresh)
@@ -270,13 +270,13 @@ def _require_inside(config: ServerConfig, given: set[str]) -> None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"storage.database of the backup, {plain(shown(parse_url(database)), 200)!r}, is not inside the hub's "
-            "folder; restore writes only there, or to a database that you name",
-            "pass --database sqlite:///hub.db, or --database postgresql+psycopg://USER@HOST/DATABASE, an empty one",
+            "folder; restore writes only there, or to a database that you specify",
+            "pass --database sqlite:///hub.db, or an empty database: --database postgresql+psycopg://USER@HOST/DATABASE",
         )
     if "objects" not in given and not is_safe_path(objects):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"storage.objects of the backup, {plain(objects, 200)!r}, is not inside the hub's folder; restore "
-            "writes only there, or to a location that you name",
+            "writes only there, or to a location that you specify",
             "pass --objects objects, or --objects with that location if it is yours",
         )

@@ -69,7 +69,7 @@ class ServedBase:
             said = (
                 f"its licence is {plain(self.licence, 80)}"
                 if self.licence
-                else "its model card does not name a licence"
+                else "its model card has no licence"
             )
             self.why_not = f"{said}; set serve_base: true if you may redistribute the base"
         else:

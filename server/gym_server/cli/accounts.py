@@ -218,7 +218,7 @@ def _whole_id(fed: Any, beginning: str) -> str:
     if beginning in matches or len(matches) == 1:
         return beginning if beginning in matches else str(matches[0])
     code = ErrorCode.USAGE if matches else ErrorCode.NOT_FOUND
-    what = f"{len(matches)} accounts begin with" if matches else "there is no account"
+    what = f"{len(matches)} accounts begin with" if matches else "no account begins with"
     raise GymError(code, f"{what} {plain(beginning, 80)!r}", "gym-server accounts lists them")
 
 
@@ -252,26 +252,26 @@ def create_invites(
         typer.Option(
             min=1,
             max=_MOST,
-            help="Number of invites with one note; each admits one contributor.",
+            help="Number of invites with the same note; each admits one contributor.",
             show_default="1",
         ),
     ] = None,
     note: Annotated[
         list[str] | None,
-        typer.Option(help="Note about the recipient; it stays on the hub. Repeat it for an invite each."),
+        typer.Option(help="Note about the recipient, kept on the hub. Repeat the option for more invites."),
     ] = None,
     expires_days: Annotated[
         float, typer.Option(min=0.001, max=365, help="Days until the invites expire.")
     ] = 7.0,
     as_json: AsJson = False,
 ) -> None:
-    """Create invites, a line each: id, note, link. Every one works once."""
+    """Create invites and print each on a line: id, note, link. Every invite works once."""
     notes = note or [""]
     if count is not None and len(notes) > 1:
         raise GymError(
             ErrorCode.USAGE,
-            f"--count {count} with {counted(len(notes), 'note')}",
-            "pass one --note with --count, or one --note for each invite",
+            f"--count {count} was passed with {counted(len(notes), 'note')}",
+            "pass --count with one --note, or one --note for each invite",
         )
     notes = notes * (count or 1)
     with opened(folder) as fed:
@@ -282,7 +282,7 @@ def create_invites(
         where = address_for_others(fed.config, fed.folder)
         link = invites[0]["invite"] if len(invites) == 1 else "LINK"
         message = invite_message(fed.config, link, seconds)
-    alone = f"\n\nonly this machine can connect to {where.host}; for others set advertise"
+    alone = f"\n\nonly this machine can connect to {where.host}; set advertise to admit others"
     print_result(
         as_json,
         {"invite": invites[0]["invite"], "invites": invites, "expires_days": expires_days},

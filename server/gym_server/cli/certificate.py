@@ -13,7 +13,7 @@ from gym_fed.core.help import App
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 app = App(
-    help="Show the hub's TLS certificate, or have an authority sign one over its key.", no_args_is_help=True
+    help="Show the hub's TLS certificate, or have an authority sign one for its key.", no_args_is_help=True
 )
 
 _NEXT_START = "a running hub uses it after a restart"
@@ -54,14 +54,14 @@ def request(
         if host is None and fed.config.advertise is None:
             raise GymError(
                 ErrorCode.USAGE,
-                "the config has no `advertise` to provide the name",
+                "no host name was given, and the config has no `advertise`",
                 "gym-server certificate request HOST",
             )
         name = host or Endpoint.parse(str(fed.config.advertise))[0]
         pem = made(folder, name, fed.passphrase.get)
     if output is not None:
         write_atomically(output, pem)
-    text = pem.decode().rstrip() if output is None else f"a request for {name} is in {output}"
+    text = pem.decode().rstrip() if output is None else f"wrote a request for {name} to {output}"
     print_result(as_json, {"host": name, "request": pem.decode()}, text)
 
 
@@ -83,13 +83,13 @@ def add(
     print_result(
         as_json,
         facts,
-        f"{facts['issuer']} vouches for {facts['host']} until {facts['valid_until']}; {_NEXT_START}",
+        f"{facts['issuer']} certifies {facts['host']} until {facts['valid_until']}; {_NEXT_START}",
     )
 
 
 @app.command()
 def create(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Create a new self-signed certificate for the same key: before it ends, or to leave an authority."""
+    """Create a new self-signed certificate for the same key, which replaces the current one."""
     with opened(folder) as fed:
         from gym_server.certificate import create as made
         from gym_server.certificate import describe

@@ -95,9 +95,9 @@ def _check_budget(config: ServerConfig, database: Database, round_store: RoundSt
     if paid >= num_rounds:
         return []
     what = (
-        f"privacy.epsilon {privacy_config.epsilon:g} pays for {counted(paid, 'more round')} at noise_multiplier "
-        f"{privacy_config.noise_multiplier:g}, and rounds.num_rounds {config.rounds.num_rounds} leaves {num_rounds} "
-        "to go"
+        f"privacy.epsilon {privacy_config.epsilon:g} allows {counted(paid, 'more round')} at noise_multiplier "
+        f"{privacy_config.noise_multiplier:g}, but {num_rounds} of rounds.num_rounds {config.rounds.num_rounds} "
+        "remain"
     )
     if privacy_config.end_when_spent or privacy.has_begun(database):
         return [f"{what}: the run ends when the budget is spent"]
@@ -143,7 +143,7 @@ def _check_trainer(config: ServerConfig) -> None:
         return
     from gym_fed.core.requirements import require_package
 
-    remedy = "install all requirements of gym-fed here (docs/install.md), or remove root and choose a rule without it"
+    remedy = "install all requirements of gym-fed here (docs/install.md), or remove root and its rule"
     for package in ("trl", "peft", "accelerate", "datasets"):
         require_package(package, "root (an update that the hub trains)", remedy=remedy)
 
@@ -185,14 +185,14 @@ def _check_model(state: HubState, config: ServerConfig, heldout: list[Any]) -> l
         if not num_rows:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"within {counted(longest, 'token')} (gate.max_length) no row has anything to predict",
+                f"no row has anything to predict within {counted(longest, 'token')} (gate.max_length)",
                 "raise gate.max_length, or use shorter rows",
             )
     notes = _pay_notes(config, num_rows)
     if num_rows < len(heldout):
         left_out = len(heldout) - num_rows
         notes.append(
-            f"gate.heldout: longer than gate.max_length and not used: {left_out} of {counted(len(heldout), 'row')}"
+            f"gate.heldout: ignored {left_out} of {counted(len(heldout), 'row')}, which exceed gate.max_length"
         )
     return notes
 
@@ -202,17 +202,17 @@ def _pay_notes(config: ServerConfig, heldout_rows: int) -> list[str]:
     rewards = config.rewards
     if rewards.measures and heldout_rows < ROWS_FOR_PAY:
         return [
-            f"rewards.score: with {counted(heldout_rows, 'held-out row')} scores are uncertain, and pay for uncertain "
-            f"gains waits in the pool; use {ROWS_FOR_PAY} rows or more"
+            f"rewards.score: scores on {counted(heldout_rows, 'held-out row')} are uncertain, and the pay for "
+            f"uncertain gains stays in the pool; use {ROWS_FOR_PAY} rows or more"
         ]
     if not rewards.measures and not config.hides_updates:
-        return ["rewards.score: participation pays for noise as for work; with gate.heldout, use estimate"]
+        return ["rewards.score: participation pays for noise as well as for work; set gate.heldout, and use estimate"]
     return []
 
 
 def _some(rows: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
     if not rows:
-        raise GymError(ErrorCode.DATA_INVALID, f"{source} has no rows", "add some, or remove the key")
+        raise GymError(ErrorCode.DATA_INVALID, f"{source} has no rows", "add rows, or remove the key")
     return rows
 
 

@@ -34,7 +34,7 @@ def dashboard(
     port: Annotated[int | None, PORT] = None,
     root_path: RootPathOption = None,
     trusted_proxy: TrustedProxyOption = None,
-    public: Annotated[bool, typer.Option("--public", help="Let everybody see it without a key.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Allow viewing without a key.")] = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Show a running or stopped hub in the browser, read-only for all roles."""
@@ -69,7 +69,7 @@ def add(
     role: RoleOption = "viewer",
     metrics: Annotated[
         bool,
-        typer.Option("--metrics", help="Instead of --role: allow reading all of /metrics, and nothing else."),
+        typer.Option("--metrics", help="Instead of --role: allow only reading all of /metrics."),
     ] = False,
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
@@ -78,7 +78,7 @@ def add(
     keys = _keys(folder)
     given = "metrics" if metrics else role
     secret = keys.add(name, given)
-    note = f"shown once; {name} {'reads /metrics with it' if metrics else f'logs in with it as {role}'}"
+    note = f"shown only once; {name} uses it to {'read /metrics' if metrics else f'log in as {role}'}"
     print_result(as_json, {"name": name, "role": given, "key": secret}, secret, note=note)
 
 
@@ -92,7 +92,7 @@ def list_keys(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     for key in keys:
         table.add_row(key.name, key.role, f"{datetime.date.fromtimestamp(key.created_at)}")
     rows = [{"name": key.name, "role": key.role, "created_at": key.created_at} for key in keys]
-    print_result(as_json, rows, lambda: print_table(table) if rows else out.print("there is no key yet"))
+    print_result(as_json, rows, lambda: print_table(table) if rows else out.print("there are no keys yet"))
 
 
 @keys_app.command()

@@ -19,7 +19,7 @@ def health(
     folder: Folder = DEFAULT_FOLDER,
     address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Where the hub listens.", show_default="that of the config"),
+        typer.Option(metavar="HOST:PORT", help="Address of the hub.", show_default="from the config"),
     ] = None,
     live: Annotated[
         bool, typer.Option("--live", help="Check only that the process answers, not its database.")
@@ -100,5 +100,5 @@ def _check(folder: Path, address: str, live: bool, timeout: float) -> None:
         raise GymError(
             ErrorCode.UNAVAILABLE,
             f"the hub at {address} runs, but its database does not answer",
-            "see its log",
+            "see the hub's log",
         )

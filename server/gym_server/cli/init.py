@@ -52,7 +52,7 @@ def init(
         str | None,
         typer.Option(
             metavar="ROWS",
-            help="A hundred other rows, on which unusually large updates are judged: a file, or task:NAME.",
+            help="A hundred other rows to judge unusually large updates on: a file, or task:NAME.",
             show_default="none",
         ),
     ] = None,
@@ -66,7 +66,7 @@ def init(
         float | None,
         typer.Option(
             metavar="E",
-            help="Budget of differential privacy for the whole run, by noise on the soups.",
+            help="Differential privacy budget of the whole run; noise is added to the soups.",
             show_default="none",
         ),
     ] = None,
@@ -82,7 +82,7 @@ def init(
 ) -> None:
     """Create keys, certificate, database and a commented config in a new folder.
 
-    On a terminal it prompts for each value, unless one of them is given.
+    On a terminal, it prompts for each value unless any of them is given.
     """
     with spinner("loading the hub's packages"):
         from gym_fed.trust.identity.passphrase import PassphraseSource

@@ -65,7 +65,7 @@ def head(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
             signed = fed.ledger.sign_head(tx)
         if signed is None:
             raise GymError(
-                ErrorCode.NOT_FOUND, "the ledger has no entry yet", "contributors write the first one"
+                ErrorCode.NOT_FOUND, "the ledger has no entry yet", "the first contributor's enrolment writes one"
             )
     if as_json:
         print_json(signed.to_dict())
@@ -83,7 +83,7 @@ def verify(
     server_id: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", help="With --ledger: id of the hub that must have signed it.", show_default=False
+            metavar="ID", help="With --ledger: id of the hub that must have signed the file.", show_default=False
         ),
     ] = None,
     root_ledger: Annotated[
@@ -105,7 +105,7 @@ def verify(
     else:
         if server_id is not None:
             raise GymError(
-                ErrorCode.USAGE, "--server-id needs --ledger", "a hub's folder has the hub's own key"
+                ErrorCode.USAGE, "--server-id requires --ledger", "omit --server-id; a hub's folder has the hub's key"
             )
         with opened(folder) as fed:
             facts = {"server": fed.server, **fed.ledger.verify()}
@@ -142,7 +142,7 @@ def _verify_file(file: Path, server: str | None, links: RegionLinks) -> dict[str
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
             f"{file} is the ledger of {server_id(key)}, not of {server}",
-            "get the ledger from that hub itself",
+            "get the ledger from that hub",
         )
     late = {"late seeds of evaluations": len(checked.late_seeds)} if checked.late_seeds else {}
     return {"server": server_id(key), "entries": checked.entries, "heads": checked.heads, **late}
@@ -165,7 +165,7 @@ def export(
             last = fed.ledger.sign_head(tx)
         if last is None:
             raise GymError(
-                ErrorCode.NOT_FOUND, "the ledger has no entry yet", "contributors write the first one"
+                ErrorCode.NOT_FOUND, "the ledger has no entry yet", "the first contributor's enrolment writes one"
             )
         entries = (entry for entry in fed.ledger.entries() if entry.sequence <= last.size)
         with atomic_file(file) as target:
@@ -197,8 +197,8 @@ def replay(
     print_result(
         as_json,
         {"same": True, **replayed},
-        f"same: {counted(replayed['updates'], 'update')} by {replayed['aggregator']} "
-        f"give {'' if replayed['replayed'] == replayed['soup'] else 'the integers of '}soup {replayed['soup']} again, "
+        f"same: {counted(replayed['updates'], 'update')} merged by {replayed['aggregator']}; result: "
+        f"{'' if replayed['replayed'] == replayed['soup'] else 'the integers of '}soup {replayed['soup']}, "
         f"version {replayed['version']}",
     )
 
@@ -228,8 +228,8 @@ def rescore(
     if not rescored["same"]:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"round {server_round}: the scores differ from the ledger's",
-            "is gate.heldout the set of that round? Other machines may differ in the last digit",
+            f"round {server_round}: the scores differ from those in the ledger",
+            "check that gate.heldout is the set of that round; on other machines, the last digit may differ",
         )
 
 
@@ -271,13 +271,13 @@ def attribute(
         str | None,
         typer.Option(
             metavar="ID",
-            help="With --record: id under which the usage is paid once.",
+            help="With --record: id of the usage, which is paid only once.",
             show_default="the usage file's sha256",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Split credits for the use of a version among everybody who improved the model up to it."""
+    """Split credits for the use of a version among all who improved the model up to that version."""
     from typing import cast
 
     from gym_fed.config.hub.credits import MAX_AMOUNT
@@ -288,20 +288,20 @@ def attribute(
 
     if amount > MAX_AMOUNT:
         raise GymError(
-            ErrorCode.USAGE, f"--amount is at most {MAX_AMOUNT}", "record larger sums in several parts"
+            ErrorCode.USAGE, f"--amount may be at most {MAX_AMOUNT}", "record larger sums in several parts"
         )
     if sum(given is not None for given in (version, variant, usage)) != 1:
-        raise GymError(ErrorCode.USAGE, "what was used?", "pass one of --version, --variant and --usage")
+        raise GymError(ErrorCode.USAGE, "one of --version, --variant and --usage is required", "pass exactly one")
     if policy not in ("improvement", "equal"):
         raise GymError(ErrorCode.USAGE, f"--policy {policy!r} is unknown", "use improvement or equal")
     if (owner is None) != (owner_share == 0) or (owner is not None and variant is None):
         raise GymError(
             ErrorCode.USAGE,
-            "--owner and --owner-share need each other and --variant",
-            "--variant FILE --owner ID --owner-share 0.5",
+            "--owner and --owner-share must be used together, and with --variant",
+            "for example: --variant FILE --owner ID --owner-share 0.5",
         )
     if usage_id is not None and not record:
-        raise GymError(ErrorCode.USAGE, "--usage-id needs --record", "without --record nothing is written")
+        raise GymError(ErrorCode.USAGE, "--usage-id requires --record", "add --record; without it, nothing is written")
     used = {version: 1} if version is not None else {}
     if usage is not None:
         used, file_id = read_usage(usage)
@@ -310,7 +310,7 @@ def attribute(
         used = {base_of_variant(variant): 1}
     if record and usage_id is None:
         raise GymError(
-            ErrorCode.USAGE, "--record needs --usage-id", "an id ensures that the usage is credited only once"
+            ErrorCode.USAGE, "--record requires --usage-id", "add an id, so that the usage is credited only once"
         )
     with opened(folder) as fed:
         chosen = cast(Policy, policy)
@@ -333,8 +333,8 @@ def attribute(
         name = f" ({names[contributor]})" if contributor in names else ""
         out.print(f"{contributor}{name} {part}", markup=False)
     if is_new:
-        err.print(f"credited, and in the ledger as usage {usage_id}")
+        err.print(f"credited, and recorded in the ledger as usage {usage_id}")
     if is_new is None:
-        err.print("nothing is credited; to credit it, pass --record")
+        err.print("nothing was credited; to credit the amount, pass --record")
     if is_new is False:
-        err.print(f"usage {usage_id} was recorded before; nothing is credited twice")
+        err.print(f"usage {usage_id} was recorded before; nothing was credited")

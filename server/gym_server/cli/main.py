@@ -229,7 +229,7 @@ def _check(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         return
     for note in notes:
         err.print(f"note: {note}")
-    out.print("everything that rounds need is there")
+    out.print("ready: all checks passed")
 
 
 @app.command()
@@ -288,7 +288,7 @@ def model(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a global version as a model folder that anything can load."""
+    """Write a global version as a model folder in Hugging Face format."""
     with opened(folder) as fed, spinner(f"writing a version into {plain(str(output), 80)}"):
         from gym_fed.delta.kept import kept_text
         from gym_server.ledger.contributors import write_contributors

@@ -148,7 +148,7 @@ def restore(
             raise GymError(
                 ErrorCode.USAGE,
                 "nothing to restore from",
-                "pass --from PLACE, or only --fork for a folder that you copied back",
+                "pass --from URL, or only --fork for a folder that you copied back",
             )
         signed = fork_in_place(folder, reason, at, known)
         print_result(
@@ -160,7 +160,7 @@ def restore(
     if at is not None:
         raise GymError(
             ErrorCode.USAGE,
-            "--at is for a folder that you copied back",
+            "--at cannot be combined with --from",
             "a snapshot records its own last entry",
         )
     facts = run_restore(
@@ -176,10 +176,10 @@ def restore(
     print_result(
         as_json,
         facts,
-        f"{facts['dir']} is snapshot {facts['snapshot']}, {counted(facts['objects'], 'object')}; the ledger "
-        "continues from entry "
-        f"{facts['entries']}",
-        note="Everything signed later is undone: also revocations, key rotations and transfers. Then: gym-server run",
+        f"restored snapshot {facts['snapshot']} to {facts['dir']}: {counted(facts['objects'], 'object')}; the ledger "
+        f"continues from entry {facts['entries']}",
+        note="Everything signed later is undone, including revocations, key rotations and transfers. Next: "
+        "gym-server run",
     )
 
 
@@ -200,7 +200,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that everything a hub, or a backup, needs is there and unchanged."""
+    """Check that a hub or a backup is complete and unchanged."""
     with spinner("loading torch"):
         from gym_server.backup.backup import check_backup, check_hub
 
@@ -208,7 +208,7 @@ def check(
         with spinner("checking the backup"):
             facts = check_backup(backup_at, snapshot)
     elif snapshot is not None:
-        raise GymError(ErrorCode.USAGE, "--snapshot needs --backup")
+        raise GymError(ErrorCode.USAGE, "--snapshot requires --backup", "add --backup URL")
     else:
         with opened(folder) as fed, spinner("checking the hub"):
             facts = check_hub(fed.state)
@@ -248,10 +248,10 @@ def gc(
         return
     verb = "would delete" if dry_run else "deleted"
     out.print(
-        f"{verb} {counted(deleted['objects'], 'object')} of {counted(deleted['object_bytes'], 'byte')}, "
-        f"{counted(deleted['staging'], 'leftover')} of {counted(deleted['staging_bytes'], 'byte')} and "
-        f"{counted(deleted['records'], 'file')} of evaluations of {counted(deleted['record_bytes'], 'byte')}; "
-        f"kept {counted(deleted['kept'], 'object')} of {counted(deleted['kept_bytes'], 'byte')}"
+        f"{verb} {counted(deleted['objects'], 'object')} ({counted(deleted['object_bytes'], 'byte')}), "
+        f"{counted(deleted['staging'], 'leftover')} ({counted(deleted['staging_bytes'], 'byte')}) and "
+        f"{counted(deleted['records'], 'file')} of evaluations ({counted(deleted['record_bytes'], 'byte')}); "
+        f"kept {counted(deleted['kept'], 'object')} ({counted(deleted['kept_bytes'], 'byte')})"
     )
 
 

@@ -117,7 +117,7 @@ def _address(text: str) -> str:
         with suppress(ValueError):
             Endpoint.parse(f"{text}:{DEFAULT_PORT}")
             return _address(f"{text}:{DEFAULT_PORT}")
-        raise GymError(ErrorCode.CONFIG_INVALID, str(error), "such as hub.example.org:9443") from error
+        raise GymError(ErrorCode.CONFIG_INVALID, str(error), "write it like hub.example.org:9443") from error
     _require({"advertise": text})
     return text
 
@@ -214,7 +214,7 @@ _QUESTIONS = {
     ),
     "epsilon": _HubQuestion(
         "Privacy budget",
-        "Epsilon of all rounds, by noise on the soups; it chooses the rule. Or none.",
+        "Epsilon of all rounds; adds noise to the soups, selects the rule. Or none.",
         _epsilon,
     ),
 }

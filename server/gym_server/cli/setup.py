@@ -160,7 +160,7 @@ class HubChoices:
 def require_new(folder: Path) -> None:
     """Raise ``FILE_EXISTS`` if the folder already contains a hub."""
     if (folder / CONFIG_NAME).exists() or (folder / "keys").exists():
-        raise GymError(ErrorCode.FILE_EXISTS, f"{folder} already holds a hub", "choose another folder")
+        raise GymError(ErrorCode.FILE_EXISTS, f"{folder} already contains a hub", "choose another folder")
 
 
 def init_hub(
@@ -207,7 +207,7 @@ def join_commands(
     """
     file, address = folder / CONFIG_NAME, _address(config, port)
     if address is None:
-        return [("nobody can join yet", f"set advertise: HOST:PORT in {file}, as others reach this machine")]
+        return [("nobody can join yet", f"set advertise: HOST:PORT in {file}, this machine's address for others")]
     plain_text = "" if fingerprint else " --insecure"
     here = Endpoint.parse(address).is_loopback
     friend = "on this machine type" if here else "a friend types"
@@ -220,7 +220,7 @@ def join_commands(
     steps = [(friend, f"gym-client join --server {address} --data FILE{known}")]
     if config.enrolment.policy == "allow-list":
         steps.insert(
-            0, ("list a friend", f"the output of gym-client id, under enrolment.allow_list in {file}")
+            0, ("list a friend", f"add the output of gym-client id to enrolment.allow_list in {file}")
         )
     return steps
 
@@ -245,8 +245,8 @@ def notes_after_init(config: ServerConfig) -> list[str]:
         licence = "" if config.base_model == NANO else licence_of(Path(folder))
         if config.base_model != NANO and config.serve_base == "auto" and licence not in REDISTRIBUTABLE:
             notes.append(
-                "the model card names no licence that allows the hub to serve the base: contributors need their own "
-                "copy, and pass --base FOLDER; serve_base: true serves it anyway"
+                "the model card has no licence that allows the hub to serve the base: contributors need their own "
+                "copy, and must pass --base FOLDER; serve_base: true serves the base anyway"
             )
     except GymError as error:
         notes.append(f"the hub cannot run yet: {error.message}; {error.hint}")
@@ -280,11 +280,11 @@ def _privacy_notes(config: ServerConfig) -> list[str]:
     assert privacy is not None
     event = NoiseEvent(mechanism=privacy.mechanism, noise_multiplier=privacy.noise_multiplier, count=rounds)
     rule = (
-        f"privacy: the rule is {config.soup.aggregator}; noise_multiplier {privacy.noise_multiplier:g} is epsilon "
+        f"privacy: the rule is {config.soup.aggregator}; noise_multiplier {privacy.noise_multiplier:g} gives epsilon "
         f"{epsilon([event], privacy.target_delta):.3g} for {counted(rounds, 'round')} (delta {privacy.target_delta:g})"
     )
     if config.root is None:
-        rule += "; with a hundred clean rows (root.data) it is root_gate, which withstands more attacks"
+        rule += "; with a hundred clean rows (root.data) the rule is root_gate, which withstands more attacks"
     quorum, weights = config.rounds.min_contributors, count_stored_weights(config.base_model)
     if weights is None or config.recipe.sends_factors:
         return [rule]

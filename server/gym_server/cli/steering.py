@@ -193,7 +193,7 @@ def _parsed(text: str) -> tuple[str, str]:
 def _origin(key: str, overridden: dict[str, Any]) -> str:
     if key not in overridden:
         return ""
-    return f"  (set by gym-server recipe set; gym-server.yaml says {_shown(overridden[key])})"
+    return f"  (set by gym-server recipe set; gym-server.yaml has {_shown(overridden[key])})"
 
 
 def _shown(value: Any) -> str:

@@ -105,7 +105,7 @@ def measure_change(
         before = scores if knows_items(model.model, model.tokenizer, items, scores.losses) else None
         if before is None:
             notes.append(
-                "retained knowledge not checked: the base does not know the ordinary questions and texts of the check"
+                "retained knowledge not checked: the base performs too poorly on the check's questions and texts"
             )
         model.follow(soups)
         held_out = None

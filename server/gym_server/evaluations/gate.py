@@ -261,10 +261,10 @@ def _reason(found: SuiteOutcome) -> str:
     worst, config = found.worst, found.config
     assert worst is not None
     others = sum(one.bound > config.max_drop for one in found.drops) - 1
-    more = f", and {counted(others, 'more task')} too far below" if others else ""
+    more = f", and {counted(others, 'more task')} dropped too far" if others else ""
     task = worst.task if worst.task == config.suite else f"{worst.task} of {config.suite}"
     return (
-        f"rolled back: the soup moves {task} from {worst.before:.4f} to {worst.after:.4f} "
+        f"rolled back: the soup changes {task} from {worst.before:.4f} to {worst.after:.4f} "
         f"({worst.metric}, {counted(worst.num_samples, 'row')}); the drop of {worst.drop:.4f} is at least "
         f"{worst.bound:.4f} with {config.confidence:.0%} confidence; allowed: {config.max_drop:g}{more}"
     )

@@ -77,7 +77,7 @@ def find_groups(
     if len(numbers) < _MIN_ROUNDS:
         raise GymError(
             ErrorCode.NOT_FOUND,
-            f"directions are compared over at least {_MIN_ROUNDS} rounds, but version {head.height} has "
+            f"groups are found from at least {_MIN_ROUNDS} rounds, but version {head.height} has "
             f"{counted(len(numbers), 'round')}",
             "wait for more rounds",
         )

@@ -116,7 +116,7 @@ class Ledger:
         for row in rows:
             if row.sequence not in own or own[row.sequence].hash != row.hash:
                 raise corrupt(
-                    f"entry {row.sequence} is under no signed head: the hub did not write it, or its heads were deleted"
+                    f"no signed head covers entry {row.sequence}: the hub did not write it, or its heads were deleted"
                 )
         frontier = Frontier.from_text(size, last.frontier) if last else Frontier()
         if before is not None:
@@ -159,8 +159,8 @@ class Ledger:
             if lost is not None and lost not in known:
                 raise GymError(
                     ErrorCode.USAGE,
-                    f"the head of entry {lost.size} is in the ledger: nothing up to it is lost",
-                    "omit it, or pass one that contributors hold and the hub cannot show",
+                    f"the head of entry {lost.size} is in the ledger: no entry up to it is lost",
+                    "omit it, or pass a head that contributors have and the hub cannot show",
                 )
             highest = max(known, key=lambda head: head.size, default=None)
             times = [head.head.at for head in (*known, newest_head(tx)) if head is not None]
@@ -346,9 +346,9 @@ class Ledger:
             entries = int(tx.scalar(select(func.max(ledger.c.sequence))) or 0)
             signed = signed_heads(tx)
         if entries > newest:
-            raise corrupt(f"entries {newest + 1} to {entries} are under no signed head")
+            raise corrupt(f"no signed head covers entries {newest + 1} to {entries}")
         if stored != signed:
-            raise corrupt(f"entry {newest} counts {counted(signed, 'signed head')}, but {stored} are stored")
+            raise corrupt(f"entry {newest} records {counted(signed, 'signed head')}, but {stored} are stored")
 
     def verify(self) -> dict[str, int]:
         """Verify the chain, the heads and every table against the ledger; see ``gym_server.ledger.checks``."""

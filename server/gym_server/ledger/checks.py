@@ -271,7 +271,7 @@ def verify_database(database: Database, public_key: bytes, anchor: Anchor | None
             raise corrupt(f"head {heads[position].size} is for entries that are missing")
         checked = progress.done()
         if (signed := checked.head.size if checked.head else 0) != checked.entries:
-            raise corrupt(f"entries {signed + 1} to {checked.entries} are under no signed head")
+            raise corrupt(f"no signed head covers entries {signed + 1} to {checked.entries}")
         if anchor is not None:
             anchor.compare(tx, signed, newest)
         _check_names(tx, named)
@@ -295,7 +295,7 @@ def _check_names(tx: Connection, named: set[tuple[int, str]]) -> None:
     stored = {(row.sequence, row.contributor) for row in tx.execute(select(ledger_subjects))}
     if named != stored:
         sequence, contributor = min(named ^ stored)
-        raise corrupt(f"the index of names is wrong on entry {sequence} and {contributor}")
+        raise corrupt(f"the index of accounts is wrong for entry {sequence} and {contributor}")
 
 
 def _compare(tx: Connection, check: TableCheck, recorded: dict[Any, Any]) -> int:

@@ -41,24 +41,24 @@ _OVER = tuple(_ENDS.values())
 _LOCAL = "internal to the hub; no decision depends on it"
 _QUEUE = "the queue of messages, which ended rounds do not need"
 UNCOVERED: dict[str, str] = {
-    "settings": "internal to the hub: the base is named by digest in every manifest",
+    "settings": "internal to the hub; every manifest has the base's digest",
     "invites": "secret tokens of the coordinator",
     "nodes": _LOCAL,
-    "objects": "objects are named by their hash: gym-server check",
+    "objects": "gym-server check compares each object with its sha256",
     "uploads": "uploads in progress",
     "commitments": "signed statements, which their contributors keep",
-    "updates.committed_at": "as its signed statement",
-    "readers": "who may read is not in the ledger",
+    "updates.committed_at": "part of the signed statement in commitments",
+    "readers": "read permissions are not in the ledger",
     "messages": _QUEUE,
     "round_tasks": _QUEUE,
     "secure_stages": _QUEUE,
     "secure_messages": _QUEUE,
     "key_refusals": "a counter that keeps refusals from flooding the ledger",
-    "variant_readers": "who may read is not in the ledger",
+    "variant_readers": "read permissions are not in the ledger",
     "variant_takedowns": "names of variants are not in the ledger",
-    "published": "exported folders; named by the digest of their tensors",
+    "published": "exported folders, identified by the digest of their tensors",
     "privacy_seeds.server_round": "a wrong round, list or seed fails `gym-server ledger replay`",
-    "privacy_seeds.merging": "as its round",
+    "privacy_seeds.merging": "a wrong round, list or seed fails `gym-server ledger replay`",
 }
 """Tables, and columns as ``table.column``, that `ledger verify` does not compare, each with the reason."""
 
@@ -210,7 +210,7 @@ class ColumnChecks:
                 )
             parent = body.get("parent")
             if row["parent"] != row["height"] - 1 if parent is None else not _is_parent(row, parent, digests):
-                raise corrupt(f"{where}: its parent is {row['parent']}, which the ledger does not say")
+                raise corrupt(f"{where}: its parent is {row['parent']}, which differs from the ledger")
             merged = body.get("merged")
             if merged is not None and len(merged) != row["num_updates"]:
                 raise corrupt(
@@ -219,7 +219,7 @@ class ColumnChecks:
             state = body.get("state")
             residual = f"round-{row['server_round']}.safetensors"
             if state is not None and row["residual"] != (residual if "residual" in state else None):
-                raise corrupt(f"{where}: its residual is {row['residual']}, which the ledger does not say")
+                raise corrupt(f"{where}: its residual is {row['residual']}, which differs from the ledger")
             if not near(row["committed_at"], *recorded.at):
                 raise corrupt(f"{where}: committed_at differs from the ledger")
 
@@ -235,11 +235,11 @@ class ColumnChecks:
             if row["state"] != _ENDS[recorded.kind]:
                 raise corrupt(f"{where} is {row['state']}, but the ledger says {_ENDS[recorded.kind]}")
             if row["reason"] != recorded.body.get("reason", ""):
-                raise corrupt(f"{where}: its reason is not the ledger's")
+                raise corrupt(f"{where}: its reason differs from the ledger")
             if "updates" in recorded.body and row["merging"] != json.dumps(recorded.body["updates"]):
-                raise corrupt(f"{where}: merging is not the list in the ledger")
+                raise corrupt(f"{where}: merging differs from the list in the ledger")
             if "round" in recorded.body and recorded.body["round"] != round_of(row):
-                raise corrupt(f"{where}: spec, merging or another column is not what it was at its end")
+                raise corrupt(f"{where}: spec, merging or another column has changed since its end")
         if missing:
             raise corrupt(
                 f"rounds: {next(iter(missing))} ended according to the ledger, but is not in the database"
@@ -278,9 +278,9 @@ class ColumnChecks:
             row["owner"],
             row["slot"],
         ):
-            raise corrupt(f"{where}: entry {row['ledger_sequence']} is not about it")
+            raise corrupt(f"{where}: entry {row['ledger_sequence']} is not about this variant")
         if row["document_sha256"] != recorded.body["document"] or not near(row["put_at"], *recorded.at):
-            raise corrupt(f"{where}: its digest or time is not the ledger's")
+            raise corrupt(f"{where}: its digest or time differs from the ledger")
         if row["document"] is None:
             return  # a removed variant has only the columns that the entry names
         try:
@@ -295,7 +295,7 @@ class ColumnChecks:
             signed_by_owner != tuple(row[column] for column in columns)
             or signed.public_key != row["public_key"]
         ):
-            raise corrupt(f"{where}: it is not what its owner signed")
+            raise corrupt(f"{where}: it differs from what its owner signed")
 
 
 def _is_parent(row: Any, parent: str, digests: dict[int, str]) -> bool:

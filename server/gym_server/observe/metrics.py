@@ -36,17 +36,17 @@ RECENT_ROUNDS = 20
 
 _RECENT = f"of the last {RECENT_ROUNDS} rounds"
 _HEALTH = (
-    MetricRow("gym_hub_info", "1; its label has the version", ("version",)),
+    MetricRow("gym_hub_info", "Always 1; the label has the version", ("version",)),
     MetricRow("gym_hub_up", "1 while this process runs rounds"),
     MetricRow("gym_hub_start_time_seconds", "Start, Unix seconds"),
     MetricRow("gym_hub_round", "Number of the latest round"),
     MetricRow("gym_hub_model_version", "Height of the newest version"),
     MetricRow("gym_hub_connected", "Contributors that are connected"),
     MetricRow("gym_hub_ledger_entries", "Entries of the ledger"),
-    MetricRow("gym_hub_paused", "1 while the coordinator's pause is in force"),
+    MetricRow("gym_hub_paused", "1 while the hub is paused by the coordinator"),
     MetricRow("gym_hub_accounts", "Accounts by status", ("status",)),
     MetricRow(
-        "gym_hub_recent_updates", f"Updates {_RECENT} by verdict and code of refusal", ("verdict", "code")
+        "gym_hub_recent_updates", f"Updates {_RECENT} by verdict and refusal code", ("verdict", "code")
     ),
     MetricRow("gym_hub_disk_total_bytes", "Size of the disk of the hub's folder"),
     MetricRow("gym_hub_disk_free_bytes", "Free space of the fullest disk that the hub writes to"),
@@ -54,7 +54,7 @@ _HEALTH = (
     MetricRow("gym_hub_database_wal_bytes", "Bytes of the SQLite database's write-ahead log"),
     MetricRow("gym_hub_objects", "Objects in the store"),
     MetricRow("gym_hub_objects_bytes", "Bytes of the objects in the store"),
-    MetricRow("gym_hub_uploads", "Uploads that no update names yet"),
+    MetricRow("gym_hub_uploads", "Uploads that no update uses yet"),
     MetricRow(
         "gym_hub_messages", "Messages of the queue by state; leased ones are tasks in work", ("state",)
     ),
@@ -82,7 +82,7 @@ _OPERATOR = (
     ),
     MetricRow("gym_hub_last_round_seconds", "Duration of the last ended round"),
     MetricRow("gym_hub_round_deadline_seconds", "The config's rounds.deadline_seconds"),
-    MetricRow("gym_hub_failed_rounds_in_a_row", "Rounds without a version since the last one with one"),
+    MetricRow("gym_hub_failed_rounds_in_a_row", "Rounds without a version since the last committed round"),
     MetricRow("gym_hub_heldout_loss", "Held-out loss of the newest version, nats"),
     MetricRow("gym_hub_heldout_loss_before", "Held-out loss of the version before it, nats"),
     MetricRow("gym_hub_reward_pool_credits", "Maximum credits that a round may pay"),

@@ -143,7 +143,7 @@ def check_promise(config: ServerConfig, base: BaseSpec, database: Database, roun
                 ErrorCode.CONFIG_INVALID,
                 "this hub promised its contributors privacy, but its config no longer has a privacy section: soups "
                 "without noise would reveal what it promised to hide",
-                "put the privacy section back, or start another hub with other contributors",
+                "restore the privacy section, or start another hub with other contributors",
             )
         return
     if without:

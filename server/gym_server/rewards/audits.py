@@ -146,11 +146,11 @@ class AuditVerdicts:
             raise GymError(ErrorCode.REPLAYED, f"update {verdict.update[:12]} already has a verdict")
         steps, until = body["drawn"][verdict.update], body["at"] + body["terms"]["answer_seconds"]
         if verdict.tolerance != body["terms"]["tolerance"]:
-            raise _invalid(f"its tolerance {verdict.tolerance:g} is not the round's")
+            raise _invalid(f"its tolerance {verdict.tolerance:g} differs from the round's tolerance")
         if verdict.outcome == "unanswered" and self._clock() < until:
             raise _invalid(f"the contributor has {(until - self._clock()) / 3600:.1f} more hours to answer")
         if verdict.outcome == "passed" and sorted(map(int, verdict.distances)) != steps:
-            raise _invalid(f"it passed without all of the {counted(len(steps), 'drawn step')}")
+            raise _invalid(f"it passed without repeating all of the {counted(len(steps), 'drawn step')}")
         contributor = tx.scalar(select(updates.c.contributor).where(updates.c.update_id == verdict.update))
         if contributor == verdict.auditor:
             raise GymError(ErrorCode.PERMISSION_DENIED, "auditors cannot judge their own updates")

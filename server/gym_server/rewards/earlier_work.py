@@ -124,7 +124,7 @@ def stale_work(
                 repeated = _repeated_work(state.base, state.store, row, old, rows, files, earlier)
                 chance = max(repeated, _own_work_before(state, row, old))
             if 1.0 - similarity < _CLOSER_THAN_CHANCE * (1.0 - chance):
-                reason = f"stale: {old.what} again (similarity {similarity:.3f})"
+                reason = f"stale: repeats {old.what} (similarity {similarity:.3f})"
                 is_unknown = similarity < _IDENTICAL and chance <= 0.0  # no spread to accuse by
                 honest = own or is_unknown or _is_independent(row, old)
                 found[row.update_id] = FreeRiderFinding(reason, not honest, blameless=honest)
@@ -290,7 +290,7 @@ def all_opened(
             except GymError as error:
                 if error.code is not ErrorCode.NOT_FOUND:
                     raise
-                log.warning("no update is compared with %s: %s", old.what, error)
+                log.warning("skipped the comparison with %s: %s", old.what, error)
         yield opened
 
 

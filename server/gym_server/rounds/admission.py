@@ -205,7 +205,7 @@ class Admission:
         if manifest.contributor != submission.contributor:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"the manifest is by {manifest.contributor}, but {submission.contributor} sends it",
+                f"the manifest is from {manifest.contributor}, but was sent by {submission.contributor}",
                 "sign your own updates with your own key",
             )
         manifest.verify(submission.public_key, submission.signature)
@@ -216,7 +216,7 @@ class Admission:
         ):
             raise GymError(
                 ErrorCode.REPLAYED,
-                f"nonce {manifest.nonce} was used for update {used.update_id[:12]}",
+                f"nonce {manifest.nonce} was already used for update {used.update_id[:12]}",
                 "every update needs its own manifest",
             )
         return manifest
@@ -266,8 +266,8 @@ class Admission:
                 raise
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"the update uses a codec that the task of round {manifest.server_round} does not name",
-                "encode it with the task's codec",
+                f"the update uses a codec that is not in the task of round {manifest.server_round}",
+                "encode the update with the task's codec",
             ) from error
 
     def _check_task(self, submission: UpdateSubmission, manifest: UpdateManifest) -> None:
@@ -276,7 +276,7 @@ class Admission:
                 ErrorCode.STALE, f"the manifest is for hub {manifest.server}, but this is {self._server}"
             )
         if manifest.task != submission.message_id:
-            raise GymError(ErrorCode.STALE, f"the manifest answers task {manifest.task}, not this one")
+            raise GymError(ErrorCode.STALE, f"the manifest is for task {manifest.task}, not for this one")
         # The time of issue is not checked: the round and the task limit the manifest's validity more strictly.
         expired_for = self._clock() - manifest.expires_at_seconds
         if expired_for > 0:
@@ -309,8 +309,8 @@ class Admission:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"the update is for base {manifest.base_digest[:19]}, "
-                f"but round {row.server_round} is on {expected[:19]}",
-                "train from the version that the task names",
+                f"but round {row.server_round} uses {expected[:19]}",
+                "train from the task's version",
             )
 
     def _check_copies(self, tx: Connection, manifest: UpdateManifest, server_round: int) -> None:
@@ -320,7 +320,7 @@ class Admission:
         if own is not None:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"{manifest.contributor} already has update {own[:12]} in round {server_round}",
+                f"{manifest.contributor} already sent update {own[:12]} in round {server_round}",
             )
         # Honest accounts with the same rows may send the same bytes, but declare them before the first are merged.
         sha256 = manifest.delta_sha256
@@ -334,7 +334,7 @@ class Admission:
         if copied is not None and copied != manifest.contributor and not self._private:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"the delta is a copy of one by {copied}, merged in an earlier round",
+                f"the delta is a copy of a delta by {copied} that was merged in an earlier round",
                 "train on your own data",
             )
 

@@ -144,8 +144,8 @@ def require_fresh(
     if manifest.base_digest != expected:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"the update is for base {manifest.base_digest[:19]}, but its task is on {expected[:19]}",
-            "train from the version that the task names",
+            f"the update is for base {manifest.base_digest[:19]}, but its task uses {expected[:19]}",
+            "train from the task's version",
         )
     if manifest.base_digest not in ages(tx, base_digest, max_staleness):
         raise GymError(

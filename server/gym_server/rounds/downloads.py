@@ -59,14 +59,14 @@ class SoupForm:
         if soup.server_optimizer != "none":
             return cls(
                 "values",
-                f"server_optimizer {soup.server_optimizer} changes every weight; with none, the soup is LoRA factors",
+                f"server_optimizer {soup.server_optimizer} changes every weight; set it to none to send LoRA factors",
             )
         if recipe.lora.freeze_a:
             return cls("factors", f"LoRA factors of rank {recipe.lora.r}", one_a=True)
         if not isinstance(Pipeline.of(soup).aggregator, WeightRule):
             return cls(
                 "values",
-                f"aggregator {soup.aggregator} is coordinate-wise, which leaves no factors; set "
+                f"aggregator {soup.aggregator} is coordinate-wise, so its soup has no factors; set "
                 "recipe.lora.freeze_a: true, or use a rule that weighs whole updates, such as byzantine_robust",
             )
         return cls("factors", f"LoRA factors, stacked: rank {recipe.lora.r} for each contributor")

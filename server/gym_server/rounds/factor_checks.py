@@ -20,9 +20,9 @@ def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:
         record = delta.record(name)
         rank = get_codec(record.codec).rank(record.params)
         if rank is None:
-            return f"tensor {name!r} uses codec {record.codec}, but the round takes LoRA factors"
+            return f"tensor {name!r} uses codec {record.codec}, but the round requires LoRA factors"
         if rank > most:
-            return f"tensor {name!r} has rank {rank}, but the round's is {most}"
+            return f"tensor {name!r} has rank {rank}, over the round's rank of {most}"
     return None
 
 

@@ -364,7 +364,7 @@ def write_version(
     """
     if dtype is not None and dtype not in DTYPES:
         raise GymError(
-            ErrorCode.USAGE, f"dtype {plain(dtype, 40)!r} is unknown", f"one of {', '.join(DTYPES)}"
+            ErrorCode.USAGE, f"dtype {plain(dtype, 40)!r} is unknown", f"use one of {', '.join(DTYPES)}"
         )
     wanted = state.round_store.head().height if height is None else height
     state.round_store.version(wanted)  # raises if there is no such version

@@ -185,7 +185,7 @@ class _HeldOutLosses:
 def _enough_for_the_rule(state: HubState, config: ServerConfig, screened: ScreenedRound) -> ScreenedRound:
     """Return the round, with duplicates merged too if the rule would otherwise have too few updates."""
     if not screened.kept:
-        raise _RoundAborted("no update passed the checks, each for its own reason")
+        raise _RoundAborted("no update passed the checks; each update's verdict has the reason")
 
     def check(kept: Sequence[ScreenedUpdate]) -> None:
         window = round_window(state, config.rounds, [update.manifest for update in kept])

@@ -359,7 +359,7 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int, now: flo
     if len(forgotten) < too_many:
         raise GymError(
             ErrorCode.QUOTA_EXCEEDED,
-            f"{contributor} has {counted(most, 'installation')} at work, as many as this hub allows one account",
+            f"{contributor} has {counted(most, 'installation')} at work, the limit per account on this hub",
             "stop one of them, or ask the coordinator for a higher limits.nodes_per_account",
         )
     # Insert the new row before deleting old ones, so that SQLite does not reuse their ids.

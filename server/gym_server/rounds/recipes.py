@@ -139,7 +139,7 @@ class RecipeChanges:
         """
         changes = changes_between(before, after)
         if not changes:
-            raise GymError(ErrorCode.USAGE, "this is already the recipe", "gym-server recipe show")
+            raise GymError(ErrorCode.USAGE, "these settings do not change the recipe", "see gym-server recipe show")
         body = {
             "by": COORDINATOR,
             "reason": shown_words(why),
@@ -178,7 +178,7 @@ def check_soup(config: ServerConfig) -> None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"soup.aggregator {config.soup.aggregator!r} "
-            + ("needs root data of the coordinator" if judges else "does not use the given root data"),
+            + ("needs the coordinator's root data" if judges else "does not use the given root data"),
             "add root: {data: FILE}" if judges else f"remove root, or use aggregator: {' or '.join(judging)}",
         )
 

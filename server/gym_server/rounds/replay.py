@@ -79,7 +79,7 @@ def replay(state: HubState, server_round: int) -> dict[str, Any]:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
             f"round {server_round}: the ledger records the sum {integers}, but its soups give {total}",
-            "contributors that joined with this sum have a different model from the one that the soups make",
+            "contributors that joined with this sum have a model that differs from the soups",
         )
     return {
         "server_round": server_round,
@@ -119,7 +119,7 @@ def rescore(state: HubState, config: ServerConfig, server_round: int) -> dict[st
     if recorded is None or "options" not in recorded:
         raise GymError(
             ErrorCode.NOT_FOUND,
-            f"the ledger has no scores of round {server_round} that could be measured again",
+            f"the ledger has no scores of round {server_round} that can be measured again",
             "participation has no scores, and scores by improvement are in the verdicts",
         )
     if config.gate.heldout is None:
@@ -228,7 +228,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
         raise GymError(
             ErrorCode.NOT_FOUND,
             f"round {server_round} took over a version of the root, which was not made from updates here",
-            "replay it at the root; gym-server ledger verify --root-ledger FILE checks that it is the root's",
+            "replay it at the root; gym-server ledger verify --root-ledger FILE checks that the version is the root's",
         )
     require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")
     root = recorded["root"]
@@ -297,6 +297,6 @@ def _require_intact(path: Path, sha256: str) -> None:
     if file_sha256(path) != sha256:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"object {sha256} does not hash to its name",
+            f"object {sha256} does not match its sha256",
             "restore the hub's folder from a backup",
         )

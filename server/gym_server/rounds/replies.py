@@ -61,7 +61,7 @@ def check_reply(
         )
     if reply.HasField("error"):
         if len(reply.error.reason) > MAX_REASON:
-            raise GymError(ErrorCode.TOO_LARGE, f"a reason of more than {MAX_REASON} characters")
+            raise GymError(ErrorCode.TOO_LARGE, f"the reason has more than {MAX_REASON} characters")
         return
     _check_form(reply.content)
     found = [ref for record in reply.content.arrays.values() for ref in record.arrays]
@@ -95,7 +95,7 @@ def _check_form(content: pb.Records) -> None:
 def _check_update(found: Sequence[pb.ArrayRef]) -> None:
     if len(found) != 1 or found[0].stype != DELTA_STYPE:
         raise GymError(
-            ErrorCode.UPDATE_REFUSED, f"an update must name exactly one delta; this one names {len(found)}"
+            ErrorCode.UPDATE_REFUSED, f"an update must contain exactly one delta; this one contains {len(found)}"
         )
 
 
@@ -103,7 +103,7 @@ def _check_plain(sent: Sequence[pb.ArrayRef], found: Sequence[pb.ArrayRef], max_
     most = max(_MIN_REFERENCES, EXPANSION * len(sent))
     if len(found) > most:
         raise GymError(
-            ErrorCode.TOO_LARGE, f"a reply of {len(found)} references; its task allows {most}", "send fewer"
+            ErrorCode.TOO_LARGE, f"the reply has {len(found)} references; its task allows {most}", "send fewer"
         )
     # A model may contain equal arrays, mostly frozen ones, so a reply may repeat an object as often as the task does.
     repeats = max(Counter(ref.sha256 for ref in sent).values(), default=1)
@@ -111,9 +111,9 @@ def _check_plain(sent: Sequence[pb.ArrayRef], found: Sequence[pb.ArrayRef], max_
         if times > repeats:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"the reply names object {sha256[:12]} {counted(times, 'time')}; its task names none more than "
-                f"{counted(repeats, 'time')}",
-                "name every object once",
+                f"the reply refers to object {sha256[:12]} {counted(times, 'time')}; its task refers to an object at "
+                f"most {counted(repeats, 'time')}",
+                "refer to every object once",
             )
     expands = sum(ref.size_bytes for ref in found)
     task_bytes = sum(ref.size_bytes for ref in sent if ref.stype != DELTA_STYPE)
@@ -121,7 +121,7 @@ def _check_plain(sent: Sequence[pb.ArrayRef], found: Sequence[pb.ArrayRef], max_
     if expands > allowed:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"the reply's arrays are {counted(expands, 'byte')}; its task allows {allowed}",
+            f"the reply's arrays have {counted(expands, 'byte')}; its task allows {allowed}",
         )
 
 
@@ -129,7 +129,7 @@ def _check_declared(ref: pb.ArrayRef) -> None:
     """Check that dtype and shape match the size in bytes; only numpy's serialisation can be checked."""
     if ref.stype == DELTA_STYPE:
         if list(ref.shape) != [ref.size_bytes]:
-            raise _refused(ref, "is a delta whose shape is not its size")
+            raise _refused(ref, "is a delta whose shape is not its size in bytes")
         return
     if ref.stype != _NUMPY:
         return
@@ -148,7 +148,7 @@ def _itemsize(ref: pb.ArrayRef) -> int:
     except Exception:  # noqa: BLE001 (numpy's dtype parser raises no fixed set of exceptions)
         raise _refused(ref, f"has the unknown dtype {ref.dtype[:32]!r}") from None
     if dtype.kind not in "biufcSUmM" or dtype.subdtype is not None:
-        raise _refused(ref, f"has the dtype {ref.dtype[:32]!r}, which holds no plain values")
+        raise _refused(ref, f"has the dtype {ref.dtype[:32]!r}, which has no plain values")
     return dtype.itemsize
 
 

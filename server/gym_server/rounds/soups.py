@@ -149,7 +149,7 @@ def make_soup(
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"the residual of version {parent.height} is missing: {own_state[RESIDUAL]}",
-                "restore the hub's folder from a backup; without it, what the last soup lost cannot be restored",
+                "restore the hub's folder from a backup; without it, the rounding error of the last soup is lost",
             )
         feedback = ErrorFeedback.load(own_state[RESIDUAL], lineage)
     rule = build_optimizer(recipe)

@@ -231,7 +231,7 @@ class CombinedSoups:
 
 def being_made() -> GymError:
     """Create the error for a combined soup that is not ready yet, after which contributors retry."""
-    return GymError(ErrorCode.BUSY, "a combined soup is being made for you", "request it again in a moment")
+    return GymError(ErrorCode.BUSY, "the combined soup is being created", "request it again in a moment")
 
 
 def _stored(state: HubState, total: IntegerSum, base: str) -> tuple[str, int]:

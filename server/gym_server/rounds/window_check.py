@@ -48,7 +48,7 @@ def require_window(
     window, merged = recorded["window"], recorded["merged"]
     lineage = _lineage(versions, recorded["parent"])
     if [weighed["update"] for weighed in window["updates"]] != merged:
-        raise _wrong(server_round, "lists updates other than the version's")
+        raise _wrong(server_round, "lists different updates from the version")
     for weighed in window["updates"]:
         base = manifest_of(weighed["update"]).base_digest
         if base != weighed["version"] or base not in lineage or lineage.index(base) != weighed["staleness"]:
@@ -85,5 +85,5 @@ def _wrong(server_round: int, what: str) -> GymError:
     return GymError(
         ErrorCode.STATE_CORRUPT,
         f"round {server_round}: the window that the ledger records {what}",
-        "the hub did not weigh the updates as its rules say",
+        "the hub did not weight the updates by its rules",
     )

@@ -287,7 +287,7 @@ async def _request(requests: Any) -> Any:
     try:
         return await _in_time(anext(aiter(requests)), REQUEST_SECONDS, "sent no request")
     except StopAsyncIteration:
-        raise GymError(ErrorCode.USAGE, "a call without a request") from None
+        raise GymError(ErrorCode.USAGE, "the call has no request") from None
 
 
 async def _in_time(work: Awaitable[Any], seconds: float, what: str) -> Any:

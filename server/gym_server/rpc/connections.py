@@ -64,7 +64,7 @@ def require_free(address: str) -> None:
                     raise GymError(
                         ErrorCode.ADDRESS_IN_USE,
                         f"cannot listen on {address}: another process listens on port {port}",
-                        "stop that one, change `listen`, or use --set listen=127.0.0.1:0",
+                        "stop that process, change `listen`, or use --set listen=127.0.0.1:0",
                     ) from error
 
 
@@ -91,7 +91,7 @@ class ConnectionLimiter:
         if _FILES.is_dir():
             self._thread.start()
         else:
-            log.warning("limits.connections_per_address: not on this system, which has no %s", _FILES)
+            log.warning("limits.connections_per_address is not enforced: this system has no %s", _FILES)
 
     @property
     def open(self) -> int | None:

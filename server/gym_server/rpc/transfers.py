@@ -226,7 +226,7 @@ class Transfers:
             if not self._may_know(contributor, ref.sha256):
                 raise GymError(
                     ErrorCode.NOT_FOUND,
-                    f"array {ref.name!r} names object {ref.sha256}, which was not uploaded",
+                    f"array {ref.name!r} refers to object {ref.sha256}, which was not uploaded",
                 )
 
     async def _append(
@@ -249,7 +249,7 @@ class Transfers:
             if offset + len(chunk.data) > declared:
                 raise GymError(
                     ErrorCode.TOO_LARGE,
-                    f"{counted(offset + len(chunk.data), 'byte')} or more sent, {declared} declared",
+                    f"the upload has {counted(offset + len(chunk.data), 'byte')} or more, but {declared} were declared",
                 )
             await heavily(file.write, chunk.data)
             offset += len(chunk.data)

@@ -241,12 +241,12 @@ class SeedTracker:
         """Return the fingerprint of the key in an announcement."""
         if not _LEAST_PORT <= request.port <= 65_535:
             raise GymError(
-                ErrorCode.USAGE, f"port {request.port} is not in {_LEAST_PORT} to 65535", "announce another"
+                ErrorCode.USAGE, f"port {request.port} is not in {_LEAST_PORT} to 65535", "announce another port"
             )
         if len(request.sha256) > MAX_OBJECTS or len(request.certificate_pem) > _MAX_CERTIFICATE_CHARS:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"an announcement of {counted(len(request.sha256), 'object')} with a certificate of "
+                f"the announcement has {counted(len(request.sha256), 'object')} and a certificate of "
                 f"{counted(len(request.certificate_pem), 'character')}; at most {MAX_OBJECTS} and "
                 f"{_MAX_CERTIFICATE_CHARS}",
             )

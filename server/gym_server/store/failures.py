@@ -22,7 +22,7 @@ _GONE = (
 )  # lost connections, shutdowns and too many connections, by prefix of the SQLSTATE
 _CODES = {
     "53100": (ErrorCode.DISK_FULL, "free space on the database's disk; then run the hub again"),
-    "25006": (ErrorCode.NOT_WRITABLE, "storage.database names a standby, or a read-only database"),
+    "25006": (ErrorCode.NOT_WRITABLE, "storage.database is a standby or a read-only database"),
     "42501": (ErrorCode.NOT_WRITABLE, "grant the role the right to create and change tables in the database"),
 }
 
@@ -88,7 +88,7 @@ def _meaning(url: URL, error: DBAPIError) -> Exception | None:
         code, hint = _CODES[state]
         return _away(name, cause, code, hint)
     if isinstance(error, DataError) and not url.drivername.startswith("sqlite"):
-        return GymError(ErrorCode.USAGE, f"a text or number that the database cannot store: {cause}")
+        return GymError(ErrorCode.USAGE, f"the database cannot store a text or number: {cause}")
     if not state and type(error).__name__ == "ProgrammingError" and hasattr(error.orig, "sqlstate"):
         return GymError(ErrorCode.CONFIG_INVALID, f"storage.database: {cause}", "correct the URL's options")
     if error.connection_invalidated or state.startswith(_GONE) or _never_connected(error, state):

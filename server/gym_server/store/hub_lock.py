@@ -71,7 +71,7 @@ class HubLock:
             self._check(tx)
         self._session = self._take()
         if self._session is None:
-            what = f"{self._database.shown}: the lock of this hub's broken connection is not free yet"
+            what = f"{self._database.shown}: the lock of this hub's broken connection is not released yet"
             raise StoreAway(GymError(ErrorCode.BUSY, what))
 
     def release(self) -> None:

@@ -145,7 +145,7 @@ class RemoteObjects:
             raise
         except Exception as error:  # noqa: BLE001 (each implementation raises its own exceptions)
             what = f"{self.shown}: {_first_line(error)}"
-            hint = "check the object store, and at the credentials in the environment"
+            hint = "check the object store, and the credentials in the environment"
             raise StoreAway(GymError(ErrorCode.UNAVAILABLE, what, hint)) from None
 
     def _fetch(self, path: str, part: Path) -> str:
@@ -192,7 +192,7 @@ def file_system(
     if "@" in urlsplit(url).netloc:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{option} holds credentials",
+            f"{option} contains credentials",
             "remove them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are read from the environment",
         )
     try:

@@ -186,7 +186,7 @@ class DeltaSoupStrategy(FedAvg):
             if not np.array_equal(array[kept], sent[kept], equal_nan=sent.dtype.kind == "f"):
                 raise GymError(
                     ErrorCode.UPDATE_REFUSED,
-                    f"array {key!r} differs where it is bool or not finite and must stay",
+                    f"array {key!r} changes values that are bool or not finite, which must stay the same",
                 )
             if sent.dtype.kind == "b":
                 continue

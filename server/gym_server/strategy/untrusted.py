@@ -79,7 +79,7 @@ def read_metrics(content: RecordDict, weighted_by: str) -> float:
                 float(number)  # raises OverflowError for an integer too large for a mean
         claimed = records[0].get(weighted_by)
         if not isinstance(claimed, int | float) or not (math.isfinite(claimed) and claimed > 0):
-            raise _refusal(f"its {weighted_by!r} is not one finite positive number")
+            raise _refusal(f"its {weighted_by!r} is not a finite positive number")
         return float(claimed)
 
 

@@ -66,8 +66,8 @@ class VariantChecks:
         if ahead > CLOCK_SKEW_SECONDS:
             raise GymError(
                 ErrorCode.CLOCK_SKEWED,
-                f"the variant's manifest was signed at a time {readable_seconds(ahead)} ahead of the hub's",
-                "set the clock of the machine that signed it, and sign it again (gym variant push)",
+                f"the variant's manifest was signed {readable_seconds(ahead)} ahead of the hub's clock",
+                "set the clock of the machine that signs, and sign the variant again (gym variant push)",
             )
         self.base_of(tx, manifest.base_digest, refuse=True)
         self._check_room(tx, manifest)
@@ -120,7 +120,7 @@ class VariantChecks:
         if len(names) > MAX_READERS:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"{counted(len(names), 'reader')}; at most {MAX_READERS}",
+                f"{counted(len(names), 'reader')} requested; at most {MAX_READERS} are allowed",
                 f"pass fewer, or {EVERYONE!r} for everyone",
             )
         wanted = {name for name in names if name != EVERYONE}
@@ -130,7 +130,7 @@ class VariantChecks:
             raise GymError(
                 ErrorCode.NOT_FOUND,
                 f"no contributor {shown} at this hub",
-                "name readers by id: `gym-client id`",
+                "pass the readers' ids, from gym-client id",
             )
 
     def has_file(self, manifest: VariantManifest) -> bool:
@@ -167,11 +167,11 @@ class VariantChecks:
         if not refuse:
             return "unknown"
         last = tx.execute(select(versions).order_by(versions.c.height.desc()).limit(1)).first()
-        newest = f"its versions end with {last.height}, {last.digest}" if last else "it has no version yet"
+        newest = f"its newest version is {last.height}, {last.digest}" if last else "it has no version yet"
         raise GymError(
             ErrorCode.BASE_MISMATCH,
             f"the variant is for base {digest}; this hub's base is {self._base.digest}, and {newest}",
-            "create it on one of these, or on a folder written by `gym-server model`",
+            "create the variant on one of these, or on a folder written by `gym-server model`",
         )
 
 

@@ -103,14 +103,14 @@ class HubVariants:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
                 "this hub does not store variants",
-                "ask its coordinator (variants.enabled)",
+                "ask its coordinator to set variants.enabled",
             )
         signed = SignedVariant.parse(document)
         signed.verify()
         if signed.manifest.owner != caller:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"the variant is signed for {signed.manifest.owner}, but {caller} sends it",
+                f"the variant is signed for {signed.manifest.owner}, but was sent by {caller}",
                 "only the owner of a variant can upload it",
             )
         with self._database.reading() as tx:

@@ -214,8 +214,8 @@ def test_a_privacy_budget_writes_all_that_it_needs_and_says_which_rule_it_became
     event = NoiseEvent(noise_multiplier=config.privacy.noise_multiplier, count=config.rounds.num_rounds)
     assert 7.9 < epsilon([event], config.privacy.target_delta) <= 8
     said = " ".join(done.output.split())
-    assert f"privacy: the rule is {rule}; noise_multiplier 1.8989 is epsilon 8 for 10 rounds" in said
-    assert ("it is root_gate, which withstands more" in said) is not rows
+    assert f"privacy: the rule is {rule}; noise_multiplier 1.8989 gives epsilon 8 for 10 rounds" in said
+    assert ("the rule is root_gate, which withstands more" in said) is not rows
     assert "a base of 2.41M weights the noise is 983 times as long as the longest update" in said
     assert "nobody can be outvoted" not in said
 

@@ -112,7 +112,7 @@ def test_held_out_rows_of_which_nothing_fits_are_refused_and_some_are_noted(fold
     ("score", "said"),
     [
         ("participation", "participation pays for noise"),
-        ("estimate", "with 1 held-out row scores are uncertain"),
+        ("estimate", "scores on 1 held-out row are uncertain"),
     ],
 )
 def test_held_out_rows_that_judge_the_pay_badly_or_not_at_all_are_noted(
@@ -160,7 +160,7 @@ def test_more_rounds_than_the_budget_pays_for_are_refused_with_what_to_write(
     )
     error = refusal(folder)
     assert error.code is ErrorCode.CONFIG_INVALID
-    assert "pays for 3 more rounds" in error.message
+    assert "allows 3 more rounds" in error.message
     assert "rounds.num_rounds 5" in error.message
     needed = re.search(r"privacy.noise_multiplier: ([\d.]+)", error.hint)
     assert needed is not None

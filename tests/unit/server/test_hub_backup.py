@@ -476,7 +476,7 @@ def test_a_host_that_only_the_backup_names_is_not_connected_to(
         forge(scene, {key: place})
         reached = []
         threading.Thread(target=lambda: reached.append(listener.accept()[0].close()), daemon=True).start()
-        with pytest.raises(GymError, match="that you name") as caught:
+        with pytest.raises(GymError, match="that you specify") as caught:
             restore(scene.place, scene.folder / "new")
         assert not reached
     assert caught.value.code is ErrorCode.CONFIG_INVALID

@@ -152,7 +152,7 @@ def test_a_hub_that_promised_privacy_to_somebody_will_not_run_without(
     with Federation.open(folder) as fed:
         PrivateRounds(fed).collect()
     rewrite(folder, privacy=None)
-    with Federation.open(folder) as fed, pytest.raises(GymError, match="put the privacy section back"):
+    with Federation.open(folder) as fed, pytest.raises(GymError, match="restore the privacy section"):
         privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)
 
 
@@ -274,7 +274,7 @@ def test_a_refusal_is_in_the_record_sealed_and_its_reason_for_the_contributor_al
 ) -> None:
     number = hub.collect()
     receipt = hub.send("ann", number, hub.delta("ann", 77))
-    assert "already has update" in receipt.reason
+    assert "already sent update" in receipt.reason
     assert hub.entries("verdict") == []
     assert hub.entries("sealed")[-1].keys() == {
         "server_round",

@@ -20,7 +20,7 @@ def lines(fingerprint: str = KEY, port: int = 9443, folder: str = "hub", **setti
 def test_a_hub_that_names_no_address_for_others_says_so_instead_of_a_line_that_fails() -> None:
     found = lines(listen="0.0.0.0:9443")
     assert found == {
-        "nobody can join yet": "set advertise: HOST:PORT in hub/gym-server.yaml, as others reach this machine"
+        "nobody can join yet": "set advertise: HOST:PORT in hub/gym-server.yaml, this machine's address for others"
     }
 
 

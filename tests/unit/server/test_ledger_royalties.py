@@ -222,7 +222,7 @@ def test_more_than_can_be_counted_is_not_credited(hub: Federation) -> None:
         record(hub.state, "more", attribute_use(hub.base, hub.database, {"2": 1}, 6, "equal"))
     assert caught.value.code is ErrorCode.TOO_LARGE
     assert sum(balance(hub, who) for who in (ANN, BOB)) > 2**51
-    with pytest.raises(GymError, match="--amount is at most 1000000000"):
+    with pytest.raises(GymError, match="--amount may be at most 1000000000"):
         run(hub, "attribute", "--amount", str(2**63), "--version", "1")
     with pytest.raises(ValueError, match="pool"):
         RewardsConfig(pool=10**19)

@@ -57,7 +57,7 @@ def test_what_is_set_holds_above_the_file_and_the_command_line_and_is_shown_as_s
     assert found["digest"] == entry["after"] != before
     assert found["overridden"] == {"codec.codec": "bitdelta", "recipe.max_steps": 50}
     lines = hub.run("recipe", "show", as_json=False)
-    assert "recipe.max_steps: 40  (set by gym-server recipe set; gym-server.yaml says 50)" in lines.replace(
+    assert "recipe.max_steps: 40  (set by gym-server recipe set; gym-server.yaml has 50)" in lines.replace(
         "\n", " "
     )
     with hub.opened("recipe.max_steps=7") as fed:
@@ -90,7 +90,7 @@ def test_what_the_config_refuses_is_refused(hub: Hub) -> None:
         (["rounds.num_rounds=4"], usage, "not of the form recipe.key=value"),
         (["recipe=4"], usage, "not of the form"),
         (["recipe.max_steps"], usage, "not of the form"),
-        (["recipe.max_steps=50"], usage, "this is already the recipe"),
+        (["recipe.max_steps=50"], usage, "these settings do not change the recipe"),
         (["recipe.seed=1", "--reason", "a\nb"], usage, "not printable"),
     ):
         with pytest.raises(GymError) as refused:

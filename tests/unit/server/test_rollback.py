@@ -105,7 +105,7 @@ def test_a_parent_that_the_ledger_does_not_say_is_found(hub: Federation, model: 
         merge_next(hub, model)
     with hub.database.transaction() as tx:
         tx.execute(update(versions).where(versions.c.height == 3).values(parent=1))
-    with pytest.raises(GymError, match="its parent is 1, which the ledger does not say"):
+    with pytest.raises(GymError, match="its parent is 1, which differs from the ledger"):
         hub.ledger.verify()
 
 

@@ -106,8 +106,8 @@ def test_the_rank_of_an_update_is_compared_with_its_own_task(hub: Judged, tmp_pa
         found = [screen.flaw(delta, of_round(number)) for number in (1, 2, 3, 4)]
     assert (found[0], found[2]) == (None, None)
     assert [str(flaw)[-20:] for flaw in (found[1], found[3])] == [
-        "but the round's is 2",
-        "but the round's is 3",
+        "over the round's rank of 2",
+        "over the round's rank of 3",
     ]
 
 

@@ -88,7 +88,7 @@ def test_an_ended_certificate_is_refused_and_one_that_ends_soon_is_noted(
 ) -> None:
     request, chain = certificate_request((hub / "keys" / "tls.key").read_bytes(), "hub"), tmp_path / "c.pem"
     chain.write_bytes(authority.sign(request, days=0))
-    assert "ended on" in refusal(hub, "add", str(chain)).message
+    assert "expired on" in refusal(hub, "add", str(chain)).message
     chain.write_bytes(authority.sign(request, days=10))
     run(hub, "add", str(chain))
     assert "ends on" in note_on_certificate(hub)

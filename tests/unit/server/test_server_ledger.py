@@ -206,7 +206,7 @@ def test_a_count_of_heads_that_is_no_number_makes_an_export_invalid(written: Led
 def test_the_newest_head_that_was_deleted_is_missed_at_the_start(written: Ledger, database: Database) -> None:
     with database.transaction() as tx:
         tx.execute(ledger_heads.delete().where(ledger_heads.c.size == 4))
-    with pytest.raises(GymError, match="entries 3 to 4 are under no signed head"):
+    with pytest.raises(GymError, match="no signed head covers entries 3 to 4"):
         written.check_heads()
 
 
@@ -268,11 +268,11 @@ def test_what_was_written_without_the_key_is_found_and_never_signed(
     written: Ledger, database: Database, after: int
 ) -> None:
     rewrite(database, after)
-    with pytest.raises(GymError, match=f"entries {after + 1} to 4 are under no signed head"):
+    with pytest.raises(GymError, match=f"no signed head covers entries {after + 1} to 4"):
         written.verify()
     for ledger_of_it in (written, Ledger(database, written._key)):
         with (
-            pytest.raises(GymError, match=f"entry {after + 1} is under no signed head"),
+            pytest.raises(GymError, match=f"no signed head covers entry {after + 1}"),
             database.transaction() as tx,
         ):
             ledger_of_it.append(tx, "note", {"contributor": ANN})

@@ -169,7 +169,7 @@ def test_what_a_killed_process_left_of_a_fetch_goes_at_the_next_start(tmp_path: 
 
 
 def test_credentials_in_a_url_are_refused_and_not_repeated(tmp_path: Path) -> None:
-    with pytest.raises(GymError, match="holds credentials") as refusal:
+    with pytest.raises(GymError, match="contains credentials") as refusal:
         ObjectStore("s3://KEY:Grebe-2-Sorrel@bucket/hub".replace("KEY", "AKIA"), tmp_path)
     assert refusal.value.code is ErrorCode.CONFIG_INVALID
     assert "Grebe" not in f"{refusal.value} {refusal.value.hint}"
