@@ -1,6 +1,6 @@
 """Remove what `gym-client` has written on this machine: its files, the service file and the link handler.
 
-By default, `gym` keeps variants, models and data sets in the same folder. They are listed, but not deleted.
+By default, `gym` keeps variants, models and datasets in the same folder. They are listed, but not deleted.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gym_fed.trust.ledger.entries import Entry
 
 
 def pushed_to(home: Home, name: str) -> list[ServerPin]:
-    """List the hubs that still have a variant of this name, according to this home's receipts."""
+    """List the hubs that still have a variant with this name, according to this home's receipts."""
     held: dict[str, bool] = {}
     for receipt in home.receipts():
         if receipt.get("variant") == name and isinstance(receipt.get("held"), bool):

@@ -1,4 +1,4 @@
-"""Push, pull, list and remove personal variants at a hub."""
+"""Push, pull, list and remove personal variants on a hub."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class PulledVariant:
 
 
 def sign_variant(client: HubClient, manifest: VariantManifest) -> SignedVariant:
-    """Sign a manifest for the account at the hub, with the key that the hub knows for the account."""
+    """Sign a manifest for the account on the hub, with the key that the hub knows for the account."""
     issued_at = int(client.now("PutVariant"))
     own = manifest.model_copy(update={"owner": client.pin.contributor, "issued_at": issued_at})
     return SignedVariant.sign(own, key_for(client.home, client.pin))
@@ -87,7 +87,7 @@ def to_push(
 
     Args:
         client: Client of the hub.
-        manifest: The manifest; its owner is replaced with the account at the hub.
+        manifest: The manifest; its owner is replaced with the account on the hub.
         signed: The manifest signed earlier; None if there is none.
     """
     present = key_for(client.home, client.pin).public_key
@@ -101,7 +101,7 @@ def to_push(
 
 
 def held_variant(client: HubClient, name: str) -> SignedVariant | None:
-    """Return the hub's copy of the account's variant of this name; None if there is no valid one."""
+    """Return the hub's copy of the account's variant with this name; None if there is no valid one."""
     try:
         return get_variant(client, "", name).signed
     except GymError as error:
@@ -123,7 +123,7 @@ def push_variant(
     Args:
         client: Client of the hub.
         delta: The file that the manifest refers to.
-        signed: The manifest, signed by the account at the hub.
+        signed: The manifest, signed by the account on the hub.
         readers: Ids of other accounts that may read it, ``*`` for everyone enrolled; None leaves them unchanged.
         progress: Called with the upload's progress.
         should_stop: Checked between chunks.

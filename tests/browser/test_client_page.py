@@ -180,7 +180,7 @@ def test_a_link_that_opened_the_page_is_shown_for_consent_and_nothing_starts(
         page.get_by_text("This invite is incomplete").wait_for()
         assert page.locator("#main img").count() == 0
         assert jobs.list() == []
-        page.locator("summary", has_text="Open invites by a click").press("Enter")
+        page.locator("summary", has_text="Open invites with a click").press("Enter")
         page.get_by_role("button", name="Open invites with this page").wait_for()
     finally:
         server.stop()

@@ -1,4 +1,4 @@
-"""A contributor's account at a hub: receipts, verdicts, balance and residuals."""
+"""A contributor's account on a hub: receipts, verdicts, balance and residuals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
 class Account:
-    """The contributor's account at one hub.
+    """The contributor's account on one hub.
 
     Args:
         home: The home that stores receipts and residuals.
@@ -150,7 +150,7 @@ class Account:
 def spent_in_words(spent: Mapping[str, Any]) -> str:
     """Describe ``privacy`` of a parsed account, which is not empty."""
     return (
-        f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on your updates of "
+        f"privacy on the hub: epsilon {spent['epsilon']:.3g} is spent on your updates of "
         f"{counted(spent['rounds'], 'round')} (delta {spent['target_delta']:g})"
     )
 

@@ -36,20 +36,20 @@ class Policy(StrictModel):
     """Maximum length of a row in tokens."""
 
     max_audit_bytes: int = Field(default=4 << 30, ge=0)
-    """Maximum bytes kept in this home to answer audits, for hubs that audit updates. A task that needs more is
+    """Maximum number of bytes kept in this home to answer audits, for hubs that audit updates. A task that needs more is
     refused."""
 
     max_update_bytes: int = Field(default=1 << 30, ge=1)
-    """Maximum bytes of the upload of one round."""
+    """Maximum size of one round's upload in bytes."""
 
     max_download_bytes: int = Field(default=16 << 30, ge=1)
-    """Maximum bytes downloaded for one task."""
+    """Maximum number of bytes downloaded for one task."""
 
     max_total_download_bytes: int | None = Field(default=None, ge=1)
-    """Maximum bytes downloaded in one run of ``join``, including all rounds. None: no limit."""
+    """Maximum number of bytes downloaded in one run of ``join``, including all rounds. None: no limit."""
 
     max_base_bytes: int = Field(default=64 << 30, ge=1)
-    """Maximum bytes of a base model downloaded from a hub."""
+    """Maximum size in bytes of a base model downloaded from a hub."""
 
     max_seconds: float = Field(default=4 * 3600.0, gt=0)
     """Time limit of one task in seconds: training, distillation of scales, encoding, and reading the suites that the
@@ -75,7 +75,7 @@ class Policy(StrictModel):
     """Allowed kinds of fine-tuning; by default all built-in ones that a hub can request."""
 
     max_optimizer_state_bytes: int = Field(default=16 << 30, ge=0)
-    """Maximum bytes of AdamW's moments, 8 per weight, that are kept for one update under
+    """Maximum size in bytes of AdamW's moments (8 bytes per weight) that are kept for one update under
     ``recipe.keep_optimizer_state``. A task that needs more is refused."""
 
     max_epsilon: float | None = Field(default=None, gt=0)
@@ -107,7 +107,7 @@ class Policy(StrictModel):
     states this consent; the newest update decides."""
 
     seeding: SeedingPolicy | None = None
-    """Exchange of public objects with other contributors, at hubs that allow it (docs/seeding.md); by default none."""
+    """Exchange of public objects with other contributors, on hubs that allow it (docs/seeding.md); by default none."""
 
     mirrors: bool = True
     """True to download public objects from the mirrors that a hub names, which then learn this machine's address."""

@@ -56,7 +56,7 @@ class TaskObjects:
         Args:
             task: The task on the wire.
             spec: The task of a round; None for other messages.
-            hooks: Callbacks for progress and stop.
+            hooks: Callbacks for progress and stopping.
             retry: Retries an action while the hub is unreachable.
             again: True if the hub deleted a soup during its download.
 
@@ -69,7 +69,7 @@ class TaskObjects:
         """
         check_counts(task.content)
         refs = references(task.content)
-        passing = [self.cache.path(ref.sha256) for ref in refs if ref.stype != DELTA_STYPE]
+        temporary_files = [self.cache.path(ref.sha256) for ref in refs if ref.stype != DELTA_STYPE]
         sums = VersionSum(self._home.versions(spec.server)) if spec is not None else None
         start = end = ""
         if sums is not None and spec is not None and (summed := spec.soups[first_summed(spec.soups) :]):
@@ -89,7 +89,7 @@ class TaskObjects:
             def progress(done: int, _: int, before: int = before) -> None:
                 hooks.progress("fetch", before + done, total, None)
 
-            def bring(ref: pb.ArrayRef = ref, progress: Callable[[int, int], None] = progress) -> Path:
+            def fetch_object(ref: pb.ArrayRef = ref, progress: Callable[[int, int], None] = progress) -> Path:
                 return download(
                     self._client,
                     self.cache,
@@ -102,7 +102,7 @@ class TaskObjects:
                 )
 
             try:
-                retry(bring)
+                retry(fetch_object)
             except GymError as error:
                 if error.code is not ErrorCode.NOT_FOUND or start == end or again:
                     raise
@@ -112,7 +112,7 @@ class TaskObjects:
                 self._fetched += ref.size_bytes
         if sums is not None and start != end:
             move_file(self.cache.path(refs[-1].sha256), sums.combined(start, end))
-        return passing
+        return temporary_files
 
     def _combined(self, spec: TaskSpec, start: str, retry: Retry) -> tuple[str, pb.ArrayRef]:
         """Return the version to start from (``start`` or the first) and the object that leads to the task's version."""

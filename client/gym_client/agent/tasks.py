@@ -1,4 +1,4 @@
-"""Task folders, which keep content, checkpoints and the finished update if the agent is killed."""
+"""Task folders, which preserve a task, its checkpoints and its finished update if the agent is killed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TaskFolder:
         write_atomically(self.path / "task.json", identity)
 
     def prepare_run(self) -> Path:
-        """Return the folder of the training run, after deleting one that was killed before training started."""
+        """Return the training run's folder; first delete a run that was killed before its training started."""
         if self.run.exists() and not (self.run / "run.json").exists():
             shutil.rmtree(self.run)
         return self.run

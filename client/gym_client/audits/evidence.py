@@ -93,7 +93,7 @@ def begin_record(
         spec: The task, which requires audits.
         folder: The task's folder.
         data: The contributor's rows.
-        max_bytes: Maximum bytes of all evidence in this home.
+        max_bytes: Maximum total size of the evidence in this home, in bytes.
         now: The hub's time in Unix seconds.
     """
     from gym_fed.training.audits.recorder import StepRecorder

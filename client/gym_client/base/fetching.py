@@ -143,7 +143,7 @@ def fetch_files(
     should_stop: Callable[[], bool],
     count: Callable[[int], None],
 ) -> None:
-    """Download the files that are missing in ``folder``; call again to resume.
+    """Download the files that are missing from ``folder``; call again to resume.
 
     Args:
         client: Client of the hub; the caller must have an account there.

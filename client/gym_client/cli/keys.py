@@ -24,7 +24,7 @@ key_app = App(
 
 @key_app.command()
 def show(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
-    """Show the public key, whether the private key is encrypted, and the account at each hub."""
+    """Show the public key, whether the private key is encrypted, and the account on each hub."""
     from gym_client.identity.keystore import Keystore
     from gym_client.identity.pins import enrolled
 
@@ -169,7 +169,7 @@ def rotate(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Replace the key of your accounts at all hubs; their ids stay. The same command resumes a rotation."""
+    """Replace the key of your accounts on all hubs; their ids stay. The same command resumes a rotation."""
     from gym_client.hub.rotation import rotate as run
 
     folder = open_home(home, passphrase_file)
@@ -191,7 +191,7 @@ def revoke(
     contributor: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", help="Id of the account, if this home has none at the hub.", show_default=False
+            metavar="ID", help="Id of the account, if this home has none on the hub.", show_default=False
         ),
     ] = None,
     key_file: Annotated[
@@ -286,5 +286,5 @@ def _report(servers: list[dict[str, Any]], done: str, remedy: str, as_json: bool
             out.print(text)
     failed = [GymError.from_dict(line["error"]) for line in servers if not line[done]]
     if failed:
-        err.print(f"not completed at every hub; {remedy}")
+        err.print(f"not completed on every hub; {remedy}")
         raise typer.Exit(failed[0].exit_code)

@@ -136,7 +136,7 @@ def compare(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare another contributor's head with those seen here. If they conflict, store the proof of a fork."""
+    """Compare another contributor's head with those seen by this home. If they conflict, store the proof of a fork."""
     from gym_client.hub.heads import Heads
     from gym_client.hub.known import enrolled_client
     from gym_fed.trust.ledger.heads import EntryProof, SignedHead
@@ -174,7 +174,7 @@ def compare(
     print_result(
         as_json,
         {"same": True, "server": pin.server, "size": theirs.size, "heads": before},
-        f"same ledger: their head of {counted(theirs.size, 'entry')} agrees with {counted(before, 'head')} seen here",
+        f"same ledger: their head of {counted(theirs.size, 'entry')} agrees with {counted(before, 'head')} seen before",
     )
 
 

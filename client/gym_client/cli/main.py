@@ -48,7 +48,7 @@ class _ClientCommands(CommandGroup):
             "leave": "withdraw from a hub; what you earned stays yours",
         },
         "Check": {
-            "privacy": "the epsilon spent by each of your data sets",
+            "privacy": "the epsilon spent by each of your datasets",
             "ledger": "check that the hub's ledger is consistent",
             "audit": "check how updates were trained",
         },
@@ -245,7 +245,7 @@ def status(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show your balance at a hub, and the verdicts on your updates."""
+    """Show your balance on a hub, and the verdicts on your updates."""
     from gym_client.cli.terminal import account_table, traffic_line
     from gym_client.hub.known import enrolled_client
     from gym_client.hub.replies import parse_verdicts
@@ -306,7 +306,7 @@ def leave(
 
 @app.command()
 def privacy(home: HomeFolder = None, as_json: AsJson = False) -> None:
-    """Show the epsilon spent by each data set, per hub and in total."""
+    """Show the epsilon spent by each dataset, per hub and in total."""
     from gym_client.cli.terminal import privacy_table
     from gym_client.identity.home import Home
     from gym_client.privacy.book import PrivacyBook

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _MANY_PASSES = 5
-"""Passes over the rows per round from which the offer displays their number, since the model may memorize rows."""
+"""Number of passes over the rows per round from which the offer shows it, since the model may memorize rows."""
 _BF16_BYTES = 2
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
 """Lower bounds, in bits, for values that change every round. Changes below 64 MiB, 1 MiB and 64 rounds do not change
@@ -116,9 +116,9 @@ class Offer:
                 terms[name] = max(least, terms[name].bit_length())
         terms["recipe"]["learning_rate"] = math.frexp(self.recipe["learning_rate"])[1]
         if (central := terms["privacy"]["central"]) is not None:
-            passing = (*_SPENT, "clipping_norm") if central.get("adaptive_clipping") else _SPENT
+            excluded = (*_SPENT, "clipping_norm") if central.get("adaptive_clipping") else _SPENT
             terms["privacy"]["central"] = {
-                name: value for name, value in central.items() if name not in passing
+                name: value for name, value in central.items() if name not in excluded
             }
         return terms
 
@@ -236,7 +236,7 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     """Count the rows that a round will learn from, by encoding them in the same way.
 
     Raises:
-        GymError: Errors from ``require_rows``; ``DATA_INVALID`` if no row can be learned, or if the model's chat
+        GymError: Errors from ``require_rows``; ``DATA_INVALID`` if no row can be trained on, or if the model's chat
             template rejects a row.
     """
     from gym_fed.base.models import quiet_loading

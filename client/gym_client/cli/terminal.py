@@ -253,7 +253,7 @@ def traffic_line(account: dict[str, Any]) -> str:
 
 
 def privacy_table(rows: list[dict[str, Any]]) -> TextTable:
-    """Create the table of privacy spending by data set and hub."""
+    """Create the table of privacy spending by dataset and hub."""
     table = TextTable("data", "hub", "updates", "steps", "epsilon", "delta")
     for row in rows:
         for server, there in row["hubs"].items():

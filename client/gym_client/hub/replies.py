@@ -129,7 +129,7 @@ def _is(value: object, kind: Kind) -> bool:
 def parse_receipt(text: str) -> dict[str, Any]:
     """Parse the receipt of a submitted reply, without verifying it.
 
-    Only the fields of receipts are kept: a home stores it next to fields of its own, such as an accepted restore.
+    Only the fields of receipts are kept: a home stores it next to its own fields, such as an accepted restore.
 
     Raises:
         GymError: ``INTERNAL``; see ``parse_object``.

@@ -55,7 +55,7 @@ def revoke(
 
     Args:
         home: The home with the accounts.
-        key: The key that signs the revocation; None for the account's key at each hub.
+        key: The key that signs the revocation; None for the account's key on each hub.
         address: Address of the hub; None for all hubs.
         contributor: Id of the account, if the home has no account at ``address``.
 

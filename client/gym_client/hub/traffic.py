@@ -21,7 +21,7 @@ _SECONDS_A_CALL = 10
 
 _SETTING = "down_bytes_per_second"
 _ENOUGH_BYTES = 1_000_000
-_UNKNOWN = "unknown, since nothing large was downloaded here before"
+_UNKNOWN = "unknown, since nothing large was downloaded to this home before"
 
 
 @dataclass(frozen=True)

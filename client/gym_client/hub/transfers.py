@@ -21,7 +21,7 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 CALL_BYTES = 64 * CHUNK_BYTES
-"""Maximum bytes of one upload call, which bounds its deadline; the next call continues after them."""
+"""Maximum number of bytes in one upload call, which bounds its deadline; the next call continues after them."""
 
 Progress = Callable[[int, int], None]
 """Called with the completed and total bytes."""
@@ -196,7 +196,7 @@ def upload(
 
     Args:
         client: Client of the hub.
-        sha256: Hex digest of the file, which is its name at the hub.
+        sha256: Hex digest of the file, which is its name on the hub.
         path: Path of the file.
         progress: Called after each chunk that is passed to the network.
         should_stop: Checked between chunks; True stops the upload.

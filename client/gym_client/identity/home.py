@@ -48,7 +48,7 @@ class Home:
 
     @property
     def key(self) -> SigningKey:
-        """The contributor's newest Ed25519 key, generated on first use. See ``pins.key_for`` for the key at a hub."""
+        """The contributor's newest Ed25519 key, generated on first use. See ``pins.key_for`` for the key on a hub."""
         return Keystore(self.folder).main()
 
     @property

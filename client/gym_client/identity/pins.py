@@ -1,6 +1,6 @@
 """Pins of trusted hubs: one file per address with the fingerprint of the key, the certificate and the hub's id.
 
-A pin also records the home's key and account at that hub.
+A pin also records the home's key and account on that hub.
 """
 
 from __future__ import annotations
@@ -127,11 +127,12 @@ def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) ->
         if other.fingerprint == pin.fingerprint and same_ledger:
             continue
         key_kind = "TLS key" if same_ledger else "ledger key"
+        keys = (other.fingerprint, pin.fingerprint) if same_ledger else (other.ledger_key, ledger_key)
         own = pin_path(home, Address.parse(pin.address))
         raise GymError(
             ErrorCode.SERVER_KEY_CHANGED,
             f"{pin.address} claims to be the hub {server}, which is known at {other.address} with a different "
-            f"{key_kind}: pinned {other.fingerprint}, found {pin.fingerprint}",
+            f"{key_kind}: pinned {keys[0]}, found {keys[1]}",
             "one address imitates the other: ask the coordinator for the fingerprint. If the hub has moved and has "
             f"a different TLS key, delete {path} and join again; if not, delete {own}",
         )
@@ -156,7 +157,7 @@ def parse_fingerprint(text: str) -> str:
 
 
 def key_for(home: Home, pin: ServerPin) -> SigningKey:
-    """Return the key of this home's account at a hub.
+    """Return the key of this home's account on a hub.
 
     Raises:
         GymError: ``STATE_LOCKED`` during an unfinished rotation.

@@ -23,7 +23,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.mirrors.folder import MirrorFolder
 
 NAME = "mirror"
-"""Name of the mirror's account at the hub."""
+"""Name of the mirror's account on the hub."""
 
 
 def follow(out: Path, server: str, fingerprint: str | None, invite: str | None) -> None:

@@ -51,7 +51,7 @@ class Follower:
 
     Args:
         folder: The mirror's folder.
-        client: Client of the hub, which uses the mirror folder's home and is enrolled at the hub.
+        client: Client of the hub, which uses the mirror folder's home and is enrolled on the hub.
         display: Displays what is fetched, and outages.
         stop: Event that ends ``follow``.
     """

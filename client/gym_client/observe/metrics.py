@@ -36,7 +36,7 @@ ROWS = (
     ),
     MetricRow("gym_client_phase_progress", "Finished share of the current phase", ("phase",)),
     MetricRow("gym_client_train_loss", "Loss of the last training step, nats"),
-    MetricRow("gym_client_balance_credits", "Balance at the hub"),
+    MetricRow("gym_client_balance_credits", "Balance on the hub"),
 )
 """All metric families of the agent."""
 

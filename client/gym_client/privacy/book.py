@@ -1,11 +1,11 @@
-"""The privacy book: the privacy spending of each data set over all hubs, in ``privacy.jsonl`` in the home.
+"""The privacy book: the privacy spending of each dataset over all hubs, in ``privacy.jsonl`` in the home.
 
 A line is written durably before an update is signed, and nothing unsigned leaves this machine. The book therefore never
 contains less than was spent. An update is charged once, even if it is sent repeatedly. Training that is lost in a crash
 is not charged, since its noise is not in any sent update. After a crash between charge and signature, training resumes
 from its last checkpoint and produces the same update, which is not charged again.
 
-A data set is identified by the digest of its file, so the same rows in another file are a separate entry. Training
+A dataset is identified by the digest of its file, so the same rows in another file are a separate entry. Training
 outside of rounds (`gym train`) is not recorded.
 """
 
@@ -112,7 +112,7 @@ class PrivacyBook:
         return epsilon([*(c.event() for c in own), *more], min(deltas)) if deltas else 0.0
 
     def summary(self) -> list[dict[str, Any]]:
-        """Summarize the spending of each data set, with its hubs."""
+        """Summarize the spending of each dataset, with its hubs."""
         from gym_fed.privacy.accountant import epsilon
 
         charges = self.charges()

@@ -129,8 +129,8 @@ class PrivacyTerms:
     Attributes:
         epsilon_per_round: Epsilon of an example in one round; None without ``recipe.privacy`` (infinite).
         epsilon_after_all: Epsilon after ``num_rounds`` rounds of this hub alone.
-        epsilon_spent: Epsilon that was already spent on this data at all hubs.
-        epsilon_with_spent: Epsilon at all hubs after all rounds of this hub.
+        epsilon_spent: Epsilon that was already spent on this data across all hubs.
+        epsilon_with_spent: Epsilon across all hubs after all rounds of this hub.
         target_delta: Delta of these epsilons.
         num_rounds: Number of rounds of the hub.
         local: Privacy settings of the recipe.

@@ -35,13 +35,13 @@ class SeedingPolicy(StrictModel):
     """Maximum upload rate to all others together; ``max_upload_bytes_per_second`` also applies."""
 
     max_bytes_per_day: int = Field(default=10 << 30, ge=0)
-    """Maximum bytes served per day (UTC)."""
+    """Maximum number of bytes served per day (UTC)."""
 
     max_downloads: int = Field(default=2, ge=1, le=64)
     """Maximum downloads served at once. Few are better: a contributor that gets an object sooner serves it sooner."""
 
     max_disk_bytes: int = Field(default=1 << 30, ge=0)
-    """Maximum bytes of soups kept for serving."""
+    """Maximum total size in bytes of soups kept for serving."""
 
     serves: list[Kind] = Field(default_factory=lambda: list(get_args(Kind)))
     """Kinds of objects that are served: files of the base, and soups with their sums."""

@@ -287,7 +287,7 @@ class Seeding:
         os.replace(unverified, part)
 
     def _end_search(self, failed: _Failed) -> None:
-        """Release the last seeder's slot at the hub, and report the seeder's failure."""
+        """Release the last seeder's slot on the hub, and report the seeder's failure."""
         try:
             request = pb.FindSeederRequest(failed=failed.broken, busy=failed.busy)
             self._client.call("FindSeeder", request, _END_SECONDS)

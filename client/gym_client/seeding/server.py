@@ -219,4 +219,4 @@ def _busy() -> GymError:
 
 
 def _not_served() -> GymError:
-    return GymError(ErrorCode.NOT_FOUND, "the object is not served here")
+    return GymError(ErrorCode.NOT_FOUND, "this contributor does not serve the object")

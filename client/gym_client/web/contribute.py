@@ -195,12 +195,12 @@ def routes(place: Workplace) -> APIRouter:
 
     @router.get("/join/account")
     def account(server: AskedServer, visitor: Looking) -> dict[str, Any]:
-        """Return the balance and verdicts at a hub, from `gym-client status`."""
+        """Return the balance and verdicts on a hub, from `gym-client status`."""
         return _report(place, "status", server)
 
     @router.get("/join/rewards")
     def rewards(server: AskedServer, visitor: Looking) -> dict[str, Any]:
-        """Return the scores and credits of each round at a hub, from `gym-client rewards`."""
+        """Return the scores and credits of each round on a hub, from `gym-client rewards`."""
         return _report(place, "rewards", server)
 
     @router.post("/join/leave")

@@ -18,7 +18,7 @@ from gym_fed.web.app import Changing, Looking
 
 class UninstallRequest(StrictModel):
     abandon: bool = False
-    """True to lose the accounts at hubs that were not left."""
+    """True to abandon the accounts on hubs that the client has not left."""
 
 
 def uninstall_routes(place: Workplace, ended: Callable[[], None]) -> APIRouter:

@@ -2,7 +2,7 @@
 
 A session token is ``contributor.node.expiry.hmac``. The HMAC key is on disk, so sessions survive restarts. The HMAC
 covers the hub's id, its TLS key, the account's public key and its time of enrolment. A session is therefore valid only
-at this hub. It ends when the key is replaced or revoked, or when the account leaves, even if the account returns later.
+on this hub. It ends when the key is replaced or revoked, or when the account leaves, even if the account returns later.
 To end all sessions, delete `keys/session.key` and restart the hub.
 """
 
@@ -171,7 +171,7 @@ class Accounts:
                 what = "revoked" if key.status == "revoked" else "replaced by another key"
                 raise GymError(
                     ErrorCode.KEY_REVOKED,
-                    f"this key of {contributor} was {what} here",
+                    f"this key of {contributor} was {what} on this hub",
                     "enrol with the account's current key, or with a new key as a new contributor",
                 )
             if status == "left":
@@ -346,7 +346,7 @@ class Accounts:
         if len(work) > _MAX_WORK_BYTES or not work_is_done(self._server, public_key, work, self.work_bits):
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"enrolment here needs a proof of work of {counted(self.work_bits, 'bit')}, but no valid one was sent",
+                f"this hub requires a proof of work of {counted(self.work_bits, 'bit')} to enrol, but no valid one was sent",
                 "gym-client join computes it: about a second on one core at 20 bits",
             )
 

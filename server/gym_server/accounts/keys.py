@@ -88,7 +88,7 @@ class Keys:
         with self._database.reading() as tx:
             row = key_row(tx, public_key)
         if row is None:
-            raise GymError(ErrorCode.UNAUTHENTICATED, "this key is not enrolled here", "enrol it first")
+            raise GymError(ErrorCode.UNAUTHENTICATED, "this key is not enrolled on this hub", "enrol it first")
         return str(row.contributor)
 
     def history_of(self, contributor: str) -> list[dict[str, Any]]:
@@ -368,5 +368,5 @@ def is_signed_by_revoked(tx: Connection, row: Any) -> bool:
 def _account(tx: Connection, contributor: str) -> Any:
     row = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
     if row is None:
-        raise GymError(ErrorCode.NOT_FOUND, f"no contributor {contributor!r} at this hub")
+        raise GymError(ErrorCode.NOT_FOUND, f"no contributor {contributor!r} on this hub")
     return row

@@ -40,7 +40,7 @@ def whole_records(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def missing_records(folder: Path, tx: Connection) -> int:
-    """Return the number of documents that the ledger names but that are missing in the hub's folder."""
+    """Return the number of documents that the ledger names but that are missing from the hub's folder."""
     named = _named(tx)
     return len(named - {file_sha256(path) for path in _documents(folder)}) if named else 0
 

@@ -271,7 +271,7 @@ def _require_inside(config: ServerConfig, given: set[str]) -> None:
             ErrorCode.CONFIG_INVALID,
             f"storage.database of the backup, {plain(shown(parse_url(database)), 200)!r}, is not inside the hub's "
             "folder; restore writes only there, or to a database that you specify",
-            "pass --database sqlite:///hub.db, or an empty database: --database postgresql+psycopg://USER@HOST/DATABASE",
+            "pass --database sqlite:///hub.db, or an empty one: --database postgresql+psycopg://USER@HOST/DATABASE",
         )
     if "objects" not in given and not is_safe_path(objects):
         raise GymError(

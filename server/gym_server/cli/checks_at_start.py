@@ -143,7 +143,7 @@ def _check_trainer(config: ServerConfig) -> None:
         return
     from gym_fed.core.requirements import require_package
 
-    remedy = "install all requirements of gym-fed here (docs/install.md), or remove root and its rule"
+    remedy = "install all requirements of gym-fed (docs/install.md), or remove root and choose a rule without it"
     for package in ("trl", "peft", "accelerate", "datasets"):
         require_package(package, "root (an update that the hub trains)", remedy=remedy)
 

@@ -41,7 +41,7 @@ class TaskProgress:
         if self.outcome:
             return self.outcome
         if not self.phase:
-            return "not begun"
+            return "not started"
         if not self.total:
             return self.phase
         if self.phase in _COUNTED_IN_BYTES:

@@ -51,7 +51,7 @@ def suites_of(gate: GateConfig, folder: Path) -> list[SuiteTasks]:
 
 
 def announced_suites(gate: GateConfig, folder: Path) -> dict[str, str]:
-    """Return the digests of tasks and rows by suite, as a round's task announces them; raises like ``suites_of``.
+    """Return the digests of tasks and rows by suite, as a round's task announces them. Raises the errors of ``suites_of``.
 
     A task file is named without its folder.
     """
@@ -67,7 +67,7 @@ def suite_digest(tasks: Sequence[EvalTask]) -> str:
 
 
 def tasks_named(suite: str, gate: GateConfig, folder: Path) -> list[EvalTask]:
-    """Return the tasks of one suite; raises like ``suites_of``."""
+    """Return the tasks of one suite. Raises the errors of ``suites_of``."""
     from gym_fed.evaluation.harness.preparation import require_harness
     from gym_fed.evaluation.suites.tasks import tasks_of
 
@@ -84,7 +84,7 @@ def tasks_named(suite: str, gate: GateConfig, folder: Path) -> list[EvalTask]:
 
 
 def prepare(suite: SuiteTasks, model: Any, tokenizer: Any, draw: Draw) -> Preparation:
-    """Prepare a suite's requests for a model, on the drawn rows; raises like ``Preparation``."""
+    """Prepare a suite's requests for a model, on the drawn rows. Raises the errors of ``Preparation``."""
     from gym_fed.evaluation.harness.preparation import Preparation
     from gym_fed.evaluation.harness.sources import PromptOptions
 
@@ -107,7 +107,7 @@ def measure(model: Any, tokenizer: Any, preparation: Preparation) -> dict[str, T
 
 
 def check_measurable(suite: SuiteTasks, model: Any, tokenizer: Any) -> None:
-    """Check that a suite can run on a model by evaluating its first row; raises like ``prepare`` and ``measure``."""
+    """Check that a suite can run on a model by evaluating its first row. Raises the errors of ``prepare`` and ``measure``."""
     measure(model, tokenizer, prepare(suite, model, tokenizer, lambda task, total: [0]))
 
 

@@ -213,7 +213,7 @@ def base_of_variant(path: Path) -> str:
 def _require_account(tx: Connection, contributor: str) -> None:
     if tx.scalar(select(accounts.c.contributor).where(accounts.c.contributor == contributor)) is None:
         raise GymError(
-            ErrorCode.NOT_FOUND, f"no contributor {contributor!r} at this hub", "gym-server status lists them"
+            ErrorCode.NOT_FOUND, f"no contributor {contributor!r} on this hub", "gym-server status lists them"
         )
 
 

@@ -2,8 +2,9 @@
 
 An entry has a time in whole seconds. In private rounds it has a span that reveals little about the time of each
 contributor's update: a verdict at admission has the hours from the round's opening to its deadline, and later entries
-of the round, including its end, have the hour in which they were written. Keys and transfers always have seconds, since
-hold periods depend on them. A row's time is taken from the clock in the same transaction, so the two differ by little.
+of the round, including its end, have the hour in which they were written. Keys and transfers always have times in
+seconds, since hold periods depend on them. A row's time is taken from the clock in the same transaction, so the two
+differ by little.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def seed_of(database: Database, seed_sha256: str) -> bytes:
     """Return the seed of a committed round.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` if it is missing in the database.
+        GymError: ``STATE_CORRUPT`` if it is missing from the database.
     """
     with database.reading() as tx:
         seed = tx.scalar(select(privacy_seeds.c.seed).where(privacy_seeds.c.seed_sha256 == seed_sha256))

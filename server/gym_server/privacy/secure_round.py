@@ -275,12 +275,12 @@ class SecureAggregationRound:
         if stage.name == ADVERTISE:
             most = 2 * self._threshold - 1
             if len(replied) > most:
-                log.info("round %d: %d contributors wait for the next", self._number, len(replied) - most)
+                log.info("round %d: %d surplus contributors wait", self._number, len(replied) - most)
             replied, wanted = replied[:most], wanted_participants(self._live_config.current)
             if self._state.clock.now() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
                 self._live_config.current
             ):
-                return self._abort(f"{counted(len(replied), 'contributor')} began at the deadline")
+                return self._abort(f"only {counted(len(replied), 'contributor')} had begun by the deadline")
             if tasks and all(outcome == "failed" for _, outcome in tasks.values()):
                 return self._abort(f"all {counted(len(tasks), 'contributor')} failed to begin")
             if len(replied) < needed_survivors(self._live_config.current):
@@ -297,7 +297,7 @@ class SecureAggregationRound:
         if not over and (outstanding or len(replied) < wanted):
             return False
         if len(replied) < needed_survivors(self._live_config.current):
-            return self._abort(f"{counted(len(replied), 'contributor')} shared their keys")
+            return self._abort(f"only {counted(len(replied), 'contributor')} shared their keys")
         following = {ADVERTISE: SHARE, SHARE: TRAIN}[stage.name]
         self._stages.begin(self._number, following, replied)
         failpoint(f"secure-{following}")
@@ -313,13 +313,13 @@ class SecureAggregationRound:
             over = ends is not None and self._state.clock.now() >= ends
         if not over and not enough and self._is_out_of_reach(stage, tasks):
             return self._abort(
-                f"{counted(admitted, 'masked update')}, and too few contributors are left to send more"
+                f"only {counted(admitted, 'masked update')}, and too few contributors are left to send more"
             )
         if not over and (not enough or any(outcome == "" for _, outcome in tasks.values())):
             return False
         if not enough:
             late = self._state.clock.now() >= self._deadline(stage)
-            return self._abort(f"{counted(admitted, 'masked update')}{' at the deadline' if late else ''}")
+            return self._abort(f"only {counted(admitted, 'masked update')}{' at the deadline' if late else ''}")
         self._state.round_store.start_merging(self._number)
         self._queue.close(message_id for message_id, _ in tasks.values())
         failpoint("state-merging")
@@ -347,7 +347,7 @@ class SecureAggregationRound:
         tasks = self._state.round_store.tasks(self._number)
         survivors = [node for node, (message_id, _) in tasks.items() if message_id in messages]
         if len(survivors) < needed_survivors(self._live_config.current):
-            return self._abort(f"{counted(len(survivors), 'masked update')} whose keys are not revoked")
+            return self._abort(f"only {counted(len(survivors), 'masked update')} with unrevoked keys")
         self._stages.begin(self._number, CONFIRM, survivors)
         failpoint(f"secure-{CONFIRM}")
         return False
@@ -356,7 +356,7 @@ class SecureAggregationRound:
         confirmed = len(self._stages.replies(self._number, CONFIRM, Confirmation))
         over = self._is_over(stage)
         if confirmed < self._threshold:
-            return self._abort(f"{counted(confirmed, 'contributor')} stayed to confirm") if over else False
+            return self._abort(f"only {counted(confirmed, 'contributor')} stayed to confirm") if over else False
         waits = self._state.clock.now() < self._stage_ends(stage, self._threshold)
         if confirmed < len(stage.members or []) and waits and not over and self._is_asking(stage):
             return False
@@ -382,7 +382,7 @@ class SecureAggregationRound:
         if len(revealed) < self._threshold:
             if not over:
                 return False
-            return self._abort(f"{counted(len(revealed), 'contributor')} stayed to unmask")
+            return self._abort(f"only {counted(len(revealed), 'contributor')} stayed to unmask")
         members, survivors = (ids(self._stages, self._number, name) for name in (TRAIN, UNMASK))
         try:
             recover(members, survivors, revealed.values(), self._threshold, self._number)

@@ -81,9 +81,8 @@ def secure_sum(
     if len(manifests) != len(survivors):
         raise GymError(
             ErrorCode.ROUND_ABORTED,
-            f"the sum contains the votes of {counted(len(survivors), 'contributor')}, of which {len(manifests)} "
-            "may be merged; none "
-            "can be removed",
+            f"the sum contains the votes of {counted(len(survivors), 'contributor')}, only {len(manifests)} "
+            "of whom may be merged, and no votes can be removed from a sum",
         )
     masks = recover(
         members, survivors, stages.replies(server_round, UNMASK, Revealed).values(), threshold, server_round

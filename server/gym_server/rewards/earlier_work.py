@@ -124,8 +124,8 @@ def stale_work(
                 repeated = _repeated_work(state.base, state.store, row, old, rows, files, earlier)
                 chance = max(repeated, _own_work_before(state, row, old))
             if 1.0 - similarity < _CLOSER_THAN_CHANCE * (1.0 - chance):
-                reason = f"stale: repeats {old.what} (similarity {similarity:.3f})"
-                is_unknown = similarity < _IDENTICAL and chance <= 0.0  # no spread to accuse by
+                reason = f"stale: resends {old.what} (similarity {similarity:.3f})"
+                is_unknown = similarity < _IDENTICAL and chance <= 0.0  # no honest work to compare with
                 honest = own or is_unknown or _is_independent(row, old)
                 found[row.update_id] = FreeRiderFinding(reason, not honest, blameless=honest)
                 break
@@ -156,8 +156,9 @@ def _to_earlier(
 
 
 def _is_independent(row: Any, old: EarlierWork) -> bool:
-    """Return True if honest work can resemble the earlier work; it is still rejected, since that work was already paid
-    for.
+    """Return True if honest work can resemble the earlier work.
+
+    The update is still rejected, since that work was already paid for.
 
     In continuous rounds, two contributors with the same rows may train from one version and be merged in different
     rounds.
@@ -175,7 +176,7 @@ def _repeated_work(
     files: dict[str, DeltaFile],
     earlier: dict[int, list[EarlierWork]],
 ) -> float:
-    """Return the similarity of honest work on the same rows: the maximum between an author's updates of two rounds.
+    """Return the similarity of honest work on the same rows: the maximum over one author's updates of different rounds.
 
     The authors are the accounts that sent ``old``, except the accused, who could otherwise raise the threshold by
     repeating its copy. Updates of this round and earlier merged ones are compared. Returns 0 if no author has two
@@ -196,9 +197,9 @@ def _repeated_work(
 def _own_work_before(state: HubState, row: Any, old: EarlierWork) -> float:
     """Return the similarity of ``old`` to the accused's own work from before ``old`` was public.
 
-    Work on the same rows resembles a copier's update as much as the accused's own earlier ones. Without this check, a
-    merged copy would be evidence against the original author. Duplicates count, since they are honest work. Returns 0
-    if there is no such work.
+    An author's new update resembles a merged copy of the author's earlier work as much as it resembles that work.
+    Without this check, the copy would be evidence against the original author. Duplicates count, since they are honest
+    work. Returns 0 if there is no such work.
     """
     declared = func.coalesce(updates.c.committed_at, updates.c.received_at)
     mine = (updates.c.contributor == row.contributor) & updates.c.verdict.in_(("merged", "duplicate"))

@@ -191,7 +191,7 @@ class Payouts:
             )
         status = tx.scalar(select(accounts.c.status).where(accounts.c.contributor == order.to))
         if status is None:
-            raise _refused(f"no contributor {order.to!r} at this hub", "ask for their id: gym-client id")
+            raise _refused(f"no contributor {order.to!r} on this hub", "ask for their id: gym-client id")
         if status == "revoked":
             raise _refused(f"the key of {order.to} was revoked", "ask for another id")
         balance = self.balance_of(tx, order.sender)

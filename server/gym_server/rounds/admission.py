@@ -309,7 +309,7 @@ class Admission:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"the update is for base {manifest.base_digest[:19]}, "
-                f"but round {row.server_round} uses {expected[:19]}",
+                f"but round {row.server_round} starts from {expected[:19]}",
                 "train from the task's version",
             )
 

@@ -41,7 +41,7 @@ class WindowUpdates:
 
     Attributes:
         merge_every: Admitted weight at which a round is merged.
-        max_staleness: Number of latest merges whose updates are in ``others``.
+        max_staleness: Number of most recent merges whose updates are in ``others``.
         staleness: Age in versions of each of the round's own updates, in their order.
         others: Latest merged update of each contributor without an update in the round, ordered by id.
     """
@@ -144,7 +144,7 @@ def require_fresh(
     if manifest.base_digest != expected:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"the update is for base {manifest.base_digest[:19]}, but its task uses {expected[:19]}",
+            f"the update is for base {manifest.base_digest[:19]}, but its task starts from {expected[:19]}",
             "train from the task's version",
         )
     if manifest.base_digest not in ages(tx, base_digest, max_staleness):
@@ -164,7 +164,7 @@ def window_of(
     Args:
         tx: A transaction, possibly read-only.
         base_digest: Digest of the base model.
-        config: Round settings: the mode, and the number of latest merges whose updates are in the window.
+        config: Round settings: the mode, and the number of most recent merges whose updates are in it.
         manifests: The round's own updates, which start from versions in ``known_versions``.
     """
     if config.mode != "continuous":

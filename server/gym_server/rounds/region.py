@@ -230,7 +230,8 @@ class Region:
                 if len(json.dumps(document)) > _MAX_RECEIPT_CHARS:
                     raise GymError(ErrorCode.TOO_LARGE, f"{path} is too large for the receipt of an update")
             except GymError as error:
-                log.error("region: a receipt was not recorded; it is kept as %s: %s", self._exchange.set_aside(path), error)
+                kept_as = self._exchange.set_aside(path)
+                log.error("region: a receipt was not recorded; it is kept as %s: %s", kept_as, error)
                 continue
             self._record(wanted, document)
             path.unlink()

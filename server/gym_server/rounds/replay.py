@@ -227,7 +227,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
     if not recorded["recipe"]:
         raise GymError(
             ErrorCode.NOT_FOUND,
-            f"round {server_round} took over a version of the root, which was not made from updates here",
+            f"round {server_round} took over a version of the root, which was not made from this hub's updates",
             "replay it at the root; gym-server ledger verify --root-ledger FILE checks that the version is the root's",
         )
     require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")

@@ -112,7 +112,7 @@ def screens_of(
 ) -> list[Screen]:
     """Return the screens that the hub's config and the round's task require, cheap ones first.
 
-    With secure aggregation the hub sees only the sum, so no screen reads the values of a single update.
+    With secure aggregation the hub sees only the sum, so no screen reads the values of an individual update.
     """
     spec, gate, ratio = current.spec, config.gate, config.admission.norm_ratio
     hidden = config.secure_aggregation is not None

@@ -1,8 +1,8 @@
 """Authentication, rate limits and error handling of every gRPC call.
 
 A call is checked before its body is read. Callers with a session are limited by account, others by the address of their
-connection, so that a flood slows down only its sender. Refusals beyond a limit are delayed, so that a caller that
-retries in a loop costs the hub little. gRPC's own message limit applies before anything is buffered.
+connection, so that a flood slows down only its sender. A refusal of a call over a limit is delayed, so that a
+caller that retries in a loop costs the hub little. gRPC's own message limit applies before anything is buffered.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ REQUEST_SECONDS = 20.0
 WRITE_SECONDS = 60.0
 """Timeout for sending a stream's next message to the caller, in seconds."""
 _REFUSAL_SECONDS = 5.0
-"""Delay of a refusal beyond a limit, in seconds. It limits a thousand callers in a loop to 200 calls per second."""
+"""Delay before a call over a limit is refused, in seconds. It limits a thousand callers in a loop to 200 calls per
+second."""
 _MAX_REFUSALS_WAITING = 4_000
 _STREAMS_PER_SECOND = 0.5
 """Sustained rate at which an account may open work streams, in streams per second; opening one writes to the database.
@@ -287,7 +288,7 @@ async def _request(requests: Any) -> Any:
     try:
         return await _in_time(anext(aiter(requests)), REQUEST_SECONDS, "sent no request")
     except StopAsyncIteration:
-        raise GymError(ErrorCode.USAGE, "the call has no request") from None
+        raise GymError(ErrorCode.USAGE, "the call has no request message") from None
 
 
 async def _in_time(work: Awaitable[Any], seconds: float, what: str) -> Any:
@@ -319,7 +320,7 @@ class Refusals:
             level: Log level.
         """
         if self._is_first((who, method, error.code.value)):
-            log.log(level, "%s refused to %s: %s: %s", method, who, error.code.value, error.message)
+            log.log(level, "%s refused for %s: %s: %s", method, who, error.code.value, error.message)
 
     def failed(self, method: str, error: Exception) -> None:
         """Log a call that failed because of a bug in the hub; the first of each kind is logged with its traceback."""
@@ -342,7 +343,11 @@ class Refusals:
         for (who, method, code), count in refused.items():
             if count and method:
                 log.info(
-                    "%s: %d more times %s to %s in the last minute", method, count, code, who or "callers"
+                    "%s: %d more calls ended with %s for %s in the last minute",
+                    method,
+                    count,
+                    code,
+                    who or "all callers",
                 )
             elif count:
-                log.info("%d more calls of other callers were refused in the last minute", count)
+                log.info("%d more calls from other callers were refused in the last minute", count)

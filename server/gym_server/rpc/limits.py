@@ -41,7 +41,7 @@ class TokenBuckets:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if rate <= 0 or burst < 1 or max_keys < 1:
-            raise ValueError(f"rate {rate}, burst {burst} and max_keys {max_keys} must be above 0")
+            raise ValueError(f"rate {rate} must be above 0, burst {burst} and max_keys {max_keys} at least 1")
         self._rate, self._burst, self._max_keys, self._clock = rate, burst, max_keys, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, time
         self._lock = threading.Lock()
@@ -114,11 +114,11 @@ def host_of(peer: str) -> str:
 
 
 class EnrolmentLimits:
-    """Limits enrolment attempts per address: guesses of invites, and new accounts at an open hub.
+    """Limits enrolment attempts per address: invite guesses, and new accounts on an open hub.
 
     Only keys that the hub does not know count, so that account owners are never locked out. An attempt with a valid
     invite or an allow-listed key costs nothing. A refused attempt costs a token, and an address without tokens is
-    refused before its invite is looked up. At an open hub, all addresses also share one limit, against an attacker with
+    refused before its invite is looked up. On an open hub, all addresses also share one limit, against an attacker with
     many addresses. Only signed requests with proof of work count towards it, so that exhausting it is expensive. It
     does not apply to contributors with an invite.
 

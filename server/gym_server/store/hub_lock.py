@@ -23,7 +23,7 @@ from gym_server.store.database import HUBS, Database
 from gym_server.store.tables import settings
 
 _TOKEN = "running_hub"
-_GHOST_SECONDS = 2.0
+_STALE_LOCK_SECONDS = 2.0
 
 
 class HubLock:
@@ -42,7 +42,7 @@ class HubLock:
             path = database.sqlite_path
             self._file = None if path is None else locked_file(Path(f"{path}.lock"), _locked(database))
             return
-        end = time.monotonic() + _GHOST_SECONDS
+        end = time.monotonic() + _STALE_LOCK_SECONDS
         while (session := self._take()) is None:  # the lock of a killed hub is released shortly
             if time.monotonic() > end:
                 raise _locked(database)
@@ -111,7 +111,7 @@ class HubLock:
 
 
 def locked_file(path: Path, refusal: GymError) -> IO[str]:
-    """Open and lock a file until it is closed; the kernel also releases the lock when the process ends.
+    """Open a file and lock it until it is closed; the kernel also releases the lock when the process ends.
 
     Raises:
         GymError: The given ``refusal``, if another process has locked the file.

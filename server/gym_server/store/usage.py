@@ -18,7 +18,7 @@ from gym_server.store.tables import ledger, messages, rounds, updates, uploads, 
 
 STALE_ROUNDS = 10
 """Number of rounds for which updates are kept unless refused, since later updates are compared with them."""
-_LIVING = ("queued", "leased", "replied")
+_OPEN_STATES = ("queued", "leased", "replied")
 
 
 def needed(tx: Connection, now: float, stale_rounds: int = STALE_ROUNDS) -> dict[str, str]:
@@ -58,7 +58,7 @@ def _essential(tx: Connection) -> Iterator[tuple[str, str]]:
 
 
 def _in_use(tx: Connection, now: float, stale_rounds: int) -> Iterator[tuple[str, str]]:
-    # The limit is in rounds, not in updates, or rejected updates could permanently fill an account's quota.
+    # The limit is in rounds, not updates; otherwise rejected updates could permanently fill an account's quota.
     newest = int(tx.scalar(select(func.max(rounds.c.server_round))) or 0)
     open_or_young = (updates.c.verdict == "admitted") | (
         (updates.c.server_round > newest - stale_rounds) & (updates.c.verdict != "refused")
@@ -69,7 +69,7 @@ def _in_use(tx: Connection, now: float, stale_rounds: int) -> Iterator[tuple[str
         yield sha256, f"update {update_id[:12]}"
     for sha256, contributor in tx.execute(select(uploads.c.sha256, uploads.c.contributor)):
         yield sha256, f"an upload of {contributor}"
-    living = messages.c.state.in_(_LIVING) & (messages.c.created_at + messages.c.ttl_seconds > now)
+    living = messages.c.state.in_(_OPEN_STATES) & (messages.c.created_at + messages.c.ttl_seconds > now)
     for row in tx.execute(select(messages.c.message_id, messages.c.content, messages.c.reply).where(living)):
         records = [pb.Records.FromString(row.content)]
         if row.reply is not None:

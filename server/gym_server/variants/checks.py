@@ -129,7 +129,7 @@ class VariantChecks:
             shown = name if _CONTRIBUTOR.fullmatch(name) else repr(name[:80])
             raise GymError(
                 ErrorCode.NOT_FOUND,
-                f"no contributor {shown} at this hub",
+                f"no contributor {shown} on this hub",
                 "pass the readers' ids, from gym-client id",
             )
 
@@ -216,7 +216,7 @@ def _check_revision(row: Any, manifest: VariantManifest) -> None:
     if row is None or manifest.revision > row.revision:
         return
     old = manifest.revision < row.revision
-    state = "already exists here" if row.document is not None else "was removed from here"
+    state = "already exists on this hub" if row.document is not None else "was removed from this hub"
     raise GymError(
         ErrorCode.STALE if old else ErrorCode.REPLAYED,
         f"revision {row.revision} of variant {manifest.variant} {state}; this is revision {manifest.revision}",

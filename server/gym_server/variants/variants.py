@@ -162,7 +162,7 @@ class HubVariants:
         """Allow an owner to upload a variant again that the coordinator took down; the variant itself is not restored.
 
         Raises:
-            GymError: ``NOT_FOUND`` if no variant of this name was taken down.
+            GymError: ``NOT_FOUND`` if no variant with this name was taken down.
         """
         with self._database.transaction() as tx:
             of = (variant_takedowns.c.owner == owner) & (variant_takedowns.c.name == name)

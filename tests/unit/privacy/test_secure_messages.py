@@ -254,7 +254,7 @@ def test_below_the_threshold_the_round_ends_with_its_reason_and_nobody_is_asked_
     with Federation.open(hub) as fed:
         DurableDeltaSoup(fed, should_stop=lambda: _state(fed) == "aborted").start(grid.serve(fed))
         ended = fed.round_store.history()[0]
-    assert "2 masked updates at the deadline; 3 are needed, and nothing was unmasked" in ended["reason"]
+    assert "only 2 masked updates at the deadline; 3 are needed, and nothing was unmasked" in ended["reason"]
     assert ended["verdicts"] == {"aborted": 2}
     assert not {"query.confirm", "query.unmask"} & {kind for _, kind in grid.heard}
 

@@ -155,9 +155,9 @@ def test_old_work_sent_again_is_stale_but_new_work_on_the_same_data_is_not(
             "bob": here.trained("bob", seed=5, steps=12),
         }
     )
-    assert "stale: repeats update" in found["ann"]["reason"]
+    assert "stale: resends update" in found["ann"]["reason"]
     assert "by bob of round 1 again" in found["dan"]["reason"]
-    assert "stale: repeats the soup of round 1" in found["eve"]["reason"]
+    assert "stale: resends the soup of round 1" in found["eve"]["reason"]
     assert {who for who, one in found.items() if one["credit"]} == {"bob"}
     assert found["ann"]["reputation"] == 0.2, "similarity to one's own work is no proof of cheating"
     assert found["dan"]["reputation"] == found["eve"]["reputation"] == 0.0
@@ -551,7 +551,7 @@ def test_a_copier_that_repeats_its_copy_does_not_raise_the_bar_that_it_is_measur
     here.round({"ann": honest["ann"], "ben": copied, "bob": honest["bob"]})
     here.model.follow(here.fed.round_store.soups())
     found = here.round({"ben": near(copied, 0.01, 2), "bob": honest["cat"]})
-    assert "stale: repeats update" in found["ben"]["reason"]
+    assert "stale: resends update" in found["ben"]["reason"]
     assert "by ann of round 1" in found["ben"]["reason"]
 
 

@@ -88,7 +88,7 @@ def test_the_terminal_follows_a_round_from_joining_to_the_loss(fed: Federation) 
     assert "round 1 (0 of 10 committed) collecting: 0 of 3 updates, " in shown
     assert " s left" in shown
     assert re.search(r"ann +train 30/50 +60 %", shown)
-    assert "not begun" in shown
+    assert "not started" in shown
     assert "\x1b[2J" not in shown
     with fed.database.transaction() as tx:
         tx.execute(round_tasks.update().where(round_tasks.c.node_id == 2).values(outcome="failed"))

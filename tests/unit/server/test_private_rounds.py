@@ -245,7 +245,7 @@ def test_what_the_hub_spent_on_the_contributor_is_shown_once_it_changes(scene: S
     scene.hub.finish()
     scene.agent(empty).run()
     (shown,) = scene.display.texts("hub-privacy")
-    assert shown == "privacy at the hub: epsilon 1.95 is spent on your updates of 6 rounds (delta 1e-05)"
+    assert shown == "privacy on the hub: epsilon 1.95 is spent on your updates of 6 rounds (delta 1e-05)"
 
 
 def test_the_hub_does_not_get_the_reason_why_a_private_task_failed(scene: Scene, rounds: Rounds) -> None:

@@ -105,7 +105,7 @@ def test_the_rank_of_an_update_is_compared_with_its_own_task(hub: Judged, tmp_pa
     with DeltaFile.open(tmp_path / "update", spec) as delta:
         found = [screen.flaw(delta, of_round(number)) for number in (1, 2, 3, 4)]
     assert (found[0], found[2]) == (None, None)
-    assert [str(flaw)[-20:] for flaw in (found[1], found[3])] == [
+    assert [str(flaw)[-26:] for flaw in (found[1], found[3])] == [
         "over the round's rank of 2",
         "over the round's rank of 3",
     ]

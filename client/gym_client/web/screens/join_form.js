@@ -57,6 +57,6 @@ export function joinForm({hubs, last, files, link_problem: refused, takes_any_pa
 
 // Shows whether gym:// links open this page; requested when the section is opened.
 function byClick() {
-  const box = el("div"), open = el("details", {ontoggle: async () => { if (open.open && !box.firstChild) replace(box, (await import("./join_links.js")).linksPanel(await api("links"))); }}, el("summary", {}, "Open invites by a click"), box);
+  const box = el("div"), open = el("details", {ontoggle: async () => { if (open.open && !box.firstChild) replace(box, (await import("./join_links.js")).linksPanel(await api("links"))); }}, el("summary", {}, "Open invites with a click"), box);
   return open;
 }

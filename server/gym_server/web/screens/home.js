@@ -113,7 +113,7 @@ function roundRing() {
       arcs.forEach((path, place) => path.setAttribute("data-state", place === at ? "now" : place < at ? "past" : "coming"));
       steps.forEach((step, place) => { if (place === at) step.setAttribute("aria-current", "step"); else step.removeAttribute("aria-current"); });
       big.textContent = now.server_round || "–";
-      small.textContent = now.state || "not begun";
+      small.textContent = now.state || "not started";
       drawing.setAttribute("aria-label", now.server_round ? `Round ${now.server_round} is ${now.state}; ${count(wanted, "version is", "versions are")} wanted` : "No round yet");
     },
   };
@@ -157,7 +157,7 @@ function worker(task) {
   return {
     node,
     set(now) {
-      const text = now.outcome || (now.phase ? `${now.phase}${now.total && now.phase !== "fetch" && now.phase !== "upload" ? ` ${now.done}/${now.total}` : ""}` : "not begun");
+      const text = now.outcome || (now.phase ? `${now.phase}${now.total && now.phase !== "fetch" && now.phase !== "upload" ? ` ${now.done}/${now.total}` : ""}` : "not started");
       const share = now.outcome === "replied" ? 100 : now.total ? Math.min(100, Math.round((100 * now.done) / now.total)) : 0;
       if (before === `${text} ${share}`) return;
       before = `${text} ${share}`;
