@@ -115,7 +115,7 @@ def test_a_stop_is_not_a_failure_and_the_balance_stays_while_it_is_read_again(
 def test_who_has_sent_an_update_sees_what_it_waits_for(member: Served, page: Page) -> None:
     with_job(page, "running", JOINED, SENT, WAITING)
     opened(page, member)
-    page.get_by_text("Its verdict comes when enough others have sent theirs").wait_for()
+    page.get_by_text("Its verdict follows when enough others have sent theirs").wait_for()
 
 
 def test_the_keyboard_alone_pauses_and_sets_hours(member: Served, page: Page) -> None:
@@ -176,7 +176,7 @@ def test_a_link_that_opened_the_page_is_shown_for_consent_and_nothing_starts(
         page.goto(server.url)
         chromium.settled(page)
         assert page.locator("#invite").input_value() == hostile
-        page.get_by_text("A link brought this invite").wait_for()
+        page.get_by_text("This invite came from a link").wait_for()
         page.get_by_text("This invite is incomplete").wait_for()
         assert page.locator("#main img").count() == 0
         assert jobs.list() == []

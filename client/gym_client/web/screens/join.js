@@ -117,7 +117,7 @@ export async function show(root) {
     const isMoving = at?.event === "progress" && at === recent && at.done < at.total;
     const about = at?.event === "progress" ? (["fetch", "base", "upload"].includes(at.phase) ? `${bytes(at.done)} of ${bytes(at.total)}` : `${at.done} of ${at.total}`) : "";
     return el("div", {class: "doing"},
-      el("div", {class: "spread"}, state("half", joined ? joined.message : "looking at the hub and its terms"), stopper(job)),
+      el("div", {class: "spread"}, state("half", joined ? joined.message : "reading the hub's terms"), stopper(job)),
       isMoving ? el("div", {class: "field", "aria-live": "polite"}, el("span", {}, `${PHASES[at.phase] || at.phase} `, el("span", {class: "quiet"}, about, at.loss !== null && at.loss !== undefined && ` · loss ${number(at.loss)}`)), progress(at.done, at.total, PHASES[at.phase] || at.phase))
         : el("p", {class: "quiet", "aria-live": "polite"}, phaseOf(events), waited((recent?.seconds || 0) + Date.now() / 1000 - (recent?.at || job.started_at))),
       details(job));
@@ -128,14 +128,14 @@ export async function show(root) {
     const recent = events.findLast((event) => event.event !== "policy"), sent = events.findLast((event) => ["receipt", "verdict"].includes(event.event));
     if (recent?.message?.startsWith("paused: run")) return "Paused";
     if (recent?.event === "task") return "Preparing the task";
-    if (recent?.event === "waiting" && sent?.event === "receipt" && sent.verdict === "admitted") return "Your update is with the hub. Its verdict comes when enough others have sent theirs";
+    if (recent?.event === "waiting" && sent?.event === "receipt" && sent.verdict === "admitted") return "The hub has your update. Its verdict follows when enough others have sent theirs";
     return recent?.message || "Starting";
   }
 
   const stopper = (job) => mayChange() && action(job.stops ? "End now" : "Stop", async () => {
     watched.job = await post(`jobs/${job.id}/stop`);
-    say("It stops at the next checkpoint; continuing resumes there");
-  }, {confirm: job.stops ? "End it now? What was not saved is trained again." : ""});
+    say("Stops at the next checkpoint; continuing resumes from there");
+  }, {confirm: job.stops ? "End now? Steps since the last checkpoint are trained again." : ""});
 
   function newsTable(events) {
     const reported = events.filter((event) => event.message && !["busy", "progress"].includes(event.event)).slice(-30).reverse();
@@ -152,7 +152,7 @@ export async function show(root) {
       el("summary", {}, at.problem ? "Limits" : `Works ${at.hours.length ? at.hours.join(" and ") : "at any time"}${at.on_battery === "train" ? "" : at.on_battery === "pause" ? ", not on battery" : ", ends on battery"}`), limits);
     return section("This machine", el("div", {class: "spread"}, el("span", {}, state(...word), at.elsewhere !== null && el("span", {class: "quiet"}, ` in another program, process ${at.elsewhere}`)),
       mayChange() && el("span", {class: "row"},
-        at.is_paused ? action("Resume", async () => { await post("join/resume"); await refresh(); }, {primary: true}) : action("Pause", async () => { await post("join/pause"); say("It pauses at its next checkpoint"); await refresh(); }),
+        at.is_paused ? action("Resume", async () => { await post("join/resume"); await refresh(); }, {primary: true}) : action("Pause", async () => { await post("join/pause"); say("Pauses at the next checkpoint"); await refresh(); }),
         !isRunning && last.server && action("Continue", async () => watch(await post("join", {})), {primary: !at.is_paused}))), open);
   }
 }

@@ -10,7 +10,7 @@ export function joinForm({hubs, last, files, link_problem: refused, takes_any_pa
   const read = el("p", {class: "small", role: "status"});
   const message = el("textarea", {id: "invite", rows: 3, autocomplete: "off", spellcheck: "false", value: invite, maxlength: 4096, placeholder: "gym://…", oninput: () => readInvite()});
   const server = input("server", "Hub", {placeholder: "hub.example.org:9443", maxlength: 255, list: "hubs"}, "host or host:port");
-  const chosen = el("select", {id: "data"}), place = anyPath && input("path", "or its place on this machine", {placeholder: "/data/my.jsonl", maxlength: 4096, autocomplete: "off"});
+  const chosen = el("select", {id: "data"}), place = anyPath && input("path", "or its path on this machine", {placeholder: "/data/my.jsonl", maxlength: 4096, autocomplete: "off"});
   const name = input("name", "Your name there", {value: last.name || "", maxlength: 64, autocomplete: "off"}, "The coordinator sees it. Empty: your id.");
   const columns = input("columns", "Columns, ours=theirs", {placeholder: "prompt=question,completion=answer", maxlength: 1024}, "if the file names them differently");
   const rounds = input("rounds", "Rounds", {type: "number", min: 1, placeholder: "all"}, "stop after N rounds");
@@ -32,7 +32,7 @@ export function joinForm({hubs, last, files, link_problem: refused, takes_any_pa
       try {
         const found = await post("join/invite", {invite: text});
         address = found.address;
-        shown = found.is_cut ? "This invite is incomplete: copy all of it." : address ? `From ${address}. Its key begins with ${found.fingerprint.slice(7, 19)}.` : /\s/.test(text) ? "There is no invite in this text: it begins with gym://." : "A code: give the hub’s address too.";
+        shown = found.is_cut ? "This invite is incomplete: copy all of it." : address ? `From ${address}. Its key begins with ${found.fingerprint.slice(7, 19)}.` : /\s/.test(text) ? "There is no invite in this text: it begins with gym://." : "This is a code: enter the hub’s address, too.";
       } catch (error) { shown = problem(error); }
       if (message.value !== given) return; // the user has changed the text since
       read.textContent = shown;
@@ -40,16 +40,16 @@ export function joinForm({hubs, last, files, link_problem: refused, takes_any_pa
     }, TYPING_MS);
   }
 
-  const other = el("details", {}, el("summary", {}, hubs.length ? "Without an invite: a hub’s address" : "No invite? An open hub needs its address alone"), server.part);
+  const other = el("details", {}, el("summary", {}, hubs.length ? "Without an invite: a hub’s address" : "No invite? For an open hub, the address is enough"), server.part);
   const step = (number, text, ...inside) => el("section", {class: "choice-step", "aria-labelledby": `step-${number}`}, el("h3", {id: `step-${number}`}, el("span", {class: "quiet"}, `${number} `), text), inside);
   offer(files, "");
   readInvite();
   const form = el("form", {class: "joining", onsubmit: (event) => event.preventDefault()},
     el("datalist", {id: "hubs"}, hubs.map((hub) => el("option", {value: hub.address}))),
     refused && el("p", {class: "problem", role: "alert"}, refused),
-    step(1, "Invite", field("invite", "Paste the message or link that you were sent", message, isLink ? "A link brought this invite. Nothing is sent before you have accepted the terms." : "It is neither stored nor shown in a command."), read, other, anyPath && byClick()),
+    step(1, "Invite", field("invite", "Paste the message or link that you were sent", message, isLink ? "This invite came from a link. Nothing is sent before you accept the terms." : "It is neither stored nor shown in a command."), read, other, anyPath && byClick()),
     step(2, "Data", dropArea({id: "rows-file", taken: (taken) => { if (!files.includes(taken)) files = [taken, ...files]; offer(files, taken); if (place) place.node.value = ""; }}),
-      el("div", {class: "doing-fields"}, field("data", files.length ? `${count(files.length, "file")} here` : "or one that is here", chosen), place && place.part)),
+      el("div", {class: "doing-fields"}, field("data", files.length ? `${count(files.length, "file")} here` : "or an existing file", chosen), place && place.part)),
     step(3, "Name", name.part, el("details", {}, el("summary", {}, "More"), el("div", {class: "doing-fields"}, columns.part, rounds.part))),
     action("See the terms", () => begin({server: server.node.value.trim() || null, invite: message.value.trim(), data: place?.node.value.trim() || chosen.value, columns: columns.node.value.trim(), name: name.node.value.trim(), rounds: rounds.node.value ? Number(rounds.node.value) : null}), {primary: true}));
   return hubs.length ? el("details", {open: isLink || Boolean(refused)}, el("summary", {}, "Join another hub, or use other data"), form) : section("Join a hub", form);

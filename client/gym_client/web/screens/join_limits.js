@@ -10,9 +10,9 @@ export function limitsForm({hours = [], on_battery: battery = "train", problem},
     el("button", {type: "button", "aria-label": `Remove span ${at + 1}`, onclick: () => { spans.splice(at, 1); draw(); }}, "Remove"))),
   !spans.length && el("p", {class: "quiet"}, "At any time."),
   el("div", {class: "row"}, el("button", {type: "button", onclick: () => { spans.push(["22:00", "07:00"]); draw(); document.getElementById(`hours-${spans.length - 1}-0`).focus(); }}, spans.length ? "Add hours" : "Only at certain hours")));
-  const power = el("select", {id: "battery"}, [["train", "train as always"], ["pause", "wait for mains power"], ["refuse", "end"]].map(([value, text]) => el("option", {value, selected: value === battery}, text)));
+  const power = el("select", {id: "battery"}, [["train", "train as usual"], ["pause", "wait for mains power"], ["refuse", "end"]].map(([value, text]) => el("option", {value, selected: value === battery}, text)));
   draw();
-  return el("div", {class: "doing limits"}, el("p", {class: "small quiet"}, "A round begins in these hours only; one that has begun is finished."), rows,
+  return el("div", {class: "doing limits"}, el("p", {class: "small quiet"}, "Rounds begin only in these hours; a round that has begun is finished."), rows,
     el("div", {class: "row"}, el("label", {for: "battery"}, "On battery"), power),
     action("Save", async () => {
       const ends = (span) => (span[1] === "00:00" ? "24:00" : span[1]); // midnight as the end of a day

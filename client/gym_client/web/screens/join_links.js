@@ -5,8 +5,8 @@ import {action, el, mayChange, post, replace} from "../static/app.js";
 export function linksPanel(first) {
   const node = el("div", {class: "below"});
   function draw({is_registered: isOn}) {
-    replace(node, el("p", {role: "status"}, isOn ? "A click on an invite opens this page, which asks before anything is sent." : "A click on an invite opens nothing yet. This page can open it, and asks before anything is sent."),
-      mayChange() && action(isOn ? "Open no invites any more" : "Open invites with this page", async () => draw(await post("links", {is_registered: !isOn}))));
+    replace(node, el("p", {role: "status"}, isOn ? "Clicking an invite opens this page, which asks before anything is sent." : "Clicking an invite does nothing yet. It can open this page, which asks before anything is sent."),
+      mayChange() && action(isOn ? "Stop opening invites" : "Open invites with this page", async () => draw(await post("links", {is_registered: !isOn}))));
   }
   draw(first);
   return node;
