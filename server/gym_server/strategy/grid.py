@@ -205,7 +205,7 @@ class HubGrid(Grid):
         if message.state == "lost" or message.reply is None:
             return {"error": Error(LOST, "the contributor disconnected")}
         if len(message.reply) > MAX_RECORDS_BYTES:
-            raise GymError(ErrorCode.TOO_LARGE, f"a reply of {counted(len(message.reply), 'byte')}")
+            raise GymError(ErrorCode.TOO_LARGE, f"the reply has {counted(len(message.reply), 'byte')}")
         reply = pb.SubmitRequest.FromString(message.reply)
         if reply.HasField("error"):
             code = int(reply.error.code)

@@ -56,7 +56,7 @@ export async function show(root, {id}) {
     label: "Reason", help: "It is written to the ledger, which everybody can read.", button: "Revoke",
     run: async (reason) => { const done = await post(`contributors/${encodeURIComponent(id)}/revoke`, {reason}); say(`The key is revoked; ${count(done.cancelled_transfers, "transfer is", "transfers are")} cancelled.`); await load(); },
   })}, "Revoke the key");
-  const rebind = (found) => el("button", {type: "button", onclick: () => ask("Bind another key", `Be sure who requests it: whoever has the new key is ${found.name} from then on.`, {
+  const rebind = (found) => el("button", {type: "button", onclick: () => ask("Bind another key", `Verify who requests it: whoever has the new key is ${found.name} from then on.`, {
     label: "Public key", help: "64 hex digits: gym-client id --json in a new home shows it.", button: "Bind",
     run: async (key) => { await post(`contributors/${encodeURIComponent(id)}/rebind`, {public_key: key}); say("The account has the new key."); await load(); },
   })}, "Bind another key");

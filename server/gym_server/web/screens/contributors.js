@@ -27,7 +27,7 @@ export async function show(root, _, query) {
     ];
     if (found.has_privacy) columns.push({name: "Epsilon", number: true, of: (one) => number(one.epsilon, 3)});
     replace(rows, found.total ? table(columns, found.contributors, {label: "Contributors"})
-      : find ? empty("Nobody has such a name or id.", el("button", {type: "button", onclick: () => { field.value = ""; find = ""; turn(0); }}, "Show everybody"))
+      : find ? empty("No contributor has this name or id.", el("button", {type: "button", onclick: () => { field.value = ""; find = ""; turn(0); }}, "Show everybody"))
       : empty("Nobody has joined yet. Hand out an invite, or the address of an open hub.", el("a", {class: "button", href: "/invites"}, "Create an invite")));
     replace(pages, pager({offset, limit: LIMIT, total: found.total, turn, label: "Pages of contributors"}));
   }

@@ -22,13 +22,13 @@ export async function show(root) {
     replace(body,
       found.pause && el("p", {class: "problem"}, `${found.pause}. No round begins until gym-server resume.`),
       found.paused && el("p", {class: "problem"}, `${count(found.paused.failures, "round")} in a row made no version: ${found.paused.reason}. The next begins at ${when(found.paused.until)}.`),
-      found.is_operator && el("div", {class: "columns"}, disk(found), section("Queue", counts(found.queue, "State", "Messages", "No message waits."))),
+      found.is_operator && el("div", {class: "columns"}, disk(found), section("Queue", counts(found.queue, "State", "Messages", "No messages are waiting."))),
       el("div", {class: "columns"},
         found.traffic && section("Refused calls, by code", counts(found.traffic.refusals, "Code", "Calls", "No call was refused since the start.")),
         section(`Updates of the last ${count(found.recent_rounds, "round")}`, found.verdicts
           ? table([{name: "Verdict", of: (one) => outcome(one.verdict)}, {name: "Code", of: (one) => one.code}, {name: "Updates", number: true, of: (one) => number(one.number)}], found.verdicts, {label: "Verdicts", none: "No update has come yet."})
-          : el("p", {class: "quiet"}, "Rounds here are private: what was refused, and why, is the operator's."))),
-      found.traffic && el("details", {}, el("summary", {}, "Calls by method"), counts(found.traffic.calls, "Method", "Calls", "No call has come yet.")),
+          : el("p", {class: "quiet"}, "Rounds of this hub are private: only an operator sees refusals and their reasons."))),
+      found.traffic && el("details", {}, el("summary", {}, "Calls by method"), counts(found.traffic.calls, "Method", "Calls", "No calls yet.")),
       section("Monitoring", el("p", {class: "quiet"}, "Prometheus reads the same figures, with a key of the dashboard:"), copyable(`curl -H "Authorization: Bearer KEY" ${siteUrl("/metrics")}`),
         !found.is_operator && el("p", {class: "quiet"}, "Disk, queue, calls and connections are shown to an operator.")));
   }

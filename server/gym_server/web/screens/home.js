@@ -6,7 +6,7 @@ import {noLoss, person} from "./parts.js";
 export const title = "Hub";
 const PHASES = ["open", "collecting", "merging", "committed"];
 const MEANING = {
-  open: "The round is there; contributors are asked next.",
+  open: "The round is open; contributors are asked next.",
   collecting: "Contributors train and send their updates.",
   merging: "The updates are judged and merged into one soup.",
   committed: "The soup is the newest version.",

@@ -9,7 +9,7 @@ const TIMES = [[24, "a day"], [72, "3 days"], [168, "a week"], [720, "30 days"]]
 
 export async function show(root, _, query) {
   if (session.role !== "operator") {
-    root.append(el("header", {}, el("h1", {}, "Invites")), empty("Invites are the operator's. To join, ask the coordinator of this hub for one."));
+    root.append(el("header", {}, el("h1", {}, "Invites")), empty("Only an operator sees invites. To join, ask this hub's coordinator for one."));
     return;
   }
   let offset = Number(query.get("offset")) || 0;
@@ -18,7 +18,7 @@ export async function show(root, _, query) {
 
   async function load() {
     const found = await api(`invites?offset=${offset}&limit=${LIMIT}`);
-    replace(policy, {invite: "Only who has an invite can join.", open: "This hub is open: joining needs no invite.", "allow-list": "Only who is on the allow-list can join."}[found.policy] || "");
+    replace(policy, {invite: "Only contributors with an invite can join.", open: "This hub is open: joining needs no invite.", "allow-list": "Only contributors on the allow-list can join."}[found.policy] || "");
     if (!maker.firstChild) replace(maker, found.may_change ? form() : el("p", {class: "quiet"}, "This dashboard only reads the hub's folder. Create invites on the running hub's dashboard, or with gym-server invites create."));
     replace(rows, table([
       {name: "Invite", of: (one) => el("span", {class: "id"}, one.id)},
@@ -27,7 +27,7 @@ export async function show(root, _, query) {
       {name: "Used by", of: (one) => (one.used_by ? person(one.used_by, one.used_by_name) : null)},
       {name: "Created", of: (one) => when(one.created_at)},
       {name: "Until", of: (one) => when(one.expires_at)},
-      {name: "", of: (one) => (one.state === "open" && found.may_change ? action("Cancel", async () => { await post(`invites/${one.id}`, {}, "DELETE"); say("The invite is cancelled."); await load(); }, {confirm: `Cancel invite ${one.id}? Nobody can use it then.`}) : "")},
+      {name: "", of: (one) => (one.state === "open" && found.may_change ? action("Cancel", async () => { await post(`invites/${one.id}`, {}, "DELETE"); say("The invite is cancelled."); await load(); }, {confirm: `Cancel invite ${one.id}? Nobody can use it any more.`}) : "")},
     ], found.invites, {label: "Invites, the newest first", none: found.may_change ? "No invite yet. Create one above, and give it to one person." : "No invite yet."}));
     replace(pages, pager({offset, limit: LIMIT, total: found.total, turn, label: "Pages of invites"}));
   }
@@ -48,9 +48,9 @@ export async function show(root, _, query) {
   }
 
   const once = (invite) => el("section", {class: "panel invite"},
-    el("div", {class: "invite-text"}, el("h2", {}, "Copy it now: it is shown this once"),
+    el("div", {class: "invite-text"}, el("h2", {}, "Copy it now: it is shown only once"),
       el("p", {class: "quiet"}, `It admits one contributor within ${count(invite.valid_hours, "hour")}. The hub keeps only its hash.`),
-      copyable(invite.message), el("p", {class: "quiet small"}, "The link alone, which the code holds too:"), copyable(invite.invite),
+      copyable(invite.message), el("p", {class: "quiet small"}, "The link alone, as in the QR code:"), copyable(invite.invite),
       el("button", {type: "button", onclick: () => replace(made)}, "Done, hide it")),
     qr(invite.code));
 

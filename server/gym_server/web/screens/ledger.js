@@ -29,7 +29,7 @@ export async function show(root, _, query) {
       {name: "Written", class: "nowrap", of: (entry) => written(entry)},
       {name: "Hash", class: "nowrap", of: (entry) => short(entry.hash, 10)},
       {name: "", of: (entry) => el("button", {type: "button", "aria-label": `Proof of entry ${entry.sequence}`, onclick: () => prove(entry.sequence)}, "Proof")},
-    ], found.entries, {label: "Entries, the newest first", none: "No entry is like this."})
+    ], found.entries, {label: "Entries, the newest first", none: "No entry matches."})
       : empty("The ledger has no entry yet. The first contributor who joins writes one."));
     replace(pages, before > 0 && el("button", {type: "button", onclick: () => turn(0)}, "Newest"), found.next && el("button", {type: "button", onclick: () => turn(found.next)}, "Older"));
     replace(head, signed && facts([
@@ -91,7 +91,7 @@ async function prove(sequence) {
       facts([["Kind", proof.entry.kind], ["Hash of the entry before", id(proof.entry.previous_hash)], ["Hash", id(proof.entry.hash)]]),
       el("details", {}, el("summary", {}, "Body, canonical"), el("pre", {class: "code"}, found.body))),
     check.is_own_head
-      ? section("2. The head names it", el("p", {}, "The head was signed right behind this entry, and has its hash."))
+      ? section("2. The head has its hash", el("p", {}, "The head was signed right behind this entry, and has its hash."))
       : section("2. From the leaf to the root", el("p", {class: "quiet small"}, "leaf = sha256(00 · hash); each node = sha256(01 · left · right)"),
         el("ol", {class: "path"}, el("li", {}, el("span", {class: "quiet"}, "leaf"), id(check.leaf)),
           check.steps.map((step) => el("li", {}, el("span", {class: "quiet"}, `sibling ${step.side}`), id(step.sibling), el("span", {class: "quiet"}, "node"), id(step.node)))),

@@ -22,7 +22,7 @@ export async function show(root, _, query) {
       figure("Fetched to join", bytes(found.soups_bytes), `${count(found.num_soups, "soup")} since the base, and ${bytes(found.round_bytes)} per round`));
     groups.hidden = !found.groups;
     groups.textContent = found.groups ? `${found.groups[0].toUpperCase()}${found.groups.slice(1)}.` : "";
-    replace(taken, mayChange() && found.total ? section("As a model folder", el("p", {class: "quiet"}, "Writes the newest version on the hub's machine, where anything can load it; another version by its number."),
+    replace(taken, mayChange() && found.total ? section("As a model folder", el("p", {class: "quiet"}, "Writes the newest version on the hub's machine in Hugging Face format; --version selects another one."),
       copyable(`gym-server model version-${found.version} --version ${found.version} --dir HUB`)) : null);
     replace(base, facts([["Base model", found.base_model], ["Its digest", el("span", {class: "id"}, found.base_digest)]]));
     replace(chain, found.total ? [
@@ -121,7 +121,7 @@ function questionBox() {
   const send = el("button", {class: "primary", type: "submit"}, "Ask"), stop = el("button", {type: "button", onclick: () => running?.abort()}, "Stop");
   const label = el("label", {for: "question"}), answer = el("div", {}), problem = el("p", {class: "problem", role: "alert"}), spoken = el("p", {class: "visually-hidden", role: "status"});
   const node = el("form", {class: "question", onsubmit: (event) => { event.preventDefault(); ask(); }},
-    el("div", {class: "field"}, label, field), el("div", {class: "row"}, send, stop, el("span", {class: "quiet small"}, "Enter asks, Shift+Enter begins a line")), problem, answer, spoken);
+    el("div", {class: "field"}, label, field), el("div", {class: "row"}, send, stop, el("span", {class: "quiet small"}, "Enter sends, Shift+Enter starts a new line")), problem, answer, spoken);
   leave(() => running?.abort());
 
   async function ask() {

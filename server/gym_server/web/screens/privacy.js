@@ -30,7 +30,7 @@ export async function show(root, _, query) {
         figure("Rounds left", found.rounds_paid >= found.max_rounds_ahead ? `${number(found.max_rounds_ahead)}+` : number(found.rounds_paid), `${number(central.rounds)} are paid`),
         figure("Delta", central.target_delta.toExponential(), "the share that epsilon leaves out")),
       gauge,
-      over && el("p", {class: "sentence"}, state("half", "The budget is spent: no further round is begun.")),
+      over && el("p", {class: "sentence"}, state("half", "The budget is spent: no further round starts.")),
       found.rounds_without_noise ? el("p", {class: "problem"}, `${count(found.rounds_without_noise, "committed round was", "committed rounds were")} merged without noise and are not covered.`) : null,
       el("div", {class: "columns"},
         section("By mechanism", table([
@@ -48,21 +48,21 @@ export async function show(root, _, query) {
         {name: "Rounds", number: true, of: (one) => number(one.rounds)},
         {name: "Epsilon", number: true, of: (one) => number(one.epsilon)},
         {name: "Of the budget", of: (one) => progress(one.epsilon, central.epsilon, `${number(one.epsilon)} of ${number(central.epsilon)}`)},
-      ], found.contributors, {label: "Epsilon by contributor", none: "Nothing is spent on anybody yet."}),
+      ], found.contributors, {label: "Epsilon by contributor", none: "Nothing is spent yet."}),
       pager({offset, limit: LIMIT, total: found.total, turn, label: "Pages of contributors"})),
     ];
   }
 
-  root.append(el("header", {}, el("h1", {}, "Privacy"), el("p", {class: "quiet"}, "what the hub lets out of what it is sent")), body);
+  root.append(el("header", {}, el("h1", {}, "Privacy"), el("p", {class: "quiet"}, "what the hub reveals about the updates that it receives")), body);
   await load();
   refreshOn(["version", "ledger"], load);
 }
 
 const nothing = (found) => el("div", {class: "state empty"},
   el("p", {}, "This hub promises no differential privacy: soups are merged without noise."),
-  found.rounds_without_noise ? el("p", {}, `${count(found.rounds_without_noise, "round was", "rounds were")} merged so, which is why privacy cannot be switched on here any more. Begin another hub with this model as its base.`)
+  found.rounds_without_noise ? el("p", {}, `${count(found.rounds_without_noise, "round was", "rounds were")} merged without noise, so privacy can no longer be enabled on this hub. Start another hub with this model as its base.`)
     : [el("p", {}, "Add a privacy section to gym-server.yaml before the first round:"), copyable("privacy:\n  mechanism: gaussian\n  noise_multiplier: 5.0\n  clipping_norm: 1.0\n  epsilon: 5.0\n  target_delta: 1.0e-5")]);
 
 const others = (found) => section("Beside it", facts([
-  ["Secure aggregation", found.secure_aggregation ? `on, threshold ${found.secure_aggregation.threshold}: the operator sees sums alone` : "off: the operator sees single updates"],
-  ["On contributors' machines", found.local ? `DP-SGD, noise multiplier ${number(found.local.noise_multiplier)}, norm of a gradient at most ${number(found.local.max_grad_norm)}` : "no local privacy is asked for"]]));
+  ["Secure aggregation", found.secure_aggregation ? `on, threshold ${found.secure_aggregation.threshold}: the operator sees only sums` : "off: the operator sees single updates"],
+  ["On contributors' machines", found.local ? `DP-SGD, noise multiplier ${number(found.local.noise_multiplier)}, norm of a gradient at most ${number(found.local.max_grad_norm)}` : "no local privacy is required"]]));

@@ -30,7 +30,7 @@ export async function show(root, {round}) {
     const pages = pager({offset, limit: PAGE, total: found.total, turn: (to) => { offset = to; load(); }, label: "Pages of updates"});
     return section("Updates",
       found.is_sealed && el("p", {class: "quiet"}, "Rounds of this hub are private. An operator sees refusals, norms and reasons."),
-      found.total ? table(columns, found.updates, {label: "Updates of the round"}) : empty(isOver ? "No update was sent in this round." : "No update has come yet."), pages);
+      found.total ? table(columns, found.updates, {label: "Updates of the round"}) : empty(isOver ? "No update was sent in this round." : "No updates yet."), pages);
   }
 
   await load();
@@ -44,7 +44,7 @@ export async function show(root, {round}) {
 function head(found) {
   const neighbour = (at, text) => el("a", {href: `/rounds/${at}`, class: "button"}, text);
   return el("header", {},
-    el("div", {class: "row"}, el("h1", {}, `Round ${found.server_round}`), outcome(found.state), found.version && el("span", {class: "quiet"}, `made version ${found.version}`)),
+    el("div", {class: "row"}, el("h1", {}, `Round ${found.server_round}`), outcome(found.state), found.version && el("span", {class: "quiet"}, `created version ${found.version}`)),
     el("nav", {class: "row", "aria-label": "Other rounds"},
       found.server_round > 1 && neighbour(found.server_round - 1, "Round before"),
       found.server_round < found.latest && neighbour(found.server_round + 1, "Next round")),
@@ -61,7 +61,7 @@ function numbers(found) {
 }
 
 function aside(found) {
-  return section("Set aside", el("p", {class: "quiet"}, "Replies that nobody could read. They earn nothing."), table([
+  return section("Set aside", el("p", {class: "quiet"}, "Replies that could not be read. They earn no credits."), table([
     {name: "Contributor", of: (one) => person(one.contributor, one.name)}, {name: "Reason", class: "reason", of: (one) => one.reason},
   ], found.set_aside, {label: "Replies that were set aside"}));
 }

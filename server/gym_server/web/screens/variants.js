@@ -11,9 +11,9 @@ export async function show(root) {
   async function load() {
     const found = await api("variants");
     replace(figures, figure("Variants", number(found.number)), figure("Owners", number(found.owners)), figure("Stored", bytes(found.bytes)), figure("The largest", found.number ? bytes(found.largest_bytes) : null), figure("Taken down", number(found.taken_down)));
-    replace(about, found.enabled ? "" : "This hub keeps no variants (variants.enabled).");
+    replace(about, found.enabled ? "" : "This hub does not store variants (variants.enabled).");
     if (!found.is_operator) {
-      replace(lists, el("p", {class: "quiet"}, "Names and readers are shown to nobody who may not read the variant. Its owner sees them with gym variant hub list."));
+      replace(lists, el("p", {class: "quiet"}, "Names and readers are hidden from anyone who may not read the variant. Its owner sees them with gym variant hub list."));
       return;
     }
     const {variants, taken_down: down, next} = await api(`variants/list?${new URLSearchParams({after: pages.at(-1)})}`);
@@ -37,7 +37,7 @@ export async function show(root) {
     ], down, {label: "Variants that were taken down"})) : null);
   }
 
-  const takeDown = (one) => ask("Take a variant down", `Nobody reads ${one.name} of ${one.owner_name || one.owner} then, and its owner cannot put it again until you allow that.`, {
+  const takeDown = (one) => ask("Take a variant down", `Nobody can read ${one.name} of ${one.owner_name || one.owner} any more, and its owner cannot push it again until you allow it.`, {
     label: "Reason", help: "It is written to the ledger, without the variant's name.", button: "Take down",
     run: async (reason) => { await post("variants/remove", {owner: one.owner, name: one.name, reason}); say("The variant is taken down."); await load(); },
   });
