@@ -94,9 +94,9 @@ def to_push(
     owner = client.pin.contributor
     if signed is not None and (signed.manifest.owner, signed.public_key) == (owner, present):
         return signed
-    held = held_variant(client, manifest.variant)
-    if held is not None and held.public_key == present and _same(held.manifest, manifest):
-        return held
+    current = held_variant(client, manifest.variant)
+    if current is not None and current.public_key == present and _same(current.manifest, manifest):
+        return current
     return sign_variant(client, manifest)
 
 

@@ -157,17 +157,17 @@ class AuditAnswer:
 
         from gym_fed.training.audits.states import MOMENTS, WEIGHTS, state_digest
 
-        wanted = (WEIGHTS, *MOMENTS) if number else (WEIGHTS,)
+        expected = (WEIGHTS, *MOMENTS) if number else (WEIGHTS,)
         prefix = f"{number}/"
-        if {name.removeprefix(prefix) for name in self._names if name.startswith(prefix)} != set(wanted):
-            raise self._invalid(f"the state of step {number} must have exactly {', '.join(wanted)}")
-        for name in wanted:
+        if {name.removeprefix(prefix) for name in self._names if name.startswith(prefix)} != set(expected):
+            raise self._invalid(f"the state of step {number} must have exactly {', '.join(expected)}")
+        for name in expected:
             part = self._file.get_slice(prefix + name)
             if part.get_dtype() != "F32" or part.get_shape() != [num_weights]:
                 raise self._invalid(
                     f"the state of step {number}: {name} is not a float32 vector of length {num_weights}"
                 )
-        state = {name: self._file.get_tensor(prefix + name) for name in wanted}
+        state = {name: self._file.get_tensor(prefix + name) for name in expected}
         if not all(bool(torch.isfinite(tensor).all()) for tensor in state.values()):
             raise self._invalid(f"the state of step {number} has non-finite values")
         leaf = next(leaf for leaf in self.document.leaves if leaf.step == number)

@@ -58,15 +58,15 @@ def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget
         GymError: ``USAGE`` if there is no address, or two different ones; ``INVITE_INVALID``.
     """
     fingerprint = parse_fingerprint(options.fingerprint) if options.fingerprint else None
-    given = Address.parse(options.server) if options.server else None
+    address = Address.parse(options.server) if options.server else None
     text = find_invite(options.invite or "")
     if not text.startswith(INVITE_SCHEME):
-        given = given or last
-        if given is None:
+        address = address or last
+        if address is None:
             raise GymError(
                 ErrorCode.USAGE, "no server given", "pass --server HOST, or --invite with a complete invite"
             )
-        return JoinTarget(given, fingerprint, text)
+        return JoinTarget(address, fingerprint, text)
     invite = parse_invite(text)
     if fingerprint is not None and fingerprint != invite.fingerprint:
         raise GymError(
@@ -75,7 +75,7 @@ def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget
             "pass only one of them",
         )
     return JoinTarget(
-        given or Address.parse(f"{invite.host}:{invite.port}"), invite.fingerprint, invite.token
+        address or Address.parse(f"{invite.host}:{invite.port}"), invite.fingerprint, invite.token
     )
 
 

@@ -56,9 +56,9 @@ def main() -> int:
     parser.add_argument("--server", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--fingerprint")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        follow(given.out, given.server, given.fingerprint, os.environ.get("GYM_INVITE"))
+        follow(arguments.out, arguments.server, arguments.fingerprint, os.environ.get("GYM_INVITE"))
     except GymError as error:
         if error.code is ErrorCode.INTERRUPTED:
             return 0

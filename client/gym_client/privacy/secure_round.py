@@ -290,10 +290,10 @@ class SecureRound:
         assert state.own is not None
         members, survivors = {*state.received, self._me}, state.survivors
         failpoint("client-secure-unmasking")
-        held = {**state.received, self._me: state.own}
+        own_and_received = {**state.received, self._me: state.own}
         return Revealed(
-            seeds={other: held[other][0] for other in survivors},
-            mask_keys={other: held[other][1] for other in sorted(members - {*survivors})},
+            seeds={other: own_and_received[other][0] for other in survivors},
+            mask_keys={other: own_and_received[other][1] for other in sorted(members - {*survivors})},
         )
 
     @property

@@ -373,21 +373,21 @@ def check_backup(url: str, snapshot: str | None = None) -> dict[str, Any]:
     """
     place = Place(url)
     manifests = place.manifests()
-    wanted = {name: m for name, m in manifests.items() if snapshot in (None, name)}
-    if not wanted:
+    selected = {name: m for name, m in manifests.items() if snapshot in (None, name)}
+    if not selected:
         raise GymError(
             ErrorCode.NOT_FOUND,
             f"no snapshot {snapshot} in {url}" if snapshot else f"no snapshot in {url}",
             "gym-server backup creates one",
         )
     objects = set[str]()
-    for name, manifest in wanted.items():
+    for name, manifest in selected.items():
         for path, file in manifest.files.items():
             place.check(f"snapshots/{name}/{path}", file.sha256)
         objects |= manifest.stored
     for sha256 in sorted(objects):
         place.check(object_name(sha256), sha256)
-    return {"snapshots": list(wanted), "objects": len(objects)}
+    return {"snapshots": list(selected), "objects": len(objects)}
 
 
 def _missing(sha256: str, what: str, problem: str) -> GymError:

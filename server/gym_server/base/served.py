@@ -66,12 +66,12 @@ class ServedBase:
         if config.serve_base is False:
             self.why_not = "serve_base is false"
         elif config.serve_base == "auto" and self.licence not in REDISTRIBUTABLE:
-            said = (
+            reason = (
                 f"its licence is {plain(self.licence, 80)}"
                 if self.licence
                 else "its model card has no licence"
             )
-            self.why_not = f"{said}; set serve_base: true if you may redistribute the base"
+            self.why_not = f"{reason}; set serve_base: true if you may redistribute the base"
         else:
             self._take(folder)
 

@@ -76,10 +76,10 @@ def add(
 ) -> None:
     """Create a key and print it once. The hub may be running."""
     keys = _keys(folder)
-    given = "metrics" if metrics else role
-    secret = keys.add(name, given)
+    key_role = "metrics" if metrics else role
+    secret = keys.add(name, key_role)
     note = f"shown only once; {name} uses it to {'read /metrics' if metrics else f'log in as {role}'}"
-    print_result(as_json, {"name": name, "role": given, "key": secret}, secret, note=note)
+    print_result(as_json, {"name": name, "role": key_role, "key": secret}, secret, note=note)
 
 
 @keys_app.command("list")

@@ -91,7 +91,7 @@ def init(
         from gym_server.federation import PASSPHRASE_VARIABLE, read_config
 
     require_new(folder)
-    given = {
+    flags = {
         "base_model": base_model,
         "name": name,
         "enrolment": enrolment,
@@ -102,7 +102,7 @@ def init(
         "min_contributors": min_contributors,
         "epsilon": epsilon,
     }
-    choices = choose(given, may_ask=not yes and not as_json)
+    choices = choose(flags, may_ask=not yes and not as_json)
     source = PassphraseSource(PASSPHRASE_VARIABLE)
     secret = (lambda: source.create(f"the keys of {folder}")) if encrypt_keys else None
     server, fingerprint = init_hub(folder, choices, secret)

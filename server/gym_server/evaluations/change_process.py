@@ -78,8 +78,8 @@ class ChangeRun:
             return VersionChange.model_validate_json(self._process.run(job)[0]) if job.height else None
         except (JobFailed, OSError, ValidationError, SQLAlchemyError, StoreAway) as error:
             if not self._is_stopped:
-                said = error.output[-1] if isinstance(error, JobFailed) and error.output else str(error)
-                log.warning("the newest version was not compared with version 0: %s", plain(said, 300))
+                reason = error.output[-1] if isinstance(error, JobFailed) and error.output else str(error)
+                log.warning("the newest version was not compared with version 0: %s", plain(reason, 300))
             return None
 
     def stop(self) -> None:

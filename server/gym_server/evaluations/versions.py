@@ -47,8 +47,8 @@ def evaluate_versions(
         GymError: ``NOT_FOUND`` for a version that does not exist; errors from ``tasks_named`` and ``measure``.
     """
     newest = state.round_store.newest_height()
-    wanted = sorted(set(heights)) or list(range(newest + 1))
-    if outside := [height for height in wanted if not 0 <= height <= newest]:
+    selected = sorted(set(heights)) or list(range(newest + 1))
+    if outside := [height for height in selected if not 0 <= height <= newest]:
         raise GymError(
             ErrorCode.NOT_FOUND, f"there is no version {outside[0]}", f"versions 0 to {newest} exist"
         )
@@ -56,7 +56,7 @@ def evaluate_versions(
     gate = config.gate.model_copy(update={"heldout": None})
     model = HubModel(state.base, config.base_model, state.store, gate, state.folder)
     lines: list[dict[str, Any]] = []
-    for height in wanted:
+    for height in selected:
         digest = state.round_store.version(height).digest
         for suite in found:
             results = find_record(

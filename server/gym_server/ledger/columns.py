@@ -172,8 +172,8 @@ class ColumnChecks:
             if recorded.body["seal"] != seal(row["manifest"], row["verdict"], row["code"], reason):
                 raise corrupt(f"{where}: its reason does not match its verdict")
         elif BUCKET not in recorded.body:
-            said = f"{row['code']}: {reason}" if row["verdict"] == "refused" else reason
-            if recorded.body["reason"] != said or (row["code"] != "" and row["verdict"] != "refused"):
+            expected = f"{row['code']}: {reason}" if row["verdict"] == "refused" else reason
+            if recorded.body["reason"] != expected or (row["code"] != "" and row["verdict"] != "refused"):
                 raise corrupt(f"{where}: its reason or code does not match its verdict")
         if recorded.body.get("heldout_change") != row["heldout_change"] and "record" in admission.body:
             raise corrupt(f"{where}: its heldout_change does not match its verdict")
@@ -288,8 +288,8 @@ class ColumnChecks:
             signed.verify()
         except GymError as error:
             raise corrupt(f"{where}: {error.message}") from error
-        said = signed.manifest
-        signed_by_owner = (said.variant, said.owner, said.delta_sha256, said.size_bytes, said.base_digest)
+        own = signed.manifest
+        signed_by_owner = (own.variant, own.owner, own.delta_sha256, own.size_bytes, own.base_digest)
         columns = ("name", "owner", "delta_sha256", "size_bytes", "base_digest")
         if (
             signed_by_owner != tuple(row[column] for column in columns)

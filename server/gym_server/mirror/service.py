@@ -109,10 +109,10 @@ class MirrorService:
         return pb.LedgerProofReply(entry=entry, head_json=head, path=proof.path)
 
     async def GetVariant(self, request: pb.GetVariantRequest, context: Any) -> pb.VariantInfo:
-        wanted = (request.owner or current_session().contributor, request.name)
+        owner_and_name = (request.owner or current_session().contributor, request.name)
         self._served()
         for owner, name, info in self._variants:
-            if (owner, name) == wanted:
+            if (owner, name) == owner_and_name:
                 return info
         raise GymError(ErrorCode.NOT_FOUND, f"this mirror has no public variant {request.name[:80]!r}")
 

@@ -44,7 +44,7 @@ def foreign_a(delta: DeltaFile, spec: TaskSpec) -> str | None:
         a = factors[0]
         if a.shape[0] != spec.recipe.lora.r or a.dtype != getattr(torch, spec.codec.factors):
             return name
-        wanted = frozen_factor(seed, name.removesuffix(".weight"), *a.shape)
-        if not torch.equal(a, wanted.to(a.dtype)):
+        expected = frozen_factor(seed, name.removesuffix(".weight"), *a.shape)
+        if not torch.equal(a, expected.to(a.dtype)):
             return name
     return None

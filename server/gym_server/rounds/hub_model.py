@@ -366,19 +366,19 @@ def write_version(
         raise GymError(
             ErrorCode.USAGE, f"dtype {plain(dtype, 40)!r} is unknown", f"use one of {', '.join(DTYPES)}"
         )
-    wanted = state.round_store.head().height if height is None else height
-    state.round_store.version(wanted)  # raises if there is no such version
+    selected = state.round_store.head().height if height is None else height
+    state.round_store.version(selected)  # raises if there is no such version
     if output.exists() and any(output.iterdir()):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "choose a new folder")
     model = HubModel.of(state, config)
-    model.follow(state.round_store.soups(wanted))
+    model.follow(state.round_store.soups(selected))
     written, share = model.save(output, dtype)
     tensors = tensors_digest(model.model.float())  # the folder is loaded in float32, so the digest is too
     with state.database.transaction() as tx:
         if tx.scalar(select(published.c.height).where(published.c.digest == tensors)) is None:
-            tx.execute(published.insert().values(digest=tensors, height=wanted))
+            tx.execute(published.insert().values(digest=tensors, height=selected))
     return {
-        "height": wanted,
+        "height": selected,
         "digest": model.digest,
         "base_digest": tensors,
         "base_model": config.public_base_name,

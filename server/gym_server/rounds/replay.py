@@ -129,20 +129,20 @@ def rescore(state: HubState, config: ServerConfig, server_round: int) -> dict[st
     model.follow(state.round_store.soups(ingredients.parent.height) if ingredients.parent.height else [])
     with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="rescore-") as folder:
         report = make_soup(state, ingredients, Path(folder) / "soup.gymdelta").report
-    wanted = [manifest.digest for manifest in ingredients.manifests]
+    update_ids = [manifest.digest for manifest in ingredients.manifests]
     with state.database.reading() as tx:
-        rows = {r.update_id: r for r in tx.execute(select(updates).where(updates.c.update_id.in_(wanted)))}
+        rows = {r.update_id: r for r in tx.execute(select(updates).where(updates.c.update_id.in_(update_ids)))}
     found = score_updates(
         state.store,
         model,
-        [rows[update_id] for update_id in wanted],
+        [rows[update_id] for update_id in update_ids],
         report.coefficients,
         ingredients.weights,
         recipe=ingredients.recipe,
         method=recorded["method"],
         options=recorded["options"],
     )
-    pairs = {update_id: [recorded["scores"][update_id], found.scores[update_id]] for update_id in wanted}
+    pairs = {update_id: [recorded["scores"][update_id], found.scores[update_id]] for update_id in update_ids}
     return {
         "server_round": server_round,
         "method": recorded["method"],

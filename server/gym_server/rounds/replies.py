@@ -86,9 +86,9 @@ def _check_form(content: pb.Records) -> None:
     except GymError:
         raise
     except Exception as error:  # Flower's parsers raise no fixed set of exceptions
-        said = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise GymError(
-            ErrorCode.UPDATE_REFUSED, f"the reply is not Flower content: {type(error).__name__}: {said}"
+            ErrorCode.UPDATE_REFUSED, f"the reply is not Flower content: {type(error).__name__}: {reason}"
         ) from error
 
 

@@ -156,10 +156,10 @@ class VersionSums:
 
 def soups_to(tx: Connection, height: int, sums: Sums) -> list[SoupReference]:
     """Return the soups from the base to a version, in order."""
-    wanted = heights_to(tx, height)
+    heights = heights_to(tx, height)
     rows = tx.execute(select(versions).where(versions.c.height <= height).order_by(versions.c.height))
     return [
-        _reference(row, sums.get(row.height), row.height == height) for row in rows if row.height in wanted
+        _reference(row, sums.get(row.height), row.height == height) for row in rows if row.height in heights
     ]
 
 

@@ -228,11 +228,11 @@ class HubGrid(Grid):
                 judgement = Judgement(str(found), contributor, "rejected", f"set aside: {reason}")
                 self._state.round_store.judge(tx, server_round, judgement)
             else:
-                said = (
+                shown_reason = (
                     "" if self._live_config.current.privacy is not None else reason
                 )  # the reason may quote submitted content
                 body = {"contributor": contributor, "server_round": server_round}
-                self._state.ledger.append(tx, "verdict", {**body, "verdict": SET_ASIDE, "reason": said})
+                self._state.ledger.append(tx, "verdict", {**body, "verdict": SET_ASIDE, "reason": shown_reason})
         log.warning(
             "round %s: node %d: its reply is set aside: %s", message.group_id, message.node_id, reason
         )
@@ -247,8 +247,8 @@ def _line(text: str) -> str:
 
 
 def _printable(error: Exception) -> str:
-    said = error.message if isinstance(error, GymError) else f"{type(error).__name__}: {error}"
-    return _line(" ".join(said[:300].split()))
+    text = error.message if isinstance(error, GymError) else f"{type(error).__name__}: {error}"
+    return _line(" ".join(text[:300].split()))
 
 
 def _ignore(_: object) -> None:

@@ -123,9 +123,9 @@ class VariantChecks:
                 f"{counted(len(names), 'reader')} requested; at most {MAX_READERS} are allowed",
                 f"pass fewer, or {EVERYONE!r} for everyone",
             )
-        wanted = {name for name in names if name != EVERYONE}
-        known = set(tx.scalars(select(accounts.c.contributor).where(accounts.c.contributor.in_(wanted))))
-        for name in sorted(wanted - known):
+        contributors = {name for name in names if name != EVERYONE}
+        known = set(tx.scalars(select(accounts.c.contributor).where(accounts.c.contributor.in_(contributors))))
+        for name in sorted(contributors - known):
             shown = name if _CONTRIBUTOR.fullmatch(name) else repr(name[:80])
             raise GymError(
                 ErrorCode.NOT_FOUND,

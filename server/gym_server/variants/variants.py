@@ -242,9 +242,9 @@ class HubVariants:
     def _share(self, tx: Connection, manifest: VariantManifest, names: Sequence[str]) -> None:
         of = {"owner": manifest.owner, "name": manifest.variant}
         _unshare(tx, **of)
-        wanted = [EVERYONE] if EVERYONE in names else sorted(set(names) - {manifest.owner})
-        if wanted:
-            tx.execute(variant_readers.insert(), [{**of, "reader": name} for name in wanted])
+        new_readers = [EVERYONE] if EVERYONE in names else sorted(set(names) - {manifest.owner})
+        if new_readers:
+            tx.execute(variant_readers.insert(), [{**of, "reader": name} for name in new_readers])
 
     def _drop(self, tx: Connection, row: Any, by: str, reason: str) -> None:
         subject = {"contributor": row.owner, "variant": row.slot, "revision": row.revision}
