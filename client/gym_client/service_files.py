@@ -74,7 +74,9 @@ def platform_of(given: str | None) -> Platform:
     here = {"darwin": "macos", "win32": "windows"}.get(sys.platform, "linux")
     chosen = known.get(given or here)
     if chosen is None:
-        raise GymError(ErrorCode.USAGE, f"--platform {given!r} is not supported", f"use one of {', '.join(known)}")
+        raise GymError(
+            ErrorCode.USAGE, f"--platform {given!r} is not supported", f"use one of {', '.join(known)}"
+        )
     return chosen
 
 

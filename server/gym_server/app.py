@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             "run config: hub-dir is missing",
-            "set it to a folder created by gym-server init",
+            "set hub-dir to a folder created by gym-server init",
         )
     with Federation.open(Path(folder)) as federation, federation.hub_lock():
         check_soup(federation.config)

@@ -319,7 +319,7 @@ def session_key(keys: Path, passphrase: PassphraseSource) -> bytes:
     except GymError as error:
         if error.code is not ErrorCode.STATE_CORRUPT:
             raise
-        raise GymError(error.code, error.message, "delete it; this only ends all sessions") from error
+        raise GymError(error.code, error.message, "delete the file; this only ends all sessions") from error
     return key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
 
 

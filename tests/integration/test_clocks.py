@@ -101,9 +101,7 @@ def test_a_contributor_in_1970_is_warned_works_and_is_not_stopped_when_its_clock
     text = " ".join(log().split())
     assert "this machine's clock (1970-01-03 00:00 UTC) is 20" in text
     assert "behind the hub's" in text
-    assert (
-        "set this machine's clock: it shows a time before this version of gym-fed was released" in text
-    )
+    assert "set this machine's clock: it shows a time before this version of gym-fed was released" in text
     assert "ahead of the hub's" in text  # of the second round, after the clock was set
 
 
@@ -142,10 +140,7 @@ def test_a_clock_that_jumps_back_and_then_forth_in_mid_round_ends_nothing_and_it
     ahead, behind = log().find("6 h 0 min ahead of the hub's"), log().find("6 h 0 min behind the hub's")
     if side == "hub":
         assert -1 < ahead < behind, log()
-        assert (
-            log().count("the coordinator should set the hub's clock: it was set while the hub ran")
-            == 2
-        )
+        assert log().count("the coordinator should set the hub's clock: it was set while the hub ran") == 2
         assert hub.log().index("clock was set 6 h 0 min back") < hub.log().index(
             "clock was set 12 h 0 min forward"
         )

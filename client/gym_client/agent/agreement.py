@@ -212,14 +212,14 @@ def _consents(home: Home) -> dict[str, Any]:
     if not path.exists():
         return {}
     consents: dict[str, Any] = read_object(
-        path, ErrorCode.STATE_CORRUPT, "delete it and accept the terms again"
+        path, ErrorCode.STATE_CORRUPT, "delete the file and accept the terms again"
     )
     for entries in consents.values():
         if not isinstance(entries, list) or not all(map(_is_kept, entries)):
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"{path} does not contain accepted terms",
-                "delete it and accept the terms again",
+                "delete the file and accept the terms again",
             )
     return consents
 

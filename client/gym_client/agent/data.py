@@ -57,7 +57,9 @@ def load_data(
     """
     if path in (None, EXAMPLE):
         if columns:
-            raise GymError(ErrorCode.USAGE, "--columns does not apply to the built-in example", "pass --data FILE")
+            raise GymError(
+                ErrorCode.USAGE, "--columns does not apply to the built-in example", "pass --data FILE"
+            )
         return _example()
     file = Path(str(path)).expanduser()
     stamp = file.stat() if file.is_file() else None

@@ -188,7 +188,7 @@ class GlobalModel:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"the model {self.source!r} changed on disk: {digest}",
-                "restore its files",
+                "restore the model's files",
             )
         self._applied = []
         self._take_tensors()

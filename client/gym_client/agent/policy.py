@@ -36,8 +36,8 @@ class Policy(StrictModel):
     """Maximum length of a row in tokens."""
 
     max_audit_bytes: int = Field(default=4 << 30, ge=0)
-    """Maximum number of bytes kept in this home to answer audits, for hubs that audit updates. A task that needs more is
-    refused."""
+    """Maximum number of bytes kept in this home to answer audits, for hubs that audit updates. A task that needs more
+    is refused."""
 
     max_update_bytes: int = Field(default=1 << 30, ge=1)
     """Maximum size of one round's upload in bytes."""

@@ -213,9 +213,7 @@ def require_region_can(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     if recipe.privacy is not None:
         raise _refused("the root requests DP-SGD, but a region has no rows", "recipe.privacy: null")
     if codec.distill_steps:
-        raise _refused(
-            "the root requests distillation, but a region has no rows", "codec.distill_steps: 0"
-        )
+        raise _refused("the root requests distillation, but a region has no rows", "codec.distill_steps: 0")
 
 
 def root_version(spec: TaskSpec, home: Home) -> RootVersion:

@@ -111,7 +111,9 @@ class BaseOffer:
                 f"from the hub: {size} in {counted(self.num_files, 'file')}, checked against {self.base_digest}"
             )
             lines += self._duration()
-            lines.append("the hub serves the base only to its contributors: you are enrolled before the download")
+            lines.append(
+                "the hub serves the base only to its contributors: you are enrolled before the download"
+            )
             lines += [f"from now on this machine {line}" for line in self.seeding]
         return lines
 

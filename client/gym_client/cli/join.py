@@ -108,7 +108,9 @@ class _Joining:
             if error.code is not ErrorCode.FILE_NOT_FOUND or self._options.data is not None:
                 raise
             problem = f"{error.message} (used by the last join from this home)"
-            raise GymError(error.code, problem, "restore the file, or pass another one with --data FILE") from error
+            raise GymError(
+                error.code, problem, "restore the file, or pass another one with --data FILE"
+            ) from error
 
     def _connect(self) -> HubClient:
         """Connect to the hub and establish trust."""

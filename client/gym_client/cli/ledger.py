@@ -213,7 +213,9 @@ def restored(
     print_result(
         as_json,
         {"accepted": accepted},
-        f"accepted: {len(accepted)}" if accepted else "nothing to accept: the hub's ledger has all its signed entries",
+        f"accepted: {len(accepted)}"
+        if accepted
+        else "nothing to accept: the hub's ledger has all its signed entries",
     )
 
 

@@ -145,7 +145,9 @@ def join(
     ] = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option("--accept", metavar="NAME", help="Accept only the terms that --json prints with this name."),
+        typer.Option(
+            "--accept", metavar="NAME", help="Accept only the terms that --json prints with this name."
+        ),
     ] = None,
     accept_restore: Annotated[
         bool, typer.Option("--accept-restore", help="Continue with a hub restored from a backup.")

@@ -102,7 +102,9 @@ def install_links(
     handler = link_handler(chosen, folder.folder, page_command(folder, passphrase_file), Path.home())
     if chosen != platform_of(None) and not only_print:
         raise GymError(
-            ErrorCode.USAGE, f"--platform {chosen} is not this machine's system", "add --print to only print the file"
+            ErrorCode.USAGE,
+            f"--platform {chosen} is not this machine's system",
+            "add --print to only print the file",
         )
     report: dict[str, Any] = {"path": str(handler.path)}
     if uninstall:
@@ -113,7 +115,9 @@ def install_links(
     if not only_print:
         handler.add()
     report = {**report, "written": not only_print, "content": handler.text}
-    note = "this file would register gym:// links" if only_print else "gym:// links now open a page of this home"
+    note = (
+        "this file would register gym:// links" if only_print else "gym:// links now open a page of this home"
+    )
     print_result(as_json, report, lambda: sys.stdout.write(handler.text), note=note)
 
 

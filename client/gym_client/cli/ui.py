@@ -70,4 +70,7 @@ def _link(invite: str, shows_problem: bool) -> tuple[str, str]:
     except GymError as error:
         if not shows_problem:
             raise
-        return "", f"The link cannot be used: {error.message}. Ask for a new link, or paste the complete link below."
+        return (
+            "",
+            f"The link cannot be used: {error.message}. Ask for a new link, or paste the complete link below.",
+        )

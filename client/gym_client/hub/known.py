@@ -46,7 +46,9 @@ def address_of(home: Home, server: str | None) -> Address:
     known = with_account(home)
     if len(known) != 1:
         problem = (
-            f"this home has accounts at {_listed(home, known)}" if known else f"{home.folder} has never joined a hub"
+            f"this home has accounts at {_listed(home, known)}"
+            if known
+            else f"{home.folder} has never joined a hub"
         )
         raise GymError(ErrorCode.USAGE, f"no server given, and {problem}", "pass --server HOST")
     return Address.parse(known[0].address)

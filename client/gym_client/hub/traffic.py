@@ -113,7 +113,7 @@ def _read(home: Home) -> dict[str, Any]:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
             f"{path} does not contain totals: {error}",
-            "delete it; only totals are lost",
+            "delete the file; only totals are lost",
         ) from error
     return dict(totals)
 

@@ -138,7 +138,8 @@ def _download_from_hub(
     if digest != sha256:
         part.unlink()
         raise GymError(
-            ErrorCode.HASH_MISMATCH, f"{client.address} sent an object with sha256 {digest} instead of {sha256}"
+            ErrorCode.HASH_MISMATCH,
+            f"{client.address} sent an object with sha256 {digest} instead of {sha256}",
         )
 
 

@@ -51,7 +51,9 @@ def fetch_certificate(address: Address) -> bytes:
             "check the address, and that the server is running",
         ) from error
     if der is None:
-        raise GymError(ErrorCode.UNAVAILABLE, f"{address} presents no certificate", "check that it is a gym-server")
+        raise GymError(
+            ErrorCode.UNAVAILABLE, f"{address} presents no certificate", "check that it is a gym-server"
+        )
     return ssl.DER_cert_to_PEM_cert(der).encode("ascii")
 
 

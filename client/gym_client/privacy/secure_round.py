@@ -257,7 +257,9 @@ class SecureRound:
         """
         state, reported = self._load(), parse(Survivors, text)
         if state.received is None or state.own is None or state.votes is None:
-            raise self._refused("the hub requests unmasking of a round in which this contributor masked nothing")
+            raise self._refused(
+                "the hub requests unmasking of a round in which this contributor masked nothing"
+            )
         members, survivors = {*state.received, self._me}, sorted(set(reported.survivors))
         if state.survivors not in (None, survivors):
             raise self._refused(
@@ -284,7 +286,9 @@ class SecureRound:
         """
         state, request = self._load(), parse(Unmasking, text)
         if state.survivors is None or state.survivors != request.survivors:
-            raise self._refused("the hub's list of survivors differs from the list that this contributor signed")
+            raise self._refused(
+                "the hub's list of survivors differs from the list that this contributor signed"
+            )
         check_confirmed(request, self._participants(state), self._threshold)
         assert state.received is not None
         assert state.own is not None

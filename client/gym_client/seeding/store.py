@@ -222,7 +222,7 @@ class SeedingTotals:
     def _read(self) -> SeedingBytes:
         if not self._path.exists():
             return SeedingBytes()
-        remedy = "delete it; only totals are lost"
+        remedy = "delete the file; only totals are lost"
         try:
             found = SeedingBytes(**read_object(self._path, ErrorCode.STATE_CORRUPT, remedy))
         except TypeError:

@@ -346,7 +346,7 @@ class Accounts:
         if len(work) > _MAX_WORK_BYTES or not work_is_done(self._server, public_key, work, self.work_bits):
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"this hub requires a proof of work of {counted(self.work_bits, 'bit')} to enrol, but no valid one was sent",
+                f"enrolment requires a proof of work of {counted(self.work_bits, 'bit')}, but no valid one was sent",
                 "gym-client join computes it: about a second on one core at 20 bits",
             )
 

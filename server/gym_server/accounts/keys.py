@@ -88,7 +88,9 @@ class Keys:
         with self._database.reading() as tx:
             row = key_row(tx, public_key)
         if row is None:
-            raise GymError(ErrorCode.UNAUTHENTICATED, "this key is not enrolled on this hub", "enrol it first")
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED, "this key is not enrolled on this hub", "enrol it first"
+            )
         return str(row.contributor)
 
     def history_of(self, contributor: str) -> list[dict[str, Any]]:

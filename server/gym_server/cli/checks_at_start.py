@@ -143,7 +143,9 @@ def _check_trainer(config: ServerConfig) -> None:
         return
     from gym_fed.core.requirements import require_package
 
-    remedy = "install all requirements of gym-fed (docs/install.md), or remove root and choose a rule without it"
+    remedy = (
+        "install all requirements of gym-fed (docs/install.md), or remove root and choose a rule without it"
+    )
     for package in ("trl", "peft", "accelerate", "datasets"):
         require_package(package, "root (an update that the hub trains)", remedy=remedy)
 
@@ -206,7 +208,9 @@ def _pay_notes(config: ServerConfig, heldout_rows: int) -> list[str]:
             f"uncertain gains stays in the pool; use {ROWS_FOR_PAY} rows or more"
         ]
     if not rewards.measures and not config.hides_updates:
-        return ["rewards.score: participation pays for noise as well as for work; set gate.heldout, and use estimate"]
+        return [
+            "rewards.score: participation pays for noise as well as for work; set gate.heldout, and use estimate"
+        ]
     return []
 
 

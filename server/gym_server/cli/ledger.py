@@ -65,7 +65,9 @@ def head(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
             signed = fed.ledger.sign_head(tx)
         if signed is None:
             raise GymError(
-                ErrorCode.NOT_FOUND, "the ledger has no entry yet", "the first contributor's enrolment writes one"
+                ErrorCode.NOT_FOUND,
+                "the ledger has no entry yet",
+                "the first contributor's enrolment writes one",
             )
     if as_json:
         print_json(signed.to_dict())
@@ -83,7 +85,9 @@ def verify(
     server_id: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", help="With --ledger: id of the hub that must have signed the file.", show_default=False
+            metavar="ID",
+            help="With --ledger: id of the hub that must have signed the file.",
+            show_default=False,
         ),
     ] = None,
     root_ledger: Annotated[
@@ -105,7 +109,9 @@ def verify(
     else:
         if server_id is not None:
             raise GymError(
-                ErrorCode.USAGE, "--server-id requires --ledger", "omit --server-id; a hub's folder has the hub's key"
+                ErrorCode.USAGE,
+                "--server-id requires --ledger",
+                "omit --server-id; a hub's folder has the hub's key",
             )
         with opened(folder) as fed:
             facts = {"server": fed.server, **fed.ledger.verify()}
@@ -165,7 +171,9 @@ def export(
             last = fed.ledger.sign_head(tx)
         if last is None:
             raise GymError(
-                ErrorCode.NOT_FOUND, "the ledger has no entry yet", "the first contributor's enrolment writes one"
+                ErrorCode.NOT_FOUND,
+                "the ledger has no entry yet",
+                "the first contributor's enrolment writes one",
             )
         entries = (entry for entry in fed.ledger.entries() if entry.sequence <= last.size)
         with atomic_file(file) as target:
@@ -291,7 +299,9 @@ def attribute(
             ErrorCode.USAGE, f"--amount may be at most {MAX_AMOUNT}", "record larger sums in several parts"
         )
     if sum(given is not None for given in (version, variant, usage)) != 1:
-        raise GymError(ErrorCode.USAGE, "one of --version, --variant and --usage is required", "pass exactly one")
+        raise GymError(
+            ErrorCode.USAGE, "one of --version, --variant and --usage is required", "pass exactly one"
+        )
     if policy not in ("improvement", "equal"):
         raise GymError(ErrorCode.USAGE, f"--policy {policy!r} is unknown", "use improvement or equal")
     if (owner is None) != (owner_share == 0) or (owner is not None and variant is None):
@@ -301,7 +311,9 @@ def attribute(
             "for example: --variant FILE --owner ID --owner-share 0.5",
         )
     if usage_id is not None and not record:
-        raise GymError(ErrorCode.USAGE, "--usage-id requires --record", "add --record; without it, nothing is written")
+        raise GymError(
+            ErrorCode.USAGE, "--usage-id requires --record", "add --record; without it, nothing is written"
+        )
     used = {version: 1} if version is not None else {}
     if usage is not None:
         used, file_id = read_usage(usage)
@@ -310,7 +322,9 @@ def attribute(
         used = {base_of_variant(variant): 1}
     if record and usage_id is None:
         raise GymError(
-            ErrorCode.USAGE, "--record requires --usage-id", "add an id, so that the usage is credited only once"
+            ErrorCode.USAGE,
+            "--record requires --usage-id",
+            "add an id, so that the usage is credited only once",
         )
     with opened(folder) as fed:
         chosen = cast(Policy, policy)

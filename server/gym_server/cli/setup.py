@@ -207,7 +207,9 @@ def join_commands(
     """
     file, address = folder / CONFIG_NAME, _address(config, port)
     if address is None:
-        return [("nobody can join yet", f"set advertise: HOST:PORT in {file}, this machine's address for others")]
+        return [
+            ("nobody can join yet", f"set advertise: HOST:PORT in {file}, this machine's address for others")
+        ]
     plain_text = "" if fingerprint else " --insecure"
     here = Endpoint.parse(address).is_loopback
     friend = "on this machine type" if here else "a friend types"

@@ -51,9 +51,9 @@ def suites_of(gate: GateConfig, folder: Path) -> list[SuiteTasks]:
 
 
 def announced_suites(gate: GateConfig, folder: Path) -> dict[str, str]:
-    """Return the digests of tasks and rows by suite, as a round's task announces them. Raises the errors of ``suites_of``.
+    """Return the digests of tasks and rows by suite, as a round's task announces them.
 
-    A task file is named without its folder.
+    A task file is named without its folder. Raises the errors of ``suites_of``.
     """
     return {
         re.sub(r"[^A-Za-z0-9_.-]|^[.-]", "_", Path(one.config.suite).name)[:120]: suite_digest(one.tasks)
@@ -107,7 +107,7 @@ def measure(model: Any, tokenizer: Any, preparation: Preparation) -> dict[str, T
 
 
 def check_measurable(suite: SuiteTasks, model: Any, tokenizer: Any) -> None:
-    """Check that a suite can run on a model by evaluating its first row. Raises the errors of ``prepare`` and ``measure``."""
+    """Evaluate a suite's first row to check that it can run. Raises the errors of ``prepare`` and ``measure``."""
     measure(model, tokenizer, prepare(suite, model, tokenizer, lambda task, total: [0]))
 
 

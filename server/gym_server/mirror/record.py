@@ -50,7 +50,7 @@ class MirrorRecord:
                     raise GymError(
                         ErrorCode.STATE_CORRUPT,
                         f"{self._path} ends at entry {len(self._at)} of {entries}",
-                        "delete it, and start the mirror again",
+                        "delete the file, and start the mirror again",
                     )
                 value = json.loads(line)
                 if "head" in value:

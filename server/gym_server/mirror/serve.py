@@ -143,7 +143,8 @@ class _FollowerProcess:
             self._process, self._again_at = None, time.monotonic() + _RESTART_SECONDS
             if status:
                 self.failure = GymError(
-                    ErrorCode.UNAVAILABLE, f"the mirror cannot follow the hub (status {status}); the error is above"
+                    ErrorCode.UNAVAILABLE,
+                    f"the mirror cannot follow the hub (status {status}); the error is above",
                 )
         elif not halted and time.monotonic() >= self._again_at:
             self.failure = None

@@ -318,8 +318,8 @@ class SecureAggregationRound:
         if not over and (not enough or any(outcome == "" for _, outcome in tasks.values())):
             return False
         if not enough:
-            late = self._state.clock.now() >= self._deadline(stage)
-            return self._abort(f"only {counted(admitted, 'masked update')}{' at the deadline' if late else ''}")
+            late = " at the deadline" if self._state.clock.now() >= self._deadline(stage) else ""
+            return self._abort(f"only {counted(admitted, 'masked update')}{late}")
         self._state.round_store.start_merging(self._number)
         self._queue.close(message_id for message_id, _ in tasks.values())
         failpoint("state-merging")
@@ -356,7 +356,7 @@ class SecureAggregationRound:
         confirmed = len(self._stages.replies(self._number, CONFIRM, Confirmation))
         over = self._is_over(stage)
         if confirmed < self._threshold:
-            return self._abort(f"only {counted(confirmed, 'contributor')} stayed to confirm") if over else False
+            return self._abort(f"only {counted(confirmed, 'contributor')} confirmed") if over else False
         waits = self._state.clock.now() < self._stage_ends(stage, self._threshold)
         if confirmed < len(stage.members or []) and waits and not over and self._is_asking(stage):
             return False

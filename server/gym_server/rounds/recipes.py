@@ -139,7 +139,9 @@ class RecipeChanges:
         """
         changes = changes_between(before, after)
         if not changes:
-            raise GymError(ErrorCode.USAGE, "these settings do not change the recipe", "see gym-server recipe show")
+            raise GymError(
+                ErrorCode.USAGE, "these settings do not change the recipe", "see gym-server recipe show"
+            )
         body = {
             "by": COORDINATOR,
             "reason": shown_words(why),

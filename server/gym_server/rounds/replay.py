@@ -131,7 +131,9 @@ def rescore(state: HubState, config: ServerConfig, server_round: int) -> dict[st
         report = make_soup(state, ingredients, Path(folder) / "soup.gymdelta").report
     update_ids = [manifest.digest for manifest in ingredients.manifests]
     with state.database.reading() as tx:
-        rows = {r.update_id: r for r in tx.execute(select(updates).where(updates.c.update_id.in_(update_ids)))}
+        rows = {
+            r.update_id: r for r in tx.execute(select(updates).where(updates.c.update_id.in_(update_ids)))
+        }
     found = score_updates(
         state.store,
         model,

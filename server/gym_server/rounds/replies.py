@@ -95,7 +95,8 @@ def _check_form(content: pb.Records) -> None:
 def _check_update(found: Sequence[pb.ArrayRef]) -> None:
     if len(found) != 1 or found[0].stype != DELTA_STYPE:
         raise GymError(
-            ErrorCode.UPDATE_REFUSED, f"an update must contain exactly one delta; this one contains {len(found)}"
+            ErrorCode.UPDATE_REFUSED,
+            f"an update must contain exactly one delta; this one contains {len(found)}",
         )
 
 
@@ -103,7 +104,9 @@ def _check_plain(sent: Sequence[pb.ArrayRef], found: Sequence[pb.ArrayRef], max_
     most = max(_MIN_REFERENCES, EXPANSION * len(sent))
     if len(found) > most:
         raise GymError(
-            ErrorCode.TOO_LARGE, f"the reply has {len(found)} references; its task allows {most}", "send fewer"
+            ErrorCode.TOO_LARGE,
+            f"the reply has {len(found)} references; its task allows {most}",
+            "send fewer",
         )
     # A model may contain equal arrays, mostly frozen ones, so a reply may repeat an object as often as the task does.
     repeats = max(Counter(ref.sha256 for ref in sent).values(), default=1)

@@ -41,7 +41,9 @@ class Health:
         """
         if request.service not in ("", HUB.full_name):
             hint = f"use '' (the process) or {HUB.full_name}"
-            raise GymError(ErrorCode.NOT_FOUND, f"no service {plain(request.service, 80)!r} on this hub", hint)
+            raise GymError(
+                ErrorCode.NOT_FOUND, f"no service {plain(request.service, 80)!r} on this hub", hint
+            )
         serves = request.service == "" or await asyncio.to_thread(self._can_read)
         return health_pb2.HealthCheckResponse(status="SERVING" if serves else "NOT_SERVING")
 

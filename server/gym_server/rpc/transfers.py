@@ -186,7 +186,7 @@ class Transfers:
                     raise GymError(
                         ErrorCode.DEADLINE_EXCEEDED,
                         f"object {first.sha256[:12]} arrived at less than {_SLOWEST_BYTES_PER_SECOND} bytes/s",
-                        "upload it again: it resumes where it stopped",
+                        "repeat the upload: it resumes where it stopped",
                     ) from None
                 finally:
                     await heavily(_sync, file)
@@ -346,5 +346,5 @@ async def _next(chunks: AsyncIterator[pb.UploadChunk], seconds: float) -> pb.Upl
         raise GymError(
             ErrorCode.DEADLINE_EXCEEDED,
             f"the upload received no data for {seconds:.0f} s",
-            "upload it again: it resumes where it stopped",
+            "repeat the upload: it resumes where it stopped",
         ) from None

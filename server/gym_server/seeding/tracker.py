@@ -241,7 +241,9 @@ class SeedTracker:
         """Return the fingerprint of the key in an announcement."""
         if not _LEAST_PORT <= request.port <= 65_535:
             raise GymError(
-                ErrorCode.USAGE, f"port {request.port} is not in {_LEAST_PORT} to 65535", "announce another port"
+                ErrorCode.USAGE,
+                f"port {request.port} is not in {_LEAST_PORT} to 65535",
+                "announce another port",
             )
         if len(request.sha256) > MAX_OBJECTS or len(request.certificate_pem) > _MAX_CERTIFICATE_CHARS:
             raise GymError(
@@ -277,7 +279,7 @@ class SeedTracker:
             raise GymError(
                 ErrorCode.BUSY,
                 "another announcement of this account or network is being checked",
-                "repeat it later",
+                "repeat the announcement later",
             )
         self._probed.update((contributor, network))
         try:

@@ -93,7 +93,9 @@ class Database:
         if url.startswith(prefix) and not url.startswith(prefix + "/"):
             path = (folder / url.removeprefix(prefix)).resolve()
             if read_only and not path.exists():
-                raise GymError(ErrorCode.FILE_NOT_FOUND, f"no database {path}", "check that this is the hub's folder")
+                raise GymError(
+                    ErrorCode.FILE_NOT_FOUND, f"no database {path}", "check that this is the hub's folder"
+                )
             if not path.exists() and path.parent.is_dir():
                 path.touch(mode=0o600)  # files that SQLite creates next to it get the same mode
             url = prefix + str(path)

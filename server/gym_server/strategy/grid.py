@@ -232,7 +232,9 @@ class HubGrid(Grid):
                     "" if self._live_config.current.privacy is not None else reason
                 )  # the reason may quote submitted content
                 body = {"contributor": contributor, "server_round": server_round}
-                self._state.ledger.append(tx, "verdict", {**body, "verdict": SET_ASIDE, "reason": shown_reason})
+                self._state.ledger.append(
+                    tx, "verdict", {**body, "verdict": SET_ASIDE, "reason": shown_reason}
+                )
         log.warning(
             "round %s: node %d: its reply is set aside: %s", message.group_id, message.node_id, reason
         )

@@ -124,7 +124,9 @@ class VariantChecks:
                 f"pass fewer, or {EVERYONE!r} for everyone",
             )
         contributors = {name for name in names if name != EVERYONE}
-        known = set(tx.scalars(select(accounts.c.contributor).where(accounts.c.contributor.in_(contributors))))
+        known = set(
+            tx.scalars(select(accounts.c.contributor).where(accounts.c.contributor.in_(contributors)))
+        )
         for name in sorted(contributors - known):
             shown = name if _CONTRIBUTOR.fullmatch(name) else repr(name[:80])
             raise GymError(
@@ -187,7 +189,7 @@ def _check_key(tx: Connection, signed: SignedVariant) -> None:
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
             f"the variant is signed by a key that does not belong to {owner}",
-            "sign it with the key of this account",
+            "sign the variant with the key of this account",
         )
     if key.status == REVOKED:
         raise RevokedKey(owner)
@@ -195,7 +197,7 @@ def _check_key(tx: Connection, signed: SignedVariant) -> None:
         raise GymError(
             ErrorCode.KEY_REVOKED,
             f"the variant is signed by a key of {owner} that was replaced by another key",
-            "sign it with the current key",
+            "sign the variant with the current key",
         )
 
 
@@ -220,5 +222,5 @@ def _check_revision(row: Any, manifest: VariantManifest) -> None:
     raise GymError(
         ErrorCode.STALE if old else ErrorCode.REPLAYED,
         f"revision {row.revision} of variant {manifest.variant} {state}; this is revision {manifest.revision}",
-        f"sign it as revision {row.revision + 1} or higher",
+        f"sign the variant as revision {row.revision + 1} or higher",
     )

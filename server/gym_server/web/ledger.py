@@ -81,7 +81,9 @@ def routes(view: HubView) -> APIRouter:
         head = view.state.ledger.newest_head()
         if head is None:
             raise GymError(
-                ErrorCode.NOT_FOUND, "the ledger has no entry yet", "the first contributor's enrolment writes one"
+                ErrorCode.NOT_FOUND,
+                "the ledger has no entry yet",
+                "the first contributor's enrolment writes one",
             )
         if not downloads.acquire(blocking=False):
             raise GymError(

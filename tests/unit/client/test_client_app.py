@@ -445,7 +445,9 @@ def test_moments_do_not_outlive_a_merged_round_without_them_and_the_residual_kee
 
 def test_a_task_whose_moments_are_over_the_limit_is_refused_before_training(rounds: Rounds) -> None:
     rounds.home.policy_path.write_text("max_optimizer_state_bytes: 1000\n")
-    with pytest.raises(GymError, match=r"size of kept moments in bytes.*max_optimizer_state_bytes") as refused:
+    with pytest.raises(
+        GymError, match=r"size of kept moments in bytes.*max_optimizer_state_bytes"
+    ) as refused:
         rounds.call(rounds.task(recipe={**RECIPE, "keep_optimizer_state": True}))
     assert refused.value.code is ErrorCode.POLICY_REFUSED
 

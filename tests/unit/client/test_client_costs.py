@@ -86,7 +86,9 @@ def test_a_slow_round_is_estimated_from_the_tokens_of_the_rows_that_exist(
     monkeypatch.setattr(costs, "_pace", lambda *_: (1.0, 16))
     wanted = recipe(algorithm=algorithm, max_length=max_length)
     found = time_round(model, wanted, rows, "cpu", threading.Event())
-    assert found == RoundTime(3 * expected * 2 * 40, f"one pass of 16 tokens, scaled to rows of {expected} tokens")
+    assert found == RoundTime(
+        3 * expected * 2 * 40, f"one pass of 16 tokens, scaled to rows of {expected} tokens"
+    )
 
 
 def test_a_stop_ends_the_measurement(tiny_base: Path) -> None:

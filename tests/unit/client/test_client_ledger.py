@@ -160,7 +160,9 @@ def test_a_head_over_other_entries_with_the_same_last_one_is_a_lie(
         signed = [head for head in signed if head.size != 3]
     text = [first_line(KEY.public_key), *lines(entries, signed)]
     path.write_text("".join(line + "\n" for line in text))
-    wanted = "two different heads of size 3" if later else "signed a head of size 3 that does not match its ledger"
+    wanted = (
+        "two different heads of size 3" if later else "signed a head of size 3 that does not match its ledger"
+    )
     with pytest.raises(GymError, match=wanted):
         verify_copy(heads._home, path, KEY.public_key, Tally("c" + "0" * 32))
 

@@ -322,7 +322,7 @@ def test_a_missing_session_key_is_created_under_the_passphrase_of_the_ledger_key
     path.write_bytes(b"no key")
     with pytest.raises(GymError, match="readable") as caught:
         Federation.open(folder)
-    assert (caught.value.code, caught.value.hint[:9]) == (ErrorCode.STATE_CORRUPT, "delete it")
+    assert (caught.value.code, caught.value.hint[:15]) == (ErrorCode.STATE_CORRUPT, "delete the file")
 
 
 def test_an_account_that_replaces_its_key_without_end_is_slowed_down_and_its_revocation_stays_short(
