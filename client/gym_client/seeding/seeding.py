@@ -108,7 +108,7 @@ class Seeding:
             return
         self._begun = True
         if not self._direct:
-            text = "no seeding: the connection to the hub has no TLS, or a proxy that other contributors cannot use"
+            text = "no seeding: the hub is reached without TLS, or through a proxy that other contributors cannot use"
             self._display.report("seeding", text)
         if self._policy.listen is None or not self._direct:
             return

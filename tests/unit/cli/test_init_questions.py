@@ -293,7 +293,7 @@ def test_each_note_gets_an_invite_and_both_are_on_one_line(tmp_path: Path) -> No
         assert any(identifier in line and note in line for line in listed.splitlines())
     refused = create("--count", "3", "--note", "one", "--note", "two")
     assert isinstance(refused.exception, GymError)
-    assert "--count 3 with 2 notes" in str(refused.exception)
+    assert "--count 3 was passed with 2 notes" in str(refused.exception)
     assert len(CliRunner().invoke(app, ["invites", "list", "--dir", str(folder)]).stdout.splitlines()) == 3
 
 

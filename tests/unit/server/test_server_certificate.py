@@ -91,7 +91,7 @@ def test_an_ended_certificate_is_refused_and_one_that_ends_soon_is_noted(
     assert "expired on" in refusal(hub, "add", str(chain)).message
     chain.write_bytes(authority.sign(request, days=10))
     run(hub, "add", str(chain))
-    assert "ends on" in note_on_certificate(hub)
+    assert "expires on" in note_on_certificate(hub)
 
 
 def test_a_private_key_beside_the_chain_never_comes_into_the_file_that_everybody_may_read(

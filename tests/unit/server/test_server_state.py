@@ -120,7 +120,7 @@ def test_a_version_that_is_written_as_a_folder_is_known_by_its_tensors_too(
         digests = hub.base.digest, first["digest"], first["base_digest"]
         known = [hub.variants.checks.base_of(tx, digest) for digest in digests]
         assert known == ["base", "version 1", "version 1"]
-        with pytest.raises(GymError, match=f"end with 1, {first['digest']}"):
+        with pytest.raises(GymError, match=f"newest version is 1, {first['digest']}"):
             hub.variants.checks.base_of(tx, "sha256:" + "0" * 64, refuse=True)
 
 
