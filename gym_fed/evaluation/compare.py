@@ -113,7 +113,7 @@ def compare_results(
     if not names:
         raise GymError(
             ErrorCode.USAGE,
-            f"no task is in both: {', '.join(first.tasks)} and {', '.join(second.tasks)}",
+            f"the results have no task in common: {', '.join(first.tasks)} and {', '.join(second.tasks)}",
             "evaluate both models on the same tasks",
         )
     tasks = {
@@ -150,7 +150,7 @@ def paired_difference(
     if not 0 < confidence < 1 or resamples < 100:
         raise GymError(
             ErrorCode.USAGE,
-            f"confidence {confidence:g}, resamples {resamples}",
+            f"confidence {confidence:g} or resamples {resamples} is out of range",
             "set confidence between 0 and 1, and at least 100 resamples",
         )
     first_values, second_values = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
@@ -250,11 +250,13 @@ def _by_row(task: TaskResult) -> dict[tuple[str, int], SampleResult]:
 def _notes(first: TaskResult, second: TaskResult, compared: Container[str]) -> tuple[str, ...]:
     notes = []
     if first.chat_template != second.chat_template:
-        notes.append("a chat template was applied in only one of them")
+        notes.append("a chat template was applied in only one of the runs")
     if first.num_fewshot != second.num_fewshot:
-        notes.append(f"{counted(first.num_fewshot, 'example')} in each prompt against {second.num_fewshot}")
+        notes.append(
+            f"prompts have {counted(first.num_fewshot, 'example')} in the first run, {second.num_fewshot} in the second"
+        )
     if (first.version, first.lock) != (second.version, second.lock):
-        notes.append("the definition of the task or its data differ")
+        notes.append("the task's definition or data differ")
     left = [m for m in first.figures if m not in compared]
     if left:
         notes.append(f"no per-row values, so not compared: {', '.join(left)}")

@@ -74,7 +74,7 @@ class BloomFilter:
 
     def __init__(self, bits: bytes | bytearray, places: int) -> None:
         if not bits or not 1 <= places <= MAX_PLACES:
-            raise ValueError(f"a filter of {counted(len(bits), 'byte')} and {places} places")
+            raise ValueError(f"invalid filter: {counted(len(bits), 'byte')}, {places} bits per hash")
         self.bits = bytearray(bits)
         self.places = places
 
@@ -200,7 +200,7 @@ class SuiteFilter:
             document = _FilterDocument.model_validate_json(data)
             bits = base64.b64decode(document.bits, validate=True)
             if not 0 < len(bits) <= MAX_BYTES:
-                raise ValueError(f"{counted(len(bits), 'byte')} of bits")
+                raise ValueError(f"a bit array of {counted(len(bits), 'byte')}")
         except ValidationError as error:
             raise _bad(path, first_problem(error)) from error
         except ValueError as error:
@@ -277,7 +277,9 @@ def _num_bytes(num_hashes: int, rate: float = RATE) -> float:
 
 
 def _bad(path: Path, problem: str) -> GymError:
-    return GymError(ErrorCode.DATA_INVALID, f"{path}: not a filter of a suite: {problem}", "build it again")
+    return GymError(
+        ErrorCode.DATA_INVALID, f"{path}: not a contamination filter: {problem}", "build it again"
+    )
 
 
 _SHOWN = 20
@@ -318,7 +320,7 @@ class ContaminationReport:
 
     def describe(self) -> str:
         """Summarize in one line."""
-        against = ", ".join(self.suites) or "no suite is on this machine"
+        against = ", ".join(self.suites) or "no suites on this machine"
         return f"{self.contaminated} of {counted(self.rows, 'row', 'contain')} evaluation rows (checked: {against})"
 
 

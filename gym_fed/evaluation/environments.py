@@ -204,7 +204,7 @@ def _require_known_parameters(function: Callable[..., Any], known: Sequence[str]
         if parameter.default is inspect.Parameter.empty and not is_variadic and not by_name:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{getattr(function, '__qualname__', function)} has the required parameter {parameter.name}, which "
-                "has no value here",
+                f"{getattr(function, '__qualname__', function)} requires the parameter {parameter.name}, which is "
+                "not available here",
                 f"use {', '.join(known)}, or give it a default",
             )

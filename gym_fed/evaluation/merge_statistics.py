@@ -126,7 +126,7 @@ class StatisticsFile(Mapping[str, Tensor]):
         if held != kind:
             words = KINDS.get(cast(Kind, held), "no statistics for merging")
             raise GymError(
-                ErrorCode.DATA_INVALID, f"{path} holds {words}, but {KINDS[kind]} are needed", remedy
+                ErrorCode.DATA_INVALID, f"{path} contains {words}, but {KINDS[kind]} are required", remedy
             )
         self._names = tuple(self._file.keys())
 
@@ -156,7 +156,7 @@ def kind_of(statistics: str) -> Kind:
     for kind, words in KINDS.items():
         if words == statistics:
             return kind
-    raise GymError(ErrorCode.USAGE, f"cannot measure {statistics!r} of a model")
+    raise GymError(ErrorCode.USAGE, f"cannot measure {statistics!r} for a model")
 
 
 class SoupLoss:

@@ -186,7 +186,7 @@ class _RetentionCheck:
             self._before = scores
         else:
             self.notes.append(
-                "retention was not measured: the base does not know the questions and texts of the check"
+                "retention was not measured: the base does not know the check's questions and texts"
             )
 
     def result(self, model: Any) -> Retention | None:

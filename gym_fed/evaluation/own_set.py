@@ -195,7 +195,7 @@ def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[Gra
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{place}: has {column}",
-            "only text rows are evaluated; drop these rows",
+            "remove these rows; only rows of text can be evaluated",
         )
     has_answer = kind_of(row) != "prompt"
     if has_answer:
@@ -205,7 +205,7 @@ def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[Gra
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{place}: has no answer; its columns are {', '.join(names[:_SHOWN])}",
-            "name the column of answers: --columns completion=COLUMN; or grade the model's answers with --grader NAME",
+            "set the answer column: --columns completion=COLUMN; or grade the model's answers with --grader NAME",
         )
     reference = _reference(row) if has_answer else None
     if has_answer and reference is not None and not reference.strip():
@@ -253,7 +253,7 @@ def _require_columns(place: str, graded: Mapping[str, Any], graders: Sequence[Gr
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{place}: grader {grader.name or grader.grader} reads the column {column!r}, but the row has {had}",
-                f"name the column: --grader '{grader.grader}:{{column: NAME}}', or --columns {column}=NAME",
+                f"set the column: --grader '{grader.grader}:{{column: NAME}}', or --columns {column}=NAME",
             )
 
 

@@ -158,7 +158,7 @@ def _questions(
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"eval_data: no answer is possible for {counted(len(rows), 'row')}: {reasons}",
+            f"eval_data: no answer can be generated for {counted(len(rows), 'row')}: {reasons}",
             "use rows that end with an answer, or raise max_length",
         )
     return questions, dropped

@@ -35,7 +35,7 @@ def lineage(source: Source) -> tuple[Lineage, list[str]]:
         try:
             run_lineage = lineage_of(place, source.delta if number == 0 else None)
         except GymError as error:
-            notes.append(f"the model card lacks what {place.name} records: {error.message}")
+            notes.append(f"the model card omits the lineage in {place.name}: {error.message}")
             continue
         nearest = run_lineage if nearest == Lineage() else nearest
         data += [used for used in run_lineage.data if used not in data]

@@ -175,14 +175,16 @@ class ReadBack:
             if status == RUN_FAILED:
                 raise GymError(
                     ErrorCode.EXPORT_DIFFERS,
-                    f"the program fails on texts of lengths other than the recorded one: {why}; nothing was kept",
+                    f"the program fails for texts whose length differs from the recorded one: {why}; nothing "
+                    "was written",
                     "export it as huggingface or gguf",
                 )
             if why:
                 raise GymError(
                     ErrorCode.EXPORT_UNCHECKED,
-                    f"what was written could not be read back: {why}",
-                    "compare it in the program that will use it; --skip-check writes it without this check",
+                    f"the export could not be read back: {why}",
+                    "--skip-check writes it without this check; then compare its answers in the program that "
+                    "will use it",
                 )
             tensors: dict[str, Any] = load_file(answer)
             return tensors
@@ -317,4 +319,4 @@ def _larger(first: float, second: float) -> float:
 def _require_equal(figures: Mapping[str, Any], limits: Tolerance, subject: str, remedy: str) -> None:
     if (why := limits.problem(figures)) is None:
         return
-    raise GymError(ErrorCode.EXPORT_DIFFERS, f"{subject} {why}; nothing was kept", remedy)
+    raise GymError(ErrorCode.EXPORT_DIFFERS, f"{subject} {why}; nothing was written", remedy)

@@ -87,7 +87,7 @@ def format_named(name: str) -> ExportFormat:
     candidates = (name, plain, member("export format", plain))
     alternative = next((known for known in candidates if known in EXPORT_FORMATS), None)
     if alternative is None:
-        _refuse_for_formats_with(plain, f"{name} is not a format, but a quantization of")
+        _refuse_for_formats_with(plain, f"{name} is not a format, but a quantization of format")
         remedy = f"choose one of {', '.join(EXPORT_FORMATS.names())}; see gym export --list"
         raise GymError(ErrorCode.USAGE, f"format {name} is unknown", remedy)
     if alternative not in (name, plain):

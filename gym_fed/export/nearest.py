@@ -108,7 +108,7 @@ def _factors(source: Source, rank: int | None, report: Report) -> LoraFactors:
     if not by_name:
         raise GymError(
             ErrorCode.USAGE,
-            f"{source.name}: LoRA can represent none of its {counted(len(left_out), 'changed tensor')}",
+            f"{source.name}: LoRA cannot represent any of its {counted(len(left_out), 'changed tensor')}",
             "export it as huggingface or gguf, merged",
         )
     lost += math.fsum(left_out.values())

@@ -143,7 +143,7 @@ def _require_resources(module: str, status: int, last: list[str]) -> None:
     if status == -SIGKILL or (status and any("MemoryError" in line for line in last[-1:])):
         raise GymError(
             ErrorCode.BUSY,
-            f"the process of {module.rpartition('.')[2]} was killed, most likely because no memory was left",
+            f"the process of {module.rpartition('.')[2]} was killed, most likely because memory ran out",
             "close other programs, or use a machine with more memory",
         )
     if status and (full := _FULL.search(last[-1] if last else "")):

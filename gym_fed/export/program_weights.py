@@ -78,7 +78,7 @@ def compare_weights(weights: Iterable[StoredWeight], model: Any) -> dict[str, An
     result: dict[str, Any] = {"compared": len(list(model.parameters())) - len(lost)}
     if lost:
         result["not_compared"] = (
-            f"{counted(len(lost), 'parameter', 'are')} in the program only in another form"
+            f"{counted(len(lost), 'parameter', 'are')} stored in the program only in a different form"
         )
     return result
 
@@ -127,12 +127,14 @@ def _distance(parameter: Any, weight: StoredWeight) -> float:
 
 def _differs(name: str, parameter: Any, weight: StoredWeight) -> GymError:
     distance = _distance(parameter, weight)
-    values = "other values" if math.isfinite(distance) else "another shape, or values that are not finite"
+    values = (
+        "different values" if math.isfinite(distance) else "a different shape, or values that are not finite"
+    )
     if math.isfinite(distance):
         values += f" (relative difference {distance:.3g})"
     return GymError(
         ErrorCode.EXPORT_DIFFERS,
-        f"the program differs from the source: its weight {name} has {values}; nothing was kept",
+        f"the program differs from the source: its weight {name} has {values}; nothing was written",
         "report this with the model's name; --skip-check writes it anyway",
     )
 

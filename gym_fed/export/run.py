@@ -194,7 +194,7 @@ def _note_uncompared(record: dict[str, Any]) -> None:
     """Add a note for each part of the files that the check could not compare."""
     for part in ("vocabulary", "tensors"):
         if why := ((record["check"] or {}).get(part) or {}).get("not_compared"):
-            note = f"the {part} in the file could not be compared, only the model's answers: {why}"
+            note = f"only the model's answers were compared, not the {part} in the file: {why}"
             record["notes"] = [*record.get("notes", ()), note]
 
 
@@ -288,7 +288,7 @@ def require_no_companions(path: Path, *, licences: bool) -> None:
         if not is_left and not (_is_plain(file) and leftovers.get(file.name) == file_sha256(file)):
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{file} exists, and belongs to {path.name}",
+                f"{file} already exists, but exporting {path.name} would write it",
                 "move it away, or choose another name",
             )
 

@@ -140,7 +140,7 @@ def differs(problem: str, *, is_always_checked: bool = False) -> GymError:
     remedy = "report this with the model's name"
     if not is_always_checked:
         remedy += "; --skip-check writes it anyway"
-    return GymError(ErrorCode.EXPORT_DIFFERS, f"{problem}; nothing was kept", remedy)
+    return GymError(ErrorCode.EXPORT_DIFFERS, f"{problem}; nothing was written", remedy)
 
 
 def cast(model: Any, dtype: str) -> Any:
@@ -187,7 +187,7 @@ def licences_of(source: Source) -> dict[str, Path]:
                     if file.stat().st_size > _MAX_LICENCE_BYTES:
                         raise GymError(
                             ErrorCode.MODEL_INVALID,
-                            f"{file}: a licence file of {readable_bytes(file.stat().st_size)}",
+                            f"{file}: the licence file has {readable_bytes(file.stat().st_size)}",
                             "check its content: licences are copied with every export",
                         )
                     licences.setdefault(file.name, file)
@@ -315,6 +315,6 @@ def _require_unquantised(base: str, home: Path, chain: Sequence[Adapter], delta:
         remedy = "its --base" if delta else f"gym export UNQUANTISED-BASE --adapter {chain[-1].name}"
         raise GymError(
             ErrorCode.USAGE,
-            f"{base} is quantised by {method}, and {delta or 'an adapter'} cannot be merged into that exactly",
+            f"{base} is quantised by {method}, and {delta or 'an adapter'} cannot be merged into it exactly",
             f"load the base unquantised: {remedy}",
         )

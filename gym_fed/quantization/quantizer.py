@@ -256,8 +256,8 @@ class Quantizer:
         if policy.safety_threshold is not None and unaligned is None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"safety_threshold is {policy.safety_threshold}, but unaligned is missing",
-                "pass unaligned=..., the model that the aligned one was made from (aligned=... defaults to the "
+                f"safety_threshold is {policy.safety_threshold}, but no unaligned model was given",
+                "pass unaligned=..., the model from which the aligned one was trained (aligned=... defaults to the "
                 "base), or omit safety_threshold",
             )
 
@@ -289,7 +289,10 @@ class Quantizer:
             )
         factors = factors_on(tuned.model, base)
         if not factors:
-            reason = f"codec {policy.codec!r}: no change of {tuned.name} is one product of LoRA factors on this base"
+            reason = (
+                f"codec {policy.codec!r}: no changed tensor of {tuned.name} is a single product of LoRA "
+                "factors on this base"
+            )
             raise GymError(ErrorCode.CONFIG_INVALID, reason, "set lora_rank, or choose codec dense")
         return factors
 

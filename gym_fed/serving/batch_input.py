@@ -75,7 +75,7 @@ class BatchInput:
         for request in self.requests():
             if (why := refused.pop(request.body["model"], None)) is not None:
                 problems.append(f"line {request.line} (custom_id {request.custom_id!r}): body.model: {why}")
-        raise _refused(self.path, problems, f"fix these lines; there are: {_listed(known())}")
+        raise _refused(self.path, problems, f"fix these lines; available models: {_listed(known())}")
 
 
 class _LineProblem(Exception):

@@ -282,7 +282,9 @@ class BatchOutput:
         for path in (self.path, self.errors):
             if path is not None and path.exists():
                 raise GymError(
-                    ErrorCode.FILE_EXISTS, f"{path}: exists, but no batch wrote it", "choose another file"
+                    ErrorCode.FILE_EXISTS,
+                    f"{path}: exists, but was not written by a batch run",
+                    "choose another file",
                 )
         self._describe(belongs_to)
         return False

@@ -142,7 +142,7 @@ def _served_name(config: ServingConfig) -> str:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"the base's name {name!r} cannot be used in the API",
-            "set served_name: letters, digits, '.', '_', '-' and '/'",
+            "set served_name to letters, digits, '.', '_', '-' and '/'",
         )
     return name
 

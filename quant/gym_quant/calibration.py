@@ -73,7 +73,7 @@ def collect_input_moments(
         for handle in handles:
             handle.remove()
     if not used:
-        raise CodecError("there is no sequence to calibrate with")
+        raise CodecError("no sequence was given for calibration")
     return {name: _mean(name, sums[name], counts[name]) for name in measured}
 
 

@@ -90,7 +90,7 @@ def write_packed(
     for key, text in (metadata or {}).items():
         if key in (_LINEARS, _DIGESTS) or not isinstance(key, str) or not isinstance(text, str):
             raise CodecError(
-                f"metadata {key!r} is not a text under a name other than {_LINEARS!r} and {_DIGESTS!r}"
+                f"metadata {key!r} must be text, and its key must not be {_LINEARS!r} or {_DIGESTS!r}"
             )
     # Tiles first, since their sizes are multiples of 64 bytes, then the widest dtypes, so that all are aligned.
     fields = {f"{name}.{field}" for name, entry in linears.items() for field in entry["fields"]}
@@ -112,7 +112,9 @@ def write_packed(
     packed = json.dumps(header, separators=(",", ":")).encode()
     packed += b" " * (-(8 + len(packed)) % _ALIGNMENT)
     if len(packed) > MAX_HEADER_BYTES or len(flat) > MAX_TENSORS:
-        raise CodecError(f"{len(flat)} tensors, a header of {len(packed)} bytes: more than the file can hold")
+        raise CodecError(
+            f"{len(flat)} tensors and a header of {len(packed)} bytes exceed the limits of a file"
+        )
     target = Path(path)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
@@ -175,7 +177,7 @@ def _flattened(
                 raise CodecError(f"tensor {key!r} would be stored twice")
             if tensor.dtype not in _LABELS or tensor.ndim > _MAX_DIMENSIONS:
                 raise CodecError(
-                    f"tensor {key!r} is {list(tensor.shape)} {tensor.dtype}: a file cannot store it"
+                    f"tensor {key!r} is {list(tensor.shape)} {tensor.dtype}, which a file cannot store"
                 )
             flat[key] = tensor.detach().cpu().contiguous()
     return flat, linears
@@ -203,7 +205,7 @@ def _require_digests(data: dict[str, Tensor], metadata: dict[str, str]) -> None:
         raise CodecError(f"is not a file of packed weights: its metadata have no {_DIGESTS!r}")
     expected = _json(metadata.pop(_DIGESTS).encode(), f"table of {_DIGESTS!r}")
     if expected.keys() != data.keys():
-        raise CodecError(f"its table of {_DIGESTS!r} is not one of its tensors")
+        raise CodecError(f"its table of {_DIGESTS!r} does not list exactly its tensors")
     for name, digest in _digests(data).items():
         if digest != expected[name]:
             raise CodecError(f"tensor {name!r}: its bytes have changed since they were written")

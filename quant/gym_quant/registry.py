@@ -151,7 +151,7 @@ class Registry(Generic[T]):
         ]
         if len(classes) != 1 or getattr(classes[0], "name", name) != name:
             raise TypeError(
-                f"{module.__file__} must define one {base.__name__}, called {name!r}, not "
+                f"{module.__file__} must define one {base.__name__} named {name!r}, not "
                 f"{[c.__name__ for c in classes]}"
             )
         return cast("type[T]", classes[0])
@@ -172,7 +172,7 @@ class Registry(Generic[T]):
         ):
             raise self.broken(
                 name,
-                f"{whose}: {point.value} is not a {base.__name__} called {name!r}",
+                f"{whose}: {point.value} is not a {base.__name__} named {name!r}",
                 f"repair or remove {point.dist.name}",
             )
         missing = ", ".join(sorted(getattr(member, "__abstractmethods__", ())))
@@ -188,7 +188,7 @@ class Registry(Generic[T]):
             raise self.unknown(name)
         if len(points) > 1:
             owners = " and ".join(sorted(p.dist.name for p in points if p.dist is not None))
-            raise self.broken(name, f"{self.kind} {name!r} is in {owners}", "remove one of them")
+            raise self.broken(name, f"{self.kind} {name!r} is defined by {owners}", "remove one of them")
         return points[0]
 
     def _plugins(self) -> dict[str, list[EntryPoint]]:

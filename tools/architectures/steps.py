@@ -23,7 +23,7 @@ ROWS: list[dict[str, Any]] = [
 PROMPT = list(range(97, 109))
 NEW_TOKENS = 6
 _KV_BYTES = 64 << 20
-_NO_PIECES = ("no tokenizer of pieces", "tokenizer.model")
+_NO_PIECES = ("not a SentencePiece-style tokenizer", "tokenizer.model")
 _LOST = {"full": 0.9, "lora": 1e-3}
 """Maximum share of a run's squared change that its delta may lose: with one bit per weight, and with 16-bit factors."""
 _LARGEST_PART_LOST = 0.1

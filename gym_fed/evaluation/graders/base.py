@@ -48,11 +48,11 @@ class Sample:
         """
         value = self.row.get(name)
         if value is None:
-            had = ", ".join(sorted(self.row)) or "no other columns"
+            had = ", ".join(sorted(self.row)) or "none"
             begins = self.prompt_text()[:60]
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"grader {grader}: a row has no {name!r} (it has: {had}); its prompt begins {begins!r}",
+                f"grader {grader}: a row has no column {name!r} (columns: {had}); its prompt begins with {begins!r}",
                 f"add a column {name!r} to every row, or set the grader's column",
             )
         return value
@@ -109,7 +109,7 @@ def from_environment(variable: str | None, grader: str, key: str) -> str | None:
     if not value:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"graders: {grader}: {key} names {variable}, which is not set",
+            f"graders: {grader}: environment variable {variable} ({key}) is not set",
             f"export {variable}=... before the run",
         )
     return value
@@ -238,8 +238,8 @@ def graders_named(texts: Sequence[str]) -> list[GraderConfig]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise GymError(
             ErrorCode.USAGE,
-            f"--grader: two graders are called {twice[0]!r}",
-            f"name one of them, such as --grader '{twice[0]}:{{name: second}}'",
+            f"--grader: two graders have the name {twice[0]!r}",
+            f"rename one of them, such as --grader '{twice[0]}:{{name: second}}'",
         )
     return graders
 

@@ -69,7 +69,7 @@ class JsonSchemaGrader(Grader):
             if "RecursionError" in error.kinds:
                 return self.config.parsed_reward
             raise GymError(
-                ErrorCode.CONFIG_INVALID, f"graders: {self.name}: the schema fails: {error}"
+                ErrorCode.CONFIG_INVALID, f"graders: {self.name}: the schema cannot be evaluated: {error}"
             ) from error
         if isinstance(is_valid, str):
             raise GymError(

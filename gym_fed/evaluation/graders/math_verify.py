@@ -62,8 +62,8 @@ class MathVerify(Grader):
     def teardown(self) -> None:
         if self.num_exceeded:
             warnings.warn(
-                f"grader {self.name}: {counted(self.num_exceeded, 'answer')} exceeded the limits of a comparison and "
-                f"counted as wrong (timeout_seconds: {self.config.timeout_seconds:g})",
+                f"grader {self.name}: {counted(self.num_exceeded, 'answer')} exceeded the limits of a comparison, and "
+                f"were counted as wrong (timeout_seconds: {self.config.timeout_seconds:g})",
                 stacklevel=2,
             )
 

@@ -36,7 +36,7 @@ class NumericConfig(GraderConfig):
 
     column: str = "answer"
     where: Literal["auto", "last", "hashes", "boxed"] = "auto"
-    r"""The number that counts: the last one, the one after ``####`` (GSM8K), or the one in the last ``\boxed{}``.
+    r"""The number that is compared: the last one, the one after ``####`` (GSM8K), or the one in the last ``\boxed{}``.
     ``auto`` prefers ``####``, then ``\boxed{}``, then the last number."""
 
     absolute_tolerance: float = Field(default=0.0, ge=0)

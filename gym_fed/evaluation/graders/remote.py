@@ -105,7 +105,7 @@ class Remote(Grader):
         if len(body) > self.config.max_request_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"grader {self.name}: a request of {counted(len(body), 'byte')}, but max_request_bytes is "
+                f"grader {self.name}: a request has {counted(len(body), 'byte')}, but max_request_bytes is "
                 f"{self.config.max_request_bytes}",
                 "lower batch_size, or raise the limit",
             )
@@ -193,7 +193,7 @@ def reward_server(
             try:
                 samples = _samples(json.loads(self.rfile.read(size)))
             except (ValueError, KeyError, TypeError) as error:
-                self._answer(422, {"message": f"not a request of samples: {error!r}"})
+                self._answer(422, {"message": f"the request has no valid samples: {error!r}"})
                 return
             try:
                 with lock:

@@ -159,7 +159,7 @@ def _has_value_head(folder: Path) -> bool:
     if not (folder / _HEAD).is_file() and (folder / _PICKLED).is_file():
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{folder / _PICKLED}: is pickled, but pickles are never read",
+            f"{folder / _PICKLED}: is a pickle, which is never loaded",
             f"save its tensors with safetensors.torch.save_file as {_HEAD}",
         )
     return (folder / _HEAD).is_file()

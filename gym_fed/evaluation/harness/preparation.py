@@ -164,7 +164,7 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
             return [self.windows(request.args[0]) for request in requests]
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
-            raise AssertionError("answers are requested from the scorer")
+            raise AssertionError("unreachable: answers are requested from the scorer")
 
         def apply_chat_template(
             self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True

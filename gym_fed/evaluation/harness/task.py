@@ -48,7 +48,7 @@ class HarnessTask:
         self.chat_template = bool(encoder.tokenizer.chat_template) and applies_template(
             source, options.apply_chat_template
         )
-        refused = f"task {source.name}: lm-eval refuses it"
+        refused = f"task {source.name}: rejected by lm-eval"
         with as_gym_error(ErrorCode.CONFIG_INVALID, refused, "check its file against its data"):
             self._task: Any = ConfigurableTask(config=config)
             self._task.set_fewshot_seed(seed=SEED)
@@ -148,7 +148,7 @@ class HarnessTask:
         for place, filtered in enumerate(self._instances[0].filtered_resps):
             for number, row in self._rows.items():
                 instances = sorted(by_row[number], key=lambda instance: int(instance.idx))
-                failed = f"task {name}: row {number}: its metric fails"
+                failed = f"task {name}: row {number}: its metric failed"
                 with as_gym_error(ErrorCode.DATA_INVALID, failed, "check the row against the task's file"):
                     row_metrics = self._task.process_results(
                         row, [instance.filtered_resps[filtered] for instance in instances]

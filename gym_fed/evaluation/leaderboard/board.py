@@ -82,12 +82,12 @@ class BoardRow:
         if public_key == self.line.public_key:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"line {sequence} is by the same key; a result must be reproduced with a different key",
+                f"line {sequence} was signed with this key; a result must be reproduced with a different key",
                 "ask someone else to verify it, with their own key",
             )
         if any(public_key == line.public_key for line in (*self.reproduced, *self.differs)):
             raise GymError(
-                ErrorCode.REPLAYED, f"this key has verified line {sequence} before; a key counts only once"
+                ErrorCode.REPLAYED, f"this key has already verified line {sequence}; a key counts only once"
             )
 
 
@@ -146,7 +146,7 @@ class Leaderboard:
         if len(matches) > 1:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{len(matches)} submissions are called {reference}",
+                f"{len(matches)} submissions match {reference}",
                 "use more characters of the hash",
             )
         return matches[0]

@@ -99,11 +99,11 @@ class PublishedLeaderboard(Leaderboard):
                     f"{self._objects.url}: line {row.line.entry.sequence} has no {name}",
                     "ask its submitter for the record",
                 ) from None
-            if target != document and (found := hashlib.sha256(data).hexdigest()) != submission.results:
+            if target != document and (digest_here := hashlib.sha256(data).hexdigest()) != submission.results:
                 raise GymError(
                     ErrorCode.HASH_MISMATCH,
-                    f"{self._objects.url}: the samples of line {row.line.entry.sequence} have sha256 {found}, but "
-                    f"{submission.results} was submitted",
+                    f"{self._objects.url}: the samples of line {row.line.entry.sequence} have sha256 "
+                    f"{digest_here}, but the submission has {submission.results}",
                     "ask its submitter for the record",
                 )
             write_atomically(target, data)
@@ -129,7 +129,7 @@ class PublishedLeaderboard(Leaderboard):
             int(match[1]) for name in self._objects.names(_FOLDER) if (match := _LINE.fullmatch(name))
         )
         if numbers != list(range(1, len(numbers) + 1)) or len(numbers) > MAX_LINES:
-            raise corrupt(f"{self._objects.url}/{_FOLDER}: its lines are not numbered from 1 without a gap")
+            raise corrupt(f"{self._objects.url}/{_FOLDER}: its lines are not numbered consecutively from 1")
         last = Leaderboard.opened_to_add(path).last
         known = last.sequence if last else 0
         if known > len(numbers):

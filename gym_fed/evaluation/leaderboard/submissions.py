@@ -116,7 +116,7 @@ def _require_own_figures(results: EvalResults) -> None:
             values = [sample.metrics.get(metric) for sample in task.samples]
             if len(values) != figure.num_samples:
                 raise _figure_error(
-                    task, metric, f"{figure.num_samples} samples are stated, but there are {len(values)}"
+                    task, metric, f"the record states {figure.num_samples} samples, but has {len(values)}"
                 )
             if (task.task, metric.partition(",")[0]) in _OF_THE_SET:
                 continue
@@ -125,14 +125,16 @@ def _require_own_figures(results: EvalResults) -> None:
                 raise _figure_error(task, metric, f"{len(values) - len(known)} samples have no value")
             mean = math.fsum(known) / len(known) if known else math.nan
             if not math.isclose(mean, figure.value, rel_tol=1e-9, abs_tol=1e-9):
-                raise _figure_error(task, metric, f"{figure.value} is stated, but the samples have {mean}")
+                raise _figure_error(
+                    task, metric, f"the record states {figure.value}, but the samples give {mean}"
+                )
 
 
 def _figure_error(task: TaskResult, metric: str, problem: str) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
         f"{plain(task.task, 60)}: {plain(metric, 60)}: {problem}",
-        "the record is not from a run: evaluate again with --fresh",
+        "the record was not written by a run: evaluate again with --fresh",
     )
 
 
@@ -286,7 +288,8 @@ def _require_same_run(recorded: EvalResults, again: EvalResults, drawn: Mapping[
         if ours != theirs:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"the {part} here is {plain(ours, 70) or 'none'}, the submission's {plain(theirs, 70) or 'none'}",
+                f"the {part} differs: {plain(ours, 70) or 'none'} here, {plain(theirs, 70) or 'none'} in the "
+                "submission",
                 "pass the submitted model with --model",
             )
     for name in drawn:

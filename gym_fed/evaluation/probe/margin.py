@@ -84,7 +84,7 @@ def verdict(drop: MarginDrop, config: SafetyGateConfig) -> str | None:
     return (
         f"the refusal margin fell from {drop.before:.3f} to {drop.after:.3f} nats per token on "
         f"{counted(drop.num_prompts, 'prompt')} (by {drop.lower:.3f} at least, {config.confidence:.0%} confidence); "
-        f"{config.max_margin_drop:g} is allowed"
+        f"at most {config.max_margin_drop:g} is allowed"
     )
 
 

@@ -112,14 +112,14 @@ def open_record(path: str | Path) -> Record:
     document = read_document(path)
     stated = Path(document.detailed_evaluation_results.file_path).name
     if stated != samples_path(path).name:
-        raise _bad(path, f"names the samples {stated}, which belong to another record")
+        raise _bad(path, f"refers to samples {stated}, which belong to another record")
     tasks = _tasks(path, document)
     samples: dict[str, list[SampleResult]] = {name: [] for name in tasks}
     for number, instance in enumerate(_instances(path, document), 1):
         where = samples_path(path), f"line {number}"
         if instance.evaluation_name not in samples:
             raise _bad(
-                *where, f"is of task {plain(instance.evaluation_name, 60)}, which is not in the document"
+                *where, f"belongs to task {plain(instance.evaluation_name, 60)}, which is not in the document"
             )
         if (instance.evaluation_id, instance.model_id) != (document.evaluation_id, document.model_info.id):
             raise _bad(*where, "belongs to another run")
@@ -236,9 +236,9 @@ def _facts(path: Path, text: str) -> dict[str, Any]:
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _bad(path, "its facts are not JSON") from error
+        raise _bad(path, "its run facts are not JSON") from error
     if not isinstance(facts, dict) or is_deeper(facts, MAX_DEPTH):
-        raise _bad(path, "its facts are not a mapping")
+        raise _bad(path, "its run facts are not a mapping")
     return facts
 
 

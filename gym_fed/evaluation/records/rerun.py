@@ -184,7 +184,7 @@ def _source(
     if task in TASKS:
         return own_rows(task, tokenizer, limit)
     if "/" in task or task.endswith((".yaml", ".yml")):
-        raise GymError(ErrorCode.USAGE, f"{plain(task, 60)} is a file, not a task of gym-fed")
+        raise GymError(ErrorCode.USAGE, f"{plain(task, 60)} is a task file, not a built-in task")
     try:
         return tasks_of([task], data, limit, num_fewshot=shots)[0]
     except GymError as error:

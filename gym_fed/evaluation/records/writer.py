@@ -78,7 +78,7 @@ def _document(results: EvalResults, samples: parts.SamplesFile, organization: st
     try:
         facts = json.dumps(dict(results.facts), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise GymError(ErrorCode.DATA_INVALID, f"the facts of the run are not JSON: {error}") from error
+        raise GymError(ErrorCode.DATA_INVALID, f"the run facts cannot be written as JSON: {error}") from error
     return parts.RecordDocument(
         evaluation_id=evaluation_id(results),
         evaluation_timestamp=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),

@@ -127,7 +127,7 @@ class ApiScorer:
         if context.startswith(_CONVERSATION):
             raise GymError(
                 ErrorCode.UNAVAILABLE,
-                f"{self._url}: a server returns no log-probabilities of an answer in a conversation",
+                f"{self._url}: servers return no log-probabilities of an answer in a conversation",
                 "pass --no-chat-template, omit the task, or evaluate the model's folder",
             )
         text = context + self.tokenizer.decode(continuation.continuation_ids)

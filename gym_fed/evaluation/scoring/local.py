@@ -64,7 +64,7 @@ class LocalScorer:
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         if not variants:
-            raise GymError(ErrorCode.USAGE, "there is no model to evaluate")
+            raise GymError(ErrorCode.USAGE, "no model to evaluate")
         self.models = tuple(variants)
         self.tokenizer = tokenizer
         self.max_length = max_length or context_length(served.model.config, None)
@@ -201,7 +201,7 @@ class LocalScorer:
             length = counted(len(continuation.continuation_ids), "token")
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"request {place}: a continuation of {length}; the model's context is {self.max_length}",
+                f"request {place}: its continuation has {length}, but the model's context has only {self.max_length}",
             )
         ids = continuation.context_ids + continuation.continuation_ids
         tail = ids[-(self.max_length + 1) :]

@@ -163,8 +163,8 @@ def resolve_model(request: ModelRequest) -> ResolvedModel:
         if variants:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{source} names a variant, and so does --variant",
-                "name all of them with --variant",
+                f"--variant cannot be combined with {source}, which already selects a variant",
+                "pass all variants with --variant",
             )
         source, variants = parts[0], (parts[1],)
     _require_variants(request.store, variants)

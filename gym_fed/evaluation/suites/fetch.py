@@ -169,8 +169,8 @@ def _with_own_hint(name: str, home: Path) -> Iterator[None]:
         raise GymError(
             error.code,
             error.message,
-            f"run `gym eval fetch {name}` where there is a network, and copy {home} from there; or pass a folder "
-            "that has the files with --data; or set HF_ENDPOINT to a mirror",
+            f"run `gym eval fetch {name}` on a machine with network access, and copy {home} from there; or "
+            "pass a folder that has the files with --data; or set HF_ENDPOINT to a mirror",
         ) from error
 
 
@@ -181,7 +181,8 @@ def _split_files(dataset: str, wanted: Sequence[WantedSplit], listed: Collection
         if not matches:
             raise GymError(
                 ErrorCode.UNAVAILABLE,
-                f"{dataset}: {listing().datasets[dataset].hub} at {hub.endpoint()} has no files {split.pattern}",
+                f"{dataset}: {listing().datasets[dataset].hub} at {hub.endpoint()} has no files that match "
+                f"{split.pattern}",
                 "its layout has changed, or the mirror is incomplete: pass a folder with --data",
             )
         yield from matches

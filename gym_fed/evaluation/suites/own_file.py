@@ -265,8 +265,8 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
         if Path(name).is_absolute():
             raise error_at(place, f"{plain(name, 200)!r} is an absolute path", hint)
         if not name.endswith(SUFFIXES):
-            message = f"{name!r} is not a data file next to the task file"
-            raise error_at(place, message, f"one of {' '.join(SUFFIXES)}")
+            message = f"{name!r} is not a supported data file"
+            raise error_at(place, message, f"use one of {' '.join(SUFFIXES)}")
         if not rows_file.is_file() or not lies_in(rows_file, file.parent):
             raise error_at(place, f"no file {plain(name, 200)!r} in {file.parent}", hint)
         splits[split] = read_rows(rows_file)

@@ -86,7 +86,9 @@ def _json(file: Path) -> list[Row]:
     document = json.loads(_text(file))
     rows = document.get("examples") if isinstance(document, dict) else document
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise _refused(file, "has no list of objects, nor one under the key examples")
+        raise _refused(
+            file, "is neither a list of objects nor an object with such a list under the key examples"
+        )
     return rows
 
 

@@ -131,12 +131,12 @@ class SuiteRegistry(StrictModel):
             for name in entry.tasks
         ]
         if unknown := [name for name in named if name not in self.tasks]:
-            raise ValueError(f"no task is called {unknown[0]!r}")
+            raise ValueError(f"no task has the name {unknown[0]!r}")
         datasets = [task.dataset for task in self.tasks.values() if task.dataset is not None]
         if unknown := [name for name in datasets if name not in self.datasets]:
-            raise ValueError(f"no data set is called {unknown[0]!r}")
+            raise ValueError(f"no data set has the name {unknown[0]!r}")
         if shared := sorted(self.suites.keys() & self.tasks.keys()):
-            raise ValueError(f"{shared[0]!r} is a suite and a task")
+            raise ValueError(f"{shared[0]!r} is the name of both a suite and a task")
         return self
 
     def entries(self, name: str) -> Iterator[str]:
@@ -161,7 +161,9 @@ def unknown_task(name: str, also: Iterable[str] = ()) -> GymError:
     near = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else f"suites: {', '.join(registry.suites)}; "
     return GymError(
-        ErrorCode.USAGE, f"no suite or task is called {name!r}", f"{hint}`gym eval list` prints all of them"
+        ErrorCode.USAGE,
+        f"no suite or task has the name {name!r}",
+        f"{hint}`gym eval list` prints all of them",
     )
 
 

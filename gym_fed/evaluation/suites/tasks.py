@@ -73,7 +73,7 @@ def tasks_of(
     if limit is not None and limit < 1:
         raise GymError(ErrorCode.USAGE, f"limit {limit} evaluates nothing", "set it to at least 1")
     if not names:
-        raise GymError(ErrorCode.USAGE, "no task is given", "choose a suite: `gym eval list` prints them")
+        raise GymError(ErrorCode.USAGE, "no task was given", "choose a suite: `gym eval list` prints them")
     if data is not None:
         require_folder(data)
     where = home or evals_home()
@@ -189,8 +189,8 @@ def _jobs(names: Sequence[str]) -> Iterator[_RegistryTask | _OwnJob]:
             if task.task in known.tasks or task.task in known.suites:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
-                    f"{file}: task: {task.task!r} is a task of gym-fed",
-                    "rename yours",
+                    f"{file}: task: {task.task!r} is already the name of a built-in suite or task",
+                    "rename your task",
                 )
             yield _OwnJob(task.task, file, task)
         elif name in known.suites or name in known.tasks:
@@ -244,7 +244,7 @@ def _unavailable(missing: Mapping[str, str], data: Path | None) -> GymError:
     looked = f" or in {data}" if data is not None else ""
     return GymError(
         ErrorCode.UNAVAILABLE,
-        f"evaluation sets that are not on this machine{looked}: {', '.join(shown)}",
+        f"evaluation sets not found on this machine{looked}: {', '.join(shown)}",
         f"fetch them: gym eval fetch {' '.join(missing)}; or pass a folder that has them with --data; "
         "or choose tasks that are on this machine: `gym eval list` shows which",
     )
@@ -290,7 +290,7 @@ def require(task: str, needs: MetricNeeds) -> None:
         ErrorCode.MISSING_DEPENDENCY,
         f"task {task}: its metric needs {', '.join(missing)}, which would otherwise download missing data",
         f"where there is a network: pip install {' '.join(needs.packages)} && python -m nltk.downloader {resource}; "
-        "set NLTK_DATA to the folder that it is stored in",
+        "set NLTK_DATA to the folder where it is stored",
     )
 
 

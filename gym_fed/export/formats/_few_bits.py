@@ -103,7 +103,7 @@ def calibration_of(
     if not samples:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{source}: {counted(len(stream), 'token')} to calibrate with, but {length} are needed",
+            f"{source}: {counted(len(stream), 'token')} for calibration, but at least {length} are required",
             "pass more rows, or omit --data to use built-in texts",
         )
     return CalibrationSamples(source, samples)
@@ -145,7 +145,7 @@ def _text(row: dict[str, Any], tokenizer: Any) -> str:
         return f"{row['prompt']}{row['completion']}"
     raise GymError(
         ErrorCode.DATA_INVALID,
-        f"a row has the keys {', '.join(sorted(row))}, but calibration needs text",
+        f"a row has the keys {', '.join(sorted(row))}, but calibration requires text",
         "use rows with text, messages, or prompt and completion",
     )
 
@@ -231,7 +231,7 @@ class FewBits(ExportFormat):
             if status or len(configs) != 1:
                 raise GymError(
                     ErrorCode.EXPORT_DIFFERS,
-                    f"auto-round failed: {(last or ['no message'])[-1][:500]}; nothing was kept",
+                    f"auto-round failed: {(last or ['no message'])[-1][:500]}; nothing was written",
                     "report this with the model's name",
                 )
             target.mkdir(exist_ok=True)

@@ -33,7 +33,7 @@ class Delta(ExportFormat):
         if source.base is None or source.read_base is None:
             raise GymError(
                 ErrorCode.USAGE,
-                f"format delta: the base is unknown: the files of {source.name} do not name it",
+                f"format delta: the base is unknown: the files of {source.name} do not record it",
                 f"use a run or an adapter, or run: gym delta encode BASE {source.name} -o FILE.gymdelta",
             )
         if source.base_changed:

@@ -118,7 +118,7 @@ class Gguf(ExportFormat):
         kind = str(getattr(config, "model_type", ""))
         architecture = next(iter(getattr(config, "architectures", None) or []), "a model without a class")
         if has_media_part(config):
-            raise refused(source, "it reads images or sound, but the part for them (mmproj) is not written")
+            raise refused(source, "it reads images or sound, but their part (mmproj) is not exported")
         if kind == MIXTURE_OF_DEPTHS:
             raise refused(source, "llama.cpp has no mixture of depths")
         adapters = getattr(source.model, "peft_config", {})
@@ -133,7 +133,7 @@ class Gguf(ExportFormat):
         rows, tokens = getattr(config, "vocab_size", 0), source.tokenizer
         if kind in _CUT_TO_TOKENS and tokens is not None and rows > len(tokens):
             cut = f"its embeddings have {counted(rows, 'row')}, of which llama.cpp's converter keeps {len(tokens):,}"
-            raise refused(source, f"{cut}; resize_token_embeddings makes a model of those")
+            raise refused(source, f"{cut}; remove the other rows with resize_token_embeddings")
 
     def start(self, processes: Processes, *, check: bool) -> None:
         from gym_fed.export.gguf.convert import LIBRARIES

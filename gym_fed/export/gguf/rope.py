@@ -33,11 +33,11 @@ def rope_refusal(config: Any) -> str:
     for rope in _by_layer_type(config).values():
         kind = rope.get("rope_type", "default")
         if kind not in _LLAMA_CPP_KINDS:
-            return f"llama.cpp has no RoPE scaling of the kind {kind}"
+            return f"llama.cpp does not support RoPE scaling of type {kind}"
         betas = {key: float(rope.get(key) or value) for key, value in _BETAS.items()}
         if kind == "yarn" and betas != _BETAS and config.model_type not in ("mistral3", "ministral3"):
             stated = ", ".join(f"{key} {value:g}" for key, value in betas.items())
-            return f"its YaRN scaling has {stated}, but llama.cpp uses 32 and 1"
+            return f"its YaRN scaling has {stated}, but llama.cpp always uses 32 and 1"
     return ""
 
 
@@ -50,9 +50,12 @@ def window_refusal(config: Any) -> str:
     every = _FULL_EVERY.get(config.model_type)
     kinds = ("full_attention", "sliding_attention")
     if every and layers != [kinds[(number + 1) % every != 0] for number in range(len(layers))]:
-        return f"llama.cpp computes full attention in every layer {every} of it, and sliding windows in the others"
+        return (
+            f"llama.cpp supports only full attention in one of every {every} layers, and sliding windows in "
+            "the others"
+        )
     if 0 < (window := _missing_window(config)) < _MIN_WINDOW:
-        return f"llama.cpp has no sliding window for {config.model_type}, and its window is {counted(window, 'token')}"
+        return f"llama.cpp has no sliding window for {config.model_type}, whose window is {counted(window, 'token')}"
     return ""
 
 

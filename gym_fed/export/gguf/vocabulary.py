@@ -218,7 +218,7 @@ def _write_pieces(self: Any) -> None:
     values = json.loads((Path(self.dir_model) / "tokenizer.json").read_text("utf-8"))
     model = values["model"]
     if model["type"] != "BPE" or not model.get("byte_fallback"):
-        raise FileNotFoundError("no tokenizer of pieces")
+        raise FileNotFoundError("not a SentencePiece-style tokenizer")
     texts = {index: piece for piece, index in model["vocab"].items()}
     added = {token["id"]: token for token in values["added_tokens"]}
     scores: dict[str, float] = {}

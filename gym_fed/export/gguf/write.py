@@ -116,7 +116,8 @@ def _license_text(source: Source) -> str:
     if len(text) > _MAX_LICENSE_TEXT:
         raise GymError(
             ErrorCode.USAGE,
-            f"format gguf: {source.name}: licences of {counted(len(text), 'character')}, over {_MAX_LICENSE_TEXT:,}",
+            f"format gguf: {source.name}: its licences have {counted(len(text), 'character')}; at most "
+            f"{_MAX_LICENSE_TEXT:,} are allowed",
             "export it as huggingface, which copies them as files",
         )
     return text
@@ -209,5 +210,5 @@ def _convert(job: dict[str, Any], source: Source, report: Report, processes: Pro
     if status == UNSUPPORTED:
         raise refused(source, why)
     raise GymError(
-        ErrorCode.EXPORT_DIFFERS, f"llama.cpp's converter failed: {why}; nothing was kept", "report this"
+        ErrorCode.EXPORT_DIFFERS, f"llama.cpp's converter failed: {why}; nothing was written", "report this"
     )

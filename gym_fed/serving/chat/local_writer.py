@@ -190,8 +190,8 @@ def open_plain(
 def _refuse_attachments(_messages: list[dict[str, Any]]) -> int:
     raise GymError(
         ErrorCode.USAGE,
-        "this model is not served by the engine, which is required for attachments",
-        "chat with it without attachments",
+        "attachments are supported only for models that the engine serves",
+        "send the message without attachments",
     )
 
 
@@ -220,6 +220,6 @@ def _require_mergeable(model: str) -> None:
     if config.is_prompt_learning:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{model} cannot be served: {getattr(config.peft_type, 'value', config.peft_type)} changes no weights",
-            "serve its base, or use another kind of adapter",
+            f"{model} cannot be served: {getattr(config.peft_type, 'value', config.peft_type)} does not change weights",
+            "serve its base, or use a different type of adapter",
         )

@@ -44,7 +44,7 @@ class PlainGeneration:
             raise GymError(
                 ErrorCode.USAGE,
                 f"{name} is not supported for this model, which is not served by the engine",
-                f"supported are: {', '.join(sorted(_KNOWN - {'model', 'messages', 'prompt'}))}",
+                f"supported fields: {', '.join(sorted(_KNOWN - {'model', 'messages', 'prompt'}))}",
             )
         return self._chunks(body)
 

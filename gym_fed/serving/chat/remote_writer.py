@@ -89,7 +89,7 @@ class RemoteWriter:
                     if data:
                         yield _chunk(place, data)
                 raise GymError(
-                    ErrorCode.UNAVAILABLE, f"{place}: the answer was cut off", "the server's log may say why"
+                    ErrorCode.UNAVAILABLE, f"{place}: the answer was cut off", "check the server's log"
                 )
         except httpx.HTTPError as error:
             raise _unreachable(place, error) from error
@@ -129,7 +129,7 @@ class RemoteWriter:
             return pick(answer.json())
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise GymError(
-                ErrorCode.UNAVAILABLE, f"{place}: not {what}", "is it a server with OpenAI's API?"
+                ErrorCode.UNAVAILABLE, f"{place}: not {what}", "is it an OpenAI-compatible server?"
             ) from error
 
     def _choose(self, model: str | None) -> str:
@@ -139,11 +139,11 @@ class RemoteWriter:
             return bases[0]
         if model is not None and model in self._names:
             return model
-        problem = "serves no single base" if model is None else f"has no model {model!r}"
+        problem = "has no default model" if model is None else f"has no model {model!r}"
         raise GymError(
             ErrorCode.NOT_FOUND,
             f"{self._url} {problem}",
-            f"there are: {', '.join(self._names[:20]) or 'none'}",
+            f"available models: {', '.join(self._names[:20]) or 'none'}",
         )
 
 
@@ -184,13 +184,13 @@ def _parts(place: str, answer: httpx.Response) -> Iterator[bytes]:
         if num_bytes > MAX_ANSWER_BYTES:
             raise _too_much(place, f"more than {MAX_ANSWER_BYTES} bytes")
         if time.monotonic() > end:
-            raise _too_much(place, f"data for more than {ANSWER_SECONDS:.0f} seconds without an end")
+            raise _too_much(place, f"data that did not end within {ANSWER_SECONDS:.0f} seconds")
         yield part
 
 
 def _too_much(place: str, problem: str) -> GymError:
     return GymError(
-        ErrorCode.UNAVAILABLE, f"{place}: answered with {problem}", "is it a server with OpenAI's API?"
+        ErrorCode.UNAVAILABLE, f"{place}: answered with {problem}", "is it an OpenAI-compatible server?"
     )
 
 
@@ -221,7 +221,7 @@ def _refusal(place: str, answer: httpx.Response) -> GymError:
     fallback = ErrorCode.UNAVAILABLE if answer.status_code >= 500 else ErrorCode.USAGE
     hint = ""
     if answer.status_code == 401:
-        hint = "put the key into an environment variable, and pass its name with --api-key-env"
+        hint = "store the key in an environment variable, and pass its name with --api-key-env"
     if after := answer.headers.get("retry-after"):
         seconds = whole_number(after, 9)  # it may also be an HTTP date
         hint = (

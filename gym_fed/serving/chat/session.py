@@ -101,7 +101,7 @@ class ChatSession:
         """
         if variant is not None and variant not in (known := self.writer.variants()):
             listed = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-            hint = f"there are: {listed}" if known else "this model is served without variants"
+            hint = f"available variants: {listed}" if known else "this model is served without variants"
             raise GymError(ErrorCode.NOT_FOUND, f"no variant {variant!r} of {self.writer.base}", hint)
         self.variant = variant
 
@@ -187,7 +187,7 @@ class ChatSession:
         if place.exists() and place not in self._own_files:
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{path}: exists, but was neither saved nor loaded here",
+                f"{path}: exists, but was not saved or loaded in this chat",
                 "choose another file",
             )
         if not path.parent.is_dir():
@@ -274,8 +274,9 @@ def read_messages(path: Path) -> list[Message]:
         ):
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{path}: message {number} is not a role with a text",
-                'each is {"role": "user" or "assistant", "content": TEXT}; a system message can only be the first',
+                f"{path}: message {number} is invalid",
+                'write {"role": "user" or "assistant", "content": TEXT}; only the first message can be a '
+                "system message",
             )
     return messages
 

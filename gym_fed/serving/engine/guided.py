@@ -225,11 +225,11 @@ def _read(tokens: _GuidedVocabulary, end_ids: list[int]) -> Any:
         if not is_panic(error):
             raise
         longest = counted(max(map(len, tokens.tokens)), "byte")
-        raise ValueError(f"llguidance cannot read its tokens, the longest of {longest}: {error}") from error
+        raise ValueError(f"llguidance cannot read its tokens (the longest has {longest}): {error}") from error
 
 
 def _cannot_continue(words: str, reason: str) -> GymError:
-    return GymError(ErrorCode.DATA_INVALID, f"{words} cannot be enforced further: {reason}", "simplify it")
+    return GymError(ErrorCode.DATA_INVALID, f"{words} can no longer be enforced: {reason}", "simplify it")
 
 
 def _refused(tokenizer: Any, reason: str) -> GymError:
@@ -272,7 +272,7 @@ def compiled(grammar: Grammar) -> str:
     if len(grammar.text) > most:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"{words} has {counted(len(grammar.text), 'character')}; {most:,} are allowed",
+            f"{words} has {counted(len(grammar.text), 'character')}; at most {most:,} are allowed",
         )
     try:
         return _MAKERS[grammar.kind](grammar.text)
@@ -281,7 +281,7 @@ def compiled(grammar: Grammar) -> str:
 
 
 def not_enforced(words: str, reason: str) -> GymError:
-    """Return the error for a grammar that llguidance refuses, with the line of its message that names the fault."""
+    """Return the error for a grammar that llguidance refuses, with the line of its message that describes the fault."""
     lines = reason.splitlines() or ["no reason given"]
     fault = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
     fault = fault.partition(" Enable '")[0]  # options of llguidance, which a request cannot set
@@ -289,11 +289,11 @@ def not_enforced(words: str, reason: str) -> GymError:
     return GymError(ErrorCode.DATA_INVALID, f"{words} cannot be enforced: {fault[:_MAX_REASON]}", remedy)
 
 
-_REMEDY = "remove what is named, simplify it, or request plain text"
+_REMEDY = "remove or simplify the named part, or request plain text"
 _REMEDIES = {
     "oneOf": "write anyOf instead of oneOf: only one alternative is generated anyway",
     "is not present in a registry": "copy the definition into $defs, and refer to it as #/$defs/NAME",
-    "Pointer '": "add the definition that the $ref names, or correct the $ref",
+    "Pointer '": "add the definition that the $ref points to, or correct the $ref",
     "leads back to itself": "remove the $ref, or put a property or an item between it and its target",
 }
 """Remedies by a substring of the messages of llguidance or this module."""
@@ -307,7 +307,7 @@ def _of_schema(text: str) -> str:
     except (ValueError, RecursionError) as error:
         raise GymError(ErrorCode.DATA_INVALID, f"the JSON schema is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise GymError(ErrorCode.DATA_INVALID, f"a JSON schema is an object, not {text[:40]!r}")
+        raise GymError(ErrorCode.DATA_INVALID, f"a JSON schema must be an object, not {text[:40]!r}")
     if reference := reference_cycle(value):
         raise ValueError(f"$ref {plain(reference, 80)!r} leads back to itself")
     compiled_grammar: str = LLMatcher.grammar_from_json_schema(

@@ -61,7 +61,8 @@ class Limits:
         if len(ids) >= self.context:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"the prompt has {counted(len(ids), 'token')}; prompt and answer together may have {self.context}",
+                f"the prompt has {counted(len(ids), 'token')}; prompt and answer together are limited to "
+                f"{self.context}",
                 "shorten the prompt, or remove pictures" if pictures else "shorten the prompt",
             )
         end = 0
@@ -99,9 +100,11 @@ class Limits:
             also = f" and an answer of {answer}" if answer else ""
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"a prompt of {counted(prompt, 'token')}{also} may need {counted(need, 'byte')} of KV cache; "
+                f"a prompt of {counted(prompt, 'token')}{also} may need {counted(need, 'byte')} of KV cache, "
                 f"but kv_cache_size has room for {self.kv_bytes:,}",
-                "request fewer max_tokens, or raise kv_cache_size" if answer else "shorten it",
+                "request fewer max_tokens, or raise kv_cache_size"
+                if answer
+                else "shorten the prompt, or raise kv_cache_size",
             )
 
     def check_sampling(self, params: SamplingParams) -> None:
@@ -113,7 +116,7 @@ class Limits:
 
         def require(name: str, value: object, holds: bool, allowed: str) -> None:
             if not holds:
-                raise GymError(ErrorCode.USAGE, f"{name}: {value!r} is not {allowed}")
+                raise GymError(ErrorCode.USAGE, f"{name} must be {allowed}, not {value!r}")
 
         most, fewest, probable = params.max_tokens, params.min_tokens, params.logprobs
         require("max_tokens", most, most is None or most >= 1, "at least 1")
@@ -124,7 +127,7 @@ class Limits:
             require(name, value, math.isfinite(value) and low <= value <= high, f"from {low:g} to {high:g}")
         for token_id, bias in params.logit_bias.items():
             require(
-                "logit_bias", token_id, 0 <= token_id < self.vocab_size, f"a token below {self.vocab_size}"
+                "logit_bias", token_id, 0 <= token_id < self.vocab_size, f"a token id below {self.vocab_size}"
             )
             require(
                 "logit_bias",
@@ -132,11 +135,11 @@ class Limits:
                 math.isfinite(bias) and abs(bias) <= MAX_BIAS,
                 f"from -{MAX_BIAS} to {MAX_BIAS}",
             )
-        require("stop", params.stop, all(params.stop), "texts of at least one character")
+        require("stop", params.stop, all(params.stop), "texts of one character or more")
         for name in ("stop_token_ids", "shown_token_ids"):
             ids = getattr(params, name)
             known = all(_whole(i) and 0 <= i < self.vocab_size for i in ids)
-            require(name, ids, known, f"tokens from 0 to {self.vocab_size - 1}")
+            require(name, ids, known, f"token ids from 0 to {self.vocab_size - 1}")
         require("seed", params.seed, params.seed is None or _whole(params.seed), "a whole number")
         within = probable is None or 0 <= probable <= MAX_LOGPROBS
         require("logprobs", probable, within, f"from 0 to {MAX_LOGPROBS}")
@@ -191,7 +194,7 @@ def context_length(config: Any, configured: int | None) -> int:
     if configured is not None and configured > limit:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"max_context: {configured} is more than the model's {limit}",
+            f"max_context: {configured} exceeds the model's limit of {limit}",
             "remove it",
         )
     return configured or limit

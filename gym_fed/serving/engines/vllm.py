@@ -67,13 +67,13 @@ class Vllm(EngineKind):
                 raise GymError(ErrorCode.CONFIG_INVALID, f"{name} has no effect with engine: vllm", hint)
         vllm = config.vllm
         if vllm.url is not None:
-            given = {f"vllm.{name}" for name in vllm.model_fields_set}
-            given |= {f"engine.{name}" for name in engine.model_fields_set} | config.model_fields_set
+            explicit = {f"vllm.{name}" for name in vllm.model_fields_set}
+            explicit |= {f"engine.{name}" for name in engine.model_fields_set} | config.model_fields_set
             for name in _STARTS_ONLY:
-                if name in given:
+                if name in explicit:
                     raise GymError(
                         ErrorCode.CONFIG_INVALID,
-                        f"{name} applies only to a vLLM that gym-fed starts, but vllm.url names a running one",
+                        f"{name} applies only to a vLLM that gym-fed starts, but vllm.url is set",
                         "remove one of them",
                     )
         if config.variants is not None and vllm.variants_in_memory < vllm.variant_slots:
@@ -102,7 +102,7 @@ class Vllm(EngineKind):
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"{config.base} cannot be served with engine: vllm, which supports Llama, Qwen2, Qwen3 and Mistral "
-                "without pictures, windows or quantised weights",
+                "without pictures, sliding windows or quantised weights",
                 "use engine: own",
             )
         own_tokenizer = plain_tokenizer(folder, plain.architecture) or load_tokenizer(config.base)

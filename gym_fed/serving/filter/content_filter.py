@@ -221,7 +221,7 @@ class Classifier:
         if yes == no:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                "filter.classifier: 'yes' and 'no' begin with the same token of this model",
+                "filter.classifier: 'yes' and 'no' begin with the same token in this model's tokenizer",
                 "serve another base, or remove filter.classifier",
             )
         self.category = config.category
@@ -317,13 +317,17 @@ def _errors() -> Iterator[None]:
     except GymError as error:
         code = error.code if error.code in _PASSED else ErrorCode.UNAVAILABLE
         raise GymError(
-            code, f"the content filter's question was not answered: {error.message}", error.hint
+            code, f"the content filter's classifier did not answer: {error.message}", error.hint
         ) from error
 
 
 def _share(yes: CompletionOutput, no: CompletionOutput) -> float:
     if not (yes.logprobs and no.logprobs):
-        raise GymError(ErrorCode.UNAVAILABLE, "the filter's question was cancelled", "send the request again")
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            "the content filter's classification was cancelled",
+            "send the request again",
+        )
     return 1 / (1 + math.exp(min(700.0, no.logprobs[0].logprob - yes.logprobs[0].logprob)))
 
 

@@ -83,7 +83,7 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
         ValueError: If the pattern is refused, with the reason.
     """
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"a pattern of {counted(len(text), 'character')}, more than {MAX_CHARACTERS}")
+        raise ValueError(f"it has {counted(len(text), 'character')}; at most {MAX_CHARACTERS} are allowed")
     plain = "".join(letter if letter.isascii() else re.escape(FOLDS[ord(letter)]) for letter in text)
     try:
         tree = parser.parse(plain)
@@ -223,7 +223,9 @@ def read_rules(paths: Iterable[Path]) -> Rules:
                 if len(phrases) > MAX_CATEGORIES:
                     raise _refused(where, f"more than {MAX_CATEGORIES} categories", "merge some of them")
             elif category is None:
-                raise _refused(where, "a rule before any category", "begin with a line such as [weapons]")
+                raise _refused(
+                    where, "a rule before the first category", "begin with a line such as [weapons]"
+                )
             elif line.startswith("/"):
                 patterns.append(_pattern(line, category, where))
                 if len(patterns) > MAX_PATTERNS:
@@ -274,9 +276,7 @@ def _category(line: str, where: str) -> str:
 
 def _pattern(line: str, category: str, where: str) -> _ContentRule:
     if len(line) < 3 or not line.endswith("/"):
-        raise _refused(
-            where, f"{plain(line, 80)!r} begins with / but does not end with one", "write /pattern/"
-        )
+        raise _refused(where, f"{plain(line, 80)!r} begins with / but does not end with /", "write /pattern/")
     try:
         pattern, width = safe_pattern(line[1:-1])
     except ValueError as error:

@@ -116,7 +116,7 @@ def unfit(model: Any) -> str:
     is_text = config is model.config
     kind, known = (type(model), tuple(DECODER_CLASSES.values())) if is_text else (type(body), _DECODER_BODIES)
     if kind.__name__ not in known or not kind.__module__.startswith("transformers.models."):
-        return f"{kind.__name__} is none of {', '.join(known)}"
+        return f"{kind.__name__} is not one of {', '.join(known)}"
     if next(model.parameters()).device.type != "cpu":
         return "it is not on the CPU"
     if config.hidden_act != "silu":

@@ -108,14 +108,14 @@ def require_local(headers: Mapping[str, str], origins: frozenset[str]) -> None:
     if not is_loopback(f"//{host}"):
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
-            f"host {host!r} is not this machine, but without API keys only this machine is served",
+            f"without API keys, only requests to this machine are accepted, not to host {host!r}",
             "use http://127.0.0.1:PORT, or set api_keys",
         )
     origin = headers.get("origin")
     if origin is not None and origin not in origins and not is_loopback(origin):
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
-            f"a page of {origin!r} may not use this server without API keys",
+            f"pages from {origin!r} may not use this server without API keys",
             "open the page from this machine, or add its origin to cors_origins (gym api --cors-origin)",
         )
 
@@ -251,7 +251,7 @@ class KeyFile(KeyRing[ApiKey]):
         if not (base or everything or variants or owners or metrics or manage_variants):
             raise GymError(
                 ErrorCode.USAGE,
-                f"key {name!r} would have no permission",
+                f"key {name!r} would have no permissions",
                 "pass --variant, --owner, --all-variants, --base, --metrics or --manage-variants",
             )
         key = PREFIX + secrets.token_urlsafe(32)

@@ -39,7 +39,7 @@ _BY_ID = ("/v1/models", "/v1/responses", "/v1/chat/completions")
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 _ROWS = (
-    MetricRow("gym_api_info", "1; its label has the version", ("version",)),
+    MetricRow("gym_api_info", "Always 1; the label is the version", ("version",)),
     MetricRow("gym_api_ready", "1 once the model is loaded, until the server drains"),
     MetricRow("gym_api_requests", "Requests by route and HTTP status", ("route", "status"), "counter"),
     MetricRow(
@@ -48,7 +48,7 @@ _ROWS = (
         ("route",),
         "histogram",
     ),
-    MetricRow("gym_api_active_requests", "Active requests for answers"),
+    MetricRow("gym_api_active_requests", "Requests whose answer is in progress"),
     MetricRow(
         "gym_api_malformed_tool_calls",
         "Texts in answers that looked like tool calls but were malformed",
@@ -71,8 +71,8 @@ _ROWS = (
 )
 _ENGINE = (
     MetricRow("gym_engine_refused", "Requests refused because too many waited", (), "counter"),
-    MetricRow("gym_engine_prompt_tokens", "Tokens of prefill", (), "counter"),
-    MetricRow("gym_engine_generated_tokens", "Tokens of decode", (), "counter"),
+    MetricRow("gym_engine_prompt_tokens", "Prompt tokens prefilled", (), "counter"),
+    MetricRow("gym_engine_generated_tokens", "Generated tokens", (), "counter"),
     MetricRow("gym_engine_embeddings", "Finished embeddings", (), "counter"),
     MetricRow("gym_engine_steps", "Forward passes of the model", (), "counter"),
     MetricRow("gym_engine_failed_steps", "Forward passes that raised", (), "counter"),
@@ -80,11 +80,11 @@ _ENGINE = (
     MetricRow("gym_engine_rows_with_variants", "Chunks of requests for a variant", (), "counter"),
     MetricRow(
         "gym_engine_preemptions",
-        "Times that a running request was preempted, to be computed again later",
+        "Preemptions of running requests, which are computed again later",
         (),
         "counter",
     ),
-    MetricRow("gym_engine_cached_tokens", "Tokens of prompts that were in the prefix cache", (), "counter"),
+    MetricRow("gym_engine_cached_tokens", "Prompt tokens found in the prefix cache", (), "counter"),
     MetricRow("gym_engine_proposed_tokens", "Tokens that speculative decoding proposed", (), "counter"),
     MetricRow("gym_engine_accepted_tokens", "Proposed tokens that were sampled", (), "counter"),
     MetricRow("gym_engine_busy_seconds", "Seconds in steps, including admission", (), "counter"),
@@ -95,7 +95,7 @@ _ENGINE = (
     MetricRow("gym_engine_kv_bytes_limit", "Maximum bytes of KV caches"),
 )
 _ENGINE_BY = (
-    MetricRow("gym_engine_finished", "Requests by their end", ("reason",), "counter"),
+    MetricRow("gym_engine_finished", "Finished requests by reason", ("reason",), "counter"),
     MetricRow(
         "gym_engine_forwards",
         "Forward passes: our own decoder, transformers in packed steps, or the general path",
@@ -126,7 +126,7 @@ _STORE = (
     MetricRow("gym_variants_loads", "Variants loaded", (), "counter"),
     MetricRow("gym_variants_evictions", "Evicted variants", (), "counter"),
     MetricRow("gym_variants_errors", "Loads that failed", (), "counter"),
-    MetricRow("gym_variants_load_seconds", "Total seconds of loads", (), "counter"),
+    MetricRow("gym_variants_load_seconds", "Seconds spent loading variants", (), "counter"),
     MetricRow("gym_variants_cache_bytes", "Maximum bytes of variants in memory"),
     MetricRow("gym_variants_resident", "Variants in memory"),
     MetricRow("gym_variants_resident_bytes", "Bytes of variants in memory"),

@@ -237,7 +237,7 @@ def require_folder(adapters_folder: Path) -> None:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"adapters_folder: {folder} {problem}",
-            f"create it (mkdir {shlex.quote(str(folder))}), set another, or omit adapters_folder",
+            f"create it (mkdir {shlex.quote(str(folder))}), set a different folder, or omit adapters_folder",
         )
     if not os.access(folder, os.R_OK | os.X_OK):
         raise _unreadable(folder)
@@ -265,7 +265,11 @@ def require_usable(tls: TlsConfig) -> None:
         raise _invalid(f"tls.certificate: {tls.certificate} is not a PEM certificate") from error
     now = datetime.datetime.now(datetime.UTC)
     if not begins <= now < ends:
-        problem = f"ended at {ends:%Y-%m-%d %H:%M}" if now >= ends else f"begins at {begins:%Y-%m-%d %H:%M}"
+        problem = (
+            f"expired at {ends:%Y-%m-%d %H:%M}"
+            if now >= ends
+            else f"is not valid before {begins:%Y-%m-%d %H:%M}"
+        )
         raise _invalid(f"tls.certificate: {tls.certificate} {problem} UTC", "renew it")
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -273,8 +277,8 @@ def require_usable(tls: TlsConfig) -> None:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise _invalid(
-                f"tls: {tls.key} does not belong to {tls.certificate}",
-                "set the two files that belong together",
+                f"tls: key {tls.key} does not match certificate {tls.certificate}",
+                "set a key and certificate that match",
             ) from error
         raise _invalid(f"tls: {tls.certificate} and {tls.key} cannot be used: {error.reason}") from error
     except PermissionError as error:

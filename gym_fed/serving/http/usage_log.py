@@ -266,7 +266,9 @@ def _opened(path: Path, mode: str) -> IO[bytes]:
         return path.open(mode)
     except OSError as error:
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "use the file of usage_log in serving.yaml"
+            ErrorCode.FILE_NOT_FOUND,
+            f"{path}: {error.strerror}",
+            "use the file that usage_log sets in serving.yaml",
         ) from error
 
 

@@ -79,7 +79,7 @@ class TemplateNames:
         variables = dict(request.chat_template_kwargs or {})
         for name in variables:
             if name not in self._names:
-                raise _unknown(f"chat_template_kwargs.{name}", "does not have this variable for callers")
+                raise _unknown(f"chat_template_kwargs.{name}", "has no such variable that requests may set")
         more = {**self._reasoning(request.reasoning_effort), **self._verbosity(request.verbosity)}
         for name, value in more.items():
             if variables.setdefault(name, value) != value:

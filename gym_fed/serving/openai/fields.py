@@ -76,7 +76,7 @@ def only(*neutral: Any) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if value is not None and not any(_same(value, known) for known in neutral):
-            raise PydanticCustomError("unsupported", "it is known, but not supported here")
+            raise PydanticCustomError("unsupported", "it is not supported by this server")
         return value
 
     return BeforeValidator(check)
@@ -87,9 +87,7 @@ _PICTURES = ("image_url", "input_image")
 
 def not_supported(name: str, kind: str, *supported: str) -> PydanticCustomError:
     """Return an error that names an unsupported ``type``."""
-    remedy = (
-        ". A picture belongs in a message of role user: as image_url in chat, as input_image in responses"
-    )
+    remedy = ". Send pictures in messages with role user: as image_url in chat, as input_image in responses"
     return PydanticCustomError(
         "unsupported",
         "{what} of type {kind} are not supported here, only {supported}{remedy}",
@@ -117,7 +115,7 @@ def known_type(name: str, *supported: str) -> BeforeValidator:
 def unsupported(field: str, neutral: tuple[Any, ...] = ()) -> RequestError:
     """Return the error for a field of OpenAI's API that this server does not support."""
     allowed = f"omit it, or send {' or '.join(map(repr, neutral))}" if neutral else "omit it"
-    return unsupported_parameter(field, f"field {field!r} is known, but not supported here", allowed)
+    return unsupported_parameter(field, f"field {field!r} is not supported by this server", allowed)
 
 
 def _require_text(key: str, value: Any) -> None:
@@ -279,7 +277,7 @@ class SamplingFields(RequestModel):
         """
         if self.min_tokens and max_tokens is not None and self.min_tokens > max_tokens:
             raise RequestError(
-                f"field 'min_tokens': {self.min_tokens} is more than the answer's maximum of {max_tokens}",
+                f"field 'min_tokens': {self.min_tokens} exceeds the answer's limit of {max_tokens}",
                 param="min_tokens",
             )
         if self.min_tokens and (more.get("json_schema") is not None or more.get("grammar") is not None):

@@ -91,10 +91,10 @@ class GuidedFields(SamplingFields):
         if len(grammars) > 1:
             raise off(
                 grammars[1][0],
-                f"{grammars[0][0]} and {grammars[1][0]} exclude each other: an answer can follow only one of them",
+                f"{grammars[0][0]} and {grammars[1][0]} cannot be used together: an answer can follow only one grammar",
             )
         if self.structured_outputs is not None and not grammars:
-            raise off("structured_outputs", "one of json, json_object, regex, choice and grammar is needed")
+            raise off("structured_outputs", "set one of json, json_object, regex, choice and grammar")
         if grammars and grammars[0][1].kind == "json_schema":
             self.require_no_stops()
         return self
@@ -127,7 +127,8 @@ class GuidedFields(SamplingFields):
         field, grammar = self.guided
         if len(grammar.text) > MAX_SCHEMA_CHARACTERS:
             raise RequestError(
-                f"field {field!r}: {counted(len(grammar.text), 'character')}; {MAX_SCHEMA_CHARACTERS:,} are allowed",
+                f"field {field!r}: {counted(len(grammar.text), 'character')}; at most "
+                f"{MAX_SCHEMA_CHARACTERS:,} are allowed",
                 param=field,
                 name=refusal_name(field),
             )
@@ -217,8 +218,8 @@ def require_small_multiples(held_to: Grammar | None, field: str, name: str) -> N
         together = math.lcm(together, value)
         if together > MAX_MULTIPLE:
             raise RequestError(
-                f"field {field!r}: {_NAME} cannot be enforced if the least common multiple of all of them, without "
-                f"zeros at its end, is over {MAX_MULTIPLE:,}",
+                f"field {field!r}: {_NAME} cannot be enforced: the least common multiple of all its values, without "
+                f"trailing zeros, exceeds {MAX_MULTIPLE:,}",
                 param=field,
                 name=name,
                 hint="omit it, and check the number afterwards",

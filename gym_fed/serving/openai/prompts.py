@@ -280,7 +280,7 @@ class Prompts:
             if count > most:
                 raise RequestError(
                     f"the first {length:,} of {len(text):,} characters have {counted(count, 'token')}; prompt "
-                    f"and answer together may have {self._context:,}",
+                    f"and answer together are limited to {self._context:,}",
                     param=param,
                     name="context_length_exceeded",
                     hint="shorten the prompt",

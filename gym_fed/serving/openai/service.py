@@ -218,9 +218,9 @@ class OpenAIService:
         size, requested = self._embedding_size, request.dimensions
         if requested is not None and size is not None and requested > size:
             raise RequestError(
-                f"field 'dimensions': {requested} is more than the model's {size}",
+                f"field 'dimensions': {requested} exceeds the model's {size}",
                 param="dimensions",
-                hint="use fewer, or omit it",
+                hint="lower it, or omit it",
             )
         own = self._prompts_of(model.variant)
         prompts = [own.of_input(item, "input") for item in inputs]
@@ -373,7 +373,7 @@ class OpenAIService:
         """Refuse more answers than an idle server can queue."""
         if number > self._max_at_once:
             raise RequestError(
-                f"{noun} {number}; this server has room for {self._max_at_once} at once",
+                f"{noun} {number}; this server accepts at most {self._max_at_once} at once",
                 param=param,
                 hint="request fewer at once",
             )

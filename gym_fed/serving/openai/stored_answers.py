@@ -161,5 +161,5 @@ def _not_stored(answer_id: str, param: str | None) -> RequestError:
         param=param,
         name="not_found" if param is None else f"{param.removesuffix('_id')}_not_found",
         code=ErrorCode.NOT_FOUND if param is None else ErrorCode.USAGE,
-        hint="store: true stores an answer for a while, only in this process",
+        hint="set store: true; answers are stored for a limited time, at most until the server restarts",
     )

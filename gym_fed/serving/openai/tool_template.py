@@ -163,7 +163,8 @@ class ToolTemplate:
         text = json.dumps({"lark": f"{lark}TEXT: /(.|\\n)*/\n", "schemas": grammar.schemas})
         if len(text) > MAX_SCHEMA_CHARACTERS:
             raise RequestError(
-                f"field 'tools': schemas of {counted(len(text), 'character')}; {MAX_SCHEMA_CHARACTERS:,} are allowed",
+                f"field 'tools': schemas of {counted(len(text), 'character')}; at most "
+                f"{MAX_SCHEMA_CHARACTERS:,} are allowed",
                 param="tools",
                 name="invalid_json_schema",
             )
@@ -222,8 +223,8 @@ class ToolTemplate:
         if form.reasoning_parser and self._parser is not None and self._parser() != form.reasoning_parser:
             raise unsupported_parameter(
                 "tools",
-                f"field 'tools' is not supported: calls of this model are parsed by the reasoning parser "
-                f"{form.reasoning_parser}, but the server has {self._parser()}",
+                "field 'tools' is not supported: this model's tool calls require the reasoning parser "
+                f"{form.reasoning_parser}, but the server uses {self._parser()}",
                 f"set the server's reasoning_parser to {form.reasoning_parser}",
             )
 

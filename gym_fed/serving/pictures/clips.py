@@ -71,7 +71,7 @@ class Clip:
                 if (pixels := len(indices) * facts.frame_pixels) > max_pixels:
                     raise GymError(
                         ErrorCode.TOO_LARGE,
-                        f"has {pixels:,} pixels in {len(indices)} frames; {max_pixels:,} are allowed",
+                        f"has {pixels:,} pixels in {len(indices)} frames; at most {max_pixels:,} are allowed",
                         "make it shorter or smaller, or send fewer at once",
                     )
                 return indices
@@ -98,7 +98,7 @@ def read_clip_of_sound(data: str, format: str) -> Clip:
         GymError: ``USAGE`` for an unknown format or invalid base64; ``TOO_LARGE`` above a limit.
     """
     if format not in _FORMATS:
-        raise GymError(ErrorCode.USAGE, f"the sound is of format {format[:40]!r}", _SOUND)
+        raise GymError(ErrorCode.USAGE, f"sound format {format[:40]!r} is not supported", _SOUND)
     return _clip("audio", data, "sound", _SOUND)
 
 
@@ -139,4 +139,4 @@ def require_wanted() -> None:
         GymError: ``INTERRUPTED`` if it has disconnected.
     """
     if not is_wanted.get()():
-        raise GymError(ErrorCode.INTERRUPTED, "nobody waits for these media any more")
+        raise GymError(ErrorCode.INTERRUPTED, "the client has disconnected")

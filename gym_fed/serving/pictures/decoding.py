@@ -98,7 +98,7 @@ class Picture:
                     return picture
                 return picture.transpose(getattr(Image.Transpose, _TURNS[self.orientation]))
         except (*_BROKEN, Image.DecompressionBombError) as error:
-            raise _refused("is broken", "save it again, and send that") from error
+            raise _refused("is broken", "re-encode it, and send the result") from error
 
 
 def read_picture(url: str, detail: Detail = "auto") -> Picture:
@@ -112,13 +112,13 @@ def read_picture(url: str, detail: Detail = "auto") -> Picture:
         data, orientation = pixels_alone(file)
     except TooManyParts as error:
         raise GymError(
-            ErrorCode.TOO_LARGE, f"the picture has {error}", "save it again, and send that"
+            ErrorCode.TOO_LARGE, f"the picture has {error}", "re-encode it, and send the result"
         ) from error
     width, height = _size_of(data)
     if width < 1 or height < 1:
         raise _refused("has no pixels", _DECODED)
     if width * height > MAX_PIXELS:
-        raise _too_large(f"has {width:,} x {height:,} pixels; {MAX_PIXELS:,} are allowed")
+        raise _too_large(f"has {width:,} x {height:,} pixels; at most {MAX_PIXELS:,} are allowed")
     if max(width, height) > MAX_RATIO * min(width, height):
         raise _too_large(
             f"is {width:,} x {height:,} pixels; one side may be at most {MAX_RATIO} times as long as the "
@@ -137,13 +137,13 @@ def require_limits(count: int, pixels: int) -> None:
     if count > MAX_PICTURES:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"the request has {count} pictures or more; {MAX_PICTURES} are allowed",
+            f"the request has {count} pictures or more; at most {MAX_PICTURES} are allowed",
             "send fewer at once",
         )
     if pixels > MAX_REQUEST_PIXELS:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"the request's pictures have {pixels:,} pixels or more; {MAX_REQUEST_PIXELS:,} are allowed",
+            f"the request's pictures have {pixels:,} pixels or more; at most {MAX_REQUEST_PIXELS:,} are allowed",
             "make them smaller, or send fewer at once",
         )
 

@@ -147,7 +147,7 @@ def _require_known(given: dict[str, Any], start: int, length: int) -> None:
     masks = given.get("attention_mask")
     for mask in masks.values() if isinstance(masks, dict) else [masks]:
         if isinstance(mask, torch.Tensor) and mask.ndim == 4 and _looks_ahead(mask[0, 0], start, length):
-            other.append("a mask with which its tokens attend to each other in both directions")
+            other.append("a mask with bidirectional attention")
     if other:
         raise GymError(
             ErrorCode.MODEL_INVALID,

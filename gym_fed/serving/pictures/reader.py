@@ -102,14 +102,14 @@ class MessagePictures:
             if context is not None and length >= context:
                 raise RequestError(
                     f"the prompt has {counted(length, 'token')} or more including its media; prompt and answer "
-                    f"together may have {context:,}",
+                    f"together are limited to {context:,}",
                     param="messages",
                     name="context_length_exceeded",
                     hint="send fewer pictures, sounds or videos, or smaller ones",
                 )
         if reader.processor.is_numbered and len(processed["image"]) > 1:
             raise RequestError(
-                "this model numbers its pictures, but only one per request is supported",
+                "this model numbers its pictures, so only one per request is supported",
                 param="messages",
                 hint="send one picture in a request, or use transformers or vLLM",
             )
@@ -284,7 +284,7 @@ class PictureReader:
             try:
                 probes[kind] = Probe.of(model, processor, kind)
             except Exception as error:  # noqa: BLE001 (each model raises its own; its text is still served)
-                probes[kind] = f"transformers' own forward pass of a probe fails: {str(error)[:200]}"
+                probes[kind] = f"transformers' own forward pass of a probe failed: {str(error)[:200]}"
         return cls(processor, probes, MediumEmbedder(model))
 
     def attach(self, served: MultiVariantModel) -> PictureReader | NoPictures:

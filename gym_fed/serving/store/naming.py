@@ -67,7 +67,7 @@ def base_of_delta(delta: Path) -> str:
         name = str(opened.manifest.base_model)
     if not is_here(name):
         raise GymError(
-            ErrorCode.USAGE, f"{delta}: the base is unknown; it was made for {name!r}", "pass --base MODEL"
+            ErrorCode.USAGE, f"{delta}: its base {name!r} is not on this machine", "pass --base MODEL"
         )
     return name
 
@@ -120,14 +120,14 @@ def named_delta(
     if parts is not None and variant is not None:
         raise GymError(
             ErrorCode.USAGE,
-            f"{name} names a variant, but --variant names another",
+            f"--variant cannot be combined with {name}, which already selects a variant",
             "pass only one of the two",
         )
     chosen = parts[1] if parts is not None else variant
     if chosen is None:
         if store is not None:
             raise GymError(
-                ErrorCode.USAGE, "--variants: no variant is chosen", "choose one with --variant NAME"
+                ErrorCode.USAGE, "--variants: no variant was selected", "select one with --variant NAME"
             )
         return None
     from gym_fed.serving.store.store import VariantStore
@@ -169,5 +169,5 @@ def base_of_store(folder: Path) -> str | None:
         ErrorCode.USAGE,
         f"the variants in {folder} are for base {' or '.join(sorted(called))}, "
         "which is not the name of a model on this machine",
-        "pass its folder: --base FOLDER; a model of the Hub is fetched by gym models pull NAME",
+        "pass its folder: --base FOLDER; or fetch it from the Hub: gym models pull NAME",
     )

@@ -172,7 +172,9 @@ class DeltaObjects:
         if actual != sha256:
             with self._lock:
                 self._hashed.pop(sha256, None)
-            raise GymError(ErrorCode.HASH_MISMATCH, f"{path} hashes to {actual}, not to its name")
+            raise GymError(
+                ErrorCode.HASH_MISMATCH, f"{path} hashes to {actual}, which does not match its name"
+            )
         with self._lock:
             self._hashed[sha256] = identity
         return identity

@@ -64,7 +64,7 @@ class VariantRecord:
         if fault := _fault(record):
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"the store's row of variant {str(record.name)[:80]!r} is damaged: {fault}",
+                f"the store's row for variant {str(record.name)[:80]!r} is damaged: {fault}",
                 "remove it with `gym variant remove`, and add the variant again",
             )
         return record

@@ -219,7 +219,7 @@ class VariantRegistry:
         if version != _SCHEMA_VERSION:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{self.path} has schema {version}, but this version reads {_SCHEMA_VERSION}",
+                f"{self.path} has schema version {version}, but this release supports {_SCHEMA_VERSION}",
                 "use the release of gym-fed that wrote it, or a newer one",
             )
 

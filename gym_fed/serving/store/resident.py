@@ -118,7 +118,7 @@ class ResidentFiles:
         """
         file = self._files.get(variant.delta_sha256)
         if file is None or file.variant is not variant or not file.pins:
-            raise GymError(ErrorCode.USAGE, f"variant {variant.name!r} is released more often than acquired")
+            raise GymError(ErrorCode.USAGE, f"variant {variant.name!r} was released more often than acquired")
         file.pins -= 1
         self._drop_unused(file)
         return not file.pins

@@ -37,7 +37,9 @@ def sign_variant(
 
     validate_name(name)
     if len(note) > MAX_NOTE:
-        raise GymError(ErrorCode.USAGE, f"a note of {counted(len(note), 'character')}", f"at most {MAX_NOTE}")
+        raise GymError(
+            ErrorCode.USAGE, f"the note has {counted(len(note), 'character')}", f"use at most {MAX_NOTE}"
+        )
     with DeltaFile.open(delta, added_tokens=True) as opened:
         manifest = VariantManifest(
             variant=name,
@@ -79,11 +81,11 @@ def undo(
     target = next((revision for revision in earlier if to is None or revision.record.revision == to), None)
     if target is None:
         there = ", ".join(str(revision.record.revision) for revision in earlier) or "none"
-        missing = "an earlier revision" if to is None else f"an earlier revision {to}"
+        missing = "earlier revision" if to is None else f"earlier revision {to}"
         raise GymError(
             ErrorCode.NOT_FOUND,
-            f"variant {name!r}, at revision {newest.revision}, does not have {missing} here",
-            f"earlier revisions kept: {there}",
+            f"variant {name!r}, now at revision {newest.revision}, has no {missing} in this store",
+            f"earlier revisions in the store: {there}",
         )
     store.history.verify(target)
     old, path = target.record, store.history.path(target)

@@ -95,14 +95,14 @@ class VariantStore:
             raise GymError(
                 ErrorCode.FILE_NOT_FOUND,
                 f"no variant store at {path}",
-                "use the right folder; gym variant create, pull and add create one",
+                "correct the path, or create a store: gym variant create, pull or add",
             )
         if not path.is_dir():
             try:
                 make_folder(path, 0o700)
             except (FileExistsError, NotADirectoryError) as error:
                 raise GymError(
-                    ErrorCode.USAGE, f"a variant store is a folder, but {error.filename} is a file"
+                    ErrorCode.USAGE, f"a variant store must be a folder, but {error.filename} is a file"
                 ) from error
         return cls(
             path,
@@ -201,7 +201,7 @@ class VariantStore:
         if key is None and self.require_signature:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"not signed: {counted(len(variants), 'variant')}, but this store requires signatures",
+                f"{counted(len(variants), 'variant')} cannot be added without a signature, which this store requires",
                 "pass a key, or open the store so that it accepts unsigned variants",
             )
         addition = BulkAddition(

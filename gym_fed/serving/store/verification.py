@@ -56,7 +56,7 @@ def describe(
     if signed is not None and signed.manifest.delta_sha256 != staged.sha256:
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"{source} hashes to {staged.sha256}, but the manifest of {name!r} names {signed.manifest.delta_sha256}",
+            f"{source} hashes to {staged.sha256}, but the manifest of {name!r} has {signed.manifest.delta_sha256}",
             "use the file that was signed",
         )
     checked = checked_base(staged, source, base, layout)
@@ -97,8 +97,8 @@ def _require_language_model(path: Path, names: Sequence[str]) -> None:
     if others:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{path}: {counted(len(others), 'tensor')} cannot be served as a variant, such as {others[0]!r}: a variant "
-            "changes only the language model",
+            f"{path}: {counted(len(others), 'tensor')} cannot be served, such as {others[0]!r}: a variant "
+            "can change only the language model",
             "remove these tensors from the delta, or merge the delta and serve the merged model",
         )
 
@@ -290,7 +290,7 @@ def check_manifest(record: VariantRecord, signed: SignedVariant) -> None:
         fields["owner"] = (record.owner, manifest.owner)
     for name, (here, there) in fields.items():
         if here != there:
-            raise _invalid(f"its {name} is {here!r} here, but its owner signed {there!r}")
+            raise _invalid(f"its {name} is {here!r} in this store, but its owner signed {there!r}")
 
 
 def check_key(signed: SignedVariant, owner: str, state: str | None) -> None:
@@ -319,7 +319,7 @@ def _open(record: VariantRecord, objects: DeltaObjects, base: BaseSpec | None, a
         if actual != (record.size_bytes, record.base_model, record.base_digest):
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{path} has size, base and digest {actual}, but the store's row says "
+                f"{path} has size, base and digest {actual}, but the store's row has "
                 f"{(record.size_bytes, record.base_model, record.base_digest)}",
                 _RESTORED,
             )

@@ -30,9 +30,9 @@ def require_supported(params: SamplingParams) -> None:
     """
     if _GREEDY_BELOW <= params.temperature < _LEAST_TEMPERATURE or params.temperature > _MAX_TEMPERATURE:
         allowed = f"0 or between {_LEAST_TEMPERATURE} and {_MAX_TEMPERATURE:g}"
-        raise _refused(f"temperature: {params.temperature:g} is not {allowed}")
+        raise _refused(f"temperature {params.temperature:g} instead of {allowed} is not supported")
     if any(abs(bias) > _MAX_BIAS for bias in params.logit_bias.values()):
-        raise _refused(f"logit_bias: a bias is not between -{_MAX_BIAS:g} and {_MAX_BIAS:g}")
+        raise _refused(f"a logit_bias outside -{_MAX_BIAS:g} to {_MAX_BIAS:g} is not supported")
     thinking = params.thinking
     if thinking is not None and thinking.budget is not None:
         raise _refused("thinking_token_budget is not supported")

@@ -192,8 +192,8 @@ class VllmClient:
         if status == 401:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
-                f"vLLM at {self._http.base_url} refuses the key",
-                "set api_key_file to the file with its key",
+                f"vLLM at {self._http.base_url} rejected the key",
+                "set api_key_file to the file that contains its key",
             )
         try:
             if status != 200:
@@ -272,8 +272,8 @@ def _refusal(status: int, content: bytes) -> GymError:
         return GymError(
             ErrorCode.MODEL_INVALID,
             f"vLLM did not load the variant: {message}",
-            "vLLM's log has the reason; is gym-fed's plug-in installed there, with the same variant store?",
+            "see vLLM's log; is gym-fed's plug-in installed there, with the same variant store?",
         )
     if status == 401:
-        return GymError(ErrorCode.INTERNAL, "vLLM refuses the gateway's key", "restart the gateway")
-    return GymError(ErrorCode.USAGE, f"vLLM refused the request: {message}", "change the request")
+        return GymError(ErrorCode.INTERNAL, "vLLM rejected the gateway's key", "restart the gateway")
+    return GymError(ErrorCode.USAGE, f"vLLM rejected the request: {message}", "change the request")

@@ -275,7 +275,7 @@ def connect_vllm(given: VllmConnection, section: str, context: int, shorten: str
     version, models = asyncio.run(_ask(address))
     require_tested(version, url)
     if not models:
-        raise GymError(ErrorCode.PROTOCOL_MISMATCH, f"vLLM at {url} serves no model")
+        raise GymError(ErrorCode.PROTOCOL_MISMATCH, f"vLLM at {url} serves no models")
     name, longest = next(iter(models.items()))
     if context > longest:
         raise GymError(

@@ -165,7 +165,9 @@ class VllmLoop:
                     return
         if last is None or last.finish_reason not in ("stop", "length"):
             raise GymError(
-                ErrorCode.UNAVAILABLE, "vLLM ended the answer without a reason", "try again in a moment"
+                ErrorCode.UNAVAILABLE,
+                "vLLM ended the answer without a finish reason",
+                "try again in a moment",
             )
         end: FinishReason = "length" if last.finish_reason == "length" else "stop"
         self._finish(sequence, self._push(sequence, last) or sequence.finish(end))

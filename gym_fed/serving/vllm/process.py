@@ -131,7 +131,7 @@ class VllmProcess:
     def _failed(self, message: str) -> GymError:
         lines = "\n".join(self._lines)
         return GymError(
-            ErrorCode.UNAVAILABLE, f"{message}; its last lines:\n{lines}", "fix the problem that they report"
+            ErrorCode.UNAVAILABLE, f"{message}; last lines of its log:\n{lines}", "fix the reported problem"
         )
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -147,7 +147,9 @@ class VllmProcess:
             self.on_change()
             self._kill()
             if not self._closing.is_set():
-                log.error("vLLM %s; restarting it. Its last lines:\n%s", reason, "\n".join(self._lines))
+                log.error(
+                    "vLLM %s; restarting it. Last lines of its log:\n%s", reason, "\n".join(self._lines)
+                )
                 self._start_again()
 
     def _until_it_fails(self) -> str:

@@ -52,7 +52,7 @@ class AdapterUploads:
         name = scope["path"].removeprefix(PREFIX)
         try:
             if not _is_authorized(scope):
-                await _respond(send, 401, error="the key is wrong")
+                await _respond(send, 401, error="the key is invalid")
             elif not _NAME.fullmatch(name) or scope["method"] not in ("PUT", "DELETE"):
                 await _respond(send, 404, error="no such adapter or method")
             elif scope["method"] == "PUT":

@@ -77,7 +77,7 @@ def require_servable(delta: DeltaFile, max_rank: int) -> None:
 def _refusal(delta: DeltaFile, record: TensorRecord, max_rank: int) -> str:
     if len(record.shape) == 1:
         known = record.name.endswith((_WEIGHT, ".bias"))
-        return "" if known else "a vector must be the weight of a norm, or a bias"
+        return "" if known else "a vector must be a norm's weight or a bias"
     if not record.name.endswith(_WEIGHT) or len(record.shape) != 2:
         return (
             f"a parameter of shape {list(record.shape)} is not the weight of a linear layer or an embedding"
@@ -142,5 +142,5 @@ def open_object(path: Path) -> DeltaFile:
     actual = delta.sha256()
     if actual != path.stem:
         delta.close()
-        raise GymError(ErrorCode.HASH_MISMATCH, f"{path} hashes to {actual}, not to its name")
+        raise GymError(ErrorCode.HASH_MISMATCH, f"{path} hashes to {actual}, which does not match its name")
     return delta

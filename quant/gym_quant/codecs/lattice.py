@@ -227,7 +227,7 @@ def _opened(field: Tensor, count: int) -> tuple[NDArray[Any], int, int, int]:
     low, levels = int.from_bytes(data[1:2], "little", signed=True), data[2] + 1
     numbers = np.frombuffer(body, np.uint8)
     if levels**way < 256 and int(numbers.max()) >= levels**way:
-        raise CodecError(f"a byte of {way} codes is {int(numbers.max())} with {levels} levels")
+        raise CodecError(f"a byte of {way} codes is {int(numbers.max())}, too large for {levels} levels")
     return numbers, low, levels, way
 
 
@@ -270,5 +270,5 @@ def _inflate(data: bytes, size: int) -> bytes:
     except zlib.error as error:
         raise CodecError(f"codes are not a deflate stream: {error}") from error
     if len(inflated) > size or not unpacker.eof or unpacker.unused_data:
-        raise CodecError(f"codes do not inflate to {size} bytes exactly")
+        raise CodecError(f"codes do not inflate to exactly {size} bytes")
     return inflated

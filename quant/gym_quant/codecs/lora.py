@@ -105,7 +105,7 @@ class Lora(Codec):
             return normalised
         parse_plan(factors, int(normalised["rank"]))
         if scaling != 1.0:
-            raise CodecError(f"scaling is {scaling!r}, but quantised factors have none")
+            raise CodecError(f"scaling is {scaling!r}, but quantised factors have no scaling")
         normalised["factors"] = factors
         if group is not None and whole_number(group, "factor_group_size", 1, _MAX_GROUP) != GROUP:
             normalised["factor_group_size"] = group

@@ -85,6 +85,8 @@ def _checked(name: str, source: str) -> str:
     if name in available():
         return name
     if name not in PATHS:
-        raise CodecError(f"{source} names kernels {name!r}, not one of {', '.join(PATHS)}")
+        raise CodecError(f"{source}: unknown kernels {name!r} (known: {', '.join(PATHS)})")
     lack = native.absence() if native.features() is None else "this processor lacks the instructions"
-    raise CodecError(f"{source} names kernels {name!r}, but {lack} (available: {', '.join(available())})")
+    raise CodecError(
+        f"{source}: kernels {name!r} are not available: {lack} (available: {', '.join(available())})"
+    )

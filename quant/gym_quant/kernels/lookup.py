@@ -45,4 +45,4 @@ class LookupTables:
             CodecError: For a row without tables.
         """
         if not native_tiles.add_by_lookup(path, self.mode == "lookup16", x, index, y, matrices, self.made):
-            raise CodecError("the tables lack a row that index names: build them from all rows")
+            raise CodecError("the tables lack a row that index refers to: build them from all rows")

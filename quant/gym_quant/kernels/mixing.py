@@ -45,7 +45,7 @@ def sign_products(
     group = None if group_size is None else min(group_size, max(cols, 1))
     expected = [1] if group is None else [rows, -(-cols // group)]
     if len(scales) != len(packed):
-        raise CodecError(f"scales are of {len(scales)} tensors, bits of {len(packed)}")
+        raise CodecError(f"scales are given for {len(scales)} tensors, bits for {len(packed)}")
     for number, scale in enumerate(scales):
         if list(scale.shape) != expected or not scale.dtype.is_floating_point or scale.dtype == torch.float64:
             raise CodecError(

@@ -42,7 +42,7 @@ class SignMatrix:
             or self.bits.shape[1] != (self.cols + 7) // 8
         ):
             raise CodecError(
-                f"bits are {list(self.bits.shape)} {self.bits.dtype}, not for {self.cols} columns"
+                f"bits are {list(self.bits.shape)} {self.bits.dtype}, which does not match {self.cols} columns"
             )
         rows = self.bits.shape[0]
         if self.group_size is not None and self.group_size < 1:

@@ -91,7 +91,7 @@ def test_a_prompt_that_the_engine_alone_finds_too_long_makes_turns_go_too(
 
 def test_an_adapter_of_virtual_tokens_is_recognised_before_it_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 4}')
-    with pytest.raises(GymError, match="PROMPT_TUNING changes no weights") as caught:
+    with pytest.raises(GymError, match="PROMPT_TUNING does not change weights") as caught:
         open_engine(str(tmp_path))
     assert caught.value.code is ErrorCode.MODEL_INVALID
 
@@ -136,7 +136,7 @@ def test_a_sound_is_heard_by_a_model_of_sound_and_refused_by_name_by_others(
         assert len(said) == 2
     for refusing, problem in (
         (engine, "'input_audio' are not supported here"),
-        (plain, "required for attachments"),
+        (plain, "attachments are supported only"),
     ):
         conversation = ChatSession(refusing, sampling=GREEDY)
         conversation.attach(tmp_path / "a.wav")
@@ -350,7 +350,7 @@ def test_the_one_model_of_a_server_needs_no_name(
     if base is not None:
         assert (remote(stub).base, remote(stub).variants()) == (base, [])
         return
-    with pytest.raises(GymError, match="serves no single base") as caught:
+    with pytest.raises(GymError, match="has no default model") as caught:
         remote(stub)
     assert all(name in caught.value.hint for name in names)
 

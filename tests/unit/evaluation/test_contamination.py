@@ -150,7 +150,7 @@ def test_a_filter_that_was_altered_is_refused(
     file = tmp_path / "f.json"
     built.save(file)
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    with pytest.raises(GymError, match="not a filter of a suite") as caught:
+    with pytest.raises(GymError, match="not a contamination filter") as caught:
         SuiteFilter.load(file)
     assert caught.value.code is ErrorCode.DATA_INVALID
 

@@ -96,7 +96,7 @@ def test_rows_that_stand_twice_are_paired_in_their_order() -> None:
 
 
 def test_runs_without_a_common_task_are_refused_and_single_tasks_named() -> None:
-    with pytest.raises(GymError, match="no task is in both: wet and sums"):
+    with pytest.raises(GymError, match="no task in common: wet and sums"):
         compare_results(results_of(choice_task("wet", [True])), results_of(answer_task("sums", ["4"])))
     both = results_of(choice_task("wet", [True]), answer_task("sums", ["4"]))
     assert compare_results(both, results_of(answer_task("sums", ["5"]))).missing == ("wet",)

@@ -88,7 +88,7 @@ def test_a_file_that_a_record_names_is_not_read_for_its_replay(results: EvalResu
     task = replace(results.tasks["tiny_choice"], task="mine")
     write_record(replace(results, tasks={"mine": task}, facts={"benchmarks": ["mine.yaml"]}), "evals")
     words = ["eval", "replay", record_id(results.identity), "--sample", "3"]
-    with pytest.raises(GymError, match="no suite or task is called 'mine'") as caught:
+    with pytest.raises(GymError, match="no suite or task has the name 'mine'") as caught:
         CliRunner().invoke(app, words, catch_exceptions=False)
     assert "--task-file FILE" in (caught.value.hint or "")
     with pytest.raises(GymError, match=r"mine\.yaml"):

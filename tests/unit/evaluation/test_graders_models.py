@@ -340,5 +340,5 @@ def test_a_head_of_another_model_is_refused(
 def test_a_pickled_head_is_never_read(tiny_base: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_base, tmp_path / "reward")
     (tmp_path / "reward/value_head.bin").write_bytes(b"anything")
-    with pytest.raises(GymError, match="is pickled, but pickles are never read"):
+    with pytest.raises(GymError, match="is a pickle, which is never loaded"):
         grader(tmp_path / "reward")

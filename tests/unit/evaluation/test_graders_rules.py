@@ -53,7 +53,7 @@ def test_exact_takes_any_of_several_references_and_collapses_white_space() -> No
 
 def test_a_row_without_the_column_is_named_and_not_graded_as_wrong() -> None:
     with pytest.raises(
-        GymError, match=r"grader exact: a row has no 'answer' \(it has: id\).*a question"
+        GymError, match=r"grader exact: a row has no column 'answer' \(columns: id\).*a question"
     ) as info:
         reward("x", {"id": 3}, grader="exact")
     assert info.value.code is ErrorCode.DATA_INVALID

@@ -206,7 +206,7 @@ def test_another_delta_or_template_is_refused_before_anything_is_signed(part: st
 
 def test_figures_that_the_samples_do_not_have_are_not_submitted(tmp_path: Path) -> None:
     better = replace(RUN.tasks["wet"], figures={"acc": Figure(0.99, 0.01, 30)})
-    with pytest.raises(GymError, match=r"0\.99 is stated, but the samples have 0\.66"):
+    with pytest.raises(GymError, match=r"the record states 0\.99, but the samples give 0\.66"):
         add(tmp_path / "b.jsonl", results_of(better))
     assert not list(tmp_path.iterdir())
 
@@ -221,7 +221,7 @@ def test_a_figure_that_is_no_mean_of_its_samples_values_is_not_submitted(
         for sample, value in zip(task.samples, values, strict=False)
     )
     forged = replace(task, figures={"chrf": Figure(88.0, 1.0, 2)}, samples=samples)
-    with pytest.raises(GymError, match=r"the samples have|have no value") as caught:
+    with pytest.raises(GymError, match=r"the samples give|have no value") as caught:
         add(tmp_path / "b.jsonl", results_of(forged))
     assert caught.value.code is ErrorCode.DATA_INVALID
     if values == [0.25, 50.5]:
@@ -233,7 +233,7 @@ def test_figures_of_a_whole_set_need_not_be_a_mean(tmp_path: Path) -> None:
     samples = tuple(replace(sample, metrics={"inst_level_strict_acc": 1.0}) for sample in task.samples)
     figures = {"inst_level_strict_acc": Figure(0.75, None, len(samples))}
     add(tmp_path / "b.jsonl", results_of(replace(task, task="ifeval", figures=figures, samples=samples)))
-    with pytest.raises(GymError, match="the samples have"):
+    with pytest.raises(GymError, match="the samples give"):
         add(tmp_path / "c.jsonl", results_of(replace(task, task="other", figures=figures, samples=samples)))
 
 

@@ -140,7 +140,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, rows: Path) -> None:
 
 def test_rows_without_any_that_can_be_answered_and_keys_that_are_not_read_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "texts.jsonl", [{"text": "once upon a time"}])
-    with pytest.raises(GymError, match="no answer is possible for 1 row: 1 without an answer"):
+    with pytest.raises(GymError, match="no answer can be generated for 1 row: 1 without an answer"):
         predict(config(tmp_path, file, eval_data=[{"path": str(file)}]))
     assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="temperature: applies only with do_sample: true"):

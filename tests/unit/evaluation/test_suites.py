@@ -273,7 +273,7 @@ def test_the_harness_runs_a_task_file(tmp_path: Path) -> None:
         ("{{country}}", "{{ ''.__class__.__mro__ }}", r"doc_to_text: row 0 of test: is not allowed.*__class__"),
         ("{{country}}", "{{ 'a' * 10**9 }}", r"doc_to_text: row 0 of test: is not allowed"),
         ('"{{answer}}"', "!function utils.target", r"capitals\.yaml:7:\d+: !function: Python in a task file is never"),
-        ("task: capitals", "task: mmlu", r"'mmlu' is a task of gym-fed"),
+        ("task: capitals", "task: mmlu", r"'mmlu' is already the name of a built-in suite or task"),
         ("test_split: test", "process_docs: utils.x", r"process_docs: unknown key"),
     ],
 )  # fmt: skip

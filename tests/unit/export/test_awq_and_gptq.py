@@ -124,7 +124,7 @@ def test_rows_calibrate_as_the_model_reads_them() -> None:
 
 def test_too_few_tokens_are_refused_with_the_numbers() -> None:
     with pytest.raises(
-        GymError, match=r"short.jsonl: 3 tokens to calibrate with, but 128 are needed"
+        GymError, match=r"short.jsonl: 3 tokens for calibration, but at least 128 are required"
     ) as caught:
         calibration_of(load_tokenizer("gym-nano"), 256, [{"text": "ab"}], "short.jsonl")
     assert caught.value.code is ErrorCode.DATA_INVALID

@@ -120,7 +120,7 @@ def test_a_run_whose_records_cannot_be_read_is_exported_with_a_note(tuned: Path,
         record = export(source, "huggingface", tmp_path / "out", Options(), check=False)
     finally:
         config.write_text(before)
-    assert any("model card lacks what run records" in note for note in record["notes"])
+    assert any("model card omits the lineage in run" in note for note in record["notes"])
     assert json.loads((tmp_path / "out/export.json").read_text())["notes"] == record["notes"]
 
 

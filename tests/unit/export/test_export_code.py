@@ -63,5 +63,5 @@ def test_a_converter_that_trusts_a_models_code_does_not_run_it(
 def test_a_licence_of_gigabytes_is_refused_by_name(tmp_path: Path) -> None:
     with (tmp_path / "LICENSE").open("wb") as file:
         file.truncate(1 << 33)
-    with pytest.raises(GymError, match=r"LICENSE: a licence file of 8\.59 GB"):
+    with pytest.raises(GymError, match=r"LICENSE: the licence file has 8\.59 GB"):
         licences_of(Source("hostile", None, None, None, folders=[tmp_path]))

@@ -117,7 +117,7 @@ def test_a_program_that_runs_for_one_shape_only_is_refused_and_not_kept(
     monkeypatch.setattr(Processes, "run", lambda *_: (RUN_FAILED, ["RuntimeError: a size of 7 is fixed"]))
     monkeypatch.setattr(TorchScript, "write_program", lambda _self, _model, file, _options: file.touch())
     monkeypatch.setattr(TorchScript, "weights", lambda *_: None)
-    with pytest.raises(GymError, match=r"lengths other than .* a size of 7 is fixed") as raised:
+    with pytest.raises(GymError, match=r"length differs from .* a size of 7 is fixed") as raised:
         export(open_source("gym-nano"), "torchscript", tmp_path / "program", Options())
     assert raised.value.code is ErrorCode.EXPORT_DIFFERS
     assert "huggingface or gguf" in str(raised.value.hint)

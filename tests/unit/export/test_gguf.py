@@ -118,11 +118,11 @@ def test_a_file_that_says_something_else_is_refused_by_the_key(
         ({"architectures": ["NobodysForCausalLM"]}, "does not know NobodysForCausalLM"),
         (
             {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"]},
-            "full attention in every layer 6",
+            "full attention in one of every 6 layers",
         ),
         (
             {"model_type": "mistral", "sliding_window": 8, "max_position_embeddings": 64},
-            "no sliding window for mistral, and its window is 8 tokens",
+            "no sliding window for mistral, whose window is 8 tokens",
         ),
     ],
 )

@@ -266,7 +266,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         CodecError, match=r"out is \[3, 20\] torch.float32 on cpu, not a contiguous torch.int32"
     ):
         kernels.signed_votes(bits, ones, 20, torch.empty(3, 20))
-    with pytest.raises(CodecError, match="scales are of 1 tensors, bits of 2"):
+    with pytest.raises(CodecError, match="scales are given for 1 tensors, bits for 2"):
         kernels.sign_products(bits, half[:1], 20, None)
     with pytest.raises(CodecError, match=r"scales\[0\] are \[1\] torch.float32, not \[3, 3\]"):
         kernels.sign_products(bits, half, 20, 8)

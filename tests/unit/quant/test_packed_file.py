@@ -196,7 +196,7 @@ HOSTILE = {
     "table": (lambda h: h["__metadata__"].update(linears="[]"), "table of 'linears' is not an object"),
     "no digests": (lambda h: h["__metadata__"].pop("sha256"), "metadata have no 'sha256'"),
     "digests": (lambda h: h["__metadata__"].update(sha256="[]"), "table of 'sha256' is not an object"),
-    "digests of others": (lambda h: h["__metadata__"].update(sha256="{}"), "'sha256' is not one of its tensors"),
+    "digests of others": (lambda h: h["__metadata__"].update(sha256="{}"), "'sha256' does not list exactly"),
     "entry of the table": (
         lambda h: h["__metadata__"].update(linears='{"layer.int8": 3}'),
         r"tensor 'layer\.int8': must have exactly format, rows",

@@ -399,7 +399,7 @@ def test_without_an_unaligned_model_safety_is_not_applicable_and_a_threshold_is_
     report = BitDeltaQuantizer(plain).quantize(base, tuned, aligned=base, unaligned=tuned, out=tmp_path / "d")
     assert report.safety == "not applicable: safety_threshold is not set"
     strict = BitDeltaQuantizer(plain.model_copy(update={"safety_threshold": 0.5}))
-    with pytest.raises(GymError, match="unaligned is missing"):
+    with pytest.raises(GymError, match="no unaligned model was given"):
         strict.quantize(base, tuned, aligned=base, out=tmp_path / "d")
 
 

@@ -102,7 +102,7 @@ def test_a_format_that_is_named_where_transformers_computes_is_refused_and_the_m
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_embd=48, n_layer=2, n_head=4, n_positions=64, vocab_size=97)).eval()
-    with pytest.raises(GymError, match=r"base_format int8.*GPT2LMHeadModel is none of") as refused:
+    with pytest.raises(GymError, match=r"base_format int8.*GPT2LMHeadModel is not one of") as refused:
         MultiVariantModel(model, base_format="int8")
     assert refused.value.code is ErrorCode.CONFIG_INVALID
     with MultiVariantModel(model, base_format="auto") as served:

@@ -110,7 +110,7 @@ def test_an_unknown_model_is_named_with_its_first_line(tmp_path: Path) -> None:
     with pytest.raises(GymError) as caught:
         check_input(file, check_body).require_models(resolve, lambda: ["gym-nano", "gym-nano:ada"])
     assert "line 2 (custom_id 'b'): body.model: no model gym-nano:eve" in caught.value.message
-    assert caught.value.hint == "fix these lines; there are: gym-nano, gym-nano:ada"
+    assert caught.value.hint == "fix these lines; available models: gym-nano, gym-nano:ada"
 
 
 def test_nothing_to_do_and_no_file_are_refused(tmp_path: Path) -> None:

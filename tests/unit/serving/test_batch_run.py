@@ -222,7 +222,7 @@ def test_a_run_that_ends_before_its_first_line_leaves_no_file(tmp_path: Path, er
 
 def test_a_file_that_no_batch_wrote_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("mine")
-    with pytest.raises(GymError, match="no batch wrote it"):
+    with pytest.raises(GymError, match="not written by a batch run"):
         opened(tmp_path)
     assert (tmp_path / "out.jsonl").read_text() == "mine"
     assert not (tmp_path / "out.jsonl.batch.json").exists()

@@ -104,6 +104,6 @@ def test_a_question_that_cannot_be_answered_is_refused_at_the_start(plain: Servi
 
 def test_a_text_without_room_for_the_question_is_too_large(plain: Serving) -> None:
     judge = classifier(plain)
-    with pytest.raises(GymError, match="the content filter's question was not answered") as caught:
+    with pytest.raises(GymError, match="the content filter's classifier did not answer") as caught:
         judge.ask("a" * plain.engine.limits.context, "")
     assert caught.value.code is ErrorCode.TOO_LARGE

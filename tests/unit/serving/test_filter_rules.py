@@ -63,9 +63,9 @@ def test_files_are_read_together_and_categories_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        ("red\n", 1, "before any category"),
+        ("red\n", 1, "before the first category"),
         ("[A b]\n", 1, "is not a valid category"),
-        ("[a]\nred\n/x", 3, "does not end with one"),
+        ("[a]\nred\n/x", 3, "does not end with /"),
         ("[a]\n/(a+)+b/\n", 2, "more than 200 characters"),
         ("[a]\n\n/(a{1,9}){1,9}b/\n", 3, "more than 1,000 ways"),
         ("[a]\n/" + "a?" * 60 + "a/\n", 2, "more than 1,000 ways"),

@@ -73,12 +73,12 @@ def test_an_ambiguous_grammar_ends_its_own_answer_before_masks_take_long(
         ambiguous = [engine.submit(GenerationRequest([2, 1], held)) for _ in range(3)]
         free = engine.submit(GenerationRequest([2, 1], SamplingParams(max_tokens=300, ignore_eos=True)))
         for one in ambiguous:
-            with pytest.raises(GymError, match="the grammar cannot be enforced further") as refused:
+            with pytest.raises(GymError, match="the grammar can no longer be enforced") as refused:
                 one.result(SECONDS)
             assert refused.value.code is ErrorCode.DATA_INVALID
             body = PublicErrors().body(refused.value)["error"]
             assert (body["type"], body["code"]) == ("invalid_request_error", "data_invalid")
-            assert body["message"].startswith("the grammar cannot be enforced further: ")
+            assert body["message"].startswith("the grammar can no longer be enforced: ")
         assert len(free.result(SECONDS).token_ids) == 300
 
 

@@ -79,7 +79,7 @@ def test_a_result_belongs_to_the_last_message_with_its_call(tokenizer: Any) -> N
 
 def test_tools_are_refused_without_the_parser_that_finds_their_calls(tokenizer: Any) -> None:
     with pytest.raises(
-        RequestError, match="reasoning parser openai_gptoss, but the server has none"
+        RequestError, match="reasoning parser openai_gptoss, but the server uses none"
     ) as caught:
         prompt(tokenizer, [{"role": "user", "content": "x"}], reasoning_parser="none")
     assert caught.value.param == "tools"

@@ -171,7 +171,7 @@ def listener(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ("part", "problem", "field"),
     [
         (audio_part(b"RIFF1234WAVEjunk"), "cannot be decoded", "input_audio"),
-        (audio_part(sound(), "exe"), "is of format 'exe'", "input_audio"),
+        (audio_part(sound(), "exe"), "sound format 'exe' is not supported", "input_audio"),
         (
             {"type": "input_audio", "input_audio": {"data": "!", "format": "wav"}},
             "broken base64",

@@ -115,7 +115,7 @@ def test_a_known_field_that_is_not_supported_is_refused_by_its_name(
     (name,) = fields
     assert reported["param"] == name
     assert reported["code"] == "unsupported_parameter"
-    assert f"field {name!r} is known, but not supported here" in reported["message"]
+    assert f"field {name!r} is not supported by this server" in reported["message"]
 
 
 @pytest.mark.parametrize(

@@ -371,7 +371,7 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_pictures(serving: Serv
     ]
     last = {"role": "user", "content": [{"type": "input_image", "image_url": data_url(SECOND)}]}
     asked = {"model": serving.served_name, "max_output_tokens": 4, "input": [*turn * 8, last]}
-    with pytest.raises(RequestError, match="prompt and answer together may have"):
+    with pytest.raises(RequestError, match="prompt and answer together are limited to"):
         serving.service.handle(RESPONSES, asked, LOCAL)
     made = serving.service.handle(RESPONSES, {**asked, "truncation": "auto"}, LOCAL)
     assert 16 < made["usage"]["input_tokens"] < 512
@@ -417,7 +417,7 @@ def test_a_sibling_of_llava_with_its_own_words_and_template_answers_alike(tmp_pa
 def test_a_family_that_is_served_for_text_refuses_pictures_by_its_name(tmp_path: Path) -> None:
     with opened(make_sibling("gemma3_vision", tmp_path / "gemma3")) as serving:
         assert answer(serving, [{"role": "user", "content": "x"}])[0]
-        with pytest.raises(RequestError, match="attend to each other in both directions"):
+        with pytest.raises(RequestError, match="bidirectional attention"):
             answer(serving)
 
 

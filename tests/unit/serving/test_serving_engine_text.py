@@ -184,7 +184,7 @@ def test_the_context_ends_an_answer_and_refuses_a_longer_prompt(tokenizer: Any) 
             engine.submit(GenerationRequest([1] * 20))
     assert refused.value.code is ErrorCode.TOO_LARGE
     assert "20 tokens" in refused.value.message
-    assert "prompt and answer together may have 20" in refused.value.message
+    assert "prompt and answer together are limited to 20" in refused.value.message
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_value_that_may_go_on_ends_with_an_end_token(tokenizer: Any) -> None:
     ("schema", "code", "message"),
     [
         ("{nonsense", ErrorCode.DATA_INVALID, "not JSON"),
-        ("[1]", ErrorCode.DATA_INVALID, "a JSON schema is an object"),
+        ("[1]", ErrorCode.DATA_INVALID, "a JSON schema must be an object"),
         ('{"type": "strnig"}', ErrorCode.DATA_INVALID, "strnig"),
         ('{"not": {"type": "string"}}', ErrorCode.DATA_INVALID, '"not"'),
         ('{"x-guidance": {"lenient": true}, "not": {}}', ErrorCode.DATA_INVALID, '"not"'),

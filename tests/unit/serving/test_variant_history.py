@@ -143,7 +143,7 @@ def test_a_store_of_another_schema_is_refused_by_its_number(store: VariantStore,
     with sqlite3.connect(store.folder / "variants.db") as database:
         database.execute(f"PRAGMA user_version = {schema}")
     database.close()
-    with pytest.raises(GymError, match=f"has schema {schema}, but this version reads 2") as caught:
+    with pytest.raises(GymError, match=f"has schema version {schema}, but this release supports 2") as caught:
         VariantRegistry(store.folder / "variants.db")
     assert caught.value.code is ErrorCode.STATE_CORRUPT
 

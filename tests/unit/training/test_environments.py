@@ -191,7 +191,7 @@ def test_reward_functions_get_the_parser_and_unknown_parameters_are_refused_at_o
     environment = Parsed()
     assert Environment(environment).grade([Sample(ROWS[0]["prompt"], "abc", {})]) == [1.0]
     environment.rubric.funcs.append(environment.judged)
-    with pytest.raises(GymError, match=r"Parsed\.judged has the required parameter judge") as caught:
+    with pytest.raises(GymError, match=r"Parsed\.judged requires the parameter judge") as caught:
         Environment(environment)
     assert caught.value.code is ErrorCode.USAGE
 

@@ -163,7 +163,7 @@ def _typed(value: str, types: tuple[str, ...]) -> Any:
 def _types(schema: Any, root: dict[str, Any], depth: int = 0) -> tuple[str, ...]:
     """Return the types that a value may have; ``string`` if the schema has none."""
     if depth > _MAX_REFERENCES:
-        raise CannotHold("an anyOf leads back to itself: remove that alternative")
+        raise CannotHold("an anyOf refers to itself: remove that alternative")
     schema = _resolved(schema, root)
     if "anyOf" in schema:
         return tuple(kind for option in _dicts(schema["anyOf"]) for kind in _types(option, root, depth + 1))
@@ -190,7 +190,7 @@ def _parameters(name: str, root: dict[str, Any]) -> Iterator[tuple[str, bool, li
     """Yield each key, whether it is required, and its possible values: a schema, a string, or None for any text."""
     properties = root.get("properties", {})
     if not isinstance(properties, dict) or {"$ref", "anyOf", "oneOf", "allOf"} & root.keys():
-        raise CannotHold(f"the parameters of {name!r} are not properties of one object")
+        raise CannotHold(f"the parameters of {name!r} must be properties of one object")
     required = root.get("required")
     for key, schema in properties.items():
         if not key or set(key) & set(">\n"):
