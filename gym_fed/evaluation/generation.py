@@ -1,4 +1,4 @@
-"""Greedy generation in batches, exact match, and grades of the answers."""
+"""Generate greedy answers in batches, and compute exact match."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def exact_match(
         Between 0 and 1. White space around answers is ignored.
 
     Raises:
-        GymError: ``DATA_INVALID`` for no rows, or rows that do not end with the assistant.
+        GymError: ``DATA_INVALID`` for no rows, or rows that do not end with an assistant message.
     """
     prompts, references = [], []
     for number, row in enumerate(rows, start=1):
@@ -45,7 +45,7 @@ def exact_match(
         if len(messages) < 2 or messages[-1]["role"] != "assistant":
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"row {number} does not end with the assistant",
+                f"row {number} does not end with an assistant message",
                 "use rows with an answer",
             )
         prompts.append(messages[:-1])
@@ -87,7 +87,7 @@ def generate_answers(
 ) -> list[ReadAnswer]:
     """Generate greedy answers to conversations that end with a user message, in the given order.
 
-    Conversations of similar length share a batch, and finished answers leave it.
+    Conversations of similar length share a batch.
     """
     require_chat_template(tokenizer)
     encoded = [

@@ -1,4 +1,4 @@
-"""Results of an evaluation: metrics with standard errors, samples, and pooled groups of tasks such as MMLU's 57."""
+"""Results of an evaluation: metrics with standard errors, samples, and pooled task groups (MMLU's 57 subjects)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class SampleResult:
-    """A row of a task under one model: input, output and score.
+    """One model's result on a row of a task: input, output and score.
 
     Attributes:
         number: Index of the row in its task's split, from 0.
@@ -55,7 +55,7 @@ class SampleResult:
         target: The correct answer.
         metrics: The sample's values by metric.
         cut: Number of prompt tokens that did not fit in the context.
-        margins: See ``scoring.scorer.AnswerResult``, as for the attributes below.
+        margins: See ``scoring.scorer.AnswerResult``, also for the attributes below.
     """
 
     number: int
@@ -75,15 +75,15 @@ class SampleResult:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The result of one task under one model.
+    """One model's result on one task.
 
     Attributes:
-        task: Name.
+        task: Name of the task.
         version: The version of the task's definition.
         num_fewshot: Number of examples in each prompt.
         figures: Figures by metric.
         samples: All samples, ordered by ``number``.
-        lock: Digests of task definition and data, which must match to reproduce the result.
+        lock: Digests of the task definition and the data, which must match to reproduce the result.
         chat_template: True if the prompts were put into the model's chat template.
     """
 
@@ -102,7 +102,7 @@ class TaskResult:
 
     @property
     def main_metric(self) -> str:
-        """The metric for tables and gates: ``acc_norm``, else ``acc``, else the first one."""
+        """The metric for tables and gates: ``acc_norm``, else ``acc``, else ``exact_match``, else the first one."""
         return next(
             (name for name in ("acc_norm", "acc", "exact_match") if name in self.figures),
             next(iter(self.figures)),
@@ -115,11 +115,11 @@ class EvalResults:
 
     Attributes:
         model: The model as named by the user.
-        identity: The key of the results: digests of model, settings, delta, template and suite, decoding, dtype,
-            engine, harness.
+        identity: The key of the results: digests of the model, settings, delta, template and suite; decoding,
+            dtype, engine and harness.
         tasks: Results by task.
         seconds: Duration of the run; with several models in one pass, of the pass.
-        facts: Facts about machine and libraries, for the record.
+        facts: Facts about the machine and the libraries, for the record.
     """
 
     model: str
@@ -145,7 +145,7 @@ class EvalResults:
 def with_groups(results: EvalResults, group_of: Mapping[str, str]) -> EvalResults:
     """Return results with a pooled entry before each group of several tasks.
 
-    A group's value is the mean over all rows of its tasks, so larger tasks have more weight, the same as for MMLU in
+    A group's value is the mean over all rows of its tasks, so larger tasks have more weight, as for MMLU in
     lm-evaluation-harness; the standard error is that of this mean.
     """
     members: dict[str, list[TaskResult]] = {}

@@ -37,8 +37,8 @@ class RowScores:
         metrics: ``loss`` in nats per token, ``exact_match`` of short answers, and each grader's values, by name.
         ended: For each answer, True if the model ended it within ``max_tokens``.
         counts: Counts of used, cut and dropped rows.
-        max_length: Maximum tokens of a row.
-        too_long: Rows whose prompt leaves no room for an answer.
+        max_length: Maximum number of tokens per row.
+        too_long: Number of rows whose prompt leaves no room for an answer.
         thoughts: The thoughts before the answers.
         unfinished: The number of answers that ended inside a thought; they count as empty.
     """
@@ -60,10 +60,10 @@ class RowMetric:
 
     Attributes:
         name: ``loss``, ``exact_match`` or a grader's name.
-        num_rows: Number of rows with a value; with a value of both models, if two are compared.
+        num_rows: Number of rows with a value; if two models are compared, with a value from both.
         value: Mean over the rows.
         stderr: The standard error; None for a single row.
-        before: Mean of the other model; None without one.
+        before: The other model's mean; None if there is no other model.
         before_stderr: The standard error of ``before``.
         change: ``value - before``.
         change_stderr: The standard error of the change, paired by row.
@@ -103,7 +103,7 @@ def check_references(rows: Sequence[OwnRow], graders: Sequence[GraderConfig]) ->
 
 
 def longest_row(model: Any, rendering: Rendering) -> int:
-    """Return the maximum tokens of a row: the run's or the default, limited by the model's context."""
+    """Return the maximum row length in tokens: the run's or the default, capped at the model's context length."""
     return min(rendering.max_length or DEFAULT_LENGTH, _context(model))
 
 
@@ -123,10 +123,11 @@ def score_rows(
     Args:
         model: A causal LM.
         tokenizer: The tokenizer that rows are rendered with.
-        rows: Rows of ``read_own_rows``.
+        rows: Rows from ``read_own_rows``.
         rendering: The run's rendering options.
-        max_length: Maximum tokens of a row.
-        max_tokens: Maximum tokens of an answer; None for twice the longest reference, or 512 with thoughts.
+        max_length: Maximum number of tokens per row.
+        max_tokens: Maximum number of tokens per answer. None for twice the longest reference, or 512 for a model that
+            thinks.
         on_progress: Called with the rows done, their total, and the name of the step.
 
     Raises:
@@ -261,7 +262,7 @@ def _grades(
 
 
 def _room(tokenizer: Any, rows: Sequence[OwnRow]) -> int:
-    """Return twice the length of the longest reference, so that most longer answers can still end by themselves."""
+    """Return twice the length of the longest reference, so that most answers that are longer can still finish."""
     own = max((_num_tokens(tokenizer, row.reference) for row in rows), default=0)
     return _MAX_ANSWER if not own else min(_MAX_ANSWER, max(_MIN_ANSWER, 2 * own))
 

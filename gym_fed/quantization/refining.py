@@ -177,7 +177,7 @@ class Distiller:
             )
         except CodecError as error:
             raise GymError(
-                ErrorCode.DELTA_INVALID, f"distillation: {error}", "lower the learning rate, distill_lr"
+                ErrorCode.DELTA_INVALID, f"distillation: {error}", "check distill_lr and the calibration text"
             ) from error
         self.report = DistillReport(
             settings.distill_loss,

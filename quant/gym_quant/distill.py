@@ -1,15 +1,16 @@
 """Scale distillation: train the scales of an encoded delta to match the tuned model's predictions.
 
-Liu et al. 2024, "BitDelta: Your Fine-Tune May Only Be Worth One Bit", eq. 4-5: bits and base are frozen, only scales
-train, and the loss compares logits with the tuned model's. Here a scale trains as ``scale * exp(t)`` with ``t``
-from 0, so that one learning rate fits scales of any size and none turns negative.
+Liu et al. 2024, "BitDelta: Your Fine-Tune May Only Be Worth One Bit", eq. 4-5: the bits and the base are frozen,
+only the scales are trained, and the loss compares logits with the tuned model's. Here a scale is trained as
+``scale * exp(t)``, with ``t`` starting at 0, so that one learning rate fits scales of any size and none turns
+negative.
 
 Beyond the paper, bits may train too (``bit_lr``) if the codec allows it (``Codec.trains_bits``): a weight's sign is
 that of a latent number, which starts at ``delta / scale`` and is trained by a straight-through gradient (Courbariaux
 et al. 2016, "Binarized Neural Networks", eq. 4). The file's format is the same, but its bits are no longer the delta's
 signs.
 
-Memory: the base's and tuned weights, about three float32 copies of every encoded matrix (signs, weight and gradient;
+Memory: the base and tuned weights, about three float32 copies of every encoded matrix (signs, weight and gradient;
 three more if bits train), and one batch's activations. The model itself does not change.
 """
 
@@ -33,8 +34,8 @@ Loss = Literal["mse", "kl"]
 EncodedTensors = Mapping[str, tuple[str, Shape, Encoded]]
 """A mapping from a parameter's name to its codec's name, its shape, and its encoded delta."""
 
-_PASS_WITHIN = 2.0
-_LATENT_REACH = 4.0
+_MAX_STRAIGHT_THROUGH = 2.0
+_MAX_LATENT = 4.0
 _MAX_EVALUATED = 32
 
 OnStep = Callable[[int, float], None]
@@ -99,7 +100,7 @@ def distill_scales(
             use_cache=False).logits``. Its own weights are not used and do not change; tied weights stay tied.
         base: The base's frozen parameters by name.
         tuned: The teacher's parameters by name.
-        encoded: The delta; other parameters stay the base's.
+        encoded: The delta; all other parameters are those of the base.
         batches: At least one batch; the seed determines their order.
         steps: Number of steps of one batch each.
         lr: Peak learning rate of the scales' logarithms.
@@ -129,13 +130,13 @@ def distill_scales(
     was_training = model.training
     model.eval()
     try:
-        before = _finite(evaluate(), "as encoded")
+        before = _finite(evaluate(), "before distillation: check the weights and the calibration text")
         if not student.logs or steps == 0:
             return Distilled(_as_given(encoded), (), 0, 0.0, before, before)
         optimizer = student.optimizer(lr, bit_lr or 0.0)
         _train(optimizer, batch_loss, batches, steps, seed, on_step)
         student.round_to_storage()
-        after = _finite(evaluate(), "after distillation")
+        after = _finite(evaluate(), "after distillation: lower the learning rate")
     finally:
         model.train(was_training)
     if after >= before:
@@ -202,7 +203,7 @@ def _train(
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-        loss_value = _finite(float(value.detach()), f"at step {step}")
+        loss_value = _finite(float(value.detach()), f"at step {step}: lower the learning rate")
         if on_step is not None:
             on_step(step, loss_value)
 
@@ -241,7 +242,7 @@ class _Student:
                 delta = tuned[name].detach().to(torch.float32) - old.to(torch.float32)
                 # The encoded bit determines the sign, since the delta may have been changed before it was encoded.
                 latent = delta.reshape(as_matrix(shape)).abs() / wide * unit.to(old.device)
-                self._latents[name] = latent.clamp(-_LATENT_REACH, _LATENT_REACH).requires_grad_()
+                self._latents[name] = latent.clamp(-_MAX_LATENT, _MAX_LATENT).requires_grad_()
             else:
                 self._units[name] = unit.to(old.device)
 
@@ -320,7 +321,7 @@ class _Sign(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         latent: Tensor = ctx.saved_tensors[0]
-        return gradient * (latent.abs() <= _PASS_WITHIN)
+        return gradient * (latent.abs() <= _MAX_STRAIGHT_THROUGH)
 
 
 def unit_delta(codec: str, shape: Shape, encoded: Encoded) -> tuple[Tensor | None, Tensor]:
@@ -371,5 +372,5 @@ _LOSSES: dict[Loss, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"mse": _mse, 
 
 def _finite(value: float, when: str) -> float:
     if not math.isfinite(value):
-        raise CodecError(f"the distillation loss is {value} {when}: lower the learning rate")
+        raise CodecError(f"the distillation loss is {value} {when}")
     return value

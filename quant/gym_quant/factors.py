@@ -30,7 +30,7 @@ from gym_quant.factor_encoding import (
 
 _SEGMENT = re.compile(r"([a-z][a-z0-9]*)(?:\*([1-9]\d{0,5}))?", re.ASCII)
 LARGEST_EXACT = 768
-"""Smaller dimension up to which components of a matrix come from its full SVD."""
+"""Largest value of a matrix's smaller dimension for which a full SVD is computed."""
 _OVERSAMPLE = 8
 _POWER_ITERATIONS = 4
 
@@ -99,7 +99,7 @@ def parse_plan(plan: str, rank: int) -> tuple[tuple[str, int], ...]:
         match = _SEGMENT.fullmatch(text)
         if match is None or not is_factor_codec(match[1]) or (match[2] is None and len(texts) > 1):
             raise CodecError(
-                f"factors is {plan!r}, neither bfloat16, float32 nor parts like int8*2,int4*5 of "
+                f"factors is {plan!r}; it must be bfloat16, float32, or parts such as int8*2,int4*5 with the codecs "
                 f"{', '.join(factor_codecs())}"
             )
         parts.append((match[1], int(match[2]) if match[2] else rank))
@@ -131,7 +131,7 @@ def plan_factors(
     ``gym_quant.factor_encoding.encode_both_factors`` does afterwards is ignored.
 
     Returns:
-        Rank and plan by name, without tensors of which no component fits or is worth its bytes.
+        Rank and plan by name, without tensors for which no component fits or is worth its bytes.
     """
     options: dict[str, list[Option]] = {}
     for name, components in tensors.items():

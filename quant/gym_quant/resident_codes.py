@@ -1,4 +1,4 @@
-"""The codes of a ``LevelCodec`` in serving form: byte planes, or planes of signs for lookup.
+"""The codes of a ``LevelCodec`` in serving form: byte planes, or sign planes for lookup.
 
 A byte packs as many codes as fit, as ``sum_i code_i * levels**i``, where ``code_i`` is from plane ``i``: byte ``j``
 of a row has columns ``j``, ``j + width``, ``j + 2 * width``, ... Planes unpack into contiguous columns; adjacent codes
@@ -45,7 +45,7 @@ class ResidentCodes(ResidentLevels):
         fields: The payload, with its codes packed in planes (``to_planes``).
         shape: Rows and columns.
         symmetric: The payload's ``symmetric`` parameter.
-        group: Columns that share a scale and offset; None for all.
+        group: Number of columns that share a scale and offset; None if all do.
         device: The device that holds the fields.
         largest: A bound on the magnitude of the values.
     """
@@ -67,7 +67,7 @@ class ResidentCodes(ResidentLevels):
         self._codec, self._symmetric, self._group = codec, symmetric, group
 
     def for_kernel(self, kernel: str) -> Resident:
-        """Return sign planes for the lookup kernels if native code supports them; otherwise levels are decoded."""
+        """Return sign planes for the lookup kernels if native code supports them, else a form that decodes levels."""
         planes, group = LevelPlanes.of(_coefficients(self._codec, self._symmetric)), self._group
         whole_bytes = group is None or group % 8 == 0 or group >= self.cols
         codes = self._fields["codes"]

@@ -16,7 +16,7 @@ from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Conti
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Options of prompts.
+    """Options for building prompts.
 
     Attributes:
         num_fewshot: Examples in each prompt; None for each task's own. A task defined with 0 keeps 0.
@@ -66,7 +66,7 @@ class TaskSource(Protocol):
     Attributes:
         config: The contents of a task's YAML as lm-evaluation-harness reads it; ``custom_dataset``, or ``dataset_path``
             and ``dataset_kwargs``, provide local rows.
-        lock: Digest of definition and data.
+        lock: Digest of the task's definition and data.
     """
 
     @property
@@ -80,7 +80,7 @@ class TaskSource(Protocol):
 
 
 def applies_template(source: TaskSource, asked: bool | None) -> bool:
-    """Return True if a task's prompts are put into the model's chat template.
+    """Return True if a task's prompts are rendered with the model's chat template.
 
     Args:
         asked: The caller's choice; None to use ``conversation`` in the task's metadata (an extension by gym-fed).
@@ -116,9 +116,9 @@ def require_local(source: TaskSource) -> None:
         raise refused(f"dataset_path: {path!r} is not one of {', '.join(LOCAL_FORMATS)}")
     files = json.dumps((config.get("dataset_kwargs") or {}).get("data_files", ""), default=str)
     if "://" in files:
-        raise refused("dataset_kwargs: data_files: is a URL")
+        raise refused("dataset_kwargs: data_files contains a URL")
     if config.get("use_prompt"):
-        raise refused("use_prompt: is not supported")
+        raise refused("use_prompt is not supported")
     for entry in config.get("metric_list") or ():
         metric = entry.get("metric")
         known = callable(metric) or config.get("process_results") is not None
@@ -142,11 +142,11 @@ def is_own(name: str) -> bool:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """A task for ``harness.Preparation``.
+    """Generated rows or a file of conversations, as a task of the harness.
 
     Attributes:
         name: The name of the generated task, or the file's.
-        rows: ``prompt`` as the model gets it, and ``answer``.
+        rows: Rows with ``prompt``, already in the chat template, and ``answer``.
     """
 
     name: str
@@ -186,14 +186,14 @@ class OwnRows:
 
 
 def require_answers(name: str, limit: int | None) -> None:
-    """Refuse rows without an answer before a model is loaded; raises like ``own_rows``, except for the tokenizer."""
+    """Refuse rows without an answer before a model is loaded. Raises the errors of ``own_rows`` about rows."""
     if name not in TASKS:
         for _ in _conversations(name, limit):
             pass
 
 
 def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[str, Any]], str]]:
-    """Yield prompt and answer of each row."""
+    """Yield the prompt and the answer of each row."""
     from gym_fed.data.generated import generate
     from gym_fed.data.reading import load_rows
 
@@ -207,8 +207,8 @@ def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[
         raise GymError(
             error.code,
             error.message,
-            "rows need messages, or prompt and completion; for other columns, replace --tasks by --data FILE --columns "
-            "prompt=question,completion=answer, or write a task file",
+            "rows need messages, or prompt and completion; for other columns, replace --tasks with --data FILE "
+            "--columns prompt=question,completion=answer, or write a task file",
         ) from error
     for number, row in enumerate(pairs, start=1):
         messages = row.get("messages") or [
@@ -219,7 +219,7 @@ def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{name}: row {number} does not end with an answer",
-                "use messages that end with the assistant's, or prompt and completion",
+                "use messages that end with an assistant message, or prompt and completion",
             )
         yield messages[:-1], str(messages[-1]["content"]).strip()
 
@@ -228,8 +228,8 @@ def own_rows(name: str, tokenizer: Any, limit: int | None) -> OwnRows:
     """Create the task of a benchmark for which ``is_own`` is True, with prompts in the chat template.
 
     Raises:
-        GymError: ``DATA_INVALID`` for rows without an answer; as ``load_rows``; ``CONFIG_INVALID`` for a tokenizer
-            without a chat template.
+        GymError: ``DATA_INVALID`` for rows without an answer; errors of ``load_rows``; ``CONFIG_INVALID`` for a
+            tokenizer without a chat template.
     """
     from gym_fed.data.encoding import require_chat_template
 

@@ -10,7 +10,7 @@ from gym_fed.core.text import counted, plain
 from gym_fed.evaluation.leaderboard.board import BoardRow, Leaderboard
 
 MAX_TASKS = 200
-"""Maximum columns; with a cell for every task of every submission, the page would grow quadratically."""
+"""Maximum number of task columns; with a cell for every task of every submission, the page would grow quadratically."""
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8882}
@@ -43,7 +43,7 @@ document.querySelectorAll("th button").forEach((button, column) => button.addEve
 
 
 def board_page(board: Leaderboard, title: str = "Leaderboard") -> str:
-    """Render the page of a board."""
+    """Render a leaderboard as an HTML page."""
     by_key = dict.fromkeys(
         (task.task, row.line.signer) for row in board.board_rows.values() for task in row.submission.tasks
     )
@@ -65,13 +65,15 @@ script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_text(title)}</title><style>{_STYLE}</style></head>
 <body><h1>{_text(title)}</h1>
-<p>A result is <em>self-reported</em> until the holder of a different key re-runs random samples and gets the same.
+<p>A result is <em>self-reported</em> until the holder of a different key re-runs random samples and
+gets the same results.
 Each figure is followed by its standard error and its number of samples.</p>
 <div class="wide"><table><thead><tr>{columns}</tr></thead>
 <tbody>
 {rows}
 </tbody></table></div>
-<p><small>{len(board.board_rows)} submissions{left_out}; head <code>{_text(board.head or "none", 64)}</code></small></p>
+<p><small>{counted(len(board.board_rows), "submission")}{left_out}; \
+head <code>{_text(board.head or "none", 64)}</code></small></p>
 <script>{_SCRIPT}</script></body></html>
 """
 

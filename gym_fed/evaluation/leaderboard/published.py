@@ -1,7 +1,7 @@
 """A leaderboard in a registry: one object per line, and the record of each submission.
 
-A line is created under its number and never replaced, so that two people who submit at once get two lines. Whoever may
-write to the registry may add lines; each is signed, and the file here is a copy that only grows.
+A line is created under its number and never replaced, so that two people who submit at once get two lines. Anyone with
+write access to the registry may add lines; each is signed, and the local file is an append-only copy.
 
 ::
 
@@ -49,7 +49,8 @@ class PublishedLeaderboard(Leaderboard):
         head: As for ``Leaderboard``.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` naming the registry, for lines that do not continue the copy; as ``Leaderboard``.
+        GymError: ``STATE_CORRUPT`` naming the registry, for lines that do not continue the copy; also as in
+            ``Leaderboard``.
     """
 
     def __init__(self, path: str | Path, registry: str | Path, *, head: str | None = None) -> None:
@@ -76,11 +77,11 @@ class PublishedLeaderboard(Leaderboard):
         return line
 
     def fetch_record(self, row: BoardRow) -> None:
-        """Download the record of a submission next to the copy, unless it is there.
+        """Download the record of a submission next to the copy, unless it exists.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND`` if the registry lacks it; ``HASH_MISMATCH`` for samples other than those that
-                were submitted, which are not written; ``TOO_LARGE``.
+            GymError: ``FILE_NOT_FOUND`` if the registry lacks it; ``HASH_MISMATCH`` if its samples differ from
+                those that were submitted, and then nothing is written; ``TOO_LARGE``.
         """
         submission, digest = row.submission, row.line.entry.hash
         if any(
@@ -118,13 +119,13 @@ class PublishedLeaderboard(Leaderboard):
             if file.stat().st_size > MAX_RECORD_BYTES:
                 raise GymError(
                     ErrorCode.TOO_LARGE,
-                    f"{file}: more than {counted(MAX_RECORD_BYTES, 'byte')}, the limit of a published record",
+                    f"{file}: more than {counted(MAX_RECORD_BYTES, 'byte')}, the limit for a published record",
                     "evaluate with fewer rows (--num), or publish the board as a file",
                 )
             self._objects.create(f"{_FOLDER}/records/{digest}/{name}", file.read_bytes())
 
     def _pull(self, path: Path) -> None:
-        """Extend the copy by the registry's lines after its last one, which the registry must have too."""
+        """Extend the copy with the registry's lines after its last one, which the registry must have too."""
         numbers = sorted(
             int(match[1]) for name in self._objects.names(_FOLDER) if (match := _LINE.fullmatch(name))
         )
@@ -146,7 +147,7 @@ class PublishedLeaderboard(Leaderboard):
                 if size > MAX_BYTES:
                     raise GymError(
                         ErrorCode.TOO_LARGE,
-                        f"{self._objects.url}/{_FOLDER}: more than the {counted(MAX_BYTES, 'byte')} of a leaderboard",
+                        f"{self._objects.url}/{_FOLDER}: over the limit of {counted(MAX_BYTES, 'byte')}",
                         "start another leaderboard",
                     )
             Leaderboard(path).extend(lines)

@@ -9,7 +9,7 @@ from gym_fed.export.formats.base import Options, write_recipe
 from gym_fed.export.formats.torch_export import TorchExport
 from gym_fed.export.source import Source
 
-_CONVERT = '''"""Makes model.mlpackage of model.pt2, and computes one forward with it; on macOS: python convert.py"""
+_CONVERT = '''"""Convert model.pt2 to model.mlpackage, and run one forward pass with it; on macOS: python convert.py"""
 
 import coremltools as ct
 import numpy as np
@@ -22,7 +22,7 @@ model.save("model.mlpackage")
 ids = np.array([[1, 2, 3, 4], [4, 3, 2, 1]], dtype=np.int32)
 actual = next(iter(model.predict({"input_ids": ids, "attention_mask": np.ones_like(ids)}).values()))
 expected = program.module()(input_ids=torch.tensor(ids).long(), attention_mask=torch.ones(2, 4, dtype=torch.int64))
-print("largest distance of logits:", np.abs(actual - expected["logits"].detach().numpy()).max())
+print("largest difference of logits:", np.abs(actual - expected["logits"].detach().numpy()).max())
 '''
 _README = """# Core ML: run these commands on a Mac
 
@@ -33,14 +33,14 @@ back by torch, unless `export.json` says that the check was skipped. The convers
     pip install coremltools==9.0 torch=={torch} numpy
     python convert.py
 
-The torch that reads `model.pt2` must be no older than {torch}, which wrote it. coremltools 9.0 was made for an older
-one, and prints a warning. Its path for programs of torch.export is a beta; if it refuses an operation, export with
+The torch that reads `model.pt2` must be no older than {torch}, which wrote it. coremltools 9.0 was built for an older
+torch, and prints a warning. Its support for torch.export programs is in beta; if it refuses an operation, export with
 `--format torchscript` and convert `model.pt` with `ct.convert(torch.jit.load("model.pt"), inputs=[...])`.
 """
 
 
 class CoreMl(TorchExport):
-    """A folder of ``model.pt2``, ``convert.py`` and ``RECIPE.md``."""
+    """A folder with ``model.pt2``, ``convert.py`` and ``RECIPE.md``."""
 
     name = "coreml"
     suffix = ""

@@ -1,6 +1,6 @@
 """Rotary positions in GGUF: what llama.cpp supports, and the comparison of a file's rotations with the source's.
 
-llama.cpp computes YaRN with ``beta_fast`` 32 and ``beta_slow`` 1 for nearly all architectures, whatever the file says
+llama.cpp computes YaRN with ``beta_fast`` 32 and ``beta_slow`` 1 for nearly all architectures, regardless of the file
 (``llama-context.cpp``). It multiplies rotations by ``rope.scaling.attn_factor * (0.1 ln factor + 1)``, and ignores the
 key ``rope.scaling.yarn_attn_factor`` that its converter writes. It has no dynamic NTK scaling.
 """
@@ -22,9 +22,9 @@ _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 _UNWINDOWED = ("mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
 """Model types with a window in transformers, but not in llama.cpp (``src/models``)."""
 _FULL_EVERY = {"gemma2": 2, "gemma3_text": 6}
-"""Model types in which one of N layers has no window."""
+"""Model types in which every Nth layer has no window."""
 _MIN_WINDOW = 256
-"""Minimum tokens of a window that llama.cpp does not compute; the texts of an export's check are shorter."""
+"""Minimum size in tokens of a window that llama.cpp lacks; the export check uses shorter texts."""
 _LLAMA_CPP_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "dynamic", "proportional")
 
 
@@ -60,7 +60,7 @@ def window_refusal(config: Any) -> str:
 
 
 def _missing_window(config: Any) -> int:
-    """Return the tokens of a window that llama.cpp does not compute; 0 if there is none."""
+    """Return the size in tokens of the sliding window, if llama.cpp does not compute it; otherwise 0."""
     positions = int(getattr(config, "max_position_embeddings", 0) or 0)
     window = int(getattr(config, "sliding_window", None) or 0)
     layers = getattr(config, "layer_types", None) or ["sliding_attention"]
@@ -86,7 +86,7 @@ def rope_notes(config: Any) -> list[str]:
 
 
 def rope_keys(config: Any) -> dict[str, float]:
-    """Return the keys that the converter does not write, without the prefix of the architecture."""
+    """Return the keys that the converter does not write, without the architecture prefix."""
     rope = _by_layer_type(config).get("full_attention") or next(iter(_by_layer_type(config).values()), {})
     if rope.get("rope_type") != "yarn" or config.model_type not in MODEL_TYPES:  # others have their own keys
         return {}
@@ -141,7 +141,7 @@ def different_rotations(file_config: Any, config: Any) -> str:
 
 
 def _by_layer_type(config: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Return the rotary parameters by layer type; by an empty name if all layers have the same."""
+    """Return the rotary parameters by layer type; under an empty name if all layers share them."""
     parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(value, dict) for value in parameters.values()):
         return {name: value for name, value in parameters.items() if isinstance(value, dict)}

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Thought:
-    """Tracks the thought of one answer. It is a ``TokenMask`` while ``masks`` is True.
+    """Tracks the thought of one answer. Acts as a ``TokenMask`` while ``masks`` is True.
 
-    A grammar applies to the answer after the thought. Until then, end tokens are banned. An answer that may begin with
-    a thought may choose between the first token of a thought and those of the grammar.
+    A grammar applies to the answer after the thought. Until then, end tokens are banned. If the
+    thought is optional, the first token may begin either a thought or the grammar's value.
 
     Args:
         parser: The model's parser.
@@ -81,7 +81,7 @@ class Thought:
         return self._guide is not None and not self._splitter.thinking and self._guide.complete
 
     def banned(self) -> Any:
-        """Return the tokens that may not come next; raises like ``Guide.banned``."""
+        """Return a mask of the tokens that may not come next. Raises the errors of ``Guide.banned``."""
         import numpy as np
 
         if self._forced:
@@ -104,7 +104,7 @@ class Thought:
         return mask
 
     def push(self, token_id: int, stream: TextStream) -> AnswerSplit:
-        """Add the sampled token; raises like ``Guide.push``."""
+        """Add the sampled token. Raises the errors of ``Guide.push``."""
         splitter = self._splitter
         if self._forced:
             self._forced.popleft()

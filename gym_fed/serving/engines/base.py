@@ -1,4 +1,4 @@
-"""The interface of engines, and the base class of the kinds of engine (``engine.kind``)."""
+"""The engine interface, and the base class of the engine kinds that ``engine.kind`` selects."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class EngineDescription:
     Attributes:
         forward: The implementation of the model's forward pass.
         base_format: The type of the linear layers.
-        prefix_cache: True if prompts reuse the KV cache of earlier ones; ``shared`` if also across users.
+        prefix_cache: True if prompts reuse the KV cache of earlier ones; ``shared`` if even across users.
         note: A sentence to print at startup; empty for none.
     """
 
@@ -102,7 +102,7 @@ class OpenedEngine:
 
 
 class EngineKind(ABC):
-    """A kind of engine. A subclass opens the base of a config."""
+    """Base class of engine kinds: a subclass checks a serving config and opens its base."""
 
     @abstractmethod
     def check(self, config: ServingConfig) -> None:
@@ -121,7 +121,7 @@ class EngineKind(ABC):
             stack: The stack that closes the engine.
 
         Raises:
-            GymError: See the kind.
+            GymError: Depends on the subclass.
         """
 
 
@@ -135,7 +135,7 @@ def open_store(
         base: The identity of the base.
         layout: The layout of the base; None if it is in another process.
         stack: The stack that closes the store.
-        how: Further arguments of ``VariantStore.open``.
+        how: Further arguments for ``VariantStore.open``.
 
     Raises:
         GymError: See ``VariantStore.open``.

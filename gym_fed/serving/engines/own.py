@@ -1,4 +1,4 @@
-"""gym-fed's own engine: the base in this process, all architectures of transformers, pictures and embeddings."""
+"""gym-fed's own engine: serve a base in this process, with every transformers architecture, images and embeddings."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
     if config.kv_cache_size < 2 * bytes_per_token:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"engine.kv_cache_size: {counted(config.kv_cache_size, 'byte')}, but one token of this model takes "
+            f"engine.kv_cache_size is {counted(config.kv_cache_size, 'byte')}, but one token of this model takes "
             f"{bytes_per_token:,}",
             f"raise it to {bytes_per_token * 512:,} or more",
         )

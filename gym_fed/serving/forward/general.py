@@ -58,7 +58,7 @@ class GeneralForward:
     Args:
         model: A transformers causal LM.
         layout: Its layout.
-        cached: Whether to use the model's cache; without it, every step computes whole texts.
+        cached: Whether to use the model's cache; without it, every step recomputes the whole text.
 
     Attributes:
         batches: True if requests in decode share a forward pass.
@@ -167,7 +167,7 @@ class GeneralForward:
         Args:
             inputs: The tokens.
             rows: Their variants.
-            kept: The tokens whose logits are computed; None: all.
+            kept: The tokens whose logits are computed; None for all.
             with_states: Whether to return the last hidden states.
 
         Returns:
@@ -235,11 +235,11 @@ _SHORT_TOKENS = 64
 def _similar_lengths(caches: Sequence[StateCache], decode: Sequence[int]) -> list[list[int]]:
     """Group requests in decode so that padding at most doubles the keys of a forward pass.
 
-    The pool counts keys without padding. A state without keys has no padding, so its requests are one group.
+    The pool counts keys without padding. States without keys need no padding, so their requests form one group.
 
     Args:
         caches: The state of every chunk of the step.
-        decode: The numbers of the chunks in decode, which have a state.
+        decode: Indices of the chunks in decode, which have a state.
     """
     if not any(row.batch.attends for at in decode if (row := caches[at].row) is not None):
         return [list(decode)]
@@ -266,7 +266,7 @@ def _decodes(chunk: Chunk) -> bool:
 
 
 def open_state_pool(served: PackedSteps, general: GeneralForward, stock: Tensor) -> StatePool:
-    """Test the general path, set what requests may share, and return the pool of its requests.
+    """Test the general path, enable the sharing that it supports, and return its state pool.
 
     Raises:
         GymError: ``MODEL_INVALID`` if logits differ; also any error of the model's code.
@@ -299,7 +299,7 @@ def open_state_pool(served: PackedSteps, general: GeneralForward, stock: Tensor)
 
 
 _CLOSE_STATE = 5e-2
-"""Tolerance of a state's relative norm in the first layers. A lost state gives 0.1 or more, bfloat16 up to 1e-2."""
+"""Tolerance for the relative error of the first layers' states. A lost state gives 0.1 or more, bfloat16 up to 1e-2."""
 
 
 def _agrees(
@@ -308,7 +308,7 @@ def _agrees(
     expected: Tensor,
     texts: Sequence[list[int]],
 ) -> bool:
-    """Compare logits with the expected ones, and states with those of texts that are computed in one forward pass.
+    """Return True if logits match the expected ones, and states those of the same texts in one forward pass.
 
     The logits alone do not suffice, since the tolerance in bfloat16 is wide. NaN never matches.
     """

@@ -77,7 +77,9 @@ class KVPool:
         device: torch.device | str = "cpu",
     ) -> None:
         if dtype not in KV_DTYPES:
-            raise GymError(ErrorCode.USAGE, f"KV cache dtype must be {', '.join(KV_DTYPES)}, not {dtype}")
+            raise GymError(
+                ErrorCode.USAGE, f"KV cache dtype must be one of {', '.join(KV_DTYPES)}, not {dtype}"
+            )
         self.dtype = dtype
         self.layers: dict[int, PagedLayer] = {}
         self.keeper: Keeper | None = None
@@ -154,7 +156,7 @@ class KVPool:
         return paged
 
     def like(self, bytes_limit: int | None) -> KVPool:
-        """Create a pool for the same model; raises like the constructor."""
+        """Create a pool for the same model. Raises the errors of the constructor."""
         return KVPool(bytes_limit, dtype=self.dtype, shapes=self.shapes, device=self._device)
 
     # Called by caches and the prefix cache.

@@ -13,7 +13,7 @@ _CACHES = ("past_key_values", "cache_params", "state")
 
 
 def accepted(model: Any) -> frozenset[str]:
-    """Return the names of the arguments of a model's forward pass, with ``use_cache`` if it accepts any others."""
+    """Return the argument names of a model's ``forward``, plus ``use_cache`` if it accepts any keyword argument."""
     parameters = inspect.signature(type(model).forward).parameters
     unnamed = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return frozenset(parameters) | ({"use_cache"} if unnamed else set())
@@ -102,7 +102,7 @@ class CacheArgument:
 
 
 def keep_weights(model: Any) -> int:
-    """Keep RWKV from dividing its own weights in inference, which only float16 needs; undo it if it already has.
+    """Disable RWKV's rescaling of its weights in inference, which only float16 needs, and undo earlier rescaling.
 
     Returns:
         The setting to restore; 0: none.

@@ -1,4 +1,4 @@
-"""Accepted requests, which run in threads or with asyncio, as one body or as a stream, and always clean up."""
+"""Accepted requests: run them in threads or with asyncio, for one body or a stream, with guaranteed cleanup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pending:
         answer: The answer, which is built from the events.
         generations: One for each choice.
         translate: Converts an error of the engine to one for the client.
-        on_end: Called once, after the end.
+        on_end: Called once, after the request has ended.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Pending:
             await events.aclose()
 
     def _first(self) -> list[StreamChunk]:
-        """Return the first chunks after the engine's first event, so that an earlier refusal is no stream."""
+        """Return the opening chunks at the engine's first event, so that an earlier error is not sent as a stream."""
         if self._opened:
             return []
         self._opened = True
@@ -125,7 +125,7 @@ class Pending:
 async def _interleaved(
     generations: Sequence[Generation | JudgedGeneration],
 ) -> AsyncGenerator[tuple[int, Event]]:
-    """Merge the events of several answers as they arrive, in turn, each with its answer's index."""
+    """Merge the events of several answers as they arrive, each with the index of its answer."""
     if len(generations) == 1:
         async for event in generations[0]:
             yield 0, event

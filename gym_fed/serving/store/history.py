@@ -82,7 +82,7 @@ class VariantHistory:
         """Check a revision like ``VariantStore.verify``, including its bytes; it may be unsigned.
 
         Raises:
-            GymError: Naming variant, file and remedy.
+            GymError: If a check fails; the message names the variant, the file and a remedy.
         """
         open_verified(
             revision.record, self._objects, self._registry, None, require_signature=False, again=True
@@ -110,12 +110,12 @@ def ignoring_damage() -> Iterator[None]:
 
 
 def as_text(figures: Mapping[str, Any] | None) -> str | None:
-    """Serialize figures for their column."""
+    """Serialize figures for the ``figures`` column."""
     return json.dumps(dict(figures), sort_keys=True) if figures else None
 
 
 def _figures(text: str | None) -> dict[str, Any]:
-    """Parse the column of figures, which may contain anything."""
+    """Parse the ``figures`` column; return an empty dict if it is malformed."""
     try:
         value = json.loads(text or "{}")
     except (TypeError, ValueError, RecursionError):

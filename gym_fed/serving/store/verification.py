@@ -45,7 +45,7 @@ def describe(
         source: The original file, for messages.
         signed: The manifest; None if unsigned.
         base: The base that it must belong to; None: any.
-        layout: The layout of the served model; None if it is not known here.
+        layout: The layout of the served model; None if unknown.
         name: The name to serve it as.
         owner: The owner's id.
         note: The note, for an unsigned variant.
@@ -200,10 +200,13 @@ def numbered(
     return replace(record, created_at=before.created_at, revision=revision)
 
 
-_RESTORED = "pull it again, create it again with `gym variant create --replace`, or `gym variant add --replace` a copy"
+_RESTORE_HINT = (
+    "pull it again, create it again with `gym variant create --replace`, "
+    "or add a copy with `gym variant add --replace`"
+)
 _REMEDIES = {
-    ErrorCode.FILE_NOT_FOUND: f"{_RESTORED}, or remove it",
-    ErrorCode.HASH_MISMATCH: f"it was changed on disk: {_RESTORED}",
+    ErrorCode.FILE_NOT_FOUND: f"{_RESTORE_HINT}, or remove it",
+    ErrorCode.HASH_MISMATCH: f"it was changed on disk: {_RESTORE_HINT}",
     ErrorCode.BASE_MISMATCH: "serve the base that it was made for, or move it with `gym variant rebase`",
     ErrorCode.DELTA_INVALID: "create or pull it again",
     ErrorCode.SIGNATURE_INVALID: "have its owner sign it again: `gym variant add --sign --replace`",
@@ -228,10 +231,10 @@ def open_verified(
         registry: The registry, which has the keys that may sign for its owner.
         base: The base that it must belong to; None: row, manifest and file must name the same base.
         require_signature: Whether to refuse an unsigned variant.
-        again: Whether to hash the file even if it has not changed since it was hashed.
+        again: Whether to hash the file even if it has not changed since it was last hashed.
 
     Raises:
-        GymError: Naming variant, file and remedy: ``SIGNATURE_INVALID``, ``KEY_REVOKED``, ``HASH_MISMATCH``,
+        GymError: With variant, file and remedy: ``SIGNATURE_INVALID``, ``KEY_REVOKED``, ``HASH_MISMATCH``,
             ``FILE_NOT_FOUND``, ``BASE_MISMATCH``, ``DELTA_INVALID``.
     """
     try:
@@ -321,7 +324,7 @@ def _open(record: VariantRecord, objects: DeltaObjects, base: BaseSpec | None, a
                 ErrorCode.STATE_CORRUPT,
                 f"{path} has size, base and digest {actual}, but the store's row has "
                 f"{(record.size_bytes, record.base_model, record.base_digest)}",
-                _RESTORED,
+                _RESTORE_HINT,
             )
         if objects.identity(record.sha256) != identity:
             raise GymError(ErrorCode.HASH_MISMATCH, f"{path} was changed while it was being opened")

@@ -33,8 +33,8 @@ _METADATA = "Metadata-Version: 2.1\nName: gym-fed-vllm\nVersion: 0\n"
 _POINTS = f"[vllm.general_plugins]\n{ENTRY_POINT} = gym_fed.serving.vllm_plugin:register\n"
 _DROPPED = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV")
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The LoRA modules: linear layers. In vLLM, embeddings and head are not among them; the plug-in adds their deltas
-itself."""
+"""The linear layers to which vLLM applies LoRA. vLLM does not adapt the embeddings and the head; the plug-in adds
+their deltas itself."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class VllmInstallation:
         if query.returncode:
             raise GymError(
                 ErrorCode.MISSING_DEPENDENCY,
-                f"{path} has no package vllm",
+                f"vllm is not installed for {path}",
                 "run `make vllm`, or install it into that environment",
             )
         require_tested(version, str(path))
@@ -143,8 +143,8 @@ class VllmOptions:
         kv_cache_bytes: Bytes of the KV cache; None: vLLM decides.
         max_batch_tokens: Maximum tokens of a step; None: vLLM decides.
         prefix_cache: True if prompts reuse the KV cache of earlier ones.
-        trains: True if this is for a training run, which uploads adapters and needs the log-probabilities of sampling.
-        arguments: Further arguments of the command line.
+        trains: True if this is for a training run, which uploads adapters and needs the sampler's log-probabilities.
+        arguments: Additional command-line arguments.
     """
 
     model: Path
@@ -202,7 +202,7 @@ def vllm_environment(
         "VLLM_API_KEY": key,
         "VLLM_PLUGINS": ENTRY_POINT,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the plug-in has been tested only with the first one
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the plug-in is tested only with the V1 model runner
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
@@ -224,7 +224,7 @@ def start_vllm(
 
     Args:
         installation: The environment of vLLM.
-        options: The options of its command line.
+        options: The command-line options of the server.
         settings: Environment variables of the plug-in.
         threads: Threads on a CPU; None: one per core.
         start_seconds: Seconds to wait before the start counts as failed.

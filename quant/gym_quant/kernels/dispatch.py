@@ -18,15 +18,15 @@ _forced: ContextVar[str | None] = ContextVar("gym_kernels_path", default=None)
 
 
 def available() -> tuple[str, ...]:
-    """Return the paths of this machine, fastest first; ``torch`` is always included."""
+    """Return the kernel paths that this machine supports, fastest first; ``torch`` is always included."""
     return _paths(native.features())
 
 
 def path() -> str:
-    """Return the active path: ``avx512``, ``avx2``, ``scalar`` or ``torch``.
+    """Return the active kernel path: ``avx512``, ``avx2``, ``scalar`` or ``torch``.
 
     Raises:
-        CodecError: If ``GYM_KERNELS`` names an unknown path, or one that this machine does not have.
+        CodecError: If ``GYM_KERNELS`` names an unknown path, or one that this machine does not support.
     """
     forced = _forced.get()
     if forced is not None:
@@ -40,7 +40,7 @@ def using(name: str) -> Iterator[None]:
     """Use path ``name`` inside this context (in this thread or task only).
 
     Raises:
-        CodecError: If this machine does not have the path.
+        CodecError: If this machine does not support the path.
     """
     token = _forced.set(_checked(name, "using()"))
     try:
@@ -77,16 +77,16 @@ def _reason(chosen: str) -> str:
     if chosen == "avx512":
         further = (("VPOPCNTDQ", native.HAS_VPOPCNTDQ), ("VBMI and VNNI", native.HAS_VBMI))
         words = (f"{'with' if features & bit else 'without'} {name}" for name, bit in further)
-        return f"the best this processor has, {', '.join(words)}"
-    return "the best this processor has"
+        return f"the best instruction set of this processor, {', '.join(words)}"
+    return "the best instruction set of this processor"
 
 
 def _checked(name: str, source: str) -> str:
     if name in available():
         return name
     if name not in PATHS:
-        raise CodecError(f"{source}: unknown kernels {name!r} (known: {', '.join(PATHS)})")
+        raise CodecError(f"{source}: unknown kernel path {name!r} (known: {', '.join(PATHS)})")
     lack = native.absence() if native.features() is None else "this processor lacks the instructions"
     raise CodecError(
-        f"{source}: kernels {name!r} are not available: {lack} (available: {', '.join(available())})"
+        f"{source}: kernel path {name!r} is not available: {lack} (available: {', '.join(available())})"
     )

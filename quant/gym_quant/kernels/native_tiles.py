@@ -37,7 +37,7 @@ class Deltas:
         deltas: For each, the addresses of tiles, scales and offsets (0: none), then the bytes of a group, the number of
             planes, ``zero`` (times the sum of the inputs), and the planes' shifts, 4 bits each.
         column: The column of ``y`` at which the outputs begin.
-        place: ``[variants + 1]`` int64: the number here of each number in the step, or -1; None if they are equal.
+        place: ``[variants + 1]`` int64: a map from variant numbers in the step to those here (-1: none); None if equal.
     """
 
     def __init__(
@@ -83,7 +83,11 @@ def add_exactly(path: str, x: Tensor, index: Index, y: Tensor, matrices: Matrice
 
 
 def lookup_tables(path: str, wide: bool, x: Tensor, index: Index | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes, steps, and a state per row: 0 an input or a sum of four is not finite, 1 built, 2 absent."""
+    """Build the lookup tables of inputs.
+
+    Returns:
+        Codes, steps, and a state per row: 0 if an input or a sum of four is not finite, 1 if built, 2 if absent.
+    """
     batch, cols = x.shape
     codes = torch.empty(batch, -(-cols // 32), 256 if wide else 128, dtype=torch.uint8)
     steps = torch.empty(batch, -(-cols // 1024))
@@ -103,7 +107,7 @@ def add_by_lookup(
     matrices: Matrices,
     tables: tuple[Tensor, Tensor, Tensor] | None,
 ) -> bool:
-    """Multiply by tables of 8 or, if ``wide``, 16 bits: the given ones, or tables built for this call.
+    """Multiply with lookup tables of 8 or, if ``wide``, 16 bits: the given ones, or tables built for this call.
 
     Returns:
         False if the tables lack a row that ``index`` requires; ``y`` is then unchanged.

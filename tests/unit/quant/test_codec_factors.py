@@ -235,8 +235,8 @@ def test_a_plan_spends_no_more_than_its_budget_and_more_on_the_first_components(
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"factors": "int3"}, "neither bfloat16, float32 nor parts"),
-        ({"factors": "int8*1,int4"}, "neither bfloat16, float32 nor parts"),
+        ({"factors": "int3"}, "it must be bfloat16, float32, or parts"),
+        ({"factors": "int8*1,int4"}, "it must be bfloat16, float32, or parts"),
         ({"factors": "int8*1,int4*2"}, "does not add up to rank 4"),
         ({"factors": "int8*4"}, "not in normal form 'int8'"),
         ({"factors": "int8*1,int8*3"}, "not in normal form 'int8'"),

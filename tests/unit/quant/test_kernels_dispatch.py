@@ -44,7 +44,7 @@ def test_a_path_that_does_not_exist_is_an_error_that_names_those_that_do(
 ) -> None:
     monkeypatch.setenv("GYM_KERNELS", "sse2")
     with pytest.raises(
-        CodecError, match=r"GYM_KERNELS: unknown kernels 'sse2' \(known: avx512, avx2, scalar, torch"
+        CodecError, match=r"GYM_KERNELS: unknown kernel path 'sse2' \(known: avx512, avx2, scalar, torch"
     ):
         kernels.pack_signs(torch.ones(1, 8))
 

@@ -1,4 +1,4 @@
-"""Parse JSON calls incrementally, and pass on their arguments while they are written."""
+"""Parse JSON tool calls incrementally, and stream their arguments while they are generated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class JsonCallReader(CallReader):
     Args:
         mark: The text that announced the call; returned as text if no call follows.
         tools: The tools that may be called.
-        fragments: True if name and arguments are passed on while they are written. This requires calls that a grammar
+        fragments: True if name and arguments are passed on while they are generated. This requires calls that a grammar
             constrains, since fragments cannot be taken back.
         lead: Pattern of the text before the object; its group ``name``, if any, is the call's name.
         tail: Text after the object that is part of the call, if present.
