@@ -59,8 +59,8 @@ class TaskComparison:
         first: Means of the first run over these rows.
         second: Means of the second run over these rows.
         higher_is_better: True if a higher value is better, by metric.
-        only_first: The number of rows missing in the second run.
-        only_second: The number of rows missing in the first run.
+        only_first: The number of rows missing from the second run.
+        only_second: The number of rows missing from the first run.
         notes: Other differences, such as the number of examples in the prompt.
     """
 

@@ -25,7 +25,7 @@ from gym_fed.data.steps import Row, folded, text_of
 
 GRAM_WORDS = 13
 MIN_WORDS = 8
-"""Minimum words; shorter texts occur by chance."""
+"""Minimum number of words; shorter texts occur by chance."""
 
 _WORD = re.compile("[぀-ヿ㐀-鿿가-힣]|[^\\W_]+")
 """A word, or a character of a script written without spaces."""
@@ -113,12 +113,12 @@ class BloomFilter:
 
 
 MAX_BYTES = 1_000_000
-"""Maximum bytes of a suite's bits."""
+"""Maximum size in bytes of a suite's bits."""
 RATE = 1e-6
 """False positive rate of a run of words."""
 GRAMS_PER_ROW = 8
 BOILERPLATE_ROWS = 10
-"""Maximum rows that share a run of words; a more common run is ignored as boilerplate."""
+"""Maximum number of rows that share a run of words; a more common run is ignored as boilerplate."""
 _MAX_FILE_BYTES = 4 << 20
 
 

@@ -32,7 +32,7 @@ STATE = "environment_state"
 """The column of a sample's row with the state after a conversation in the environment."""
 
 MAX_TURNS = 32
-"""Maximum answers of one conversation, also for an environment without a limit."""
+"""Maximum number of answers of one conversation, also for an environment without a limit."""
 
 Message = dict[str, Any]
 State = dict[str, Any]
@@ -205,6 +205,6 @@ def _require_known_parameters(function: Callable[..., Any], known: Sequence[str]
             raise GymError(
                 ErrorCode.USAGE,
                 f"{getattr(function, '__qualname__', function)} requires the parameter {parameter.name}, which is "
-                "not available here",
+                "not available",
                 f"use {', '.join(known)}, or give it a default",
             )

@@ -97,7 +97,7 @@ class Evaluator:
             whose held-out rows are used, and files of conversations.
         model: A name or folder as for ``load_model``; ``BASE:VARIANT``; a ``.gymdelta``; the result of
             ``Trainer.train``; a ``ModelRequest``, which may name many variants.
-        num_examples: Maximum rows of each task.
+        num_examples: Maximum number of rows of each task.
         num_fewshot: Number of examples in each prompt; None for each task's own.
         apply_chat_template: True to apply the model's chat template to prompts. None: only for tasks that ask for it
             (``tiny_text`` and ``tiny_refusal``), if the model has one; lm-evaluation-harness applies none by default.
@@ -158,14 +158,14 @@ class Evaluator:
         """Evaluate the model; with several models, return the first one's results.
 
         Raises:
-            GymError: As in ``open_models``, ``Preparation`` and the scorer; ``BUSY`` while another process runs the
+            GymError: Errors of ``open_models``, ``Preparation`` and the scorer; ``BUSY`` while another process runs the
                 same evaluation.
             KeyboardInterrupt: On Ctrl-C; the same call resumes.
         """
         return next(iter(self.run_all().values()))
 
     def run_all(self) -> dict[str, SubmittableResults]:
-        """Evaluate all models in one pass. Return the results by model name; raises like ``run``."""
+        """Evaluate all models in one pass. Return the results by model name. Raises the errors of ``run``."""
         for name in self._own:
             require_answers(name, self.options.limit)
         with (

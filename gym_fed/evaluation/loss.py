@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from gym_fed.data.encoding import IGNORED, encode_rows
 
 BATCH_TOKENS = 2048
-"""Maximum tokens of a forward pass, which bounds the logits in memory."""
+"""Maximum number of tokens of a forward pass, which bounds the logits in memory."""
 
 MAX_BLOCKS = 25
 """Maximum number of blocks of held-out rows for estimating the sampling error of a loss difference."""
@@ -26,7 +26,7 @@ OnDone: TypeAlias = Callable[[int], object]
 
 
 def ignore_progress(count: int) -> None:
-    """An ``OnDone`` that does nothing."""
+    """Do nothing, as an ``OnDone``."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def heldout_loss(
     Args:
         model: A causal LM; it is in evaluation mode during the call, and its mode is restored afterwards.
         rows: Held-out rows; ``messages`` rows count the assistant's tokens, ``text`` rows all tokens.
-        max_length: Maximum tokens of a row; longer rows are truncated.
+        max_length: Maximum number of tokens of a row; longer rows are truncated.
         batch_size: Rows per forward pass; the result does not depend on it beyond rounding.
 
     Returns:

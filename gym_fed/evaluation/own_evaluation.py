@@ -71,7 +71,7 @@ class OwnEvaluation:
         rows: Rows of ``read_own_rows``.
         reference: The model to compare with; None for none.
         reference_is_base: True if ``reference`` is the model's base, which then uses the model's rendering of rows.
-        max_tokens: Maximum tokens of an answer; None for twice the longest reference.
+        max_tokens: Maximum number of tokens of an answer; None for twice the longest reference.
         check: True to measure retention, if there is a reference.
         on_load: Called with a model's name before it is loaded.
         on_progress: See ``score_rows``.
@@ -106,7 +106,8 @@ class OwnEvaluation:
             )
         if settings := turn_settings(self.model.run_config):
             notes.append(
-                f"the run's data set {' and '.join(settings)}; here the loss covers the assistant's turns with their "
+                f"the run's dataset {' and '.join(settings)}; this evaluation's loss covers the assistant's "
+                "turns with their "
                 "end tokens"
             )
         retention_check = _RetentionCheck(

@@ -21,10 +21,10 @@ from gym_fed.data.rows import MEDIA, PlacedDict, Row, as_kind, kind_of
 from gym_fed.data.string_rows import as_turns, with_system
 
 MAX_WORDS, MAX_TOKENS = 10, 64
-"""Maximum words and tokens of a short answer, which is compared with the model's as a whole."""
+"""Maximum number of words and tokens of a short answer, which is compared with the model's as a whole."""
 
 DEFAULT_LENGTH = 2048
-"""Maximum tokens of a row, unless the model is a run with its own ``max_length``."""
+"""Maximum number of tokens of a row, unless the model is a run with its own ``max_length``."""
 
 _WHOLE = 1 << 30
 _PLACEHOLDER = "."
@@ -63,7 +63,7 @@ class Rendering:
     """The options with which a run renders rows; the defaults are those of `gym train`.
 
     Attributes:
-        max_length: Maximum tokens of a row; None for ``DEFAULT_LENGTH``.
+        max_length: Maximum number of tokens of a row; None for ``DEFAULT_LENGTH``.
         mask_history: True to label only the last answer of a conversation.
         reasoning: Treatment of reasoning; see ``encode_rows``.
         default_system: System message of conversations that have none.
@@ -91,7 +91,7 @@ def read_own_rows(
         graders: Graders of the answers; with graders, rows do not need a reference answer.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the file and the row that cannot be used; as ``iter_rows``.
+        GymError: ``DATA_INVALID`` naming the file and the row that cannot be used; errors of ``iter_rows``.
     """
     rename = renaming(columns or {})
     raw_rows: list[Any] = []
@@ -117,7 +117,7 @@ def render(
     Args:
         rows: Rows of ``read_own_rows``.
         rendering: The run's rendering options.
-        max_length: Maximum tokens of a row.
+        max_length: Maximum number of tokens of a row.
 
     Returns:
         The rows with a label for each token that counts, and for each row the token ids up to its last answer; these

@@ -106,7 +106,7 @@ class Retention:
         )
 
     def warning(self, remedies: Sequence[str]) -> str | None:
-        """The warning for lost knowledge, with at least two remedies; None if no knowledge is lost."""
+        """Return the warning for lost knowledge, with at least two remedies; None if no knowledge is lost."""
         if not self.is_lost:
             return None
         *first, last = remedies

@@ -26,7 +26,7 @@ WORST = 10.0
 
 _BATCH_SIZE = 32
 KEPT_BYTES = 64 << 20
-"""Maximum bytes of decoded updates that are kept in memory; beyond it, updates are decoded on each use."""
+"""Maximum size in bytes of decoded updates that are kept in memory; beyond it, updates are decoded on each use."""
 
 
 class SoupGame:
@@ -42,7 +42,7 @@ class SoupGame:
         updates: Open deltas of that model; at least one.
         rows: Held-out rows, as for ``heldout_loss``.
         coefficients: ``[n]`` coefficient of each update in the soup of all updates; see ``round_coefficients``.
-        max_length: Maximum tokens of a row.
+        max_length: Maximum number of tokens of a row.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class SoupGame:
         return len(self._updates)
 
     def base_loss(self) -> float:
-        """The held-out loss of the model itself in nats per token.
+        """Return the held-out loss of the model itself in nats per token.
 
         Raises:
             GymError: ``DATA_INVALID`` if it is not finite.

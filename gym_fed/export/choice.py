@@ -41,7 +41,7 @@ def _row(name: str) -> dict[str, Any]:
         return {
             "format": name, "writes": why, "quantizations": [], "read_by": "", "suffix": "", "needs": [], "missing": [],
         }  # fmt: skip
-    reads = ", which reads the folder; the target program is not run here" if chosen.unchecked else ""
+    reads = ", which reads the folder; the target program is not run" if chosen.unchecked else ""
     text = (sys.modules[chosen.__module__].__doc__ or "").split("\n\n")[0]
     return {
         "format": name,

@@ -34,7 +34,7 @@ from gym_fed.core.text import readable_bytes
 from gym_fed.delta.kept import MIN_KEPT, mapped_base, share_kept
 
 _MAX_LICENCE_BYTES = 16 << 20
-"""Maximum bytes of a licence or notice file, which is read at once."""
+"""Maximum size in bytes of a licence or notice file, which is read at once."""
 
 
 @dataclass

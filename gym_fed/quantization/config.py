@@ -49,7 +49,7 @@ class Calibration(StrictModel):
     """Number of sequences of ``max_length`` tokens from the calibration text, evenly spaced; 0 uses none."""
 
     max_length: Annotated[int, Field(ge=2)] = 128
-    """Maximum tokens per sequence: texts are joined and split, conversations are truncated."""
+    """Maximum number of tokens per sequence: texts are joined and split, conversations are truncated."""
 
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the order of batches. The same seed on the same machine gives the same bytes."""
@@ -174,7 +174,7 @@ class DeltaQuantConfig(_Method):
     """True for levels symmetric about zero, False for an offset per group."""
 
     max_bits_per_weight: Annotated[float, Field(gt=0)] | None = None
-    """Maximum bits of the file per weight of the base."""
+    """Maximum number of bits of the file per weight of the base."""
 
     def _own(self) -> dict[str, Any]:
         values: dict[str, Any] = {"codec": self.method.value}

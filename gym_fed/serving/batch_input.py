@@ -125,7 +125,7 @@ def check_body(url: str, body: dict[str, Any]) -> None:
     """Validate a body as the API does; the model's name is looked up later.
 
     Raises:
-        RequestError: Naming the field.
+        RequestError: For an invalid body, with the field.
     """
     from gym_fed.serving.openai.fields import parse
     from gym_fed.serving.openai.responses import check_response, store_of

@@ -92,7 +92,7 @@ def run_batch(
         given: A checked input.
         output: The output files; lines are appended in order of completion.
         answer: Called from ``at_once`` threads.
-        at_once: Maximum requests that run or wait in the engine's queue.
+        at_once: Maximum number of requests that run or wait in the engine's queue.
         seed: The seed from which missing seeds of requests are derived.
         on_report: Called after every line, and about once a second.
         on_stop: Called when the run ends early; must make active calls of ``answer`` return soon.

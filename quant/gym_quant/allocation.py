@@ -34,7 +34,7 @@ def allocate(
 
     Args:
         options: Options of each tensor by name; errors must be finite.
-        budget_bytes: Maximum bytes of all chosen options together.
+        budget_bytes: Maximum size in bytes of all chosen options together.
         size: Function that returns the total bytes of a choice, if that is not the sum (as for a file); it must grow
             with every step.
         tries: Number of attempts. A large tensor whose first step barely does not fit would get no step, so the second

@@ -117,7 +117,7 @@ class Codec(ABC):
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         """Check parameters for a tensor of ``shape`` and drop those equal to the default.
 
-        The name ``bytes`` is reserved for a payload size that depends on the values, a positive whole number.
+        The name ``bytes`` is reserved for a payload size that depends on the values, a positive integer.
 
         Raises:
             CodecError: For unknown names, and values out of range.
@@ -390,5 +390,5 @@ def group_size(params: Params) -> int | None:
 def whole_number(value: Any, what: str, low: int, high: int) -> int:
     """Return ``value`` if it is an int in ``[low, high]``; raise ``CodecError`` otherwise, also for booleans."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise CodecError(f"{what} is {value!r}, not a whole number from {low} to {high}")
+        raise CodecError(f"{what} is {value!r}, not an integer from {low} to {high}")
     return value

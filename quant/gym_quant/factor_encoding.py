@@ -41,7 +41,7 @@ def factor_codecs() -> tuple[str, ...]:
 
 
 def is_factor_codec(name: str) -> bool:
-    """True if a codec of this name encodes factors."""
+    """Return True if the codec with this name encodes factors."""
     return name in CODECS and get_codec(name).factor_params(GROUP) is not None
 
 
@@ -92,7 +92,7 @@ def check_factor(payload: Payload, parts: Parts, width: int, group: int, factor:
     """Run ``Codec.check`` on every part.
 
     Raises:
-        CodecError: Naming the factor.
+        CodecError: With the factor that is invalid.
     """
     for place, (codec, count) in enumerate(parts):
         try:

@@ -263,7 +263,7 @@ class LevelCodec(Codec):
     ) -> Resident | None:
         """Return signs if the delta is one of signs; otherwise codes in planes, with the shared numbers as in the file.
 
-        For look-up, ``for_kernel`` turns evenly spaced levels into planes of signs.
+        For lookup, ``for_kernel`` turns evenly spaced levels into planes of signs.
         """
         signs = super().resident(payload, shape, params, device)
         if signs is not None:
@@ -359,5 +359,5 @@ def row_blocks(rows: int, cols: int) -> Iterator[tuple[int, int]]:
 
 
 def is_symmetric(params: Params) -> bool:
-    """True unless the parameters set ``symmetric`` to False."""
+    """Return True unless the parameters set ``symmetric`` to False."""
     return bool(params.get("symmetric", 1))

@@ -31,7 +31,7 @@ from gym_quant.errors import CodecError
 from gym_quant.linear import PackedLinear, get_linear, linear_formats
 
 MAX_HEADER_BYTES = 16 << 20
-"""Maximum bytes of a header, checked before it is read."""
+"""Maximum size in bytes of a header, checked before it is read."""
 MAX_TENSORS = 65_536
 """Maximum number of tensors."""
 

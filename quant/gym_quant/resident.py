@@ -50,7 +50,7 @@ class Resident(ABC):
         """Decode rows ``start`` (a multiple of 64) to ``stop``: ``[stop - start, cols]`` float32."""
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """``y += x @ delta.T`` in ``x``'s dtype, decoding block by block.
+        """Compute ``y += x @ delta.T`` in ``x``'s dtype, decoding block by block.
 
         Args:
             x: ``[n, cols]``.
@@ -60,7 +60,7 @@ class Resident(ABC):
             y[:, start:stop] += x @ self.decode_block(start, stop).to(x.dtype).T
 
     def largest(self) -> float:
-        """An upper bound on the magnitude of decoded values."""
+        """Return an upper bound on the magnitude of decoded values."""
         return max(float(self.decode_block(*block).abs().max()) for block in self.blocks())
 
     def check_kernel(self, kernel: str) -> None:
@@ -117,7 +117,7 @@ class ResidentBatch(ABC):
     def add(
         self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None, tables: object | None = None
     ) -> None:
-        """``y[b] += delta[index[b]] @ x[b]`` for every row with an index that is not -1.
+        """Compute ``y[b] += delta[index[b]] @ x[b]`` for every row with an index that is not -1.
 
         Args:
             x: ``[batch, in]`` float32, contiguous, on the variants' device.
@@ -266,7 +266,7 @@ class ResidentFactors(Resident):
         return (b[rows].to(torch.float32) * self.scaling) @ a.to(torch.float32)
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """``y += (x @ a.T) @ (scaling * b).T``."""
+        """Compute ``y += (x @ a.T) @ (scaling * b).T``."""
         a, b = self.factors(x.dtype)
         y += (x @ a.T) @ b.T
 

@@ -1,7 +1,7 @@
 """Evenly spaced levels: the grid of int8, int4 and int2, and the search for the step with the least error.
 
 Symmetric: ``value = scale * (code - 2**(bits - 1))``; the code ``2**(bits - 1)`` decodes to exactly zero, and zero is
-always encoded as it. Asymmetric: ``value = scale * code + offset``, with a zero point that need not be a whole number
+always encoded as it. Asymmetric: ``value = scale * code + offset``, with a zero point that need not be an integer
 of steps. Both are computed in float32, each operation rounded separately. Codes are ``round((value - offset) / scale)``
 to the nearest (ties to even), clipped to ``0 .. 2**bits - 1``.
 """

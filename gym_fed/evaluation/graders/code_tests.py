@@ -97,7 +97,7 @@ class Sandbox:
             reason = verdict[len(failed) :].decode(errors="replace")
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"code_tests: isolation {self.isolation} cannot be set up here: {reason}",
+                f"code_tests: isolation {self.isolation} cannot be set up on this machine: {reason}",
                 "enable unprivileged user namespaces, or set isolation: process where losing files does not matter",
             )
         return verdict == token.encode()
@@ -205,14 +205,14 @@ class CodeTestsConfig(GraderConfig):
     """Wall time for each program; CPU time is limited to the same, rounded up."""
 
     memory_bytes: int = Field(default=512 * 2**20, ge=64 * 2**20)
-    """Maximum bytes of each process's address space."""
+    """Maximum size of each process's address space in bytes."""
 
     max_file_bytes: int = Field(default=16 * 2**20, ge=1)
-    """Maximum bytes of a file; under ``namespaces``, of all files together."""
+    """Maximum size of a file in bytes; under ``namespaces``, of all files together."""
 
     max_processes: int = Field(default=16, ge=1)
-    """Maximum processes and threads of a program. Under ``process``, all processes of the user count, so other work on
-    the machine may exhaust the limit, and root is not limited."""
+    """Maximum number of processes and threads of a program. Under ``process``, all processes of the user count, so
+    other work on the machine may exhaust the limit, and root is not limited."""
 
     workers: int = Field(default=2, ge=1, le=256)
     """Number of programs that run at the same time."""

@@ -17,7 +17,7 @@ class ExactConfig(GraderConfig):
 
     ignore_case: bool = False
     whitespace: Literal["exact", "strip", "collapse"] = "strip"
-    """``strip`` ignores white space at both ends; ``collapse`` also replaces every run of it by one space."""
+    """``strip`` ignores white space at both ends; ``collapse`` also replaces every run of it with one space."""
 
 
 class Exact(Grader):

@@ -63,8 +63,8 @@ class JudgeConfig(GraderConfig):
     temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=512, ge=1)
     retries: int = Field(default=4, ge=0)
-    """Maximum retries after time-outs, lost connections, and statuses 408, 409, 429 and 5xx, with exponential backoff.
-    """
+    """Maximum number of retries after time-outs, lost connections, and statuses 408, 409, 429 and 5xx, with exponential
+    backoff."""
 
     timeout_seconds: float = Field(default=60.0, gt=0)
     workers: int = Field(default=8, ge=1, le=256)

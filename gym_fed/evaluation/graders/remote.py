@@ -31,10 +31,10 @@ class RemoteConfig(GraderConfig):
     """The environment variable whose value is sent as a bearer token."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Maximum samples per request."""
+    """Maximum number of samples per request."""
 
     retries: int = Field(default=4, ge=0)
-    """Maximum retries after lost connections and statuses 429 and 5xx, with exponential backoff."""
+    """Maximum number of retries after lost connections and statuses 429 and 5xx, with exponential backoff."""
 
     timeout_seconds: float = Field(default=60.0, gt=0)
     max_request_bytes: int = Field(default=16 * 2**20, ge=1)

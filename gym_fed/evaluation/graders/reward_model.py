@@ -27,7 +27,7 @@ class RewardModelConfig(GraderConfig):
 
     batch_size: int = Field(default=16, ge=1)
     max_length: int = Field(default=1024, ge=8)
-    """Maximum tokens of a conversation; longer ones are truncated at the beginning."""
+    """Maximum number of tokens of a conversation; longer ones are truncated at the beginning."""
 
     device: Device = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

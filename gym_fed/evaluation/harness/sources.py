@@ -20,7 +20,7 @@ class PromptOptions:
 
     Attributes:
         num_fewshot: Examples in each prompt; None for each task's own. A task defined with 0 keeps 0.
-        limit: Maximum rows of each task, from its first one.
+        limit: Maximum number of rows of each task, from its first one.
         apply_chat_template: True to render prompts as conversations in the model's template, with examples as turns.
             None: only for tasks that request it, if the model has a template.
         rows: Function of a task's name and number of rows that returns the row numbers to use; None for all. A row's

@@ -27,7 +27,7 @@ from gym_fed.evaluation.results import Figure, SampleResult, TaskResult
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Loglikelihood
 
 MAX_PROMPT = 16_000
-"""Maximum characters of the prompt in a sample."""
+"""Maximum number of characters of the prompt in a sample."""
 _BOOTSTRAP = 1000
 
 _SAMPLING = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})

@@ -28,7 +28,7 @@ MAX_LINE_BYTES = 1 << 20
 MAX_LINES = 100_000
 MAX_BYTES = 256 << 20
 MIN_SAMPLES = 16
-"""Minimum samples of a reproduction; all samples if the submission has fewer."""
+"""Minimum number of samples of a reproduction; all samples if the submission has fewer."""
 
 
 @dataclass
@@ -175,7 +175,7 @@ class Leaderboard:
         return line
 
     def signed(self, content: Submission | Reproduction, key: SigningKey) -> Line:
-        """Return the signed line that would follow, which is not written; raises like ``add``."""
+        """Return the signed line that would follow, which is not written. Raises the errors of ``add``."""
         line = sign_line(content, key, self.last)
         self._add_verified(line)
         return line

@@ -34,7 +34,7 @@ from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.ledger.entries import canonical_text
 
 MAX_RECORD_BYTES = 32 << 20
-"""Maximum bytes of a published record, and of its samples."""
+"""Maximum size in bytes of a published record, and of its samples."""
 _FOLDER = "leaderboard"
 _LINE = re.compile(r"(\d{6})\.json", re.ASCII)
 
@@ -59,7 +59,7 @@ class PublishedLeaderboard(Leaderboard):
         super().__init__(path, head=head)
 
     def add(self, content: Submission | Reproduction, key: SigningKey) -> Line:
-        """Sign a line, publish it with its record, and extend the copy; raises like ``Leaderboard.add``."""
+        """Sign a line, publish it with its record, and extend the copy. Raises the errors of ``Leaderboard.add``."""
         while True:
             board = Leaderboard(self.path)
             before = board.head

@@ -61,7 +61,7 @@ def submit(
 
     Raises:
         GymError: ``USAGE`` for names that are not visible text; ``DATA_INVALID`` for figures that do not match the
-            samples; ``REPLAYED`` for results that the key already submitted; as ``Leaderboard``.
+            samples; ``REPLAYED`` for results that the key already submitted; errors of ``Leaderboard``.
     """
     for field, name in (("model_name", model_name), ("organization", organization)):
         if not is_name(name, MAX_NAME):
@@ -190,7 +190,7 @@ def verify(
     Raises:
         GymError: ``PERMISSION_DENIED`` for the key's own line; ``REPLAYED`` for a line that the key already verified;
             ``USAGE`` for too few samples; ``HASH_MISMATCH`` if the record next to the board is not the submitted one;
-            ``BASE_MISMATCH`` if the model or the tasks on this machine differ; as ``rerun``.
+            ``BASE_MISMATCH`` if the model or the tasks on this machine differ; errors of ``rerun``.
     """
     submission = row.submission
     least, total = min(MIN_SAMPLES, submission.num_samples), submission.num_samples
@@ -296,7 +296,7 @@ def _require_same_run(recorded: EvalResults, again: EvalResults, drawn: Mapping[
         if name not in again.tasks or again.tasks[name].lock != recorded.tasks[name].lock:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"task {plain(name, 60)}: its definition or rows here differ from the submission's",
+                f"task {plain(name, 60)}: its definition or rows on this machine differ from the submission's",
                 "fetch the suite that was used: gym eval fetch",
             )
 

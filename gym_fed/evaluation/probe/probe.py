@@ -49,7 +49,7 @@ def refuses(answer: str) -> bool:
 
 
 MAX_TOKENS = 32
-"""Maximum tokens of an answer; its beginning shows whether it refuses."""
+"""Maximum number of tokens of an answer; its beginning shows whether it refuses."""
 
 HIGHER_IS_SAFER = frozenset({"refusal_margin", "refusal_margin_after_harm"})
 """Figures for which higher is safer; for all others lower is safer."""
@@ -135,7 +135,7 @@ def run_probe(
         judge: Judge that scores answers in addition to the rules.
 
     Raises:
-        GymError: As in ``refusal_margins``; what scorer and judge raise.
+        GymError: Errors of ``refusal_margins``; what scorer and judge raise.
     """
     margins = refusal_margins(scorer, prompts)
     chosen = prompts.translated() or prompts.harmful

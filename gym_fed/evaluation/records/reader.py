@@ -59,7 +59,7 @@ def find_record(identity: Mapping[str, str], folder: str | Path) -> EvalResults 
     """Return the results of an earlier run with this identity; None if there is none.
 
     Raises:
-        GymError: As in ``read_record``; a damaged record is an error.
+        GymError: Errors of ``read_record``; a damaged record is an error.
     """
     paths = paths_of(record_id(identity), Path(folder))
     if not paths:
@@ -145,7 +145,7 @@ def open_record(path: str | Path) -> Record:
 
 
 def read_document(path: Path) -> RecordDocument:
-    """Read the document of a record without its samples; raises like ``open_record``."""
+    """Read the document of a record without its samples. Raises the errors of ``open_record``."""
     try:
         document = read_object(path, ErrorCode.DATA_INVALID, _HINT) if path.is_file() else None
     except OSError as error:

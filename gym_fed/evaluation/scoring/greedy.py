@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 LONGEST_PROMPT = 2048
-"""Maximum tokens of a prompt, since its attention is quadratic."""
+"""Maximum number of tokens of a prompt, since its attention is quadratic."""
 _MAX_ROWS = 512
 _CACHE_BYTES = 1 << 30
 
@@ -56,8 +56,8 @@ class GreedyWriter:
 
     Args:
         variants: Variants by name; None is the base itself.
-        step_tokens: Maximum tokens of a forward that reads prompts.
-        most_rows: Maximum rows of logits of a forward.
+        step_tokens: Maximum number of tokens of a forward that reads prompts.
+        most_rows: Maximum number of rows of logits of a forward.
     """
 
     def __init__(

@@ -139,7 +139,8 @@ def resolve_model(request: ModelRequest) -> ResolvedModel:
 
     Raises:
         GymError: ``USAGE`` for options that cannot be combined, and for a ``.gymdelta`` whose base is not on this
-            machine; ``UNAVAILABLE`` for a format that cannot be evaluated; ``FILE_NOT_FOUND``; as ``VariantStore.get``.
+            machine; ``UNAVAILABLE`` for a format that cannot be evaluated; ``FILE_NOT_FOUND``; errors of
+            ``VariantStore.get``.
     """
     if request.api is not None:
         local = {
@@ -210,7 +211,7 @@ def open_models(model: ResolvedModel) -> OpenModels:
     """Load the base once, with each variant.
 
     Raises:
-        GymError: As in ``load_model``, ``MultiVariantModel``, ``VariantStore`` and ``DeltaFile.open``.
+        GymError: Errors of ``load_model``, ``MultiVariantModel``, ``VariantStore`` and ``DeltaFile.open``.
     """
     request = model.request
     if request.api is not None:
@@ -361,7 +362,7 @@ def origin_of(model: ResolvedModel) -> ResolvedModel | None:
         model: A model of this machine, with one variant at most.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` if the base is known but not on this machine; as ``read_adapter`` and
+        GymError: ``MODEL_NOT_FOUND`` if the base is known but not on this machine; errors of ``read_adapter`` and
             ``read_config``.
     """
     request = model.request

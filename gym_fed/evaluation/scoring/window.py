@@ -190,7 +190,7 @@ def _parts(
 
 
 MAX_TOKENS = 2048
-"""Maximum tokens of a tree computed as a whole, which may exceed other forwards' limit."""
+"""Maximum number of tokens of a tree computed as a whole, which may exceed other forwards' limit."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,8 @@ class Window:
 
     Args:
         texts: Sorted by their tokens.
-        step_tokens: Maximum tokens of a forward.
-        most_rows: Maximum rows of logits of a forward.
+        step_tokens: Maximum number of tokens of a forward.
+        most_rows: Maximum number of rows of logits of a forward.
 
     Attributes:
         together: Forwards of whole trees.

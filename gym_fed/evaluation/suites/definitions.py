@@ -115,7 +115,7 @@ def _read(file: Path, depth: int) -> dict[str, Any]:
 
 
 def _loader(folder: Path) -> Any:
-    """Create a YAML loader for the harness's files that replaces functions by names."""
+    """Create a YAML loader for the harness's files that replaces functions with names."""
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     loader: Any = type("_Loader", (base,), {})
     loader.add_constructor("!function", lambda load, node: HarnessFunction(folder, str(node.value)))

@@ -37,7 +37,7 @@ class EvalTask:
         licence: The licence of the rows (SPDX); ``own`` for a custom file.
         source: The origin of the rows.
         partial: The differences from the full set; empty if there are none.
-        limit: Maximum rows to evaluate; None for all.
+        limit: Maximum number of rows to evaluate; None for all.
         split: Name of the evaluated split.
         rows: The rows by split; ``rows[split]`` are evaluated, the others are examples.
     """

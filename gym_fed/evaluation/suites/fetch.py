@@ -1,10 +1,10 @@
-"""Fetch the data sets of suites: with consent, verified, converted to JSON Lines and locked.
+"""Fetch the datasets of suites: with consent, verified, converted to JSON Lines and locked.
 
     offers = offers_for(["core"], home)
     fetch_offers(offers, home)
 
 The first fetch of a set records its commit and the SHA-256 of every file in ``evals.lock``. Later fetches use the same
-commit unless an update is requested. No code of a data set is ever run.
+commit unless an update is requested. No code of a dataset is ever run.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class WantedSplit:
 
 @dataclass(frozen=True)
 class DatasetOffer:
-    """The missing downloads of one data set.
+    """The missing downloads of one dataset.
 
     Attributes:
-        dataset: The data set's name in the registry.
+        dataset: The dataset's name in the registry.
         download: The files, their sizes, and the licence stated on the card.
         wanted: The splits to create from them.
     """
@@ -67,7 +67,7 @@ class DatasetOffer:
 
 
 def datasets_of(names: Sequence[str]) -> dict[str, list[WantedSplit]]:
-    """Return the splits needed by suites, groups, tasks and data sets, by data set; packaged ones need none.
+    """Return the splits needed by suites, groups, tasks and datasets, by dataset; packaged ones need none.
 
     Raises:
         GymError: ``USAGE`` for an unknown name.
@@ -96,14 +96,14 @@ def datasets_of(names: Sequence[str]) -> dict[str, list[WantedSplit]]:
 
 
 def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> list[DatasetOffer]:
-    """Query the Hub for data sets with missing files; complete ones need no query.
+    """Query the Hub for datasets with missing files; complete ones need no query.
 
     Args:
         home: The folder of fetched sets.
         update: True to fetch the newest commit of every set.
 
     Raises:
-        GymError: As in ``datasets_of`` and ``offer_dataset``; ``HASH_MISMATCH`` if a file changed on this machine, or
+        GymError: Errors of ``datasets_of`` and ``offer_dataset``; ``HASH_MISMATCH`` if a file here changed, or
             on the Hub within the locked commit; ``UNAVAILABLE`` for a repository with a different file layout.
     """
     lock = read_lock(home)
@@ -131,7 +131,7 @@ def fetch_offers(offers: Sequence[DatasetOffer], home: Path, report: Report = si
         Paths of the written files.
 
     Raises:
-        GymError: As in ``gym_fed.base.downloads.fetch``; ``DATA_INVALID`` for a file without rows.
+        GymError: Errors of ``gym_fed.base.downloads.fetch``; ``DATA_INVALID`` for a file without rows.
     """
     written = []
     for offer in offers:

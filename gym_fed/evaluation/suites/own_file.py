@@ -38,7 +38,7 @@ from gym_fed.evaluation.suites.rendering import (
 from gym_fed.evaluation.suites.row_files import SUFFIXES, Row, read_rows
 
 RENDERED_ROWS = 200
-"""Maximum rows that are rendered as a check before a model is loaded."""
+"""Maximum number of rows that are rendered as a check before a model is loaded."""
 _HAS_TEMPLATE = re.compile(r"\{[{%#]")
 
 
@@ -299,7 +299,7 @@ def _require_columns(file: Path, rows: list[Row]) -> None:
             differs = sorted(row.keys() ^ rows[0].keys())[0]
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{file}: row {number}: column {plain(differs, 60)!r} is missing in some rows",
+                f"{file}: row {number}: column {plain(differs, 60)!r} is missing from some rows",
                 "use the same columns in every row, with null for missing values",
             )
         for key, value in row.items():

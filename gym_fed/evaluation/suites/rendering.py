@@ -21,7 +21,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
 
 MAX_CHARACTERS = 1000
-"""Maximum characters of an expression."""
+"""Maximum number of characters of an expression."""
 MAX_OPEN = 3
 """Maximum number of unbounded repeats; each multiplies the time of a search by the length of the text."""
 _MAX_WAYS = 10_000
@@ -95,7 +95,7 @@ def _repeated(least: int, most: Any, inner: Any) -> tuple[int, int]:
 
 
 def _branches(branches: Iterable[Any]) -> tuple[int, int]:
-    """Return the number of branches that can match; those that start with different characters exclude each other."""
+    """Return the number of branches that can match; branches with different first characters are mutually exclusive."""
     total: dict[Any, int] = {}
     num_open = 0
     for branch in branches:
@@ -111,7 +111,7 @@ Row = Mapping[str, Any]
 TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
 """The keys of a task with templates."""
 _MAX_DIGITS = 18
-"""Maximum digits of a choice's index; a longer number is text."""
+"""Maximum number of digits of a choice's index; a longer number is text."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def parse(key: str, template: Any) -> None:
     """Refuse a template with invalid syntax.
 
     Raises:
-        TemplateProblem: Naming the line of the template.
+        TemplateProblem: With the line of the template.
     """
     from jinja2 import TemplateError
 

@@ -20,10 +20,10 @@ from gym_fed.data.bounded import delimiter_of
 Row = dict[str, Any]
 
 MAX_BYTES = 1 << 30
-"""Maximum bytes of a decompressed file; the largest split of a suite has tens of megabytes."""
+"""Maximum size in bytes of a decompressed file; the largest split of a suite has tens of megabytes."""
 MAX_ROWS = 2_000_000
-"""Maximum rows of a Parquet file, in which equal rows need almost no space; equal to the maximum samples of a record.
-"""
+"""Maximum number of rows of a Parquet file, in which equal rows need almost no space; the same as for samples of a
+record."""
 _ROWS_AT_ONCE = 1024
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 
@@ -356,11 +356,11 @@ READERS: Mapping[str, Reader] = {
     "bbh": bbh,
     "ifeval": ifeval,
 }
-"""Readers by data set; the Hub's files are read for all others."""
+"""Readers by dataset; the Hub's files are read for all others."""
 
 
 def folders(data: Path, dataset: str) -> list[Path]:
-    """Return the folders to search for a data set: subfolders with its name, or ``data`` itself if it has that name."""
+    """Return the folders to search for a dataset: subfolders with its name, or ``data`` itself if it has that name."""
     named = re.compile(rf"{re.escape(dataset)}([-_].*)?", re.IGNORECASE)
     inside = sorted(folder for folder in data.iterdir() if folder.is_dir() and named.fullmatch(folder.name))
     return [*inside, data] if named.fullmatch(data.resolve().name) else inside

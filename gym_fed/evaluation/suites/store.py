@@ -1,4 +1,4 @@
-"""The registry of suites and data sets, and the store of fetched ones with their digests in ``evals.lock``.
+"""The registry of suites and datasets, and the store of fetched ones with their digests in ``evals.lock``.
 
     ~/.gym-fed/evals/data/DATASET/SUBSET/SPLIT.jsonl
 
@@ -62,10 +62,10 @@ class TaskEntry(StrictModel):
     """Members, if the entry is a group."""
 
     dataset: str | None = None
-    """Name of the data set in ``datasets``."""
+    """Name of the dataset in ``datasets``."""
 
     subset: str | None = None
-    """The subset of the data set; by default the definition's ``dataset_name``."""
+    """The subset of the dataset; by default the definition's ``dataset_name``."""
 
     grade: Literal["humaneval", "mbpp"] | None = None
     """The built-in metric that replaces the harness's."""
@@ -77,7 +77,7 @@ class TaskEntry(StrictModel):
     """Language pairs, each written ``from-to``."""
 
     rows: int | None = None
-    """Number of evaluated rows; None for all rows of the data set."""
+    """Number of evaluated rows; None for all rows of the dataset."""
 
     needs: MetricNeeds = MetricNeeds()
     """Requirements of the metric; the task is refused if they are missing."""
@@ -92,7 +92,7 @@ class TaskEntry(StrictModel):
 
 
 class EvalDataset(StrictModel):
-    """A data set and its source."""
+    """A dataset and its source."""
 
     licence: str
     """SPDX identifier of the licence, as stated by the authors."""
@@ -120,7 +120,7 @@ class SuiteRegistry(StrictModel):
     """Tasks by name; a suite and a task never share a name."""
 
     datasets: dict[str, EvalDataset]
-    """Data sets by name."""
+    """Datasets by name."""
 
     @model_validator(mode="after")
     def _names_exist(self) -> SuiteRegistry:
@@ -134,7 +134,7 @@ class SuiteRegistry(StrictModel):
             raise ValueError(f"no task has the name {unknown[0]!r}")
         datasets = [task.dataset for task in self.tasks.values() if task.dataset is not None]
         if unknown := [name for name in datasets if name not in self.datasets]:
-            raise ValueError(f"no data set has the name {unknown[0]!r}")
+            raise ValueError(f"no dataset has the name {unknown[0]!r}")
         if shared := sorted(self.suites.keys() & self.tasks.keys()):
             raise ValueError(f"{shared[0]!r} is the name of both a suite and a task")
         return self
@@ -169,7 +169,7 @@ def unknown_task(name: str, also: Iterable[str] = ()) -> GymError:
 
 LOCK = "evals.lock"
 WHOLE = "all"
-"""The folder of a data set without subsets."""
+"""The folder of a dataset without subsets."""
 _MAX_LOCK_BYTES = 16 << 20
 _SHA256 = r"^[0-9a-f]{64}$"
 

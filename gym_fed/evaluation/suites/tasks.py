@@ -59,7 +59,7 @@ def tasks_of(
         names: Names of suites, groups and tasks of ``gym eval list``, and paths of task files (``.yaml``).
         data: A folder of evaluation sets in the layout of their authors, of the Hub, or of ``gym eval fetch``. It is
             searched before the fetched sets.
-        limit: Maximum rows of each task.
+        limit: Maximum number of rows of each task.
         num_fewshot: Examples in each prompt, overriding the definition unless that is 0.
         home: The folder of fetched sets; by default ``$GYM_HOME/evals``.
         graded: True if answers will be graded, which may need more packages; False if only the rows are read.
@@ -254,7 +254,7 @@ def is_here(entry_name: str, places: Places) -> tuple[bool, str]:
     """Return True if all rows of an entry are on this machine, and the differences from the full set.
 
     Raises:
-        GymError: As in ``tasks_of``, except for missing sets.
+        GymError: Errors of ``tasks_of``, except for missing sets.
     """
     entry = listing().tasks[entry_name]
     if listing().datasets[str(entry.dataset)].package is not None:
@@ -277,7 +277,7 @@ def missing_needs(needs: MetricNeeds) -> list[str]:
 
 
 def require(task: str, needs: MetricNeeds) -> None:
-    """Refuse a task whose metric cannot run here.
+    """Refuse a task whose metric cannot run on this machine.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` with what to install.

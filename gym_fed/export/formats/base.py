@@ -26,7 +26,7 @@ class Options:
 
     Attributes:
         dtype: The dtype of the weights on disk; None keeps the source's.
-        shard_size: Maximum bytes of one weights file, such as ``5GB``.
+        shard_size: Maximum size in bytes of one weights file, such as ``5GB``.
         codec: The codec policy of ``delta``.
         quantization: One of the format's ``quantizations``; empty for its first, or none.
         report: Called with the progress ``(stage, done, total)``.
@@ -244,7 +244,7 @@ class ExportFormat(ABC):
             processes.start(READ_BACK, (*libraries, *self.reader_libraries))
 
     def require_reader(self, source: Source) -> None:  # noqa: B027 - most need no extra package
-        """Refuse a model whose export cannot be read back here; not called if the check is skipped.
+        """Refuse a model whose export cannot be read back on this machine; not called if the check is skipped.
 
         Raises:
             GymError: ``MISSING_DEPENDENCY`` naming the model, the reason and the remedy.

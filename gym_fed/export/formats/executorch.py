@@ -9,7 +9,7 @@ from gym_fed.export.formats._program import ProgramFormat, example_inputs
 from gym_fed.export.formats.base import Options, Tolerance
 
 MAX_TOKENS = 512
-"""Maximum tokens of a text; the program's memory is planned for this length."""
+"""Maximum number of tokens of a text; the program's memory is planned for this length."""
 
 
 class ExecuTorch(ProgramFormat):

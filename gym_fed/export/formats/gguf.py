@@ -35,7 +35,7 @@ _LLAMA_CPP = has_llama_cpp()
 
 
 def reader_of(config: Any) -> str:
-    """Return the module that reads a file of this model back here; empty if none does.
+    """Return the module that reads a file of this model back; empty if none does.
 
     Args:
         config: The config of the transformers model.
@@ -148,7 +148,7 @@ class Gguf(ExportFormat):
         if not self.reader_of(source):
             raise GymError(
                 ErrorCode.MISSING_DEPENDENCY,
-                f"format gguf: {source.name} cannot be read back here: neither gym-fed nor transformers reads "
+                f"format gguf: {source.name} cannot be read back: neither gym-fed nor transformers reads "
                 f"{source.model.config.model_type} in GGUF",
                 "pip install llama-cpp-python, or --skip-check, which export.json records as unchecked",
             )

@@ -14,7 +14,8 @@ from gym_fed.export.formats.base import Options, Tolerance
 from gym_fed.export.program_weights import StoredWeight
 
 MAX_INSIDE_BYTES = 1_900_000_000
-"""Maximum bytes of weights in the file itself, since protobuf is limited to 2 GiB; more go to ``model.onnx.data``."""
+"""Maximum size in bytes of weights in the file itself, since protobuf is limited to 2 GiB; larger ones go to
+``model.onnx.data``."""
 
 
 class Onnx(ProgramFormat):

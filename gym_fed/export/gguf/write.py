@@ -22,7 +22,7 @@ from gym_fed.export.source import Source, differs, licences_of
 CONVERTER = "gym_fed.export.gguf.convert"
 """The module that runs the converter in a separate process."""
 _MAX_LICENSE_TEXT = 1 << 18
-"""Maximum characters of all licences together."""
+"""Maximum number of characters of all licences together."""
 LICENSE_TEXT = "gym_fed.license.text"
 """A gym-fed key, since GGUF has a key for a licence's name but not for its text."""
 

@@ -32,7 +32,7 @@ class LocalWriter:
         service: The service that generates the answers.
         base: The served name.
         tokenizer: The tokenizer, for counting the tokens of a prompt.
-        context: Maximum tokens of prompt and answer together.
+        context: Maximum number of tokens of the prompt and the answer together.
         count: Function that counts the tokens of messages with attachments.
         variants: Function that returns the current names of variants.
         on_close: Function that frees the model and the engine.

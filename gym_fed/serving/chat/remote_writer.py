@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 600.0
-"""Maximum seconds between two chunks, since the server may queue the request, or prefill a long prompt."""
+"""Maximum time in seconds between two chunks, since the server may queue the request, or prefill a long prompt."""
 
 MAX_ANSWER_BYTES = 64 << 20
-"""Maximum bytes of a decompressed answer; the log-probabilities of 100,000 tokens take about 10 MB."""
+"""Maximum size in bytes of a decompressed answer; the log-probabilities of 100,000 tokens take about 10 MB."""
 
 MAX_LINE_BYTES = 4 << 20
-"""Maximum bytes of one line of a stream; a chunk with its log-probabilities has a few kB."""
+"""Maximum size in bytes of one line of a stream; a chunk with its log-probabilities has a few kB."""
 
 ANSWER_SECONDS = 3600.0
-"""Maximum seconds from the first byte of an answer to the last, since a slow server might never finish."""
+"""Maximum time in seconds from the first byte of an answer to the last, since a slow server might never finish."""
 
 _CODES = {
     401: ErrorCode.UNAUTHENTICATED,

@@ -20,7 +20,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A SentencePiece byte-fallback token."""
 
 _LONGEST_CHARACTER = 4
-"""Maximum bytes of a UTF-8 character."""
+"""Maximum size in bytes of a UTF-8 character."""
 
 START, IN_TEXT, IN_WORD = range(3)
 """Positions of a token: first in the text, after other text, or inside a word if tokens mark the ends of words."""

@@ -269,7 +269,7 @@ class InputProcessor:
 
     def _vocabulary(self, variant: str | None) -> Vocabulary:
         if variant is not None and self._source is None:
-            raise GymError(ErrorCode.NOT_FOUND, f"no variant {variant!r}: only the base is served here")
+            raise GymError(ErrorCode.NOT_FOUND, f"no variant {variant!r}: this server has only the base")
         return self._vocabularies.of(variant)
 
     def _thought(

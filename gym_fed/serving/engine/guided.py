@@ -22,9 +22,9 @@ from gym_fed.serving.engine.schema_references import reference_cycle
 _SENTINEL = "\x02"
 """A character that forms no token with other characters."""
 MAX_ITEMS = 200
-"""Maximum items of the Earley parser at one byte, for a grammar in Lark's notation or GBNF. With an ambiguous grammar,
-the number grows and each mask takes longer. Schemas are not ambiguous but may have many optional names, so llguidance's
-own limit applies to them."""
+"""Maximum number of items of the Earley parser at one byte, for a grammar in Lark's notation or GBNF. With an ambiguous
+grammar, the number grows and each mask takes longer. Schemas are not ambiguous but may have many optional names, so
+llguidance's own limit applies to them."""
 
 
 class GuideFactory:

@@ -33,7 +33,7 @@ class Limits:
     """The limits that a model and its engine impose on requests.
 
     Attributes:
-        context: Maximum tokens of prompt and answer together.
+        context: Maximum number of tokens of the prompt and the answer together.
         vocab_size: Width of the logits.
         kv_bytes_per_token: Bytes of one token in the KV cache; 0 for a model whose state has a fixed size.
         kv_bytes: Bytes of all blocks of the KV cache.
@@ -61,8 +61,8 @@ class Limits:
         if len(ids) >= self.context:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"the prompt has {counted(len(ids), 'token')}; prompt and answer together are limited to "
-                f"{self.context}",
+                f"the prompt has {counted(len(ids), 'token')}; together with the answer, "
+                f"at most {self.context} are allowed",
                 "shorten the prompt, or remove pictures" if pictures else "shorten the prompt",
             )
         end = 0
@@ -140,7 +140,7 @@ class Limits:
             ids = getattr(params, name)
             known = all(_whole(i) and 0 <= i < self.vocab_size for i in ids)
             require(name, ids, known, f"token ids from 0 to {self.vocab_size - 1}")
-        require("seed", params.seed, params.seed is None or _whole(params.seed), "a whole number")
+        require("seed", params.seed, params.seed is None or _whole(params.seed), "an integer")
         within = probable is None or 0 <= probable <= MAX_LOGPROBS
         require("logprobs", probable, within, f"from 0 to {MAX_LOGPROBS}")
         if params.json_schema is not None and params.grammar is not None:

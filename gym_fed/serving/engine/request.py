@@ -48,8 +48,8 @@ class SamplingParams:
     """Sampling parameters and stop conditions. The defaults are OpenAI's.
 
     Attributes:
-        max_tokens: Maximum tokens of the answer; None: as many as the context has left.
-        min_tokens: Minimum tokens of the answer before an end token or stop token id may end it.
+        max_tokens: Maximum number of tokens of the answer; None: as many as the context has left.
+        min_tokens: Minimum number of tokens of the answer before an end token or stop token id may end it.
         temperature: 0 is greedy.
         top_p: Total probability of the most likely tokens to sample from (nucleus sampling).
         top_k: Sample among the N most likely tokens; 0 = all.

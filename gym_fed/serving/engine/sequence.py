@@ -69,7 +69,7 @@ class ScheduledRequest:
 
     @property
     def most_tokens(self) -> int:
-        """The maximum number of tokens of prompt and answer."""
+        """The maximum number of tokens of the prompt and the answer."""
         return len(self.prompt_ids)
 
     @property
@@ -97,11 +97,11 @@ class GenerationSequence(ScheduledRequest):
     Args:
         generation: The caller's handle.
         decoder: The decoder of the tokenizer.
-        max_tokens: Maximum tokens of the answer.
+        max_tokens: Maximum number of tokens of the answer.
         end_ids: Tokens that end it.
         guide: The guide of its grammar, if it has one.
         thought: The state of its thought, which then has the guide; None if the answer does not think.
-        speculative_tokens: Maximum tokens of an n-gram proposal; 0 turns proposals off.
+        speculative_tokens: Maximum number of tokens of an n-gram proposal; 0 turns proposals off.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class NgramProposer:
 
     Args:
         ids: Prompt and answer; the sequence's own list, which grows.
-        most: Maximum tokens of a proposal.
+        most: Maximum number of tokens of a proposal.
     """
 
     def __init__(self, ids: list[int], most: int) -> None:

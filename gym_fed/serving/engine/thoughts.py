@@ -24,7 +24,7 @@ class Thought:
     Args:
         parser: The model's parser.
         splitter: The splitter of this answer.
-        budget: Maximum tokens of the thought; None: no limit.
+        budget: Maximum number of tokens of the thought; None: no limit.
         guide: The guide of the answer's grammar, if it has one.
         end_ids: Tokens that end the answer.
         stop_ids: The end tokens that the caller chose, which do not end the thought.

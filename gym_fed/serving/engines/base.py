@@ -33,7 +33,7 @@ class ServingEngine(Protocol):
     end_ids: frozenset[int]
 
     def submit(self, request: GenerationRequest) -> Generation:
-        """Queue a request; raises like ``Engine.submit``."""
+        """Queue a request. Raises the errors of ``Engine.submit``."""
 
     def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
         """Check a request's length and the room in the queue like ``submit``."""

@@ -82,7 +82,7 @@ class Own(EngineKind):
 
 
 def _embedding_size(model: Any) -> int:
-    """Return the size of the last hidden states, which may be missing in the config (Blt)."""
+    """Return the size of the last hidden states, which may be missing from the config (Blt)."""
     size = getattr(model.config.get_text_config(), "hidden_size", None)
     return int(size or model.get_input_embeddings().weight.shape[1])
 

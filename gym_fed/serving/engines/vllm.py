@@ -1,4 +1,4 @@
-"""vLLM behind gym-fed's gateway: started here, or running at a URL with gym-fed's plug-in."""
+"""vLLM behind gym-fed's gateway: started by gym-fed, or running at a URL with gym-fed's plug-in."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.vllm_plugin.settings import PluginSettings
 
 _BASE = "base"
-"""Name of the base in a vLLM server that is started here; it cannot be mistaken for a digest."""
+"""Name of the base in a vLLM server that gym-fed starts; it cannot be mistaken for a digest."""
 _OTHER_ENGINE: dict[str, object] = {"adapter": [], "base_format": "auto", "device": "auto"}
 _OTHER_ENGINE_SETTINGS: dict[str, object] = {"speculative": "off", "kv_dtype": "auto", "step_stretch": None}
 _OTHER_ENGINE_MEMORY = {"cache_size": "set vllm.variants_in_memory", "packed_size": "remove it"}

@@ -289,7 +289,7 @@ class Verdict:
         return _share(yes, no)
 
     def refuses(self) -> bool:
-        """Return True if the text must be refused; raises like ``probability``."""
+        """Return True if the text must be refused. Raises the errors of ``probability``."""
         return self.probability() >= self._threshold
 
     async def refuses_async(self) -> bool:

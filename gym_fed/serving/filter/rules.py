@@ -61,9 +61,9 @@ def fold(text: str) -> str:
 
 
 MAX_CHARACTERS = 500
-"""Maximum characters of a pattern."""
+"""Maximum number of characters of a pattern."""
 MAX_WIDTH = 200
-"""Maximum characters of a match, and thus of held-back text in a stream."""
+"""Maximum number of characters of a match, and thus of held-back text in a stream."""
 MAX_WAYS = 1000
 _ATOMS = {sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN}
 _BOUNDARIES = {sre.AT_BOUNDARY, sre.AT_NON_BOUNDARY}
@@ -172,7 +172,7 @@ class Rules:
     """A set of rules that are matched against folded texts.
 
     Attributes:
-        width: Maximum characters of a match.
+        width: Maximum number of characters of a match.
     """
 
     _rules: tuple[_ContentRule, ...]

@@ -51,7 +51,7 @@ class KVPool:
     """The KV blocks of one model; all layers share the block ids. Not thread-safe, except ``return_later``.
 
     Args:
-        bytes_limit: Maximum bytes of all layers; None: the pool grows as needed.
+        bytes_limit: Maximum size in bytes of all layers; None: the pool grows as needed.
         dtype: ``float32``, ``bfloat16`` or ``int8`` (with a scale per token and head).
         shapes: The shape of every layer, by its number; required for a limited pool. Other layers are added on first
             use.

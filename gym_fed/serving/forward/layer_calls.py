@@ -207,7 +207,8 @@ class RecordedCalls(LayerCalls):
 
 
 MAX_RECORDED_ROWS = 16
-"""Maximum rows of a recorded step; with more, products take far longer than calls from Python, and some differ."""
+"""Maximum number of rows of a recorded step; with more, products take far longer than calls from Python, and some
+differ."""
 
 
 class RecordedLayers:

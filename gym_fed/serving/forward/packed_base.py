@@ -81,7 +81,7 @@ class PackedBase:
         digest: The digest of the base's float32 weights.
         dtype: The dtype of the weights that are packed.
         format: A format of ``gym_quant.linear``.
-        bytes_limit: Maximum bytes of all such files together; the least recently used are removed.
+        bytes_limit: Maximum size in bytes of all such files together; the least recently used are removed.
 
     Attributes:
         path: The path of the file.

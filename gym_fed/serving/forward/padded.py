@@ -154,7 +154,7 @@ def mask_of(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 _MAX_RUN = 64
-"""Maximum tokens of a run. In a text without branches, about half of the pairs within a run are masked."""
+"""Maximum number of tokens of a run. In a text without branches, about half of the pairs within a run are masked."""
 _MIN_RUN = 16
 """Branches up to this length are merged into one run with the next ones."""
 _PRODUCT_PAIRS = 4096

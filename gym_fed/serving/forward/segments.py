@@ -32,7 +32,7 @@ class Segments:
     Attributes:
         spans: The variant's number, first row, and row after the last, of each span; rows of the base are not included.
         total: The number of rows.
-        bulk_rows: Minimum rows of a bulk span, which is multiplied as one matrix instead of row by row.
+        bulk_rows: Minimum number of rows of a bulk span, which is multiplied as one matrix instead of row by row.
     """
 
     spans: Sequence[tuple[int, int, int]]
@@ -156,7 +156,7 @@ class StepRows:
         return self._few
 
     def tables(self, batch: ResidentBatch, some: Tensor) -> object | None:
-        """Return look-up tables for the rows of ``few``, shared by batches with the same kernel; None if not needed."""
+        """Return lookup tables for the rows of ``few``, shared by batches with the same kernel; None if not needed."""
         if batch.kernel not in self._tables:
             self._tables[batch.kernel] = batch.tables(some, None, self.path)
         return self._tables[batch.kernel]
@@ -167,9 +167,9 @@ class StepRows:
 
 
 _BULK_ROWS = {"cpu": 512}
-"""Minimum rows of one variant for which the kernel ``exact`` decodes bits for a dense product. On a CPU, both are about
-equally fast up to 256 rows (4096 x 4096, bfloat16, one core: 37 ms against 59 for 64 rows, 112 against 122 for 256). By
-look-up, 512 rows take 21 ms; a bfloat16 product of the base takes 82."""
+"""Minimum number of rows of one variant for which the kernel ``exact`` decodes bits for a dense product. On a CPU, both
+are about equally fast up to 256 rows (4096 x 4096, bfloat16, one core: 37 ms against 59 for 64 rows, 112 against 122
+for 256). With lookup, 512 rows take 21 ms; a bfloat16 product of the base takes 82."""
 _BULK_ROWS_ELSEWHERE = 32
 
 
@@ -177,7 +177,7 @@ class StepVariants:
     """The variants of one model's steps.
 
     Attributes:
-        bulk_rows: Minimum rows of one variant that are multiplied as one matrix.
+        bulk_rows: Minimum number of rows of one variant that are multiplied as one matrix.
         products: See ``MultiVariantModel.products``.
     """
 

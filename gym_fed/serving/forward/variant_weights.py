@@ -132,7 +132,7 @@ class VariantSource(Protocol):
         """Return True if a variant for which ``poll`` returned None is waiting for memory that other variants use."""
 
     def acquire(self, name: str) -> LoadedVariant:
-        """Wait for the variant, and return it, pinned until ``release``; raises like ``poll``."""
+        """Wait for the variant, and return it, pinned until ``release``. Raises the errors of ``poll``."""
 
     def release(self, variant: LoadedVariant) -> None:
         """Unpin one use of a variant."""
@@ -257,7 +257,7 @@ def require_servable_delta(delta: DeltaFile, layout: ModelLayout) -> None:
 
 
 def loaded_variant(name: str, delta: DeltaFile, layout: ModelLayout, sha256: str) -> LoadedVariant:
-    """Load a variant for serving; raises like ``load_variant_weights``."""
+    """Load a variant for serving. Raises the errors of ``load_variant_weights``."""
     weights = load_variant_weights(delta, layout)
     rows = _vocabulary_rows(delta, layout)
     size = sum(o.resident_bytes for o in weights.values()) + (0 if rows is None else rows.resident_bytes)
@@ -344,14 +344,14 @@ def _require_finite(name: str, values: Tensor) -> None:
 
 
 MAX_KEPT_BYTES = 64 << 20
-"""Maximum bytes of cached sums."""
+"""Maximum size in bytes of cached sums."""
 
 
 class MergedWeights:
     """Sums of base and delta, for forward passes in which all rows belong to one variant.
 
     Args:
-        bulk_rows: Minimum rows for which a sum that is not cached is computed.
+        bulk_rows: Minimum number of rows for which a sum that is not cached is computed.
     """
 
     def __init__(self, bulk_rows: int) -> None:

@@ -31,7 +31,7 @@ from gym_fed.trust.identity.tls import private_pem, server_context
 _log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 << 10
-"""Maximum bytes of a request's headers, including the first line."""
+"""Maximum size in bytes of a request's headers, including the first line."""
 NO_PROXIES = Proxies()
 _LOOK_SECONDS = 0.5
 _MINUTE_SECONDS = 60.0

@@ -214,7 +214,7 @@ class PictureSlots:
 
 
 MAX_HELD_BYTES = 1 << 30
-"""Maximum bytes of all callers, shared evenly by those that hold bodies."""
+"""Maximum size in bytes of all callers, shared evenly by those that hold bodies."""
 MAX_BYTES_PER_CALLER = 128 << 20
 MIN_BYTES_PER_CALLER = 16 << 20
 """Bytes that every caller may hold: two bodies of the largest size."""

@@ -148,7 +148,7 @@ class ApiKey(NamedKey):
 
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
-    """Maximum tokens per minute, of prompts and answers together."""
+    """Maximum number of tokens per minute, of prompts and answers together."""
 
     expires_at: int | None = Field(default=None, ge=0)
     """Expiry time in Unix seconds; None if the key never expires."""

@@ -92,7 +92,7 @@ _ENGINE = (
     MetricRow("gym_engine_running", "Running requests"),
     MetricRow("gym_engine_queued", "Waiting requests"),
     MetricRow("gym_engine_kv_bytes_used", "Bytes of the KV blocks that running requests hold"),
-    MetricRow("gym_engine_kv_bytes_limit", "Maximum bytes of KV caches"),
+    MetricRow("gym_engine_kv_bytes_limit", "Maximum size in bytes of KV caches"),
 )
 _ENGINE_BY = (
     MetricRow("gym_engine_finished", "Finished requests by reason", ("reason",), "counter"),
@@ -127,7 +127,7 @@ _STORE = (
     MetricRow("gym_variants_evictions", "Evicted variants", (), "counter"),
     MetricRow("gym_variants_errors", "Loads that failed", (), "counter"),
     MetricRow("gym_variants_load_seconds", "Seconds spent loading variants", (), "counter"),
-    MetricRow("gym_variants_cache_bytes", "Maximum bytes of variants in memory"),
+    MetricRow("gym_variants_cache_bytes", "Maximum size in bytes of variants in memory"),
     MetricRow("gym_variants_resident", "Variants in memory"),
     MetricRow("gym_variants_resident_bytes", "Bytes of variants in memory"),
     MetricRow("gym_variants_pinned", "Variants in use"),

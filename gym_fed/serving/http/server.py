@@ -34,7 +34,7 @@ from gym_fed.serving.setup import Serving, open_serving
 DRAIN_SECONDS = 20.0
 _GRACE_SECONDS = 2
 LEAVE_SECONDS = 5.0
-"""Maximum seconds from the end of draining to the exit of the process, even if a step or a thread hangs."""
+"""Maximum time in seconds from the end of draining to the exit of the process, even if a step or a thread hangs."""
 
 _log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ class Caller:
         owners: Accounts whose variants may all be used.
         metrics: True if the server's metrics, which cover everybody's requests, may be read.
         manage_variants: True if variants may be added and removed.
-        requests_per_minute: Maximum requests per minute; None: no limit.
-        tokens_per_minute: Maximum tokens of prompts and answers per minute; None: no limit.
+        requests_per_minute: Maximum number of requests per minute; None: no limit.
+        tokens_per_minute: Maximum number of tokens of prompts and answers per minute; None: no limit.
         key_sha256: The digest of the key; empty without keys.
     """
 
@@ -101,7 +101,7 @@ class Catalogue:
         self._base = Model(served_name, None, "gym", int(time.time()), reads)
 
     def resolve(self, name: str, caller: Caller) -> Model:
-        """Return the model of this name.
+        """Return the model with this name.
 
         Raises:
             GymError: ``NOT_FOUND``, both for an unknown name and for another user's variant; ``BASE_MISMATCH`` for

@@ -74,7 +74,7 @@ class TemplateNames:
         """Return the template variables of a request.
 
         Raises:
-            RequestError: Naming the field that the template does not support.
+            RequestError: For a field that the template does not support.
         """
         variables = dict(request.chat_template_kwargs or {})
         for name in variables:

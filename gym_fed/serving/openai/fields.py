@@ -34,7 +34,7 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
     """Validate a request.
 
     Raises:
-        RequestError: Naming the first invalid field, and the reason.
+        RequestError: With the first invalid field and the reason.
     """
     if not isinstance(body, dict):
         raise RequestError("the request must be a JSON object")
@@ -90,7 +90,7 @@ def not_supported(name: str, kind: str, *supported: str) -> PydanticCustomError:
     remedy = ". Send pictures in messages with role user: as image_url in chat, as input_image in responses"
     return PydanticCustomError(
         "unsupported",
-        "{what} of type {kind} are not supported here, only {supported}{remedy}",
+        "{what} of type {kind} are not supported by this server, only {supported}{remedy}",
         {
             "what": name,
             "kind": repr(kind[:80]),
@@ -373,4 +373,4 @@ _ALTERNATIVES = {
 def hint_for(field: str, known: Container[str]) -> str:
     """Return a suggestion for an unknown field, given the known ones; empty if there is no equivalent."""
     name = next((name for name in _EQUIVALENTS.get(field, ()) if name in known), "")
-    return f"here it is called {name}" if name else _ALTERNATIVES.get(field, "")
+    return f"use {name}" if name else _ALTERNATIVES.get(field, "")

@@ -34,7 +34,7 @@ Notation = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)
 _SCHEMA_FIELDS = ("response_format", "tools", "guided_json", "structured_outputs.json")
 Nothing = Annotated[Any, only(False)]
 MAX_ANSWERS = 16
-"""Maximum answers of one prompt."""
+"""Maximum number of answers of one prompt."""
 
 
 def refusal_name(field: str) -> str:

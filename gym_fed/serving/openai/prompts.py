@@ -96,7 +96,7 @@ class Prompts:
 
         Args:
             prompt_ids: The prompt.
-            budget: Maximum tokens of the thought.
+            budget: Maximum number of tokens of the thought.
             continued: The text of the message that the answer continues; None: it begins a message.
 
         Raises:
@@ -197,7 +197,7 @@ class Prompts:
                 )
 
     def of_question(self, text: str) -> list[int]:
-        """Render one user message, up to the beginning of the answer; raises like ``of_messages``."""
+        """Render one user message, up to the beginning of the answer. Raises the errors of ``of_messages``."""
         return self.of_messages([UserMessage(role="user", content=text)])
 
     def first_id(self, text: str) -> int:
@@ -279,8 +279,8 @@ class Prompts:
             count = len(self._tokens(text[:length], special=False))
             if count > most:
                 raise RequestError(
-                    f"the first {length:,} of {len(text):,} characters have {counted(count, 'token')}; prompt "
-                    f"and answer together are limited to {self._context:,}",
+                    f"the first {length:,} of {len(text):,} characters have {counted(count, 'token')}; together "
+                    f"with the answer, at most {self._context:,} are allowed",
                     param=param,
                     name="context_length_exceeded",
                     hint="shorten the prompt",
@@ -358,7 +358,7 @@ class VariantPrompts:
         self._lock = threading.Lock()
 
     def __call__(self, variant: str | None) -> Prompts:
-        """Return the prompts of a variant; raises like ``Vocabularies.of``."""
+        """Return the prompts of a variant. Raises the errors of ``Vocabularies.of``."""
         vocabulary = None if self._vocabularies is None else self._vocabularies.of(variant)
         if self._vocabularies is None or vocabulary is None or vocabulary is self._vocabularies.base:
             return self._base

@@ -35,7 +35,8 @@ from gym_fed.serving.openai.stored_answers import StoredAnswers
 
 RESPONSES = "/v1/responses"
 MAX_CONVERSATION_BYTES = 2**20
-"""Maximum bytes of a stored conversation, so that a small request cannot make the server process a huge prompt."""
+"""Maximum size of a stored conversation in bytes, so that a small request cannot make the server process a huge
+prompt."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def begin_response(
 
 
 def check_response(body: Any) -> None:
-    """Refuse an invalid body, whether or not responses are stored; raises like ``begin_response``."""
+    """Refuse an invalid body, whether or not responses are stored. Raises the errors of ``begin_response``."""
     request = parse(ResponsesRequest, body, RESPONSES_NEUTRAL)
     store_of(request.store, None, default=True)
     ResponsesAsChat(request, earlier_turns(request.previous_response_id, LOCAL, None)).chat()
@@ -110,7 +111,7 @@ def store_of(requested: bool | None, stored: StoredAnswers | None, *, default: b
 
 
 def earlier_turns(previous: str | None, caller: Caller, stored: StoredAnswers | None) -> list[dict[str, Any]]:
-    """Return the conversation that ends with a stored response; raises like ``StoredAnswers.get``."""
+    """Return the conversation that ends with a stored response. Raises the errors of ``StoredAnswers.get``."""
     if previous is None:
         return []
     if stored is None:

@@ -202,7 +202,7 @@ def _includable(value: Any) -> Any:
         for name in value:
             if isinstance(name, str) and name not in (LOGPROBS, _IGNORED_INCLUDE):
                 raise PydanticCustomError(
-                    "unsupported", "{value} is not supported here", {"value": repr(name[:80])}
+                    "unsupported", "{value} is not supported by this server", {"value": repr(name[:80])}
                 )
     return value
 

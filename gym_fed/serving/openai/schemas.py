@@ -236,7 +236,8 @@ class ChatRequest(PromptEndFields, GuidedFields):
     """A field of vLLM; false leaves the thought out of the answer."""
 
     thinking_token_budget: Budget | None = None
-    """Maximum tokens of the thought, which is then closed. vLLM's field; SGLang and Qwen use ``thinking_budget``."""
+    """Maximum number of tokens of the thought, which is then closed. vLLM's field; SGLang and Qwen use
+    ``thinking_budget``."""
 
     thinking_budget: Budget | None = None
 

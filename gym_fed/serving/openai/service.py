@@ -67,8 +67,8 @@ class OpenAIService:
         tokenizer: The tokenizer of the base.
         vocab_size: The number of token ids that the model has.
         fingerprint: The identifier of the base's weights (``system_fingerprint``).
-        max_at_once: Maximum answers of one request, bounded by the size of the queue.
-        context: Maximum tokens of prompt and answer together; far longer prompts are refused early.
+        max_at_once: Maximum number of answers of one request, bounded by the size of the queue.
+        context: Maximum number of tokens of the prompt and the answer together; far longer prompts are refused early.
         on_use: Called with the usage of each request after it ends.
         content_filter: The filter of requests and answers by their text; None: no filter.
         stored: The store of answers for later requests; None: answers are not stored.
@@ -143,24 +143,24 @@ class OpenAIService:
         if url == EMBEDDINGS:
             return self.begin_vectors(body, caller).run()
         if isinstance(body, dict) and body.get("stream"):
-            message = "field 'stream' is not supported here: the answer is returned as a whole"
+            message = "field 'stream' is not supported: the answer is returned as a whole"
             raise RequestError(message, param="stream")
         return self._begin(url, body, caller, None).run()
 
     def stream(self, url: str, body: Any, caller: Caller) -> Generator[StreamChunk]:
-        """Stream the answer to a request even if ``stream`` is not set; raises like ``handle``."""
+        """Stream the answer to a request even if ``stream`` is not set. Raises the errors of ``handle``."""
         return self.begin(url, body, caller).chunks()
 
     def begin(self, url: str, body: Any, caller: Caller) -> Pending:
-        """Accept a request for text, without waiting for its answer; raises like ``handle``."""
+        """Accept a request for text, without waiting for its answer. Raises the errors of ``handle``."""
         return self._begin(url, body, caller, self._stored)
 
     def input_tokens(self, body: Any, caller: Caller) -> dict[str, Any]:
-        """Count the input tokens of a request to the Responses API; raises like ``handle``."""
+        """Count the input tokens of a request to the Responses API. Raises the errors of ``handle``."""
         return count_input_tokens(body, caller, self.catalogue, self._prompts_of, self._context, self._stored)
 
     def stored(self, url: str, answer_id: str, caller: Caller) -> dict[str, Any]:
-        """Return the body of an answer that this caller has stored; raises like ``stored_answer``."""
+        """Return the body of an answer that this caller has stored. Raises the errors of ``stored_answer``."""
         return self.stored_answer(url, answer_id, caller).to_dict()
 
     def stored_answer(self, url: str, answer_id: str, caller: Caller) -> StoredAnswer:
@@ -177,7 +177,7 @@ class OpenAIService:
         return self._storage().get(caller, answer_id, STORED[url])
 
     def delete_stored(self, url: str, answer_id: str, caller: Caller) -> dict[str, Any]:
-        """Delete a stored answer; raises like ``stored``."""
+        """Delete a stored answer. Raises the errors of ``stored``."""
         self._storage().delete(caller, answer_id, STORED[url])
         kind = "response" if url == RESPONSES else "chat.completion.deleted"
         return {"id": answer_id, "object": kind, "deleted": True}
@@ -207,7 +207,7 @@ class OpenAIService:
         raise RequestError(f"no such URL: {url}", code=ErrorCode.NOT_FOUND, hint=f"use {', '.join(URLS)}")
 
     def begin_vectors(self, body: Any, caller: Caller) -> PendingVectors:
-        """Accept a request for embeddings, without waiting for them; raises like ``handle``.
+        """Accept a request for embeddings, without waiting for them. Raises the errors of ``handle``.
 
         An embedding is the mean of the model's last hidden states, normalised.
         """

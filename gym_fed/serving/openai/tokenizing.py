@@ -83,7 +83,7 @@ class Tokenizing:
     Args:
         catalogue: The models that may be named; the base is the default.
         prompts: Function that returns the prompts of a variant, or of the base for None.
-        context: Tokens of prompt and answer together.
+        context: Tokens of the prompt and the answer together.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ def ids_that_fit(
     Args:
         messages: The conversation.
         render: Function that renders a part of the conversation.
-        context: Tokens of prompt and answer together; None: nothing is dropped.
-        max_tokens: Maximum tokens of the answer, for which at most a quarter of the context is reserved.
+        context: Tokens of the prompt and the answer together; None: nothing is dropped.
+        max_tokens: Maximum number of tokens of the answer, for which at most a quarter of the context is reserved.
 
     Raises:
         RequestError: Errors from ``render``; ``context_length_exceeded`` only for the last turn alone.
@@ -331,7 +331,7 @@ def count_input_tokens(
         caller: The authenticated user.
         catalogue: The models that may be named; the base is the default.
         prompts: The prompts of each variant.
-        context: Maximum tokens of prompt and answer together.
+        context: Maximum number of tokens of the prompt and the answer together.
         stored: The store of earlier responses; None if there is none.
 
     Raises:

@@ -53,7 +53,7 @@ class Clip:
 
         Args:
             processor: The processor of the model; only its settings are read.
-            max_pixels: Maximum pixels of all frames together, checked before they are decoded.
+            max_pixels: Maximum number of pixels of all frames together, checked before they are decoded.
 
         Raises:
             GymError: ``USAGE`` for a broken file; ``TOO_LARGE`` above a limit; ``INTERRUPTED`` if the client has

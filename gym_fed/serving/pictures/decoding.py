@@ -29,7 +29,7 @@ MAX_PICTURES = 16
 MAX_PICTURE_BYTES = 6 * 2**20
 MAX_PIXELS = 2**24
 MAX_REQUEST_PIXELS = 2**26
-"""Maximum pixels of all pictures of a request."""
+"""Maximum number of pixels of all pictures of a request."""
 MAX_RATIO = 50
 """Maximum ratio of the longer side to the shorter one."""
 
@@ -240,7 +240,7 @@ def pixels_alone(data: bytes) -> tuple[bytes, int]:
     A broken file is returned unchanged, for the decoder to refuse.
 
     Raises:
-        TooManyParts: Naming the kind of parts.
+        TooManyParts: With the kind of parts.
     """
     for start, strip in _STRIPPERS.items():
         if data.startswith(start):

@@ -175,8 +175,8 @@ def _positions(ids: Any, start: int, stop: int) -> list[Position] | None:
 
 CACHE_BYTES = 256 * 2**20
 OWNER_BYTES = 2 * 2**30
-"""Maximum bytes of features in one owner's requests, including waiting ones; 16 pictures may need 750 MB in an 8B
-model."""
+"""Maximum size in bytes of features in one owner's requests, including waiting ones; 16 pictures may need 750 MB in an
+8B model."""
 
 
 class PictureEncoder:
@@ -186,8 +186,8 @@ class PictureEncoder:
 
     Args:
         embedder: The embedder that computes the features.
-        cache_bytes: Maximum bytes of cached features.
-        owner_bytes: Maximum bytes of features in one owner's requests that are not cached.
+        cache_bytes: Maximum size in bytes of cached features.
+        owner_bytes: Maximum size in bytes of features in one owner's requests that are not cached.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class PictureProcessor:
 
         Args:
             medium: The medium.
-            max_pixels: Maximum pixels of the frames of a video.
+            max_pixels: Maximum number of pixels of the frames of a video.
 
         Raises:
             GymError: ``USAGE`` for a broken medium, one that the processor rejects, or a ``detail`` that the model does

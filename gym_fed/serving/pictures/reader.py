@@ -33,8 +33,8 @@ _KINDS = ("image_url", "input_image", "input_audio", "video_url")
 MediumPart = ImagePart | AudioPart | VideoPart
 
 _REFUSAL = (
-    "content parts of type {type!r} are not supported here, only {reads}. {why}: {remedy}, or serve a "
-    "model that reads {noun}s"
+    "content parts of type {type!r} are not supported by this server, only {reads}. {why}: {remedy}, or "
+    "serve a model that reads {noun}s"
 )
 _REMEDIES = {
     "image": "describe the picture in words",
@@ -84,7 +84,8 @@ class MessagePictures:
         Args:
             ids: The rendered prompt, with one placeholder for each medium.
             messages: The messages.
-            context: Maximum tokens of prompt and answer; if the prompt exceeds it, no further medium is read.
+            context: Maximum number of tokens of the prompt and the answer; if the prompt exceeds it, no further medium
+                is read.
 
         Raises:
             RequestError: For a broken medium, a template that does not write a placeholder for each medium, or a prompt
@@ -101,8 +102,8 @@ class MessagePictures:
             length += len(processed[kind][-1][1].run) - 1  # the run replaces the placeholder
             if context is not None and length >= context:
                 raise RequestError(
-                    f"the prompt has {counted(length, 'token')} or more including its media; prompt and answer "
-                    f"together are limited to {context:,}",
+                    f"the prompt has {counted(length, 'token')} or more including its media; together "
+                    f"with the answer, at most {context:,} are allowed",
                     param="messages",
                     name="context_length_exceeded",
                     hint="send fewer pictures, sounds or videos, or smaller ones",
@@ -271,7 +272,7 @@ class PictureReader:
             # for some models, only the language model was loaded
             kind = images_type(Path(resolve(name)))
             return (
-                NoPictures() if kind is None else NoPictures(f"Only the text of {kind} models is read here")
+                NoPictures() if kind is None else NoPictures(f"Only the text of {kind} models is supported")
             )
         processor = PictureProcessor(load_processor(name))
         probes: dict[str, Probe | str] = {}
@@ -310,7 +311,9 @@ class PictureReader:
             _log.warning("%s", reason)
             self.processor.drop(name)
         if not self.processor.kinds:
-            return NoPictures(next(iter(self._reasons.values()), f"{kind} models do not support media here"))
+            return NoPictures(
+                next(iter(self._reasons.values()), f"Media are not supported for {kind} models")
+            )
         self.encoder = PictureEncoder(self._embedder)
         return self
 

@@ -183,7 +183,7 @@ class Thinking:
     Attributes:
         parser: The parser of the model.
         tail: The end of the prompt's text.
-        budget: Maximum tokens of the thought, which the engine then closes; None: no limit.
+        budget: Maximum number of tokens of the thought, which the engine then closes; None: no limit.
         continued: The text of the message that the answer continues; None or empty if it begins a message.
     """
 

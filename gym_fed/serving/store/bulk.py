@@ -98,7 +98,7 @@ class BulkAddition:
         """Add all variants; return their rows, and the deltas of revisions that are no longer kept.
 
         Raises:
-            GymError: Naming every refused file, with the code of the first; nothing is then added.
+            GymError: With every refused file, and the code of the first; nothing is then added.
         """
         _require_distinct(variants)
         try:

@@ -21,7 +21,7 @@ Loader = Callable[[str, "DeltaFile", "ModelLayout | None", str], "LoadedVariant"
 
 
 def load_variant(name: str, delta: DeltaFile, layout: ModelLayout | None, sha256: str) -> LoadedVariant:
-    """Load a variant; raises like ``variant_weights.load_variant_weights``, and ``USAGE`` without a layout."""
+    """Load a variant. Raises the errors of ``variant_weights.load_variant_weights``, and ``USAGE`` without a layout."""
     from gym_fed.serving.forward.variant_weights import loaded_variant
 
     if layout is None:

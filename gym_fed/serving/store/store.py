@@ -82,7 +82,7 @@ class VariantStore:
             folder: The store's folder.
             base: The base of all variants; None: variants of any base can be registered, but not loaded.
             layout: The ``ModelLayout`` of the served model.
-            cache_bytes: Maximum bytes of variants in memory.
+            cache_bytes: Maximum size in bytes of variants in memory.
             require_signature: Whether to refuse unsigned variants, when they are added and before use.
             create: Whether to create the folder if it does not exist.
             loader: Function that converts an open delta to the model's in-memory form.
@@ -137,7 +137,7 @@ class VariantStore:
             signed: The manifest with its signature; None: unsigned, which ``require_signature`` refuses.
             name: The name to serve it as.
             owner: An account's id, or a plain user id.
-            replace: Whether to replace the owner's variant of this name, if there is one.
+            replace: Whether to replace the owner's variant with this name, if there is one.
             note: A comment for people on an unsigned variant; that of a signed one is in its manifest.
             figures: Measurements for its history, such as losses; they stay in this store.
 
@@ -272,7 +272,7 @@ class VariantStore:
         """Allow another key to sign for an owner, such as the newer key of a rotated account or a user's second key.
 
         Raises:
-            GymError: ``KEY_REVOKED`` for a key that was revoked here.
+            GymError: ``KEY_REVOKED`` for a key that was revoked in this store.
         """
         validate_owner(owner)
         self._registry.set_key(owner, public_key, revoked=False)
@@ -286,7 +286,7 @@ class VariantStore:
         """Check a variant on disk: hash, format, base, manifest and signature.
 
         Raises:
-            GymError: Naming variant, file and remedy.
+            GymError: With the variant, the file and a remedy.
         """
         record = self.get(name)
         open_verified(
@@ -314,7 +314,7 @@ class VariantStore:
     # ---- for the engine ----
 
     def prefetch(self, name: str, user: str = "") -> None:
-        """Start loading a variant, unless other variants need the memory; raises like ``get``."""
+        """Start loading a variant, unless other variants need the memory. Raises the errors of ``get``."""
         self._cache.prefetch(self._servable(name), user)
 
     def poll(self, name: str, user: str = "") -> LoadedVariant | None:
@@ -328,7 +328,7 @@ class VariantStore:
         return self._cache.poll(self._servable(name), user)
 
     def added_tokens(self, name: str) -> VariantTokens | None:
-        """Return the tokens that a variant adds to the base's tokenizer, or None; raises like ``get``."""
+        """Return the tokens that a variant adds to the base's tokenizer, or None. Raises the errors of ``get``."""
         return self._tokens.of(self._servable(name).sha256)
 
     def lacks_room(self, name: str) -> bool:
@@ -336,7 +336,7 @@ class VariantStore:
         return self._cache.lacks_room(name)
 
     def acquire(self, name: str) -> LoadedVariant:
-        """Wait for the variant, and return it, pinned until ``release``; raises like ``poll``."""
+        """Wait for the variant, and return it, pinned until ``release``. Raises the errors of ``poll``."""
         while True:
             loaded = self._cache.acquire(self._servable(name))
             if loaded is not None:

@@ -86,7 +86,7 @@ def completion_body(
         model: A digest, or the name of the base.
         prompt_ids: The prompt.
         params: Parameters that ``require_supported`` accepts.
-        max_tokens: Maximum tokens of the answer.
+        max_tokens: Maximum number of tokens of the answer.
         end_ids: Tokens that end it.
         salt: The salt of the prefix cache.
         stream: True for events as tokens arrive; False for one object at the end.

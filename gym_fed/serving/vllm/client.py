@@ -21,9 +21,9 @@ _CONNECT_SECONDS = 10.0
 _SHORT_SECONDS = 30.0
 _MAX_SHOWN = 300
 _MAX_BYTES = 1 << 20
-"""Maximum bytes of an event, or of an answer without tokens."""
+"""Maximum size in bytes of an event, or of an answer without tokens."""
 _MAX_TOKEN_BYTES = 4096
-"""Maximum bytes per token of an answer, with the log-probabilities of other tokens."""
+"""Maximum number of bytes per token of an answer, with the log-probabilities of other tokens."""
 _UNKNOWN_FORM = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Errors raised when JSON does not have vLLM's form."""
 
@@ -221,7 +221,7 @@ async def _body(answer: httpx.Response, max_bytes: int) -> bytes:
 
 
 async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes]:
-    """Yield the lines of an answer as they arrive; raises like ``_body`` for a line of more than ``_MAX_BYTES``."""
+    """Yield the lines of an answer as they arrive. Raises the error of ``_body`` for a line over ``_MAX_BYTES``."""
     rest = b""
     async for part in answer.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")

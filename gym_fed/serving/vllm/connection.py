@@ -134,14 +134,14 @@ class VllmOptions:
         model: The model's folder.
         served_name: The base's name.
         dtype: Type of weights and activations.
-        max_context: Maximum tokens of prompt and answer.
+        max_context: Maximum number of tokens of the prompt and the answer.
         max_concurrent: Maximum number of concurrent requests.
         slots: Maximum number of variants in one step; 0: only the base is served.
         variants_in_memory: Number of variants that stay loaded.
         max_lora_rank: Maximum rank of low-rank variants.
         tensor_parallel_size: Number of GPUs (or processes) that share every layer.
         kv_cache_bytes: Bytes of the KV cache; None: vLLM decides.
-        max_batch_tokens: Maximum tokens of a step; None: vLLM decides.
+        max_batch_tokens: Maximum number of tokens of a step; None: vLLM decides.
         prefix_cache: True if prompts reuse the KV cache of earlier ones.
         trains: True if this is for a training run, which uploads adapters and needs the sampler's log-probabilities.
         arguments: Additional command-line arguments.

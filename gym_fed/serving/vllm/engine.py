@@ -122,7 +122,7 @@ class VllmEngine:
         return sequence.generation
 
     def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
-        """Check a request's length and the room in the queue; raises like ``submit``."""
+        """Check a request's length and the room in the queue. Raises the errors of ``submit``."""
         self._require_base_tokens(variant)
         self._require_ready()
         self.limits.check_prompt(prompt_ids)

@@ -46,7 +46,7 @@ class VllmLoop:
         client: The client of vLLM.
         base: The base's name in vLLM.
         source: The source of variants.
-        max_concurrent: Maximum requests inside vLLM.
+        max_concurrent: Maximum number of requests inside vLLM.
         salts: The salts of the prefix cache.
         counters: The counters of the engine.
         vocab_size: The number of the base's token ids.

@@ -29,7 +29,7 @@ class StepSlots:
     """The slot of every row of the current step; -1 for rows without a variant of this plug-in.
 
     Args:
-        size: Maximum rows of a step.
+        size: Maximum number of rows of a step.
         device: The device of the model.
 
     Attributes:
@@ -84,7 +84,7 @@ class LayerSlots(ABC):
         """Refuse a matrix with a wrong shape.
 
         Raises:
-            CodecError: Naming both shapes.
+            CodecError: With both shapes, if they differ.
         """
         if (matrix.rows, matrix.cols) != (self.sizes[part], cols):
             raise CodecError(f"the delta is {[matrix.rows, matrix.cols]}, not {[self.sizes[part], cols]}")

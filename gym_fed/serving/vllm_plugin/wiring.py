@@ -122,7 +122,7 @@ class Wiring:
         """Convert a variant to the form that each place takes, and check its contents.
 
         Raises:
-            ValueError: Naming the first module that the model lacks or that does not fit.
+            ValueError: With the first module that the model lacks or that does not fit.
         """
         prepared: dict[str, Any] = {}
         seen: set[str] = set()

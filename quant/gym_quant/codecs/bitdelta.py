@@ -71,7 +71,7 @@ class BitDelta(Codec):
         return self.normalise(chosen, shape), why
 
     def _rows_are_worth_it(self, delta: Tensor, scale_dtype: str) -> bool:
-        """True if row scales keep more energy per extra byte than the bits with one scale do.
+        """Return True if row scales keep more energy per extra byte than the bits with one scale do.
 
         Signs and the mean magnitude of n weights keep ``(sum |d|)^2 / n`` of their energy (Liu et al. 2024, eq. 3).
         """

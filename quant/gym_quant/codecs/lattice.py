@@ -47,7 +47,7 @@ _HEAD, _WIDE_HEAD = 3, 5
 _DEFLATED = 0x80
 _SAMPLE = 1 << 18
 _LIKELY_BITS = 17 / 64
-"""Maximum bytes per weight of a new grid: a step of 1.1 rms has at most 2.03 bits of entropy."""
+"""Maximum number of bytes per weight of a new grid: a step of 1.1 rms has at most 2.03 bits of entropy."""
 
 Codes = NDArray[np.signedinteger[Any]]
 

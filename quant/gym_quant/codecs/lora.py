@@ -269,7 +269,7 @@ class Lora(Codec):
 
 
 def cancels(a: Tensor, b: Tensor, max_ratio: float = _MAX_CANCELLED) -> bool:
-    """True if ``sum_k |b_k| |a_k|`` exceeds ``max_ratio`` times ``|b @ a|``.
+    """Return True if ``sum_k |b_k| |a_k|`` exceeds ``max_ratio`` times ``|b @ a|``.
 
     Gram matrices then do not determine the product's norm. ``a`` is ``[r, cols]`` and ``b`` ``[rows, r]``, in any
     float dtype.
@@ -313,7 +313,7 @@ def against_sign_bits(shape: Shape, payload_bytes: int) -> str:
 
 
 def is_quantised(params: Params) -> bool:
-    """True if ``params`` describe quantised factors."""
+    """Return True if ``params`` describe quantised factors."""
     return params.get("factors", _DEFAULT) not in _PLAIN
 
 

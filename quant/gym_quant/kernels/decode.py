@@ -55,7 +55,7 @@ class Operators(ABC):
     def add_norm(
         self, hidden: Tensor, term: Tensor | None, norm: NormWeight, deltas: NormDeltas | None, out: Tensor
     ) -> None:
-        """``hidden += term``, then ``out = norm(hidden)``; all ``[rows, size]``, contiguous."""
+        """Compute ``hidden += term``, then ``out = norm(hidden)``; all ``[rows, size]``, contiguous."""
 
     @abstractmethod
     def rotate(
@@ -78,7 +78,7 @@ class Operators(ABC):
 
     @abstractmethod
     def gate(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
-        """``out = silu(gate) * up``, ``[rows, size]``; rows of ``gate`` and ``up`` may be strided equally."""
+        """Compute ``out = silu(gate) * up``, ``[rows, size]``; rows of ``gate`` and ``up`` may be strided equally."""
 
 
 def operators(path: str | None = None) -> Operators:

@@ -100,10 +100,10 @@ class ResidentTiles(Resident):
             CodecError: For ``exact``.
         """
         if kernel == "exact":
-            raise CodecError("levels in planes of signs support only look-up products")
+            raise CodecError("levels in sign planes support only lookup products")
 
     def operands(self) -> reference.Operands:
-        """The operands of the lookup reference."""
+        """Return the operands of the lookup reference."""
         return self.tiled.operands()
 
     @classmethod

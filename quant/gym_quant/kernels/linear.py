@@ -93,7 +93,7 @@ def pack_linear(code: int, weight: Tensor, group: int, unit: float) -> Tensor:
 
 
 def is_vectorised() -> bool:
-    """True if native code uses vector instructions; without them torch's product is faster for many rows."""
+    """Return True if native code uses vector instructions; without them torch's product is faster for many rows."""
     return dispatch.path() in ("avx512", "avx2") and bool((native.features() or 0) & native.HAS_FMA)
 
 

@@ -41,7 +41,7 @@ def group_of(code: int, tiles: Tensor) -> int:
 
 
 def scales_are_finite(code: int, tiles: Tensor) -> bool:
-    """True if all scales and minima of int8 or int4 tiles are finite."""
+    """Return True if all scales and minima of int8 or int4 tiles are finite."""
     width = 2 * TILE * (1 if code == INT8 else 2)
     step = max(1, _BLOCK // (tiles.shape[1] * tiles.shape[2]))
     for start in range(0, len(tiles), step):

@@ -13,7 +13,7 @@ from gym_quant.kernels import dispatch, native_tiles, reference
 from gym_quant.kernels.lookup import MODES, LookupTables
 from gym_quant.kernels.sign_matrix import SignMatrix
 
-_NOT_FINITE = "an activation is not finite: look-up cannot round it"
+_NOT_FINITE = "an activation is not finite: lookup cannot round it"
 
 
 def signed_matmul(
@@ -25,7 +25,7 @@ def signed_matmul(
     ``lookup`` rounds sums of four activations to 8 bits, with a step for every 1,024 activations: the error is about 1%
     of the term's L2 norm for normal activations, and at most half a step per sum of four. ``lookup16`` rounds them to
     16 bits: 3e-5. Rows that share a variant read its bits once. Work is split over ``torch.get_num_threads()`` threads
-    by outputs. Results do not depend on their number or the native path; those of look-up do not depend on the path at
+    by outputs. Results do not depend on their number or the native path; those of lookup do not depend on the path at
     all. Groups that do not begin at whole bytes are computed exactly, by the reference.
 
     Args:
@@ -39,7 +39,7 @@ def signed_matmul(
         ``y``.
 
     Raises:
-        CodecError: For shapes, indices or modes that do not fit; with look-up also for activations that are not finite
+        CodecError: For shapes, indices or modes that do not fit; with lookup also for activations that are not finite
             and groups that do not begin at whole bytes.
     """
     chosen_rows = [int(i) for i in (index.tolist() if isinstance(index, Tensor) else index)]
@@ -103,7 +103,7 @@ def _check(x: Tensor, variants: Sequence[SignMatrix], index: Sequence[int], y: T
             )
         if mode != "exact" and not variant.whole_bytes:
             raise CodecError(
-                f"variant {number}: group_size {variant.group_size} is not a multiple of 8, as look-up needs"
+                f"variant {number}: group_size {variant.group_size} is not a multiple of 8, as lookup needs"
             )
     for row, variant_index in enumerate(index):
         if not -1 <= variant_index < len(variants):

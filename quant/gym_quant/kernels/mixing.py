@@ -41,7 +41,7 @@ def sign_products(
     packed = _packed(bits, cols)
     rows = packed[0].shape[0]
     if group_size is not None and group_size < 1:
-        raise CodecError(f"group_size is {group_size}, not a whole number from 1")
+        raise CodecError(f"group_size is {group_size}, not a positive integer")
     group = None if group_size is None else min(group_size, max(cols, 1))
     expected = [1] if group is None else [rows, -(-cols // group)]
     if len(scales) != len(packed):
@@ -63,7 +63,7 @@ def signed_votes(bits: Sequence[Tensor], weights: Tensor, cols: int, out: Tensor
 
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
-        weights: ``[n]`` whole numbers of any sign whose magnitudes sum to less than 2^31. Native code adds 512
+        weights: ``[n]`` integers of any sign whose magnitudes sum to less than 2^31. Native code adds 512
             positions at once for every nonzero digit of a weight, so equal weights are the fastest.
         cols: Columns of the matrix.
         out: ``[rows, cols]`` int32, contiguous, to write into; made here when ``None``.
@@ -89,7 +89,7 @@ def signed_combination(
 
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
-        weights: ``[n]`` whole numbers as for ``signed_votes``.
+        weights: ``[n]`` integers as for ``signed_votes``.
         unit: Value of a weight of one; multiplied in float64.
         cols: Columns of the matrix.
         out: ``[rows, cols]`` float32, contiguous, to write into; made here when ``None``.
@@ -115,7 +115,7 @@ def signed_trimmed(
     """Compute coordinate-wise trimmed sums of combinations of signs, times ``unit``.
 
     At every position, row k of ``mixing`` gives ``y_k = sum_j mixing[k, j] * sign_j``. The ``trim`` largest and the
-    ``trim`` smallest are dropped; the rest are summed as whole numbers, multiplied by ``unit`` in float64 and rounded
+    ``trim`` smallest are dropped; the rest are summed as integers, multiplied by ``unit`` in float64 and rounded
     once. If each row of ``mixing`` has a contributor's nearest neighbours, this is the trimmed mean after
     nearest-neighbour mixing (Allouah et al. 2023, "Fixing by Mixing", arXiv 2302.01772); a diagonal gives the plain
     trimmed mean, and ``trim = (m - 1) // 2`` the median. ``unit`` must include ``1 / (m - 2 trim)``.
@@ -127,7 +127,7 @@ def signed_trimmed(
 
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
-        mixing: ``[m, n]`` whole numbers; the magnitudes of a row sum to less than 2^31.
+        mixing: ``[m, n]`` integers; the magnitudes of a row sum to less than 2^31.
         cols: Columns of the matrix.
         trim: Number of values dropped at each end; ``2 * trim < m``.
         unit: Value of a weight of one.
@@ -162,7 +162,7 @@ def _packed(bits: Sequence[Tensor], cols: int) -> list[Tensor]:
     if not len(bits):
         raise CodecError("bits are empty: at least one contributor is needed")
     if cols < 1:
-        raise CodecError(f"cols is {cols}, not a whole number from 1")
+        raise CodecError(f"cols is {cols}, not a positive integer")
     expected = [bits[0].shape[0] if bits[0].ndim else 0, (cols + 7) // 8]
     for number, matrix in enumerate(bits):
         if list(matrix.shape) != expected or matrix.dtype != torch.uint8 or matrix.device.type != "cpu":
@@ -188,7 +188,7 @@ def _is_whole(tensor: Tensor) -> bool:
 def _no_overflow(wide: Tensor, name: str) -> None:
     size = sum(abs(int(value)) for value in wide.tolist())
     if size > _INT32:
-        raise CodecError(f"{name}: magnitudes sum to {size}, more than {_INT32}; use smaller whole numbers")
+        raise CodecError(f"{name}: magnitudes sum to {size}, more than {_INT32}; use smaller integers")
 
 
 def _finite(unit: float) -> None:
@@ -225,7 +225,7 @@ def votes(packed: Tensor, weights: Tensor | None = None) -> Tensor:
 
     Args:
         packed: ``[n, bytes]`` uint8.
-        weights: ``[n]`` whole numbers whose magnitudes sum to less than 2^31.
+        weights: ``[n]`` integers whose magnitudes sum to less than 2^31.
 
     Returns:
         ``[8 * bytes]`` int32, least significant bit of a byte first.

@@ -114,7 +114,7 @@ class Operands:
         offsets: ``[out, groups]`` float32, or None.
         group: Bytes of a row that share a scale.
         shifts: Shifts of the planes.
-        zero: A whole number.
+        zero: An integer.
     """
 
     bits: Tensor

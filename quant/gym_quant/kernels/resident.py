@@ -105,7 +105,7 @@ class ResidentSigns(Resident):
         return SignBatch(variants, kernel)
 
     def operands(self) -> reference.Operands:
-        """The operands of the lookup reference."""
+        """Return the operands of the lookup reference."""
         if self.tiled is not None:
             return self.tiled.operands()
         assert self.matrix is not None
@@ -157,7 +157,7 @@ class SignBatch(ResidentBatch):
         native: True if native code multiplies all of them.
 
     Raises:
-        CodecError: For shapes that differ, an unknown mode, and groups that look-up cannot read.
+        CodecError: For shapes that differ, an unknown mode, and groups that lookup cannot read.
     """
 
     any_stride = True
@@ -210,9 +210,9 @@ class SignBatch(ResidentBatch):
     def add(
         self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None, tables: object | None = None
     ) -> None:
-        """``y[b] += delta[index[b]] @ x[b]`` for every row with an index that is not -1.
+        """Compute ``y[b] += delta[index[b]] @ x[b]`` for every row with an index that is not -1.
 
-        In look-up modes a row of ``x`` that is not finite makes its row of ``y`` NaN, and no other.
+        In lookup modes a row of ``x`` that is not finite makes its row of ``y`` NaN, and no other.
 
         Args:
             x: ``[batch, in]`` float32, contiguous, on the variants' device.

@@ -46,7 +46,7 @@ class SignMatrix:
             )
         rows = self.bits.shape[0]
         if self.group_size is not None and self.group_size < 1:
-            raise CodecError(f"group_size is {self.group_size}, not a whole number from 1")
+            raise CodecError(f"group_size is {self.group_size}, not a positive integer")
         groups = 1 if self.group_size is None else -(-self.cols // self.group_size)
         fitting = [[rows, groups]] if self.group_size is not None else [[1], [rows, 1]]
         if list(self.scales.shape) not in fitting or self.scales.dtype != torch.float32:
@@ -71,11 +71,11 @@ class SignMatrix:
         return self.tiles()
 
     def tiles(self) -> Tiled:
-        """A tiled copy for native code."""
+        """Return a tiled copy for native code."""
         return Tiled.of(self.bits[None], self.scales, self.cols, self.group_size)
 
     def operands(self) -> reference.Operands:
-        """The operands of the lookup reference."""
+        """Return the operands of the lookup reference."""
         wide = self.scales.expand(self.rows, 1) if self.scales.ndim < 2 else self.scales
         width = self.bits.shape[1]
         group = width if self.group_size is None else max(1, min(width, -(-self.group_size // 8)))

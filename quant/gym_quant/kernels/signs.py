@@ -156,4 +156,4 @@ def _matrix(tensor: Tensor, name: str) -> None:
 
 def _group(group_size: int | None) -> None:
     if group_size is not None and group_size < 1:
-        raise CodecError(f"group_size is {group_size}, not a whole number from 1")
+        raise CodecError(f"group_size is {group_size}, not a positive integer")

@@ -28,7 +28,7 @@ class Tiled:
         cols: ``in``.
         group: Bytes of a row that share a scale.
         shifts: The planes' shifts, from 0 to 3.
-        zero: A whole number.
+        zero: An integer.
     """
 
     bits: Tensor

@@ -34,7 +34,7 @@ _BLOCK_OUT, _BLOCK_BYTES = 64, 32
 def signed_matmul_cuda(
     x: Tensor, variants: Sequence[SignMatrix], index: Sequence[int], y: Tensor, mode: str = "exact"
 ) -> Tensor:
-    """``signed_matmul`` for CUDA tensors; variants on the CPU are copied to ``x``'s device per call.
+    """Compute ``signed_matmul`` for CUDA tensors; variants on the CPU are copied to ``x``'s device per call.
 
     Args:
         x: ``[batch, in]``; converted to float32.
@@ -68,7 +68,7 @@ def signed_matmul_cuda(
 
 
 def interpreted() -> bool:
-    """True if kernels run in Triton's interpreter, on CPU tensors."""
+    """Return True if kernels run in Triton's interpreter, on CPU tensors."""
     return bool(triton.knobs.runtime.interpret)
 
 
@@ -108,7 +108,7 @@ def _signed_rows(
     BLOCK_OUT: tl.constexpr,
     BLOCK_BYTES: tl.constexpr,
 ) -> None:
-    """A program computes ``BLOCK_OUT`` outputs of one row. A byte of bits is read once for eight inputs."""
+    """Compute ``BLOCK_OUT`` outputs of one row per program. A byte of bits is read once for eight inputs."""
     o = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = tl.load(rows_at + tl.program_id(1))
     inside = o < out

@@ -102,7 +102,7 @@ def _add_by_slot(
     BLOCK_BYTES: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
-    """A program adds the terms of ``BLOCK_ROWS`` rows to ``BLOCK_OUT`` outputs."""
+    """Add the terms of ``BLOCK_ROWS`` rows to ``BLOCK_OUT`` outputs per program."""
     o = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     r = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     in_out, in_rows = o < out, r < num_rows

@@ -135,7 +135,7 @@ def test_a_sound_is_heard_by_a_model_of_sound_and_refused_by_name_by_others(
             said.add("".join(conversation.say("what?")))
         assert len(said) == 2
     for refusing, problem in (
-        (engine, "'input_audio' are not supported here"),
+        (engine, "'input_audio' are not supported by this server"),
         (plain, "attachments are supported only"),
     ):
         conversation = ChatSession(refusing, sampling=GREEDY)

@@ -348,4 +348,7 @@ def test_turns_that_the_run_has_learned_in_another_way_are_named(trained: Path, 
     config["data"][0] |= {"roles_to_train": ["user", "assistant"], "train_on_eos": "last"}
     file.write_text(yaml.safe_dump(config))
     found = evaluated("./run", "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "3", "--no-check")
-    assert any("set roles_to_train and train_on_eos; here the loss covers" in note for note in found["notes"])
+    assert any(
+        "set roles_to_train and train_on_eos; this evaluation's loss covers" in note
+        for note in found["notes"]
+    )

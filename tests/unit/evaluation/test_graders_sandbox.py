@@ -219,7 +219,7 @@ def test_a_machine_that_forbids_namespaces_is_refused_at_setup(
     (tmp_path / "_sandbox_child.py").write_text(forbidding)
     monkeypatch.setattr(sandbox_module, "__file__", str(tmp_path / "_sandbox.py"))
     grader = CodeTests(CodeTestsConfig(grader="code_tests"))
-    with pytest.raises(GymError, match=r"isolation namespaces cannot be set up here: .*unshare"):
+    with pytest.raises(GymError, match=r"isolation namespaces cannot be set up on this machine: .*unshare"):
         grader.setup()
 
 

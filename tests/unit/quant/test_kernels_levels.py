@@ -120,7 +120,7 @@ def test_for_exact_and_without_native_code_the_codes_stay_as_they_are() -> None:
 
 def test_levels_in_planes_are_refused_by_the_exact_kernel() -> None:
     kept, _ = held("int4", {}, "lookup")
-    with pytest.raises(CodecError, match="support only look-up products"):
+    with pytest.raises(CodecError, match="support only lookup products"):
         type(kept).batch([kept], "exact")
 
 

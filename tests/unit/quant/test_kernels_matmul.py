@@ -1,4 +1,4 @@
-"""The matmul in which every row has its own delta: exact to float32, look-up to 8 bits, the same on every path."""
+"""The matmul in which every row has its own delta: exact to float32, lookup to 8 bits, the same on every path."""
 
 from __future__ import annotations
 

@@ -167,7 +167,8 @@ def test_what_is_off_within_a_content_is_named(tokenizer: Any, message: dict[str
             CHAT,
             {"response_format": {"type": "structural_tag", "format": {}}},
             "response_format",
-            "response_format of type 'structural_tag' are not supported here, only text, json_object, json_schema",
+            "response_format of type 'structural_tag' are not supported by this server, only text, "
+            "json_object, json_schema",
         ),
         (
             CHAT,
@@ -179,13 +180,13 @@ def test_what_is_off_within_a_content_is_named(tokenizer: Any, message: dict[str
             RESPONSES,
             {"text": {"format": {"type": "grammar"}}},
             "text.format",
-            "formats of type 'grammar' are not supported here, only text, json_object, json_schema",
+            "formats of type 'grammar' are not supported by this server, only text, json_object, json_schema",
         ),
         (
             CHAT,
             {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
             "tools[0]",
-            "tools of type 'custom' are not supported here, only function",
+            "tools of type 'custom' are not supported by this server, only function",
         ),
     ],
 )

@@ -371,7 +371,7 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_pictures(serving: Serv
     ]
     last = {"role": "user", "content": [{"type": "input_image", "image_url": data_url(SECOND)}]}
     asked = {"model": serving.served_name, "max_output_tokens": 4, "input": [*turn * 8, last]}
-    with pytest.raises(RequestError, match="prompt and answer together are limited to"):
+    with pytest.raises(RequestError, match="together with the answer, at most"):
         serving.service.handle(RESPONSES, asked, LOCAL)
     made = serving.service.handle(RESPONSES, {**asked, "truncation": "auto"}, LOCAL)
     assert 16 < made["usage"]["input_tokens"] < 512

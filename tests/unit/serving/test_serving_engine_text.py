@@ -184,7 +184,7 @@ def test_the_context_ends_an_answer_and_refuses_a_longer_prompt(tokenizer: Any) 
             engine.submit(GenerationRequest([1] * 20))
     assert refused.value.code is ErrorCode.TOO_LARGE
     assert "20 tokens" in refused.value.message
-    assert "prompt and answer together are limited to 20" in refused.value.message
+    assert "together with the answer, at most 20 are allowed" in refused.value.message
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, NamedTuple
 from gym_fed.serving.reasoning.base import start_of
 
 MAX_CALL_CHARACTERS = 1 << 18
-"""Maximum characters of one call; a longer call is returned as text."""
+"""Maximum number of characters of one call; a longer call is returned as text."""
 
 MAX_LEAD_CHARACTERS = 256
-"""Maximum characters between the mark of a call and its arguments: white space, or a name."""
+"""Maximum number of characters between the mark of a call and its arguments: white space, or a name."""
 
 Tools = Mapping[str, dict[str, Any] | None]
 """Parameters of the tools, by name; None: any arguments."""
@@ -220,7 +220,7 @@ def with_control_tokens(lark: str, control: Mapping[str, int]) -> str:
 
 
 MAX_CALLS = 128
-"""Maximum calls of one answer; further ones are returned as text."""
+"""Maximum number of calls of one answer; further ones are returned as text."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ _RECIPIENT = re.compile(r"to=([\w.-]{1,80})")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _ROLE = re.compile(r"\s*assistant")
 _MAX_HEADER = 256
-"""Maximum characters of a message's header; in a longer one, the text after the channel's name is the body."""
+"""Maximum number of characters of a message's header; in a longer one, the text after the channel is the body."""
 
 
 class OpenAIGptOss(ReasoningParser):
