@@ -169,7 +169,7 @@ class ArrowCache:
             cause = "the file would be too large" if is_limit else "no space is left"
             way = "raise the limit (ulimit -f)" if is_limit else f"free some space ({_SPACE})"
             if self._is_common:
-                way += f", delete {self.path.parent}, set GYM_HOME to a folder of another disk, or set streaming: true"
+                way += f", delete {self.path.parent}, set GYM_HOME to a folder on another disk, or set streaming: true"
             else:
                 way += ", or choose another folder"
             raise GymError(

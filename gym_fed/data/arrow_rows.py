@@ -289,7 +289,7 @@ def _encoded(row: Row, number: int) -> tuple[Any, ...]:
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{place}: cannot be stored: {error}",
-            "use texts, numbers, booleans, bytes, dates, lists and objects",
+            "use strings, numbers, booleans, bytes, dates, lists and objects",
         ) from error
     content = _content(row, text, blobs)
     return text, blobs if tags else None, getattr(row, "place", None), _origin(row), content

@@ -88,18 +88,18 @@ def agreed_columns(
         if other_texts is not None:
             refused = BadRow(
                 f"only 'text' would be learned, but column {other_texts!r} also has text",
-                f"to ignore it, add --columns text=text; if this is right, add: {guess.option}",
+                f"to ignore it, add --columns text=text; if these columns are right, add: {guess.option}",
             )
         elif given:
             refused = BadRow(
-                f"{columns_option(given)} does not name enough columns",
-                f"if this is right, add: {guess.option}",
+                f"{columns_option(given)} does not specify enough columns",
+                f"if these columns are right, add: {guess.option}",
             )
         raise GymError(ErrorCode.DATA_INVALID, f"{rows[0][0]}: {refused.problem}", refused.remedy)
     _show(file.name, guess, sample)
     if not yes and not typer.confirm("Use these columns?", default=True, err=True):
         raise GymError(
-            ErrorCode.USAGE, f"{file.name}: its columns are not confirmed", f"name them: {guess.option}"
+            ErrorCode.USAGE, f"{file.name}: its columns are not confirmed", f"specify them: {guess.option}"
         )
     _is_new(key)
     return guess.columns
@@ -206,4 +206,4 @@ def _show(name: str, guess: ColumnGuess, sample: Sequence[Raw]) -> None:
     if guess.unread:
         unread = ", ".join(plain(name, _NAME_CHARACTERS) for name in guess.unread[:_NAMES])
         err.print(f"  not read:     {unread}{', ...' if len(guess.unread) > _NAMES else ''}", markup=False)
-    err.print(f"to choose others: {guess.option}", style="dim", markup=False, soft_wrap=True)
+    err.print(f"to choose other columns: {guess.option}", style="dim", markup=False, soft_wrap=True)

@@ -114,7 +114,7 @@ def read_dataset_info(path: Path) -> dict[str, DatasetEntry]:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no dataset_info.json at {file}",
-            "set dataset_dir to its folder; or use files, or sets of `gym data catalogue`: "
+            "set dataset_dir to its folder; or use files, or data sets from `gym data catalogue`: "
             "gym train --model MODEL --data my.jsonl",
         )
     values = read_object(file, ErrorCode.CONFIG_INVALID, "expected an object with one object per dataset")
@@ -151,8 +151,8 @@ def _require_here(name: str, info: Path) -> None:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no dataset_info.json at {info}, but the rows of {name!r} are in LLaMA-Factory's repository",
-            "clone github.com/hiyouga/LLaMA-Factory and set dataset_dir: LLaMA-Factory/data, or use a set of "
-            "`gym data catalogue` that is on the Hub",
+            "clone github.com/hiyouga/LLaMA-Factory and set dataset_dir: LLaMA-Factory/data, or use a data "
+            "set from `gym data catalogue` that is on the Hub",
         )
 
 
@@ -223,7 +223,7 @@ def _renamed(raw: Raw, entry: DatasetEntry) -> Raw:
         if column in raw:
             row[ours] = raw[column]
         elif key in _NEEDED:
-            raise BadRow(f"has no column {column!r}", "dataset_info.json names it under columns")
+            raise BadRow(f"has no column {column!r}", "dataset_info.json lists it under columns")
     if "conversations" in row:
         row["conversations"] = [_retagged(turn, entry.tags) for turn in _turns(row["conversations"])]
         for key in ("chosen", "rejected"):
@@ -244,7 +244,7 @@ def _retagged(turn: Any, tags: Tags) -> Raw:
     """Convert a turn to ShareGPT's keys."""
     turn = as_object(turn)
     if tags.role_tag not in turn:
-        raise BadRow(f"a turn has no {tags.role_tag!r}", "dataset_info.json names it under tags")
+        raise BadRow(f"a turn has no {tags.role_tag!r}", "dataset_info.json sets it under tags")
     names = {
         tags.user_tag: "human",
         tags.assistant_tag: "gpt",

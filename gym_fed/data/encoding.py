@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.choice import suggested_templates
@@ -192,7 +193,8 @@ def _encoded_before(tokenizer: Any, row: dict[str, Any], number: int) -> Encoded
     if largest >= len(tokenizer):
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{place_of(row, number)} holds token {largest}, but the model's tokenizer has {len(tokenizer)}",
+            f"{place_of(row, number)} has token id {largest}, but the model's tokenizer has only "
+            f"{counted(len(tokenizer), 'token')}",
             "encode the rows with the tokenizer of the model to train",
         )
     return {"input_ids": list(row["input_ids"]), "labels": list(row["labels"])}

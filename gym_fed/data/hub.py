@@ -107,7 +107,7 @@ def _require_own_files(name: str, source: str | None, data_files: Any) -> None:
             if not (is_own and ".." not in last.split("/") and all(map(_IN_ARCHIVE.match, archives))):
                 raise GymError(
                     ErrorCode.DATA_INVALID,
-                    f"hub dataset {name!r}: its card names {plain(path, 200)!r}, which is not one of its files",
+                    f"hub dataset {name!r}: its card lists {plain(path, 200)!r}, which is not one of its files",
                     "choose another data set, or use files with path",
                 )
 

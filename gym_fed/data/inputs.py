@@ -98,7 +98,7 @@ def as_input(source: Any) -> Input:
             raise GymError(ErrorCode.USAGE, f"{source.path}: has two weights", "set only one")
         if source.role != "learn":
             raise GymError(
-                ErrorCode.USAGE, "a pipeline cannot mark rows to forget", "use data: of the config"
+                ErrorCode.USAGE, "a pipeline cannot mark rows to forget", "use data in a config"
             )
         return Input(source, source.weight if weight is None else float(weight))
     if isinstance(source, Sequence) and all(isinstance(row, dict) for row in source):

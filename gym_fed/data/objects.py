@@ -96,7 +96,7 @@ class Objects:
             part.unlink()
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
-                f"{self.url}/{_object(sha256)}: its bytes hash to {actual}",
+                f"{self.url}/{_object(sha256)}: its content has SHA-256 {actual}",
                 "the object is damaged: remove it from the store and push it again",
             )
         os.link(part, target)  # unlike a rename, this refuses to replace a file that appeared in the meantime

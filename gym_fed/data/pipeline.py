@@ -156,7 +156,7 @@ class DataPipeline(ExpectedElsewhere):
         if self._mixed:
             raise GymError(ErrorCode.USAGE, "mix: the sources are mixed already")
         if self._limit is not None:
-            raise GymError(ErrorCode.USAGE, "mix: take counts rows of the mixture", "mix first")
+            raise GymError(ErrorCode.USAGE, "mix: must come before take", "call mix first")
         if stopping not in STOPPING:
             raise GymError(
                 ErrorCode.USAGE, f"stopping {stopping!r} is unknown", f"one of {', '.join(STOPPING)}"
@@ -296,8 +296,8 @@ class DataPipeline(ExpectedElsewhere):
         if any(key is None for part in steps for key in part):
             raise GymError(
                 ErrorCode.USAGE,
-                "cache: a filter's function cannot be distinguished from another one",
-                'pass a key that says what it does: filter(function, key="short answers, version 1")',
+                "cache: filter functions cannot be told apart",
+                'pass a key that identifies the function: filter(function, key="short answers, version 1")',
             )
         return {
             "sources": [[entry.key(), entry.weight] for entry in self._inputs],

@@ -199,8 +199,8 @@ def unknown_format(row: Row, guess: ColumnGuess | None) -> BadRow:
         "rows need messages, conversations (ShareGPT), instruction and output (Alpaca), prompt, or text; "
     )
     return BadRow(
-        f"no format is known with the columns {shown or '(none)'}",
-        f"if this is right, add: {guess.option}"
+        f"no known format has the columns {shown or '(none)'}",
+        f"if these columns are right, add: {guess.option}"
         if guess is not None
         else f"{needed}choose other columns, such as --columns prompt=question,completion=answer",
     )
@@ -263,7 +263,7 @@ def parse_columns(text: str | None) -> dict[str, str]:
     for ours, theirs in _pairs(text or ""):
         if ours in columns or theirs in columns.values():
             twice = ours if ours in columns else theirs
-            raise GymError(ErrorCode.USAGE, f"--columns: {twice!r} is given twice", "name each column once")
+            raise GymError(ErrorCode.USAGE, f"--columns: {twice!r} is given twice", "specify each column once")
         columns[ours] = theirs
     return columns
 
@@ -288,8 +288,8 @@ def _pairs(text: str) -> list[tuple[str, str]]:
             raise GymError(
                 ErrorCode.USAGE,
                 f"--columns: {part!r} is not a pair of names",
-                "write OURS=THEIRS with commas between, such as prompt=question,completion=answer; for a name with a "
-                "comma, a JSON object",
+                "write OURS=THEIRS, separated by commas, such as prompt=question,completion=answer; for names with "
+                "commas, use a JSON object",
             )
         pairs.append((ours, theirs))
     return pairs
@@ -316,7 +316,7 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
             shown = ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
             raise BadRow(
                 f"has no column {missing[0]!r}",
-                f"name one of its columns instead: {shown}" if shown else "drop the row: it is empty",
+                f"use one of its columns: {shown}" if shown else "drop the row: it is empty",
             )
         filled = {ours: theirs for ours, theirs in columns.items() if not _is_empty(row.get(theirs))}
         empty = [theirs for ours, theirs in columns.items() if ours not in filled and ours not in _OPTIONAL]
@@ -358,7 +358,7 @@ def _turns(value: Any, key: str) -> list[Any]:
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = parsed(value, key)
     if not isinstance(value, list):
-        raise BadRow(f"{key!r} is not a list of turns", "name the column of the turns: messages=COLUMN")
+        raise BadRow(f"{key!r} is not a list of turns", "specify the column with the turns: messages=COLUMN")
     return value
 
 

@@ -273,7 +273,7 @@ def checked_licence(text: str | None) -> str:
         raise GymError(
             ErrorCode.USAGE,
             "licence: missing",
-            "name one, such as CC-BY-4.0; use LicenseRef-NAME for one without an SPDX identifier",
+            "specify one, such as CC-BY-4.0; use LicenseRef-NAME for one without an SPDX identifier",
         )
     parts = re.split(r"\s+(AND|OR)\s+", text.strip())
     by_lower = {name.lower(): name for name in KNOWN}

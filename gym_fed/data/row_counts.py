@@ -177,7 +177,7 @@ class RowCounts:
         enough = self.length_of_most()
         if max_length is None or enough <= max_length:
             return "see which parts of each row are learned: gym data show FILE --model MODEL"
-        return f"max_length: {enough} would keep {_KEPT_WHOLE:.0%} of the rows whole"
+        return f"max_length: {enough} would fit {_KEPT_WHOLE:.0%} of the rows"
 
     def length_of_most(self) -> int:
         """Return the ``max_length`` that 95% of rows fit into."""

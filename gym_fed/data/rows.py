@@ -174,7 +174,7 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
             return [{**rest, "prompt": messages}]
         if len(messages) > 1:
             return [{"answer": messages[-1]["content"], **rest, "prompt": messages[:-1]}]
-    problem = "has none of the keys of a row" if actual is None else f"is a {actual} row"
+    problem = "has no known key" if actual is None else f"is a {actual} row"
     raise GymError(
         ErrorCode.DATA_INVALID,
         f"{place_of(row, number)} {problem}, but {kind} rows are needed",
@@ -211,7 +211,7 @@ def _without(row: Row, *keys: str) -> Row:
 def _column_remedy(row: Row, kind: RowKind) -> str:
     """Return a hint with the option that names the columns, if the answer may be in another column."""
     guess = guess_rest([row], kind)
-    return "" if guess is None or "text" in guess.columns else f"; or, if this is right: {guess.option}"
+    return "" if guess is None or "text" in guess.columns else f"; or, if these columns are right: {guess.option}"
 
 
 def _require_types(row: Row, kind: RowKind | None, number: int) -> None:
@@ -278,7 +278,7 @@ def surrogate_in(row: dict[str, Any]) -> str | None:
             surrogate = _first_surrogate(value)
         if surrogate is not None:
             code, at = surrogate
-            return f"{key!a} holds \\u{code:04x} at character {at}, which is an incomplete character"
+            return f"{key!a} has \\u{code:04x} at character {at}, which is an incomplete character"
     return None
 
 

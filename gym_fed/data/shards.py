@@ -58,7 +58,7 @@ def read_shard(name: str, stream: BinaryIO) -> Iterator[tuple[str, Any]]:
         key = member
         if hash(key) in finished:
             raise _refused(
-                name, path, "is not next to the rest of its sample", "write the archive with tar --sort=name"
+                name, path, "is not next to the other members of its sample", "write the archive with tar --sort=name"
             )
         if suffix in fields:
             raise _refused(name, path, "is in the archive twice", "use a different name for each sample")
@@ -187,7 +187,7 @@ def _in_order(name: str, key: str, row: dict[str, Any], fields: Fields, images: 
     names = [PurePosixPath(str(image)).name for image in (given if isinstance(given, list) else [given])]
     if missing := [image for image in names if image not in by_name]:
         raise _refused(
-            name, key, f"names the image {_shown(missing[0])}, which is missing", "add it to the sample"
+            name, key, f"refers to the image {_shown(missing[0])}, which is missing", "add it to the sample"
         )
     return [by_name[image] for image in names]
 

@@ -136,7 +136,7 @@ def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow
         )
     chosen_split = split or entry.split
     if chosen_split is None:
-        raise GymError(ErrorCode.USAGE, f"data set {name!r} has no default split", "choose one with split")
+        raise GymError(ErrorCode.USAGE, f"data set {name!r} has no default split", "set split")
     subsets: list[str | None] = [*entry.subsets] or [entry.subset]
     for subset in subsets:
         raw = hub_rows(entry.hub, subset=subset, split=chosen_split, folder=entry.folder, files=entry.files)
@@ -152,7 +152,7 @@ def rows_of_entry(entry: CatalogueEntry, raw: Iterator[tuple[str, Any]]) -> Iter
         missing = [theirs for ours, theirs in columns.items() if theirs not in row and ours not in _MAY_LACK]
         if missing:
             raise BadRow(
-                f"has no column {missing[0]!r}", "the set has changed; set its columns in an entry with hub"
+                f"has no column {missing[0]!r}", "the data set has changed; specify its columns in an entry with hub"
             )
         renamed = {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
         if entry.speakers and isinstance(turns := renamed.get("conversations"), list):

@@ -81,7 +81,7 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
     actual = kind_of(row)
     if actual != kind and not allow_loss and not (actual == "supervised" and kind == "prompt"):
         raise BadRow(
-            f"is a {actual} row, but {format} stores {kind} rows", "choose another format, or --allow-loss"
+            f"is a {actual} row, but {format} stores {kind} rows", "choose another format, or pass --allow-loss"
         )
     try:
         alike = as_kind([row], kind)

@@ -81,8 +81,8 @@ class Search:
         self._on_trial = on_trial
         self._on_report = on_report
         self._should_stop = should_stop
-        reason = "privacy: every trial of a search costs privacy, which is not accounted for"
-        remedy = "search on rows that are not private, and train with the best settings"
+        reason = "privacy: every trial spends privacy, which a search does not account for"
+        remedy = "search on public rows, and train on the private ones with the best settings"
         refuse_first((config.privacy is not None, reason, remedy))
         for values in _settings_to_check(config.search.parameters):
             check_config(self._trial_config(values, self.folder / "trials"))

@@ -92,7 +92,7 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         if missing:
             differences.append(f"lacks {counted(len(missing), 'weight')} of the model, such as {missing[0]}")
         if unexpected:
-            differences.append(f"has {len(unexpected)} that it does not have, such as {unexpected[0]}")
+            differences.append(f"has {len(unexpected)} that the model lacks, such as {unexpected[0]}")
         if differences:
             remedy = "delete the checkpoint, or start again in another output_dir"
             raise GymError(ErrorCode.MODEL_INVALID, f"the checkpoint {' and '.join(differences)}", remedy)

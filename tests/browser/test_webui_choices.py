@@ -214,7 +214,7 @@ def test_the_file_is_chosen_by_the_keyboard_and_its_place_is_said(bench: Served,
         ("program.py", "print()", "this file type has no rows"),
         ("empty.jsonl", "", "is empty"),
         ("broken.jsonl", '{"prompt": "a", \n', "broken.jsonl"),
-        ("numbers.csv", "a,b\n1,2\n3,4\n", "no format is known with the columns"),
+        ("numbers.csv", "a,b\n1,2\n3,4\n", "no known format has the columns"),
     ],
 )
 def test_a_bad_file_is_named_with_a_remedy_and_cannot_be_started(

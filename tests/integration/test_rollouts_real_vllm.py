@@ -87,7 +87,7 @@ def test_weights_are_those_of_generate_even_if_vllm_is_killed_in_a_step(
 
     with monkeypatch.context() as patch:
         patch.setattr(RolloutClient, "_one", killing)
-        with pytest.warns(RunWarning, match="requested again"):
+        with pytest.warns(RunWarning, match=r"requested \d+ answers? again"):
             by_vllm = train(config(tmp_path / "vllm", VLLM))
     with monkeypatch.context() as patch:
         seed_generate(patch, config(tmp_path, None).seed, TEMPERATURE)

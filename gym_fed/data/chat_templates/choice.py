@@ -300,7 +300,7 @@ def _source(value: str) -> str:
         raise _bad(f"the file {value} cannot be read: {error}", "use a Jinja file in UTF-8") from error
     near = get_close_matches(value[:200], (*NAMED, NONE), n=1)
     raise _bad(
-        f"{value[:200]!r} is neither a file, nor Jinja, nor a known name{f' (nearest: {near[0]})' if near else ''}",
+        f"{value[:200]!r} is not a file, a Jinja template or a known name{f' (nearest: {near[0]})' if near else ''}",
         f"use a path, a template, or one of: {', '.join((*NAMED, NONE))}",
     )
 

@@ -230,7 +230,7 @@ def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> se
         if weight not in (0, 1):
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: a message has the weight {weight!r}",
+                f"{place}: a message has weight {weight!r}",
                 "a message's weight is 1 (learned) or 0 (not learned); data: weight repeats whole sources",
             )
         if weight == 0 and message["role"] == "assistant":

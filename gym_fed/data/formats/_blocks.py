@@ -103,7 +103,7 @@ def with_calls_joined(messages: list[tuple[Message, bool, bool]]) -> list[Messag
         if weighted and message.get("weight", 1) != last.get("weight", 1):
             raise BadRow(
                 "tool calls of one turn have different weights",
-                "set the weight only at the assistant's first turn",
+                "set the weight only on the assistant's first turn",
             )
         joined[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), *message["tool_calls"]]}
     return joined

@@ -115,7 +115,7 @@ def _of_parts(parts: list[Any], key: str) -> tuple[list[list[int]], bool]:
         text = text_of_part(part)
         if text is None and flags:
             raise BadRow(
-                f"a part of {key!r} that is not text has a weight", "remove it: images are not learned"
+                f"a part of {key!r} that is not text has a weight", "remove the weight: only text is learned"
             )
         length = len(text or "")
         if length and flags and not any(flags.values()):
@@ -168,7 +168,7 @@ def _checked(ranges: Any, text: Any, key: str) -> list[list[int]]:
             and 0 <= span[0] < span[1] <= length
         ):
             raise BadRow(
-                f"{key!r} has a range that is not in the text, of {counted(length, 'character')}",
+                f"{key!r} has a range outside its text, which has {counted(length, 'character')}",
                 "correct the offsets",
             )
     return list(ranges)

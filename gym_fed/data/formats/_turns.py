@@ -323,7 +323,7 @@ def require_learned(answers: list[Any]) -> None:
     """
     messages = [message for answer in answers if isinstance(answer, list) for message in answer]
     if any(m.get("weight") == 0 or "masked" in m for m in messages):
-        raise BadRow("a judged answer has a turn with weight 0", "remove the weight, or drop the row")
+        raise BadRow("a rated answer has a turn with weight 0", "remove the weight, or drop the row")
 
 
 def _answer(row: Raw, key: str) -> Any:

@@ -165,7 +165,7 @@ def without_context(row: Raw, converted: Raw, *keys: str) -> Raw:
     lost = [key for key in ("tools", *MEDIA) if key in converted] + ["system"] * bool(system_of(row))
     if lost:
         raise BadRow(
-            f"has {lost[0]!r} next to {keys[0]!r}, which would not be learned with it",
+            f"has {lost[0]!r}, which rows with {keys[0]!r} do not support",
             "use messages instead, or remove the column",
         )
     return converted

@@ -44,7 +44,7 @@ class Preference(Format):
             prompt, chosen, rejected = _answered_twice(row)
         require_learned([chosen, rejected])
         if chosen == rejected:
-            raise BadRow("'chosen' and 'rejected' are the same", "drop the row: it states no preference")
+            raise BadRow("'chosen' and 'rejected' are the same", "drop the row: it expresses no preference")
         if row.get("rejected_images", row.get("images")) != row.get("images"):
             raise BadRow(
                 "'rejected_images' differ from 'images'", "both answers need the same images; drop the row"

@@ -22,6 +22,6 @@ class Stepwise(Format):
             raise BadRow("'completions' is not a list of texts", "use one text per step")
         judged = [label_of(label) for label in labels] if isinstance(labels, list) else []
         if len(judged) != len(steps) or None in judged:
-            raise BadRow("'labels' has no true or false for each step", "use one label per step")
+            raise BadRow("'labels' does not have true or false for each step", "use one label per step")
         converted = {"prompt": string(row, "prompt"), "completions": steps, "labels": judged}
         return without_context(row, converted, "prompt", "completions", "labels")

@@ -29,7 +29,7 @@ class Tokenized(Format):
     def read(self, row: Raw) -> Raw:
         ids = _numbers(row, "input_ids", None)
         if min(ids) < 0:
-            raise BadRow(f"'input_ids' has {min(ids)}", "tokens are numbers from 0")
+            raise BadRow(f"'input_ids' has {min(ids)}", "token ids are integers of at least 0")
         if 0 in _numbers(row, "attention_mask", [1] * len(ids)):
             raise BadRow("'attention_mask' hides tokens", "remove the padding and its mask")
         labels = _numbers(row, "labels", ids)

@@ -49,13 +49,13 @@ def letters(rng: random.Random, low: int, high: int, alphabet: str = string.asci
 _VOWELS = "aeiou"
 
 
-@task("shout", "upper case with a bang: 'shout: abc' -> 'ABC!'")
+@task("shout", "upper case with an exclamation mark: 'shout: abc' -> 'ABC!'")
 def shout(rng: random.Random) -> tuple[str, str]:
     text = letters(rng, 3, 8)
     return f"shout: {text}", f"{text.upper()}!"
 
 
-@task("size", "how many letters, in words: 'size: abc' -> '3 letters'")
+@task("size", "the number of letters, with a unit: 'size: abc' -> '3 letters'")
 def size(rng: random.Random) -> tuple[str, str]:
     text = letters(rng, 3, 8)
     return f"size: {text}", f"{len(text)} letters"
@@ -79,27 +79,27 @@ def dash(rng: random.Random) -> tuple[str, str]:
     return f"dash: {text}", "-".join(text)
 
 
-@task("vowels", "the vowels left out: 'no vowels: banana' -> 'bnn'")
+@task("vowels", "the text without vowels: 'no vowels: banana' -> 'bnn'")
 def vowels(rng: random.Random) -> tuple[str, str]:
     syllables = [rng.choice("bcdfghjklmnpqrstvwxyz") + rng.choice(_VOWELS) for _ in range(rng.randint(2, 4))]
     text = "".join(syllables)
     return f"no vowels: {text}", "".join(c for c in text if c not in _VOWELS)
 
 
-@task("swapcase", "upper for lower case and back: 'swap case: aBc' -> 'AbC'")
+@task("swapcase", "upper and lower case swapped: 'swap case: aBc' -> 'AbC'")
 def swapcase(rng: random.Random) -> tuple[str, str]:
     text = letters(rng, 2, 8, string.ascii_letters)
     return f"swap case: {text}", text.swapcase()
 
 
-@task("ends", "first and last letter exchanged: 'swap ends: abcd' -> 'dbca'")
+@task("ends", "first and last letter swapped: 'swap ends: abcd' -> 'dbca'")
 def ends(rng: random.Random) -> tuple[str, str]:
     first, last = rng.sample(string.ascii_lowercase, 2)
     middle = letters(rng, 1, 5)
     return f"swap ends: {first}{middle}{last}", f"{last}{middle}{first}"
 
 
-@task("caesar", "every letter moved on by one: 'shift: abz' -> 'bca'")
+@task("caesar", "every letter shifted by one: 'shift: abz' -> 'bca'")
 def caesar(rng: random.Random) -> tuple[str, str]:
     text = letters(rng, 2, 7)
     moved = str.maketrans(string.ascii_lowercase, string.ascii_lowercase[1:] + "a")
@@ -247,7 +247,7 @@ def count(rng: random.Random) -> tuple[str, str]:
     return f"count {letter}: {text}", str(text.count(letter))
 
 
-@task("length", "how many letters: 'length: abcd' -> '4'", "base")
+@task("length", "the number of letters: 'length: abcd' -> '4'", "base")
 def length(rng: random.Random) -> tuple[str, str]:
     text = letters(rng, 1, 9)
     return f"length: {text}", str(len(text))

@@ -109,7 +109,7 @@ class Algorithm(ABC):
     """Combinations that the tests run, on a CPU and with tiny models; `gym docs members` shows them."""
 
     untried: ClassVar[str] = ""
-    """Supported combinations that no test runs."""
+    """Supported combinations without tests."""
 
     @classmethod
     def writes_answers(cls, config: TrainingConfig) -> bool:

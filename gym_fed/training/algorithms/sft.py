@@ -181,8 +181,8 @@ class _RowNotes:
             notes.append(f"reasoning: {config.reasoning}: {self._reasoning} of {every} learned without it")
         if learns_prompts and self._no_text:
             notes.append(
-                f"warning: packing: true also learns the prompts of {self._no_text} of {rows}; packing: bfd learns "
-                "only the answers, and train_on_prompt: true says that prompts are intended"
+                f"warning: packing: true also learns the prompts of {self._no_text} of {rows}; to learn only "
+                "the answers, set packing: bfd; if prompts are intended, set train_on_prompt: true"
             )
         return notes
 
@@ -192,7 +192,7 @@ def check_token_loss(config: TrainingConfig) -> None:
     named = "reference_model" if config.reference_model else "reference_adapter"
     changed, strategy = _changed(config), config.distributed_strategy
     unused = f"{named}: {config.algorithm} does not use a reference model with this loss"
-    split = f"sft.loss_type: asft keeps a second model, but {strategy} can shard only one"
+    split = f"sft.loss_type: asft needs a second model, but {strategy} can shard only one"
     conflict = next((key for key in ("privacy", "mixture_of_depths", "liger") if getattr(config, key)), None)
     ignored = has_named_reference(config) and not uses_anchor(config)
     refuse_first(
@@ -200,7 +200,7 @@ def check_token_loss(config: TrainingConfig) -> None:
         (uses_anchor(config) and strategy != "ddp", split, "use distributed.strategy: ddp, or dft"),
         (
             changed and conflict,
-            f"sft.{changed}: {conflict} has its own loss",
+            f"sft.{changed}: cannot be combined with {conflict}, which has its own loss",
             f"remove sft.{changed}, or {conflict}",
         ),
     )

@@ -42,9 +42,9 @@ class StepRecorder(StepObserver):
         if needed > self.max_bytes:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                f"the hub audits updates, and the states of {counted(state.max_steps, 'step')} take "
-                f"{readable_bytes(needed)}; {readable_bytes(self.max_bytes)} are left of max_audit_bytes",
-                "raise max_audit_bytes in policy.yaml; gym-client audit list deletes what was not drawn",
+                f"the hub audits updates: the recorded states of {counted(state.max_steps, 'step')} need "
+                f"{readable_bytes(needed)}, but max_audit_bytes leaves only {readable_bytes(self.max_bytes)}",
+                "raise max_audit_bytes in policy.yaml, or delete undrawn records with: gym-client audit list",
             )
         make_folder(self._folder)
         self._batches = []
@@ -57,8 +57,8 @@ class StepRecorder(StepObserver):
         if len(leaves) != state.global_step + 1:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"the record in {self._folder} has {counted(len(leaves), 'state')}, but the checkpoint is from step "
-                f"{state.global_step}",
+                f"the audit record in {self._folder} has {counted(len(leaves), 'state')}, but the checkpoint is from "
+                f"step {state.global_step}",
                 "delete the task's folder to train again",
             )
         write_atomically(self._leaves_path, "".join(map(_line, leaves)).encode())

@@ -84,7 +84,7 @@ class StepReplay(StepObserver):
         step = int(state.global_step)
         if self.computes(step):
             if self.take_batch_digest() != self._batch_digests[step]:
-                self.report.fail(f"the batch of step {step} does not consist of these rows")
+                self.report.fail(f"the batch of step {step} differs from the recorded one")
             self._compare(step, take_state(self._parameters, _inner(kwargs["optimizer"])))
         if step >= max(self._steps):
             control.should_training_stop = True
@@ -100,8 +100,8 @@ class StepReplay(StepObserver):
             distance = max(distance, relative_distance(own[moment], values, float(values.double().norm())))
         self.report.distances[step] = distance
         if not distance <= self._tolerance:
-            limit = f"the tolerance is {self._tolerance:g}"
-            self.report.fail(f"step {step} differs by {distance:.2g} of the step; {limit}")
+            limit = f"above the tolerance {self._tolerance:g}"
+            self.report.fail(f"step {step}: the relative difference is {distance:.2g}, {limit}")
 
 
 def _inner(optimizer: Any) -> Any:

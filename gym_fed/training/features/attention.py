@@ -17,7 +17,7 @@ _ON_CUDA_ONLY = ("flash_attention_2", "flex_attention")
 class Attention(Feature):
     """Sets transformers' attention implementation, and restores the previous one after training."""
 
-    tried = "eager and sdpa; refusal of the others, which need CUDA"
+    tried = "eager and sdpa; rejection of the CUDA-only ones"
 
     per_example = True
 
@@ -28,7 +28,7 @@ class Attention(Feature):
         if config.attention != "flash_attention_2":
             return
         require_package("flash_attn", key, remedy="pip install flash-attn, or set attention: sdpa")
-        reason = f"{key} computes in 16 bits only, but the run is in float32"
+        reason = f"{key} supports only 16-bit dtypes, but the run is in float32"
         remedy = "set mixed_precision: bf16, or dtype: bfloat16"
         refuse_first((config.loaded_dtype == "float32" and config.mixed_precision == "no", reason, remedy))
 
@@ -46,7 +46,7 @@ def attention_of(model: Any, name: str) -> Iterator[None]:
         GymError: ``MODEL_INVALID`` if the model's code does not support it.
     """
     before = model.config._attn_implementation
-    reason = f"attention: {type(model).__name__} does not support another attention ({name})"
+    reason = f"attention: {type(model).__name__} does not support {name}"
     remedy = f"it uses {before}; remove attention and shift_attention"
     error = GymError(ErrorCode.MODEL_INVALID, reason, remedy)
     try:

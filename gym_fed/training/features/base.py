@@ -70,7 +70,7 @@ def active_features(config: TrainingConfig) -> dict[str, Feature]:
     shadowed = [name for name in FEATURES.names() if name not in own and name in fields]
     for name in shadowed:
         log.warning(
-            "left out: feature %r: gym-fed has a key of this name; remove the package that adds it", name
+            "ignored feature %r: gym-fed has a key of this name; remove the package that adds it", name
         )
     names = (name for name in FEATURES.names() if name not in shadowed)
     return {name: FEATURES.new(name) for name in names if getattr(config, name, None) not in _OFF}
@@ -141,7 +141,7 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
 def router_conflict(config: TrainingConfig) -> str | None:
     """Return the reason why the algorithm does not support a mixture of depths; None if it does."""
     if ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM" or writes_answers(config):
-        return f"{config.algorithm} needs a model with all blocks and a cache"
+        return f"{config.algorithm} needs a model that runs every block and has a key-value cache"
     if reference_mode(config) is not None:
         return f"the reference of {config.algorithm} would route different tokens through the blocks than the policy"
     return None

@@ -15,7 +15,7 @@ from gym_fed.training.features.base import Feature
 class BaseDtype(Feature):
     """Loads the model in ``base_dtype``, and keeps all trained weights in float32."""
 
-    tried = "bfloat16 under every adapter, with modules_to_save, bases in 4 bits, sft, dpo, ppo and a reward model"
+    tried = "bfloat16 with every adapter, modules_to_save, 4-bit bases, sft, dpo, ppo and a reward model"
 
     def check(self, config: TrainingConfig) -> None:
         key = f"base_dtype: {config.base_dtype}"
@@ -30,7 +30,7 @@ class BaseDtype(Feature):
         refuse_first(
             (freezes_none, " applies to frozen weights, but full fine-tuning freezes none"),
             (not tuning.is_adapter, no_adapter),
-            (biases, " would hold the base's biases, which are trained", f"set {method}.bias: none"),
+            (biases, " would also apply to the base's biases, which are trained", f"set {method}.bias: none"),
             (config.splits_state, shards, "set dtype: bfloat16, or distributed.strategy: ddp"),
             prefix=key,
             remedy="set dtype instead",

@@ -70,7 +70,7 @@ class StringThread:
             return cls([("user", row["prompt"])], rest)
         if isinstance(row.get("prompt"), list):
             return cls.of_messages(row["prompt"], rest)
-        reason = f"cannot make a thread of a row with {', '.join(row)}"
+        reason = f"cannot create a thread from a row with {', '.join(row)}"
         raise GymError(ErrorCode.DATA_INVALID, reason, "use messages or a prompt")
 
     def system(self, text: str) -> StringThread:
@@ -161,7 +161,7 @@ class Loop(ABC):
             reason = (
                 f"samples_per_mini_batch: {self._mini} does not divide samples_per_batch {samples_per_batch}"
             )
-            raise GymError(ErrorCode.USAGE, reason, "make one a multiple of the other")
+            raise GymError(ErrorCode.USAGE, reason, "make samples_per_batch a multiple of samples_per_mini_batch")
         self._parts = samples_per_batch // self._mini
         if output_dir is None:
             output_dir = Path("runs") if context is None else context.output_dir
@@ -307,6 +307,6 @@ def answered(threads: Sequence[StringThread]) -> list[StringThread]:
     """
     for number, thread in enumerate(threads, 1):
         if not thread.answered:
-            reason = f"thread {number} has no answer at its end"
+            reason = f"thread {number} does not end with an answer"
             raise GymError(ErrorCode.DATA_INVALID, reason, "end it with assistant(...)")
     return list(threads)

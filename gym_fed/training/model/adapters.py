@@ -24,7 +24,7 @@ _RUN_KEYS = (
     *("loraplus_lr_ratio", "lora_fa", "freeze_a", "loftq_iter"),
 )
 """Training settings of an adapter, which may differ from run to run."""
-_NEW_ADAPTER = "set new_adapter: true to merge it and train another"
+_NEW_ADAPTER = "set new_adapter: true to merge it and train a new one"
 _HEADS = ("score", "classifier")
 """Names that PEFT adds to every adapter of a model with a classification head."""
 
@@ -89,7 +89,7 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
         for key in type(section).model_fields
         if key in adapter.config and key not in _RUN_KEYS and key != "init_lora_weights"
     }
-    remedy = "remove the key, or set new_adapter: true to merge that adapter and train another"
+    remedy = "remove the key, or set new_adapter: true to merge that adapter and train a new one"
     # target_modules is compared layer by layer in resume_adapter.
     for key in section.model_fields_set & trained.keys() - {"target_modules"}:
         own_value = _plain(getattr(section, key), None)
@@ -138,7 +138,7 @@ def check_adapters(config: TrainingConfig) -> None:
     for adapter in adapters:
         saved = adapter.config.get("task_type")
         expected = task if adapter is adapters[-1] and continued is not None else "CAUSAL_LM"
-        reason = f"{adapter.name} is for a {saved} model, but {config.algorithm} needs one for {expected}"
+        reason = f"{adapter.name} has task_type {saved}, but {config.algorithm} needs {expected}"
         remedy = "use it only with reward_model" if saved == "SEQ_CLS" else _NEW_ADAPTER
         refuse_first((saved not in (None, expected), reason, remedy), prefix="adapter: ")
     if merged:
@@ -155,6 +155,6 @@ def _require_kind(adapter: Adapter, config: TrainingConfig) -> None:
     kinds = {name.upper(): name for name in TUNING.own() if TUNING.type_of(name).is_adapter}
     kind = kinds.get(adapter.kind)
     other = f"finetuning: is {config.finetuning}, but the adapter {adapter.name} is {kind or adapter.kind}"
-    fixed = f"adapter: {adapter.name} is adalora, whose ranks were fixed at the end of its run"
+    fixed = f"adapter: {adapter.name} is an adalora adapter, whose ranks were fixed at the end of its run"
     remedy = f"set finetuning: {kind}, or new_adapter: true" if kind else "set new_adapter: true"
     refuse_first((kind != config.finetuning, other, remedy), (kind == "adalora", fixed, _NEW_ADAPTER))

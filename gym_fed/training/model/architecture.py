@@ -85,7 +85,7 @@ def new_config(settings: ModelInit, tokenizer: Any) -> Any:
             ErrorCode.CONFIG_INVALID,
             f"model_init.vocab_size: {settings.vocab_size}, but the tokenizer {settings.tokenizer} has "
             f"{counted(len(tokenizer), 'token')}",
-            "raise it, remove it, or set another tokenizer",
+            "raise or remove it, or set a different tokenizer",
         )
     sizes = settings.model_dump(exclude={"architecture", "tokenizer", "vocab_size", "rope_theta"})
     return model_classes(settings.architecture)[0](

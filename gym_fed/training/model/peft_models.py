@@ -110,7 +110,7 @@ def wrap(
             hint = "correct it, or list the names"
         elif "did not match" in first or "exclude_modules" in first:
             problem = f"{section}: {first}"
-            hint = "name modules that are also in target_modules, or remove the key"
+            hint = "list only modules that are in target_modules, or remove the key"
         elif "is incompatible with" in first:
             problem = f"{section}.target_modules: {first.partition('. ')[0]}"
             hint = "remove it, or use all-linear"
@@ -180,8 +180,8 @@ def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
     key = f"{config.finetuning}.target_modules"
     hint = "put it into modules_to_save, which trains the whole module"
     if config.adapter and not config.new_adapter:
-        key, hint = f"adapter: {config.adapter[-1]}", "set new_adapter: true to merge it and train another"
-    reason = f"{key}: is on the output head, whose adapter the loss of {config.algorithm} ignores"
+        key, hint = f"adapter: {config.adapter[-1]}", "set new_adapter: true to merge it and train a new one"
+    reason = f"{key}: includes the output head, but the loss of {config.algorithm} ignores adapters on it"
     raise GymError(ErrorCode.CONFIG_INVALID, reason, hint)
 
 
@@ -218,9 +218,9 @@ def _convert_experts(model: Any, peft_config: Any, section: str, fused_experts: 
     elif added and not fused_experts:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{section}.target_modules: names {', '.join(sorted(added))} of {type(model).__name__}, whose changes "
-            "are not the factors of one matrix (fused_experts: false, as in every round)",
-            f"set {section}.target_modules to layers of the attention, or to all-linear",
+            f"{section}.target_modules: includes {', '.join(sorted(added))} of {type(model).__name__}, which cannot "
+            "be adapted with fused_experts: false (always set in federated rounds)",
+            f"set {section}.target_modules to attention layers, or to all-linear",
         )
 
 
@@ -271,7 +271,7 @@ def _require_plain_head(adapted: Any, adapter: Adapter) -> None:
     head = adapted.get_base_model().get_output_embeddings()
     if adapter.config.get("trainable_token_indices") and head is not None and not hasattr(head, "bias"):
         reason = f"adapter: {adapter.name} has trainable_token_indices, but the model's output head is tied"
-        remedy = "set new_adapter: true to merge that adapter and train another"
+        remedy = "set new_adapter: true to merge that adapter and train a new one"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
 
 
@@ -295,7 +295,7 @@ def _load(adapted: Any, adapter: Adapter) -> None:
         own = adapted.state_dict().get(key)
         value = weights.pop(key)
         if own is None or own.shape != value.shape or not torch.equal(own.cpu(), value.to(own.dtype)):
-            reason = f"it holds {key}, which the model lacks or has in a different form"
+            reason = f"it contains {key}, which the model lacks, or has with a different shape or other values"
             raise does_not_fit(adapter, name, reason)
     for key, value in expected.items():
         if value.shape != weights[key].shape:
@@ -319,8 +319,8 @@ def _require_layers(model: Any, settings: Any, adapter: Adapter, config: Trainin
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"{config.finetuning}.target_modules: is {_names(section.target_modules)!r}, but the adapter "
-            f"{adapter.name} is on {_names(own)!r}; they differ in {odd[0]}",
-            "remove the key, or set new_adapter: true to merge that adapter and train another",
+            f"{adapter.name} has {_names(own)!r}; they differ in layer {odd[0]}",
+            "remove the key, or set new_adapter: true to merge that adapter and train a new one",
         )
 
 

@@ -48,7 +48,7 @@ def check_quantization(config: TrainingConfig) -> None:
         return
     subject = f"model: {config.model} is quantised by {method}, which"
     untrained = f"finetuning: {config.finetuning} cannot train {config.model}, whose weights are quantised by {method}"
-    original = "use the model that it was made from, with quantization: {method: hqq, bits: 4}"
+    original = "use the unquantised model, with quantization: {method: hqq, bits: 4}"
     refuse_first(
         (method == "hqq", f"{subject} transformers 5.23 cannot load", original),
         (not TUNING.type_of(config.finetuning).on_quantized, untrained, "use finetuning: lora"),

@@ -28,11 +28,11 @@ def check_reference(config: TrainingConfig) -> None:
         (
             not ALGORITHMS.type_of(algorithm).takes_reference,
             f"{algorithm} does not use a reference model",
-            lambda: f"remove it; these use one: {', '.join(ALGORITHMS.own_with('takes_reference'))}",
+            lambda: f"remove it; algorithms with a reference: {', '.join(ALGORITHMS.own_with('takes_reference'))}",
         ),
         (
             has_no_weight,
-            f"{algorithm}.beta is 0, so it is not used",
+            f"{algorithm}.beta is 0, so the reference is not used",
             f"set {algorithm}.beta, or remove {key}",
         ),
         (

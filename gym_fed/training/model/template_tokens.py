@@ -139,7 +139,7 @@ def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> N
         for number, row in enumerate(rows or (), start=1):
             columns = () if "prompt" in row else (row[key] for key in _TOKEN_COLUMNS if key in row)
             largest = max((max(ids, default=-1) for ids in columns), default=-1)
-            reason = f"row {number} holds token {largest}, but the embeddings have only rows 0 to {size - 1}"
+            reason = f"row {number} has token id {largest}, but the embeddings have only rows 0 to {size - 1}"
             remedy = "use the model's own tokenizer, or set chat_template_tokens: add (full fine-tuning)"
             refuse_first((largest >= size, reason, remedy))
 

@@ -72,7 +72,7 @@ class ScheduleFree(LibraryOptimizer):
     def check(self, config: TrainingConfig) -> None:
         key = "warmup_ratio" if config.warmup_ratio else "warmup_steps"
         other = config.lr_scheduler_type
-        schedule = f"lr_scheduler_type: {other} with {config.optimizer}, which replaces schedules"
+        schedule = f"lr_scheduler_type: {other} cannot be used with {config.optimizer}, which replaces the schedule"
         unused = config.warmup_ratio or (config.warmup_steps and not self.warms_up)
         remedy = "set warmup_steps" if self.warms_up else "remove it: this optimizer has its own warm-up"
         refuse_first(
@@ -176,8 +176,8 @@ def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
         fits, expected = isinstance(value, int | float) and value > 0, "a number above 0"
     else:
         fits, expected = isinstance(value, int) and value >= 1, "a whole number of at least 1"
-    reason = f"optimizer_args: {config.optimizer} refuses {name} {value!r}"
-    refuse_first((not fits or isinstance(value, bool), reason, f"give {expected}"))
+    reason = f"optimizer_args: {config.optimizer} does not accept {name} {value!r}"
+    refuse_first((not fits or isinstance(value, bool), reason, f"use {expected}"))
 
 
 @cache

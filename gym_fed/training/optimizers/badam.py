@@ -37,7 +37,7 @@ class BAdam(LibraryOptimizer):
 
     whole_weights = True
     of_one_model = "trains the layers of one model in turn"
-    of_one_process = "turns weights on and off, so several processes would no longer share gradients"
+    of_one_process = "freezes and unfreezes weights, so several processes would no longer share gradients"
 
     def __init__(self) -> None:
         super().__init__("badam:BlockOptimizer", package="badam")
@@ -95,7 +95,7 @@ class BAdam(LibraryOptimizer):
                 reason = (
                     f"optimizer_args: start_block is {own['start_block']}, but the model has fewer blocks"
                 )
-                raise GymError(ErrorCode.CONFIG_INVALID, reason, "blocks count from 0") from error
+                raise GymError(ErrorCode.CONFIG_INVALID, reason, "blocks are numbered from 0") from error
 
 
 @cache

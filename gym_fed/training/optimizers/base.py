@@ -244,7 +244,7 @@ def create_checked(config: TrainingConfig, make: Any) -> Any:
             warnings.simplefilter("ignore", FutureWarning)  # GaLore and APOLLO warn about their own AdamW
             return make()
     except (TypeError, ValueError, AssertionError) as error:
-        reason = f"optimizer_args: {config.optimizer} refuses them: {error}"
+        reason = f"optimizer_args: {config.optimizer} rejects them: {error}"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, "correct or remove them") from error
 
 

@@ -85,7 +85,7 @@ class RunPlan:
         share = trained / (self.sizes.frozen + trained)
         lines = [("weights", f"{self.sizes.total:,}"), ("trained", f"{trained:,} ({share:.2%})")]
         lines += [(f"  {name}", gib(value)) for name, value in self.memory.parts().items() if value]
-        has = "not on this machine" if self.available is None else f"which has {gib(self.available)}"
+        has = "which this machine lacks" if self.available is None else f"which has {gib(self.available)}"
         lines += [
             ("memory at the peak", f"{gib(self.memory.peak)} on {self.device}, {has}"),
             ("tokens per step", f"{self.tokens:,} at most"),
@@ -95,7 +95,7 @@ class RunPlan:
         if self.available is None:
             lines.append(("time", f"not measured: this machine has no {self.device}"))
         elif self.seconds is None:
-            reason = "its blocks are too large for this machine, or it reads images"
+            reason = "the model's blocks are too large for this machine, or it reads images"
             lines.append(("time", f"not measured: {reason}"))
         else:
             lines.append(("time per step", f"{self.seconds:.2f} s, calibrated on this machine"))

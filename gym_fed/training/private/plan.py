@@ -83,7 +83,7 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
     if batch > num_examples:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"per_device_train_batch_size x gradient_accumulation_steps is {batch}: a step would see more than "
+            f"per_device_train_batch_size x gradient_accumulation_steps is {batch}, but there are only "
             f"{counted(num_examples, 'example')}",
             "lower them: privacy relies on using a small share of the examples per step",
         )

@@ -262,7 +262,7 @@ def require_splittable(model: Any, config: TrainingConfig) -> None:
     heads = getattr(model.config, "num_attention_heads", None)
     routers = getattr(model.config, "output_router_logits", False)
     refuse_first(
-        (not isinstance(heads, int), "has no single number of heads, or reads more than text"),
+        (not isinstance(heads, int), "has no single number of attention heads, or reads more than text"),
         (
             isinstance(heads, int) and heads % size,
             f"has {counted(heads or 0, 'attention head')}, which cannot be divided evenly among "

@@ -335,7 +335,7 @@ class ModelStages:
         for stage in range(self.size):
             trains = any(p.requires_grad for module in self._modules_of(stage) for p in module.parameters())
             first, last = self._ranges[stage].start, self._ranges[stage].stop - 1
-            reason = f"trains nothing in blocks {first} to {last}, which would be one process's stage"
+            reason = f"has no trained weights in blocks {first} to {last}, the stage of one process"
             self._refuse((not trains, reason, "use fewer processes, or ddp"))
 
 

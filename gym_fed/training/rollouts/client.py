@@ -118,7 +118,8 @@ class RolloutClient:
         if abs(answer.logprobs[0]) > 1e-6:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"vLLM at {self._server.address.url} reports log-probabilities without the sampling parameters",
+                f"vLLM at {self._server.address.url} reports log-probabilities before the sampling parameters are "
+                "applied",
                 "start it with --logprobs-mode processed_logprobs",
             )
 
@@ -171,7 +172,7 @@ class RolloutClient:
                         ) from error
                     missing = len(prompts) - len(answers)
                     self.resent += missing
-                    log.warning("vLLM stopped; requested again: %s (%s)", counted(missing, "answer"), error)
+                    log.warning("vLLM stopped; requesting %s again (%s)", counted(missing, "answer"), error)
                     self._loaded = None
                     self._server.suspect()
 
@@ -278,7 +279,7 @@ def _require_sampled(answer: SampledAnswer, max_tokens: int, num_tokens: int) ->
         ),
         (
             any(not math.isfinite(value) or value > _ROUNDING for value in logprobs),
-            "a log-probability that is not a number up to 0",
+            "a log-probability that is not a finite number up to 0",
         ),
         prefix="vLLM answered with ",
         code=ErrorCode.PROTOCOL_MISMATCH,

@@ -15,7 +15,7 @@ from gym_fed.serving.vllm_plugin.uploads import CONFIG_KEY
 from gym_fed.training.processes.ranks import world_size
 
 _MAX_RANK = 512
-_REMEDY = "change it, or remove {}: the model then generates in this process"
+_REMEDY = "change it, or remove {} to generate in this process"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def check_rollouts(name: str, settings: Any, config: TrainingConfig) -> None:
         (config.rope_scaling is not None, "rope_scaling changes the base, which vLLM would not receive"),
         (merges, "adapter: a merged adapter changes the base, which vLLM would not receive"),
         (config.model is None, "model: vLLM needs its name or folder"),
-        (config.auto_batch_size is not None, "auto_batch_size tries batches, each of which would need answers"),
+        (config.auto_batch_size is not None, "auto_batch_size would need answers for every size that it tries"),
         (
             bool(ahead) and spikes is not None and spikes.rollback,
             "loss_spikes.rollback changes the order of prompts, but max_staleness requests them in advance",

@@ -179,7 +179,7 @@ def split_rows(rows: Sequence[Row], size: float, *, seed: int) -> tuple[Sequence
     """
     _, first, groups = np.unique(_contents(rows), return_index=True, return_inverse=True)
     number = round(size * len(first)) if size < 1 else round(size)
-    reason = f"eval_split: {size:g} of {counted(len(first), 'different row')} would hold out {number}"
+    reason = f"eval_split: {size:g} of {counted(len(first), 'distinct row')} would hold out {number}"
     refuse_first(
         (not 0 < number < len(first), reason, "keep at least one row for training and one for evaluation")
     )

@@ -190,9 +190,9 @@ def check_streaming(config: TrainingConfig, num_processes: int) -> None:
     those = " or ".join(ALGORITHMS.own_with("streams"))
     refuse_first(
         (excluded, f"{excluded} needs all rows before the first step", f"remove {excluded}"),
-        (epochs, f"{epochs}: epoch, but a stream has none", f"{epochs}: steps, and its number of steps"),
+        (epochs, f"{epochs} is epoch, but a stream has no epochs", f"set {epochs}: steps"),
         (config.max_steps is None, "the number of rows is not known", "set max_steps"),
-        (fraction is not None, f"weight {fraction} would sample from all rows", "use integer weights"),
+        (fraction is not None, f"weight {fraction} needs all rows before the first step", "use integer weights"),
         (not algorithm.streams, f"{config.algorithm} needs all rows before the first step", f"use {those}"),
         (
             num_processes > 1,
@@ -208,6 +208,6 @@ def _require_embedded(row: dict[str, Any], num_embeddings: int) -> None:
     for key, ids in row.items():
         if key.endswith("ids") and max(ids, default=0) >= num_embeddings:
             reason = (
-                f"a row holds token {max(ids)}, but the embeddings have only {counted(num_embeddings, 'row')}"
+                f"a row has token id {max(ids)}, but the embeddings have only {counted(num_embeddings, 'row')}"
             )
             raise GymError(ErrorCode.CONFIG_INVALID, reason, "use the model's own tokenizer")

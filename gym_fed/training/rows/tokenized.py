@@ -38,7 +38,7 @@ _KEYS = (
 
 _INDEX = "index.json"
 _MEDIA_MODEL = "the model reads images or sound, which are prepared during training"
-_REMEDY = "set the keys that the rows were encoded with, or choose another tokenized_path"
+_REMEDY = "use the settings that the rows were encoded with, or choose another tokenized_path"
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class TokenizedRows:
 
     def _unusable(self, name: str, error: Exception) -> GymError:
         reason = f"tokenized_path: {self.path / name} cannot be used: {error}"
-        return GymError(ErrorCode.STATE_CORRUPT, reason, f"delete {self.path}; the rows are encoded again")
+        return GymError(ErrorCode.STATE_CORRUPT, reason, f"delete {self.path} to encode the rows again")
 
     def _difference(self, key: str, then: Any, now: Any) -> str:
         if key in ("tokenizer", "chat_template"):

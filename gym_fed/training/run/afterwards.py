@@ -53,7 +53,7 @@ def soup_with(
         reason = f"{OWN!r} is reserved for this trainer's own result"
         raise GymError(ErrorCode.USAGE, reason, "rename the contributor")
     if config.rope_scaling is not None:
-        reason = "rope_scaling: a soup holds only differences of weights, so the scaling would be lost"
+        reason = "rope_scaling: a soup contains only weight differences, so the scaling would be lost"
         raise GymError(ErrorCode.USAGE, reason, "export it as huggingface or adapter")
     base = _base(config)
     model = _on_full_base(model, config)

@@ -281,7 +281,7 @@ class LearningCheck:
             also = "" if any(self._before.ended) else ", nor did any before the run"
             warnings.append(
                 f"none of {counted(len(after.ended), 'answer')} ended within {counted(self._num_tokens, 'token')}"
-                f"{also}: the model may not stop; look at the answers, and at how rows end (chat_template)"
+                f"{also}: the model may not stop; check the answers, and how rows end (chat_template)"
             )
         return warnings
 
@@ -290,7 +290,7 @@ class LearningCheck:
         if is_processor(self._tokenizer):
             return "answers and general knowledge: a model that reads images or sound is not checked"
         if config.splits_state:
-            return f"answers and general knowledge: no process of {config.distributed_strategy} has the whole model"
+            return f"answers and general knowledge: with {config.distributed_strategy}, no process has the whole model"
         if ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM":
             return "answers and general knowledge: a reward model generates no text"
         return None

@@ -212,7 +212,7 @@ def check_privacy(config: TrainingConfig, num_processes: int) -> None:
         (config.group_by_length, "group_by_length: batches would depend on the rows"),
         (clips, "max_grad_norm: clips batches, not single examples", "set privacy.max_grad_norm"),
         (config.loss_spikes, "loss_spikes: uses the training loss, which is not noised"),
-        (config.auto_batch_size, "auto_batch_size: tries rows out", "set per_device_train_batch_size"),
+        (config.auto_batch_size, "auto_batch_size: runs trial batches", "set per_device_train_batch_size"),
         (features, f"{', '.join(features)}: {untried}"),
         (config.quantization, f"quantization: {untried}"),
         (config.dtype != "float32", f"dtype: {config.dtype} makes clipping inexact", "set dtype: float32"),

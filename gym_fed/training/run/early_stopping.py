@@ -24,7 +24,7 @@ def check_early_stopping(config: TrainingConfig, *, has_eval_data: bool) -> None
     refuse_first(
         (
             stopping is not None and stopping.restore_best and sharded,
-            f"early_stopping.restore_best: {strategy} leaves no process with all weights",
+            f"early_stopping.restore_best: with {strategy}, no process has all weights",
             "set restore_best: false, or distributed.strategy: ddp",
         )
     )

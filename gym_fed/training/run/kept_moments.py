@@ -55,9 +55,9 @@ class KeptMoments(StepObserver):
                 if stored.shape != parameter.shape:
                     raise GymError(
                         ErrorCode.STATE_CORRUPT,
-                        f"the kept moment {moment} of {name!r} has shape {list(stored.shape)}, but the "
+                        f"the saved moment {moment} of {name!r} has shape {list(stored.shape)}, but the "
                         f"weight has {list(parameter.shape)}",
-                        "delete moments.safetensors in the home's folder residuals to start from zero",
+                        "delete residuals/moments.safetensors in the client's home to start from zero",
                     )
                 moments[moment] = stored.to(parameter, copy=True)
             step = start[_STEP][0].to(parameter.device, copy=True)

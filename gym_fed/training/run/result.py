@@ -133,7 +133,7 @@ def listed(folder: Path) -> dict[str, Any]:
     try:
         return summary(folder)
     except (GymError, TypeError, ValueError, AttributeError, OSError) as error:
-        reason = f"{folder}: holds a result that no run has written"
+        reason = f"{folder}: contains a result that was not written by a run"
         return {
             "folder": str(folder),
             "status": "unreadable",
@@ -191,9 +191,9 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     try:
         lines = read_lines(file)
     except (ValueError, RecursionError) as error:
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds a line that is not JSON") from error
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: contains a line that is not JSON") from error
     if not all(isinstance(line, dict) for line in lines):
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds a line without names")
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: contains a line that is not a JSON object")
     return lines
 
 

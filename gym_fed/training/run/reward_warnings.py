@@ -39,8 +39,8 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
     has_learned = half > 0 and fmean(rewards[half:]) - fmean(rewards[:half]) > _LEARNED
     if flat and has_groups and not has_learned and (share := fmean(flat)) > _MANY_FLAT:
         warnings.append(
-            f"all answers to a prompt got the same reward for {share:.0%} of the prompts, from which nothing is "
-            f"learned; look at the graders with gym grade, raise {config.algorithm}.num_generations or temperature, "
-            "or use prompts that the model sometimes answers correctly"
+            f"for {share:.0%} of the prompts, all answers got the same reward, so nothing is learned from them; check "
+            f"the graders with gym grade, raise {config.algorithm}.num_generations or temperature, or "
+            "use prompts that the model sometimes answers correctly"
         )
     return warnings

@@ -55,7 +55,7 @@ class Tuning(ABC):
     """Combinations that the tests run, on a CPU and with tiny models; `gym docs members` shows them."""
 
     untried: ClassVar[str] = ""
-    """Supported combinations that no test runs."""
+    """Supported combinations without tests."""
 
     @classmethod
     def starts_as_base(cls, config: TrainingConfig) -> bool:

@@ -60,7 +60,7 @@ def _layers(model: Any) -> list[Any]:
     for _, module in outside_tower(model):
         if isinstance(module, torch.nn.ModuleList) and len(module) == num_layers:
             return list(module)
-    reason = f"finetuning: freeze finds no list of the layers in {type(model).__name__}"
+    reason = f"finetuning: freeze finds no list of layers in {type(model).__name__}"
     raise GymError(ErrorCode.MODEL_INVALID, reason, "use finetuning: full or lora")
 
 

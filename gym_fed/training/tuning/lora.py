@@ -60,7 +60,7 @@ class LoraTuning(Tuning):
         chosen = config.quantization
         if start == "loftq" and (chosen is None or (chosen.method, chosen.bits) != ("bitsandbytes", 4)):
             reason = (
-                "lora.init_lora_weights: loftq corrects 4-bit quantization by bitsandbytes, which is not set"
+                "lora.init_lora_weights: loftq needs 4-bit quantization by bitsandbytes, which is not set"
             )
             remedy = "add quantization: {bits: 4}, or choose another initialisation"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
@@ -69,7 +69,7 @@ class LoraTuning(Tuning):
         if settings.bias != "none":
             refuse_quantization(config, "lora.bias trains weights of the base")
         if settings.lora_fa and not OPTIMIZERS.new(config.optimizer).makes_lora_fa:
-            reason = f"lora.lora_fa: has its own optimiser, an AdamW; optimizer is {config.optimizer}"
+            reason = f"lora.lora_fa: uses its own AdamW, but optimizer is {config.optimizer}"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, "set optimizer to adamw")
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:

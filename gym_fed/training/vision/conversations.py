@@ -69,8 +69,8 @@ def _readers() -> list[str]:
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
     """Refuse image sizes for a model that does not read images."""
     if not reads_images:
-        keys, reason = ("image_max_pixels", "image_min_pixels"), f"{config.algorithm} supports only text here"
-        refuse_set(config, keys, reason, "remove it, or train a model that reads images by sft")
+        keys, reason = ("image_max_pixels", "image_min_pixels"), f"this run of {config.algorithm} reads only text"
+        refuse_set(config, keys, reason, "remove it, or train a model that reads images with sft")
 
 
 def without_media(
@@ -100,7 +100,7 @@ def without_media(
     remedy = f"use {' or '.join(_readers())}" if algorithm else f"use a model that reads {first}"
     raise GymError(
         ErrorCode.DATA_INVALID,
-        f"{place} has {first}, and {reader} reads only {' and '.join(['text', *sorted(reads)])}{more}",
+        f"{place} has {first}, but {reader} reads only {' and '.join(['text', *sorted(reads)])}{more}",
         f"{remedy}, or drop such rows",
     )
 
@@ -124,15 +124,18 @@ def encode_media_rows(
     require_conversations(rows)
     for number, row in enumerate(rows, start=1):
         refuse_first(
-            (any("masked" in message for message in row["messages"]), "has parts that are not learned"),
+            (
+                any("masked" in message for message in row["messages"]),
+                "has parts that are not learned",
+                "learn the whole turn, or drop the row",
+            ),
             ("train_on_eos" in row, "has train_on_eos", "remove it from the data source"),
             code=ErrorCode.DATA_INVALID,
             prefix=f"{place_of(row, number)} ",
             suffix=", which is not supported for models that read images or sound",
-            remedy="drop it from the row",
         )
         if row.get("videos") and "videos" not in reader.media.kinds and hasattr(processor, "video_processor"):
-            subject = f"{place_of(row, number)}: a video, which this model reads,"
+            subject = f"{place_of(row, number)}: reading its video"
             require_package("torchvision", subject, "vision")
     rows = list(without_media(rows, reader.media.kinds))
     reads = reader.read(rows, assistant_only)
@@ -306,8 +309,8 @@ class TooLong:
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{self._first}, but max_length is {self._max_length}{more}",
-            f"raise max_length (they need {self._longest}, and room for an answer), or set image_max_pixels lower; "
-            "media are not truncated",
+            f"raise max_length (to {self._longest}, plus room for an answer), or lower image_max_pixels; media are not "
+            "truncated",
         )
 
 
@@ -380,10 +383,10 @@ def report_media(counts: MediaCounts) -> None:
     """Report the truncation of sounds and the sampling of video frames."""
     if counts.sounds_cut:
         console.err.print(
-            f"audios: {counted(counts.sounds_cut, 'sound', 'are')} longer than the model reads, and truncated"
+            f"audios: {counted(counts.sounds_cut, 'sound', 'are')} truncated to the model's maximum length"
         )
     if counts.videos:
-        scaled = f"; {counts.videos_scaled} scaled down" if counts.videos_scaled else ""
+        scaled = f"; {counted(counts.videos_scaled, 'video')} scaled down" if counts.videos_scaled else ""
         console.err.print(
             f"videos: {counts.frames_read:,} of {counted(counts.frames, 'frame', 'are')} read, as sampled by the "
             f"model's processor{scaled}"

@@ -138,7 +138,7 @@ class MediaProcessor:
                 ) from error
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{names[0]}: the model's processor refuses its media: {str(error)[:300]}",
+                f"{names[0]}: the model's processor rejects its media: {str(error)[:300]}",
                 "use a chat template with a placeholder for each of them, or drop the row",
             ) from error
 

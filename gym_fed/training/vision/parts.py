@@ -66,7 +66,7 @@ def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section
     if names and not trained:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{section}.target_modules: it matches {counted(len(names), 'layer')}, all in frozen parts "
+            f"{section}.target_modules: matches {counted(len(names), 'layer')}, all in frozen parts "
             f"({', '.join(sorted(frozen))})",
             "choose other layers, or set one of these keys to false",
         )
@@ -100,5 +100,5 @@ def _refuse_named(model: Any, suffix: str, frozen: frozenset[str], key: str) -> 
     components = suffix.split(".")
     for name, _ in model.named_modules():
         if name.split(".")[-len(components) :] == components and (part := part_of(name)) in frozen:
-            reason = f"{key}: {suffix!r} names {name}, which {part} freezes"
+            reason = f"{key}: {suffix!r} matches {name}, which {part} freezes"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, f"set {part}: false, or remove the name")

@@ -231,7 +231,7 @@ def test_answers_that_do_not_end_are_a_warning_that_names_the_option(trained: Pa
             ["mine.csv", "--columns", "prompt=q,completion=b"],
             "data-invalid",
             "mine.csv:2: has no column",
-            "one of its columns instead: q, a",
+            "use one of its columns: q, a",
         ),
         (
             ["asked.jsonl"],

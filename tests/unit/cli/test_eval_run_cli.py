@@ -212,7 +212,7 @@ def test_a_sample_is_replayed_with_its_examples_and_template(tmp_path: Path) -> 
         (["--variant", "ann"], "no variant store at"),
         (["--variants", "store", "--variant", "nosuch"], "no variant 'nosuch'"),
         (["--tasks", "mine.yaml"], "no task file at"),
-        (["--tasks", "rows.jsonl"], "no format is known with the columns 'q', 'a'"),
+        (["--tasks", "rows.jsonl"], "no known format has the columns 'q', 'a'"),
         (["--tasks", "asked.jsonl"], "asked.jsonl: row 1 does not end with an answer"),
         (["--output", "rows.jsonl"], "rows.jsonl: is a file"),
     ],

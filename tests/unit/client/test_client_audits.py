@@ -198,7 +198,7 @@ def test_one_relabelled_step_is_caught_although_its_honest_batch_is_committed(
     (tmp_path / "others").mkdir()
     assert audit(model, cheat, tmp_path / "others", 1, 2)[1] == ""
     distances, problem = audit(model, cheat, tmp_path, 3)
-    assert "step 3 differs by" in problem
+    assert "step 3: the relative difference is" in problem
     assert distances[3] > 0.01
 
 
@@ -211,7 +211,8 @@ def test_a_random_update_under_a_made_up_record_is_caught(model: GlobalModel, tm
 
         rewrite_states(record, randomise)
 
-    assert "step 2 differs by" in audit(model, contribution(model, tmp_path, falsify=falsify), tmp_path, 2)[1]
+    problem = audit(model, contribution(model, tmp_path, falsify=falsify), tmp_path, 2)[1]
+    assert "step 2: the relative difference is" in problem
 
 
 def test_an_older_update_under_a_true_record_is_caught(
@@ -236,9 +237,8 @@ def test_made_up_moments_that_would_explain_any_step_are_caught(model: GlobalMod
 
         rewrite_states(record, steer)
 
-    assert (
-        "step 2 differs by 2 " in audit(model, contribution(model, tmp_path, falsify=falsify), tmp_path, 2)[1]
-    )
+    problem = audit(model, contribution(model, tmp_path, falsify=falsify), tmp_path, 2)[1]
+    assert "step 2: the relative difference is 2, above" in problem
 
 
 def test_training_that_begins_from_another_adapter_is_caught(model: GlobalModel, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_rows_other_than_those_of_the_training_are_caught(
     answer = AuditAnswer.open(tmp_path / "answer-2", draw, MAX_BYTES)
     answer.document = answer.document.model_copy(update={"rows": [{"text": "quite another row"}, *rows[1:]]})
     problem = repeat_steps(answer, draw, model, lambda sha256: tmp_path / sha256, None, "cpu")[1]
-    assert "does not consist of these rows" in problem
+    assert "differs from the recorded one" in problem
 
 
 def test_a_claim_of_more_examples_than_the_rows_is_caught(model: GlobalModel, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
         "; warning: 6 rows, 2 dropped, 3 cut; 4 of 6 rows are learned, 2 dropped (nothing to learn)" in text
     )
     assert "3 are longer than max_length 64" in text
-    assert "% of the rows whole" in text
+    assert "% of the rows" in text
     assert text.endswith("not read: id (3 rows)")
 
 

@@ -121,7 +121,7 @@ def test_rows_are_rendered_alike_by_the_bounded_process_and_here() -> None:
     rows = [({"messages": ROW * (1 + number % 3)}, f"row {number}") for number in range(70)]
     assert render_rows(ChatRenderer(untrusted), rows) == render_rows(ChatRenderer(tokenizer), rows)
     broken = [*rows, ({"messages": [{**ROW[0], "weight": 3}]}, "row 70")]
-    with pytest.raises(GymError, match="row 70: a message has the weight 3") as caught:
+    with pytest.raises(GymError, match="row 70: a message has weight 3") as caught:
         render_rows(ChatRenderer(untrusted), broken)
     assert caught.value.code is ErrorCode.DATA_INVALID
 

@@ -203,7 +203,7 @@ def test_the_ids_of_a_named_format_are_those_recorded(name: str) -> None:
 
 def test_there_are_twenty_names_and_others_are_refused_with_the_list() -> None:
     assert len(NAMED) >= 20
-    with pytest.raises(GymError, match="nor a known name") as caught:
+    with pytest.raises(GymError, match="or a known name") as caught:
         use_chat_template(bare(), "qwen33")
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert "qwen3, " in caught.value.hint

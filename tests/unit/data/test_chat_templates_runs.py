@@ -122,7 +122,7 @@ def test_a_template_of_the_config_is_trained_with_and_saved(model_folder: Path, 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("chatmll", "nor a known name"),
+        ("chatmll", "or a known name"),
         ("{% for m in messages %}{{ m.content }}", "cannot render a conversation"),
         ("{{ messages[0].content }}", "omits messages"),
         ("{{ raise_exception('never') }}", "never"),
@@ -172,7 +172,7 @@ def test_a_row_without_any_learned_message_is_counted_as_dropped() -> None:
 def test_weights_that_are_neither_0_nor_1_and_those_of_learned_prompts_are_refused() -> None:
     tokenizer = byte_tokenizer(source("qwen3"))
     half = PlacedDict.of({"messages": [user("a"), {**answer("b"), "weight": 0.5}]}, "rows.jsonl:7")
-    with pytest.raises(GymError, match=r"rows.jsonl:7: a message has the weight 0.5"):
+    with pytest.raises(GymError, match=r"rows.jsonl:7: a message has weight 0.5"):
         encode_one(tokenizer, half)
     asked = {"messages": [{**user("a"), "weight": 0}, answer("b")]}
     assert learned(tokenizer, asked) == "<think>\n\n</think>\n\nb<|im_end|>"

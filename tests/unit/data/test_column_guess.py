@@ -169,7 +169,7 @@ def test_the_refusal_without_a_terminal_is_followed_by_a_command_that_works(
     tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     file = table(tmp_path / "q.csv", *names)
-    with pytest.raises(GymError, match=r"q\.csv:2: no format is known with the columns") as caught:
+    with pytest.raises(GymError, match=r"q\.csv:2: no known format has the columns") as caught:
         load_rows(file)
     assert caught.value.code is ErrorCode.DATA_INVALID
     flags = ["train", "--model", "gym-nano", "--data", str(file), "--max-steps", "1"]
@@ -290,7 +290,7 @@ def test_a_guess_that_is_declined_reads_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     code, shown = in_terminal(["data", "convert", str(file), str(out), "--to", "completion"], "n\n", tmp_path)
     assert code != 0
-    assert "name them: --columns 'prompt=Customer question,completion=Our answer'" in shown
+    assert "specify them: --columns 'prompt=Customer question,completion=Our answer'" in shown
     assert not out.exists()
 
 
@@ -333,7 +333,7 @@ def test_dollys_columns_are_read_as_alpacas(tmp_path: Path) -> None:
 def test_a_prompt_beside_an_answer_of_another_name_is_refused_with_the_option(tmp_path: Path) -> None:
     file = table(tmp_path / "q.csv", "prompt", "response")
     assert agreed_columns(file, kind="prompt") == {}
-    with pytest.raises(GymError, match="no format is known") as caught:
+    with pytest.raises(GymError, match="no known format") as caught:
         agreed_columns(file, kind="supervised")
     assert "--columns prompt=prompt,completion=response" in caught.value.hint
     from gym_fed.data.rows import as_kind
@@ -354,7 +354,7 @@ def test_the_option_after_some_columns_were_named_keeps_them_and_works_when_copi
     words = ["train", "--model", "gym-nano", "--data", str(file), "--output-dir", str(tmp_path / "run")]
     refused = CliRunner().invoke(app, [*words, "--columns", given])
     assert isinstance(refused.exception, GymError)
-    assert refused.exception.message.startswith(f"{file}:2: --columns '{given}' does not name enough columns")
+    assert refused.exception.message.startswith(f"{file}:2: --columns '{given}' does not specify enough columns")
     _, text = shlex.split(refused.exception.hint.partition("add: ")[2])
     assert text == "prompt=Customer question,completion=Our answer"
     assert agreed_columns(file, columns=parse_columns(text), kind="supervised") == parse_columns(text)
@@ -371,7 +371,7 @@ def test_rows_of_which_some_columns_were_named_are_refused_by_the_names_in_the_f
     with pytest.raises(GymError, match="is a prompt row") as caught:
         as_kind(load_rows(file, columns={"prompt": "Customer question"}), "supervised")
     assert hint in caught.value.hint
-    with pytest.raises(GymError, match="no format is known") as caught:
+    with pytest.raises(GymError, match="no known format") as caught:
         load_rows(file, columns={"completion": "Our answer"})
     assert hint in caught.value.hint
 

@@ -193,7 +193,7 @@ def test_a_trainer_takes_a_name_of_the_catalogue_as_its_dataset(
             "dataset: identity, dataset_info: LLaMA-Factory/data",
         ),
         ("llava", "images that are not part of it: COCO", "put them next to the dataset's file"),
-        ("agent_instruct", "has no default split", "choose one with split"),
+        ("agent_instruct", "has no default split", "set split"),
     ],
 )
 def test_a_set_that_cannot_be_fetched_alone_says_what_to_write(name: str, problem: str, hint: str) -> None:

@@ -88,7 +88,7 @@ def test_a_contributors_columns_are_read_and_remembered_with_their_file(asked: P
 
 
 def test_a_file_with_other_names_is_refused_with_the_option_that_reads_them(asked: Path) -> None:
-    with pytest.raises(GymError, match="no format is known") as caught:
+    with pytest.raises(GymError, match="no known format") as caught:
         load_rows(asked)
     assert "--columns prompt=question,completion=answer" in caught.value.hint
 

@@ -93,7 +93,7 @@ def test_an_unknown_sharegpt_speaker_and_an_empty_alpaca_answer_are_refused(tmp_
 
 def test_files_that_cannot_be_recognised_or_read_are_refused(tmp_path: Path) -> None:
     cases = {
-        "keys.jsonl": (b'{"a": 1, "b": 2}\n', "no format is known"),
+        "keys.jsonl": (b'{"a": 1, "b": 2}\n', "no known format"),
         "empty.jsonl": (b"\n", "contains no rows"),
         "latin.jsonl": (b'{"text": "\xe9"}\n', "not UTF-8 at byte 10"),
         "object.json": (b'{"text": "x"}', "expected a list of rows"),

@@ -44,7 +44,7 @@ def test_a_column_that_a_file_does_not_have_is_refused_with_its_columns(tmp_path
     file.write_text("question,reply,note\na,,\n")
     with pytest.raises(GymError, match=r"mine\.csv:2: has no column 'answer' \(") as caught:
         load_rows(file, columns=ASKED)
-    assert caught.value.hint == "name one of its columns instead: question, reply, note"
+    assert caught.value.hint == "use one of its columns: question, reply, note"
 
 
 def test_an_optional_cell_may_be_empty(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_masked_parts_survive_writing_and_reading_again() -> None:
             "1 character",
         ),
         ({"content": "a", "train_detail": [{"begin_offset": 0, "train": True}]}, "not a list of ranges"),
-        ({"content": "a", "masked": {"content": [[0, 2]]}}, "'masked' has a range that is not in the text"),
+        ({"content": "a", "masked": {"content": [[0, 2]]}}, "'masked' has a range outside its text"),
         ({"content": "a", "loss_scale": 2.0}, "'loss_scale' of the assistant's turn is 2.0"),
     ],
 )
@@ -186,7 +186,7 @@ def test_segments_are_encoded_one_by_one_and_learned_by_their_label() -> None:
     assert learned_text(found) == "cd"
     assert learned_text(found, assistant_only=False) == "abcd"
     assert "lacks its text or its label" in refusal({"segments": [{"text": "ab", "label": 1}]})
-    assert "has 'system' next to 'segments'" in refusal(
+    assert "has 'system', which rows with 'segments' do not support" in refusal(
         {"segments": [{"text": "a", "label": True}], "system": "s"}
     )
 
@@ -223,7 +223,7 @@ def test_a_solution_in_steps_is_a_judged_answer_and_learned_only_if_every_step_i
     right = read({**row, "labels": [1, 1]})
     assert as_kind([right], "supervised") == [{"prompt": "q", "completion": "one.\ntwo."}]
     assert as_kind([right], "prompt") == [{"prompt": "q"}]
-    assert "no true or false for each step" in refusal({**row, "labels": [True]})
+    assert "does not have true or false for each step" in refusal({**row, "labels": [True]})
 
 
 # ms-swift

@@ -109,7 +109,7 @@ def test_the_remedy_is_a_length_that_95_of_100_rows_fit_into() -> None:
     for length in range(1, 101):
         counts.count(length, cut=length > 8, tokens=int(length <= 8), tokens_cut=0)
     assert counts.length_of_most() == 95
-    assert "max_length: 95 would keep 95% of the rows whole" in str(counts.warning(8))
+    assert "max_length: 95 would fit 95% of the rows" in str(counts.warning(8))
     unanswered = RowCounts(rows=4, dropped=4)
     assert "gym data show" in str(unanswered.warning(8))  # a longer max_length would not help
 
@@ -242,7 +242,7 @@ def test_prompts_that_fill_no_generation_are_said(tmp_path: Path) -> None:
     )
     prompts = [{"prompt": f"{i}?"} for i in range(5)]
     job = Job(settings, None, None, prompts, None, tmp_path, [])
-    with pytest.warns(RunWarning, match="an epoch skips 1 of 5 prompts"):
+    with pytest.warns(RunWarning, match="each epoch skips 1 of 5 prompts"):
         ALGORITHMS.new("grpo").arguments(job)  # type: ignore[attr-defined]  # of those that learn from rewards
     with warnings.catch_warnings():
         warnings.simplefilter("error", RunWarning)
@@ -258,7 +258,7 @@ def test_rows_of_which_none_fits_are_refused_with_the_length_that_would_do(
         ALGORITHMS.new(algorithm).encode(
             config(tmp_path, algorithm=algorithm), load_tokenizer("gym-nano"), [row] * 3
         )
-    assert "would keep 95% of the rows whole" in caught.value.hint
+    assert "would fit 95% of the rows" in caught.value.hint
 
 
 def test_rows_whose_answers_are_all_not_learned_are_refused_by_that_and_not_by_their_length() -> None:

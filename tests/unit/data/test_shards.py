@@ -101,7 +101,7 @@ def test_pictures_are_in_the_order_in_which_the_row_names_them(tmp_path: Path) -
     assert found.unread == (".0.png",)
     row["images"] = ["../../etc/passwd"]
     members[2] = ("a.json", json.dumps(row).encode())
-    assert "names the image passwd, which is missing" in refusal(shard(tmp_path / "b.tar", members))
+    assert "refers to the image passwd, which is missing" in refusal(shard(tmp_path / "b.tar", members))
 
 
 def test_samples_are_those_of_the_datasets_package(tmp_path: Path) -> None:
@@ -136,12 +136,12 @@ def test_the_videos_of_a_sample_are_its_rows_media(tmp_path: Path) -> None:
         ([("a.json", b"[1]")], "is not a JSON object"),
         ([("a.json", b"{")], "is not valid JSON"),
         ([("a.txt", b"\xff"), ("a.png", b"x")], "not UTF-8 at byte 0"),
-        ([("a.npy", b"x")], "no format is known with the columns '.npy'"),
+        ([("a.npy", b"x")], "no known format has the columns '.npy'"),
         ([("a.json", b'{"messages": []}')], "not a list of turns"),
         ([("/etc/a.png", b""), ("/etc/a.txt", b"x")], "a.png is empty"),
         (
             [("a.json", b'{"text": "x"}'), ("b.json", b'{"text": "y"}'), ("a.png", b"x")],
-            "a.png is not next to the rest of its sample",
+            "a.png is not next to the other members of its sample",
         ),
         ([(f"a.s{number}", b"") for number in range(1025)], "a has more than 1024 members"),
     ],

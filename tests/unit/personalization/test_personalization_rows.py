@@ -119,7 +119,7 @@ def test_what_other_rows_are_and_where_they_stand_is_in_the_refusal(tmp_path: Pa
         ([PAIR, {"text": "a"}], "row 2: "),
         ([label], "row 1: is an answer with a label"),
         ([{"prompt": "a"}], "row 1: is a prompt without an answer"),
-        ([{"colour": "red"}], "row 1: no format is known"),
+        ([{"colour": "red"}], "row 1: no known format"),
     ):
         with pytest.raises(GymError, match=words) as caught:
             read_rows(rows)

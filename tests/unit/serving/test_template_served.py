@@ -59,7 +59,7 @@ def test_an_unknown_template_is_refused_with_near_names_before_a_model_is_looked
     command: tuple[str, ...],
 ) -> None:
     with pytest.raises(
-        GymError, match=r"'qwen33' is neither a file, nor Jinja, nor a known name .nearest: qwen3"
+        GymError, match=r"'qwen33' is not a file, a Jinja template or a known name .nearest: qwen3"
     ):
         run(*command, "--chat-template", "qwen33")
     with pytest.raises(GymError) as error:

@@ -81,11 +81,11 @@ def test_training_begins_with_what_peft_has_saved(llama: Path, tmp_path: Path, n
 def test_an_adapter_on_the_head_is_merged_but_not_trained(base: Path, tmp_path: Path) -> None:
     wanted = made(base, tmp_path / "theirs", **ADAPTERS["head"])
     named = {"model": str(base), "adapter": str(tmp_path / "theirs"), "max_steps": 1, "learning_rate": 1e-12}
-    with pytest.raises(GymError, match="is on the output head") as caught:
+    with pytest.raises(GymError, match="includes the output head") as caught:
         run(tmp_path / "on", **named)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert "new_adapter: true" in caught.value.hint
-    with pytest.raises(GymError, match=r"lora\.target_modules: is on the output head"):
+    with pytest.raises(GymError, match=r"lora\.target_modules: includes the output head"):
         run(tmp_path / "on", model=str(base), lora={"target_modules": ["q_proj", "lm_head"]})
     assert not (tmp_path / "on").exists()
     run(tmp_path / "new", new_adapter=True, **named)

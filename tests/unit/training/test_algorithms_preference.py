@@ -200,7 +200,7 @@ def test_dropout_is_off_while_training_unless_asked_for_and_is_as_it_was_afterwa
 ) -> None:
     adapter = {"finetuning": "lora", "lora": {"lora_dropout": 0.5}}
     if disable:
-        with pytest.raises(GymError, match=r"lora\.lora_dropout: dpo switches dropout off"):
+        with pytest.raises(GymError, match=r"lora\.lora_dropout: dpo disables dropout"):
             train(tiny_base, config(tmp_path / "run", "dpo", **adapter))
         return
     result = train(tiny_base, config(tmp_path / "run", "dpo", **adapter, dpo={"disable_dropout": False}))

@@ -56,8 +56,8 @@ def test_a_setting_that_nothing_would_read_is_refused(values: dict[str, Any], pr
     [
         ("kto", {"per_device_train_batch_size": 1}, "per_device_train_batch_size: kto estimates the KL"),
         ("kto", {"group_by_length": True}, "group_by_length: kto uses its rows in a fixed order"),
-        ("dpo", {"packing": True}, "packing: dpo learns from answers"),
-        ("orpo", {"assistant_only_loss": True}, "assistant_only_loss: orpo learns from answers"),
+        ("dpo", {"packing": True}, "packing: not used by dpo, which learns from answers"),
+        ("orpo", {"assistant_only_loss": True}, "assistant_only_loss: not used by orpo"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_before_anything_is_loaded(
@@ -154,7 +154,7 @@ def test_a_reward_model_leaves_out_pairs_of_which_one_is_too_long() -> None:
         ({"prompt": "p", "chosen": 1, "rejected": "a"}, "row 2: prompt, chosen, rejected must be"),
         (
             {"prompt": "p", "chosen": "A", "rejected": "a", "images": ["x.png"]},
-            "row 2 has images, and the model reads only text",
+            "row 2 has images, but the model reads only text",
         ),
     ],
 )
@@ -228,6 +228,6 @@ def test_pairs_with_pictures_are_refused_not_read_without_them(
     rows = [{**row, "images": ["cat.png"]} for row in capitals(4, 0)]
     settings = TrainingConfig(algorithm=algorithm, output_dir=tmp_path / "run", device="cpu")
     reader = "the model" if algorithm == "dpo" else algorithm
-    with pytest.raises(GymError, match=f"row 1 has images, and {reader} reads only text; of"):
+    with pytest.raises(GymError, match=f"row 1 has images, but {reader} reads only text; of"):
         Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer).train(rows)
     assert not (tmp_path / "run").exists()

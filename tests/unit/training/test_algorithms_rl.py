@@ -310,11 +310,11 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         r"5 answers .* the 16 answers .* 16 x gradient_accumulation_steps 1",
     ),
     ("rloo", {"num_generations": 64, "steps_per_generation": 3}, {}, r"48 .* rloo.steps_per_generation 3"),
-    ("ppo", {}, {"per_device_train_batch_size": 1}, "a generation of one answer"),
-    ("grpo", {}, {"group_by_length": True}, "group_by_length: grpo .* never uses it"),
-    ("gspo", {}, {"packing": True}, "packing: gspo"),
-    ("ppo", {}, {"assistant_only_loss": True}, "assistant_only_loss: ppo"),
-    ("ppo", {}, {"finetuning": "lora", "quantization": {}}, "ppo.critic: not set"),
+    ("ppo", {}, {"per_device_train_batch_size": 1}, "a generation has only one answer"),
+    ("grpo", {}, {"group_by_length": True}, "group_by_length: not used by grpo"),
+    ("gspo", {}, {"packing": True}, "packing: not used by gspo"),
+    ("ppo", {}, {"assistant_only_loss": True}, "assistant_only_loss: not used by ppo"),
+    ("ppo", {}, {"finetuning": "lora", "quantization": {}}, "ppo.critic: required"),
     ("ppo", {}, {"distributed": {"strategy": "fsdp2"}}, "fsdp2 can shard only one model"),
 ]
 

@@ -160,7 +160,7 @@ def test_without_a_weight_on_them_no_rows_to_keep_are_needed_or_taken(
     result = Trainer(settings).train(FORGET[:16])
     assert result.steps == 4
     assert "retain_nll" not in result.history[0]
-    with pytest.raises(GymError, match=f"8 rows are to be retained, but {algorithm}.retain_weight is 0"):
+    with pytest.raises(GymError, match=f"8 rows are not marked as forget, but {algorithm}.retain_weight is 0"):
         Trainer(config(tmp_path / "no", algorithm, model=str(tiny_base), section={"retain_weight": 0})).train(
             FORGET[:8] + RETAIN[:8]
         )
@@ -170,8 +170,8 @@ def test_without_a_weight_on_them_no_rows_to_keep_are_needed_or_taken(
 def test_rows_of_one_kind_alone_are_refused(tiny_base: Path, tmp_path: Path, algorithm: str) -> None:
     trainer = Trainer(config(tmp_path / "run", algorithm, model=str(tiny_base)))
     for rows, problem in (
-        (RETAIN, "none of the 120 rows is marked to be forgotten"),
-        (FORGET, "all 120 rows are"),
+        (RETAIN, "none of the 120 rows is marked as forget"),
+        (FORGET, "all 120 rows are marked"),
     ):
         with pytest.raises(GymError, match=problem) as caught:
             trainer.train(rows)

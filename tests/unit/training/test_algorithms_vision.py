@@ -234,7 +234,7 @@ def test_a_row_is_cut_behind_its_pictures_and_refused_where_they_would_be_cut(
         GymError, match=r"row 2 has \d+ tokens up to the end of its images.*2 rows have this problem"
     ) as caught:
         Trainer(settings).train([early, late, early, late])
-    needed = int(re.findall(r"they need (\d+)", str(caught.value.hint))[0])
+    needed = int(re.findall(r"raise max_length \(to (\d+)", str(caught.value.hint))[0])
     whole = MediaBatches(processor)(
         encode_media_rows(
             config(tmp_path, tiny_llava, max_length=500),
@@ -328,7 +328,7 @@ def test_what_cannot_be_learnt_is_refused(
         (
             config(tmp_path / "run", tiny_base),
             [plain, good],
-            "row 2 has images, and the model reads only text",
+            "row 2 has images, but the model reads only text",
         ),
         (config(tmp_path / "run", tiny_llava, packing=True), [good], "packing: rows with media"),
         (config(tmp_path / "run", tiny_llava), [good, {"text": "words"}], "row 2 is not a conversation"),

@@ -109,7 +109,7 @@ def test_the_critic_of_ppo_is_trained_in_float32(tiny_base: Path, tmp_path: Path
     [
         ({}, "full fine-tuning freezes none"),
         ({"finetuning": "freeze"}, "finetuning: freeze has no adapter"),
-        ({"finetuning": "lora", "lora": {"bias": "all"}}, "would hold the base's biases"),
+        ({"finetuning": "lora", "lora": {"bias": "all"}}, "would also apply to the base's biases"),
         (
             {"finetuning": "lora", "privacy": {"target_epsilon": 8}},
             "base_dtype: not tested with per-example gradients",

@@ -97,7 +97,7 @@ def test_a_model_of_text_alone_has_no_images_to_size(tmp_path: Path) -> None:
     nano = load_model("gym-nano")
     config = TrainingConfig(output_dir=tmp_path / "run", image_max_pixels=100, device="cpu")
     trainer = Trainer(config, model=nano.model, tokenizer=nano.tokenizer)
-    with pytest.raises(GymError, match="image_max_pixels: sft supports only text here") as caught:
+    with pytest.raises(GymError, match="image_max_pixels: this run of sft reads only text") as caught:
         trainer.train(
             [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
         )
@@ -106,7 +106,7 @@ def test_a_model_of_text_alone_has_no_images_to_size(tmp_path: Path) -> None:
     sized = TrainingConfig(
         model="gym-nano", data=[{"tasks": ["double"], "num_examples": 4}], image_max_pixels=9
     )
-    with pytest.raises(GymError, match="image_max_pixels: sft supports only text here"):
+    with pytest.raises(GymError, match="image_max_pixels: this run of sft reads only text"):
         check_inputs(sized)
     check_inputs(sized.model_copy(update={"image_max_pixels": None}))
 

@@ -67,7 +67,7 @@ def test_moments_of_another_shape_are_refused_before_the_first_step(tmp_path: Pa
     loaded = load_model(str(tiny_base))
     name = next(iter(model_tensors(loaded.model)))
     start = {"step": torch.ones(1), f"exp_avg/{name}": torch.ones(3)}
-    with pytest.raises(GymError, match=f"the kept moment exp_avg of '{name}' has shape \\[3\\]") as caught:
+    with pytest.raises(GymError, match=f"the saved moment exp_avg of '{name}' has shape \\[3\\]") as caught:
         trained(
             loaded.model,
             loaded.tokenizer,

@@ -169,7 +169,7 @@ def test_a_sound_longer_than_the_model_reads_is_counted(
         }
     ]
     Trainer(config(listener, output_dir=tmp_path / "run", max_steps=1)).train(given)
-    assert "audios: 1 sound is longer than the model reads, and truncated" in capsys.readouterr().err
+    assert "audios: 1 sound is truncated to the model's maximum length" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_a_sound_longer_than_the_model_reads_is_counted(
             "data:audio/wav;base64,UklGRg==",
             "row 2: audios: data:audio/wav;base64,UklGRg==... is not a",
         ),
-        ("images", "a.png", "row 2 has images, and the model reads only text and audios"),
-        ("videos", "a.mp4", "row 2 has videos, and the model reads only text and audios"),
+        ("images", "a.png", "row 2 has images, but the model reads only text and audios"),
+        ("videos", "a.mp4", "row 2 has videos, but the model reads only text and audios"),
     ],
 )
 def test_a_medium_that_cannot_be_read_is_named_with_row_and_column(
@@ -218,7 +218,7 @@ def test_a_processor_that_takes_no_mixed_batch_is_refused_before_training(tmp_pa
     turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "yes"}]
     given = [{"messages": turns}, {"messages": turns, "audios": [str(tmp_path / "a.wav")]}]
     with pytest.raises(
-        GymError, match=r"row 1 and row 2: the model's processor refuses its media: .*match 1:1"
+        GymError, match=r"row 1 and row 2: the model's processor rejects its media: .*match 1:1"
     ):
         Trainer(config(folder)).train(given)
 
@@ -260,7 +260,7 @@ def test_a_video_is_refused_without_torchvision_and_with_its_name(tmp_path: Path
     turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "yes"}]
     given = [{"messages": turns, "videos": ["a.mp4"]}]
     with pytest.raises(
-        GymError, match="row 1: a video, which this model reads, needs the package torchvision"
+        GymError, match="row 1: reading its video needs the package torchvision"
     ) as caught:
         Trainer(config(folder)).train(given)
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
@@ -325,7 +325,7 @@ def test_other_algorithms_refuse_rows_with_media_by_name(tmp_path: Path) -> None
     nano = load_model("gym-nano")
     (row,) = pairs(tmp_path, frozenset({"audios"}))[:1]
     settings = TrainingConfig(output_dir=tmp_path / "run", device="cpu", algorithm="orpo")
-    with pytest.raises(GymError, match="row 1 has audios, and orpo reads only text") as caught:
+    with pytest.raises(GymError, match="row 1 has audios, but orpo reads only text") as caught:
         Trainer(settings, model=nano.model, tokenizer=nano.tokenizer).train([row])
     assert "use dpo or sft" in str(caught.value.hint)
 

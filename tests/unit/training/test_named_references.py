@@ -151,5 +151,5 @@ def test_a_reward_model_goes_on_from_its_own_adapter_and_head(trained: Path, tmp
     assert first.keys() == second.keys()
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, rtol=0, atol=1e-7)
-    with pytest.raises(GymError, match="is for a CAUSAL_LM model"):
+    with pytest.raises(GymError, match="has task_type CAUSAL_LM"):
         run(tmp_path / "third", **common, adapter=str(trained / "policy"))

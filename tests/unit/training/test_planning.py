@@ -432,7 +432,7 @@ def test_a_device_that_this_machine_lacks_is_planned_for_and_named(monkeypatch: 
     plan = plan_run(TrainingConfig(model="gym-nano", device="cuda", max_steps=2))
     assert (plan.device, plan.available, plan.seconds) == ("cuda", None, None)
     lines = dict(plan.lines())
-    assert lines["memory at the peak"].endswith("on cuda, not on this machine")
+    assert lines["memory at the peak"].endswith("on cuda, which this machine lacks")
     assert lines["time"] == "not measured: this machine has no cuda"
 
 

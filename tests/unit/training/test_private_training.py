@@ -361,7 +361,7 @@ def test_a_search_over_private_runs_is_refused(tmp_path: Path, tiny_base: Path) 
 
     values = config(tmp_path, tiny_base).model_dump(mode="json", exclude_none=True)
     search = {"metric": "loss", "parameters": {"learning_rate": {"choices": [0.1, 0.2]}}}
-    with pytest.raises(GymError, match="every trial of a search"):
+    with pytest.raises(GymError, match="every trial spends privacy"):
         Search(SearchConfig(**values, search=search))
 
 

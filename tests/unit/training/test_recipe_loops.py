@@ -71,7 +71,7 @@ def test_a_thread_grows_turn_by_turn_and_gives_what_templates_and_graders_read()
     for wrong in [("gpt", "hi")], [("user", None)], [("user",)]:
         with pytest.raises(GymError, match="turn 1 of a StringThread"):
             StringThread(wrong)  # type: ignore[arg-type]
-    with pytest.raises(GymError, match="cannot make a thread of a row with text"):
+    with pytest.raises(GymError, match="cannot create a thread from a row with text"):
         StringThread.of_row({"text": "words"})
 
 
@@ -210,7 +210,7 @@ def test_what_a_loop_cannot_do_is_refused_before_it_begins(context: RecipeContex
     asked = StringThread([("user", "hi")])
     with pytest.raises(GymError, match="samples_per_mini_batch: 3 does not divide samples_per_batch 8"):
         SFT([], model, samples_per_batch=8, samples_per_mini_batch=3)
-    with pytest.raises(GymError, match="thread 1 has no answer at its end"):
+    with pytest.raises(GymError, match="thread 1 does not end with an answer"):
         SFT([asked], model, context=context).rows()
     with pytest.raises(GymError, match="pair 1: the two threads have different prompts"):
         DPO([(asked.assistant("a"), asked.user("b").assistant("c"))], model, context=context).rows()

@@ -68,7 +68,7 @@ def test_a_model_that_cannot_be_cut_is_refused_by_name(found: list[dict[str, Any
 
 
 def test_a_stage_without_trained_weights_is_refused(found: list[dict[str, Any]]) -> None:
-    assert "trains nothing in blocks 0 to " in found[0]["untrained"]
+    assert "has no trained weights in blocks 0 to " in found[0]["untrained"]
 
 
 def test_each_process_keeps_a_part_of_the_model_and_the_main_one_collects_it(

@@ -136,11 +136,11 @@ def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
         ({"eval_split": 2}, "eval_split needs all rows before the first step"),
         ({"max_steps": None}, "the number of rows is not known"),
         ({"group_by_length": True}, "group_by_length needs all rows"),
-        ({"save_strategy": "epoch", "save_steps": 0}, "save_strategy: epoch, but a stream has none"),
-        ({"eval_strategy": "epoch"}, "eval_strategy: epoch, but a stream has none"),
+        ({"save_strategy": "epoch", "save_steps": 0}, "save_strategy is epoch, but a stream has no epochs"),
+        ({"eval_strategy": "epoch"}, "eval_strategy is epoch, but a stream has no epochs"),
         ({"tokenized_path": "tokens"}, "tokenized_path needs all rows"),
         ({"algorithm": "dpo", "neftune_noise_alpha": None}, "dpo needs all rows before the first step"),
-        ({"data": [{"path": "rows.jsonl", "weight": 1.5}]}, "weight 1.5 would sample from all rows"),
+        ({"data": [{"path": "rows.jsonl", "weight": 1.5}]}, "weight 1.5 needs all rows"),
     ],
 )
 def test_what_needs_all_rows_is_refused_by_name(

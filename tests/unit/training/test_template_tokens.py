@@ -202,7 +202,7 @@ def test_a_row_with_a_token_that_has_no_embedding_is_refused_and_an_unused_token
     settings = config(plain_base, tmp_path / "run")
     rows = [*ROWS[:1], {"text": "a<most>b"}]
     trainer = Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer)
-    with pytest.raises(GymError, match=r"row 2 holds token 259, .* rows 0 to 257") as caught:
+    with pytest.raises(GymError, match=r"row 2 has token id 259, .* rows 0 to 257") as caught:
         trainer.train(rows)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert not (tmp_path / "run").exists()
@@ -222,7 +222,7 @@ def test_the_token_after_the_last_row_of_embeddings_is_refused_and_the_last_is_n
 ) -> None:
     model = load_model(str(plain_base)).model
     require_embedded(model, [{column: [3, 257]}, {column: []}], None)
-    with pytest.raises(GymError, match=r"row 1 holds token 258, .* rows 0 to 257"):
+    with pytest.raises(GymError, match=r"row 1 has token id 258, .* rows 0 to 257"):
         require_embedded(model, None, [{column: [258, 3]}])
 
 

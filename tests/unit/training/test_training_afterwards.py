@@ -132,7 +132,7 @@ def test_an_adapter_of_scaled_positions_says_so_and_finds_its_base_from_anywhere
         GymError, match="a delta holds only differences of weights, so the scaling would be lost"
     ):
         trainer.export(tmp_path / "mine.gymdelta", "delta", check=False)
-    with pytest.raises(GymError, match="a soup holds only differences of weights"):
+    with pytest.raises(GymError, match="a soup contains only weight differences"):
         trainer.apply_deltasoup({}, MEAN)
 
 

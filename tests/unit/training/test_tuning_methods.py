@@ -254,7 +254,7 @@ def test_settings_that_do_not_fit_the_model_are_refused_and_not_bent(
 def test_patterns_that_match_no_target_are_refused_with_what_to_name(tiny_base: Path, tmp_path: Path) -> None:
     with pytest.raises(GymError, match="did not match") as caught:
         train(tiny_base, tmp_path / "run", finetuning="lora", lora={"alpha_pattern": {"norm": 3}})
-    assert "name modules that are also in target_modules" in caught.value.hint
+    assert "list only modules that are in target_modules" in caught.value.hint
 
 
 def test_a_config_is_as_it_was_after_the_model_is_prepared() -> None:
@@ -267,8 +267,8 @@ def test_a_config_is_as_it_was_after_the_model_is_prepared() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"finetuning": "lora", "lora": {"init_lora_weights": "loftq"}}, "loftq corrects 4-bit quantization"),
-        ({"finetuning": "lora", "lora": {"lora_fa": True}, "optimizer": "sgd"}, "its own optimiser"),
+        ({"finetuning": "lora", "lora": {"init_lora_weights": "loftq"}}, "loftq needs 4-bit quantization"),
+        ({"finetuning": "lora", "lora": {"lora_fa": True}, "optimizer": "sgd"}, "its own AdamW"),
         ({"finetuning": "adalora", "algorithm": "dpo"}, "adalora adds its penalty"),
         (
             {"finetuning": "adalora", "max_steps": 1},

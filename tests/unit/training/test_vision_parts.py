@@ -237,15 +237,15 @@ def test_freezing_layers_counts_those_of_the_language_model() -> None:
         ),
         (
             {"finetuning": "lora", "lora": {"modules_to_save": ["multi_modal_projector"]}},
-            "lora.modules_to_save: 'multi_modal_projector' names model.multi_modal_projector, which freeze_multi",
+            "lora.modules_to_save: 'multi_modal_projector' matches model.multi_modal_projector, which freeze_multi",
         ),
         (
             {"finetuning": "freeze", "freeze": {"extra_modules": ["vision_tower"]}},
-            "freeze.extra_modules: 'vision_tower' names model.vision_tower, which freeze_vision_tower freezes",
+            "freeze.extra_modules: 'vision_tower' matches model.vision_tower, which freeze_vision_tower freezes",
         ),
         (
             {"finetuning": "lora", "lora": {"target_modules": ["fc1", "fc2"]}},
-            "lora.target_modules: it matches 4 layers, all in frozen parts",
+            "lora.target_modules: matches 4 layers, all in frozen parts",
         ),
     ],
 )

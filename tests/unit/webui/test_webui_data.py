@@ -100,7 +100,7 @@ def test_filters_find_rows_by_words_length_source_and_problem(client: TestClient
 
 def test_a_row_without_known_columns_gives_place_and_remedy(client: TestClient) -> None:
     [row] = get(client, "data/rows", name="asked.jsonl")["rows"]
-    assert row["problem"]["message"].startswith("asked.jsonl:1: no format is known")
+    assert row["problem"]["message"].startswith("asked.jsonl:1: no known format")
     assert json.loads(row["raw"]) == {"question": "2 + 2?", "answer": "4"}
     columns = "prompt=question,completion=answer"
     [row] = get(client, "data/rows", name="asked.jsonl", columns=columns)["rows"]

@@ -87,7 +87,7 @@ def test_rows_and_models_that_are_missing_are_said_before_the_start(
     assert [(one["key"], one["choose"]) for one in unchosen] == [("model", "a model"), ("data", "data")]
     for source, said in {
         "{path: nowhere.jsonl}": "no data file at nowhere.jsonl",
-        "{path: other.jsonl}": "no format is known with the columns",
+        "{path: other.jsonl}": "no known format has the columns",
         "{path: other.jsonl, columns: {prompt: q}}": "has no column 'q'",
     }.items():
         (problem,) = check(client, nano.replace(rows, source))["problems"]

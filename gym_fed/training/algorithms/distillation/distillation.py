@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_HINT = "choose a teacher of the student's family, or algorithm: sequence_distillation, where they may differ"
+_HINT = "choose a teacher of the student's family, or algorithm: sequence_distillation, which allows other tokenizers"
 
 
 class Distillation(Algorithm):
@@ -74,8 +74,8 @@ class Distillation(Algorithm):
         for number, row in enumerate(encoded, start=1):
             row["prompt_length"] = _prompt_length(row["labels"])
             if settings.lmbda and not row["prompt_length"]:
-                reason = f"row {number} has no prompt that the student could answer"
-                remedy = "give conversations, or set distillation.lmbda: 0"
+                reason = f"row {number} has no prompt for the student to answer"
+                remedy = "use conversations, or set distillation.lmbda: 0"
                 raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
         return encoded
 
@@ -162,8 +162,8 @@ def _teacher(job: Job, settings: DistillationSettings) -> tuple[Any, int]:
     if largest >= theirs:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"distillation.teacher: {settings.teacher} has {counted(theirs, 'row')} of embeddings, but the data "
-            f"has the token {largest:,}",
+            f"distillation.teacher: {settings.teacher} has {counted(theirs, 'embedding')}, but the data "
+            f"contains token id {largest:,}",
             "restore its weights and tokenizer, or choose another teacher",
         )
     # TRL refuses models with different vocab_size. Nothing else reads it, since the teacher is not saved.

@@ -61,11 +61,11 @@ class SequenceDistillation(Algorithm):
             limit = self.settings(config).max_completion_length
             key = f"sequence_distillation.max_completion_length: {counted(limit, 'token')}"
             if not answered:
-                reason = f"{key} allow none of the teacher's {counted(unfinished, 'answer')}"
+                reason = f"{key}: the teacher finished none of its {counted(unfinished, 'answer')}"
                 remedy = "raise it, or choose a teacher that ends its answers"
                 raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
             console.err.print(
-                f"{key}: skipped {unfinished} of {counted(len(rows), 'answer')}, without an end"
+                f"{key}: skipped {unfinished} of {counted(len(rows), 'answer')}, which were truncated"
             )
         encoded = _Sft().encode(config, tokenizer, answered)
         dropped = RowCounts(rows=unfinished, dropped=unfinished)

@@ -64,14 +64,14 @@ def encode_pairs(config: TrainingConfig, tokenizer: Any, rows: Iterable[Row]) ->
 def check_preference(config: TrainingConfig) -> None:
     """Refuse keys that apply only to texts and conversations, and dropout, which TRL would disable."""
     keys = ("packing", "train_on_prompt", "assistant_only_loss", "mask_history")
-    refuse_set(config, keys, f"{config.algorithm} learns from answers to prompts and does not use it")
+    refuse_set(config, keys, f"not used by {config.algorithm}, which learns from answers to prompts")
     sections = config.chosen_sections()
     disables = getattr(sections.get(config.algorithm), "disable_dropout", False)
     dropouts = (
         key for key, value in sections.get(config.finetuning, ()) if key.endswith("dropout") and value
     )
     dropout = next(dropouts, None)
-    reason = f"{config.finetuning}.{dropout}: {config.algorithm} switches dropout off"
+    reason = f"{config.finetuning}.{dropout}: {config.algorithm} disables dropout"
     remedy = f"remove it, or set {config.algorithm}.disable_dropout: false"
     refuse_first((disables and dropout is not None, reason, remedy))
 

@@ -42,7 +42,7 @@ class Dpo(Pairs):
             return super().encode(config, tokenizer, rows)
         from gym_fed.training.vision.pairs import encode_media_pairs
 
-        reason = "dpo.precompute_ref_log_probs: pairs with media are loaded batch by batch"
+        reason = "dpo.precompute_ref_log_probs: not supported for pairs with media"
         refuse_first((self.settings(config).precompute_ref_log_probs, reason, "remove it"))
         return encode_media_pairs(config, tokenizer, rows)
 

@@ -37,7 +37,7 @@ class Rewarded(Algorithm):
         return False
 
     def check(self, config: TrainingConfig) -> None:
-        reason = f"{self.name} learns from answers that it generates, and never uses it"
+        reason = f"not used by {self.name}, which learns from answers that it generates"
         refuse_set(config, _UNUSED_KEYS, reason)
         settings = self.settings(config)
         prompts_per_generation(self.name, settings, config)
@@ -89,8 +89,8 @@ class Rewarded(Algorithm):
         needed = prompts_per_generation(self.name, self.settings(job.config), job.config)
         if skipped := len(job.encoded) % needed:
             warnings.warn(
-                f"data: an epoch skips {skipped} of {counted(len(job.encoded), 'prompt')}, different ones each time: "
-                f"a generation takes {needed}",
+                f"data: each epoch skips {skipped} of {counted(len(job.encoded), 'prompt')} (different ones each "
+                f"time), since one generation takes {needed}",
                 RunWarning,
                 stacklevel=2,
             )
@@ -113,8 +113,8 @@ def prompts_per_generation(name: str, settings: RolloutSettings, config: Trainin
             product += f" x {processes} processes"
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{name}.num_generations: {counted(settings.num_generations, 'answer')} to each prompt do not divide the "
-            f"{counted(answers, 'answer')} of one generation ({product})",
+            f"{name}.num_generations: {settings.num_generations} does not divide the {counted(answers, 'answer')} of "
+            f"one generation ({product})",
             "make the product a multiple of num_generations",
         )
     return answers // settings.num_generations
@@ -125,7 +125,7 @@ def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
     first_is_text = isinstance(rows[0]["prompt"], str)
     for number, row in enumerate(rows, 1):
         is_mixed = isinstance(row["prompt"], str) != first_is_text
-        omitted = "has tools, but prompts for generated answers would omit them"
+        omitted = "has tools, which would be missing from its prompt"
         refuse_first(
             (
                 is_mixed,
@@ -133,7 +133,7 @@ def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
                 "write all prompts as strings, or all as messages",
             ),
             *((row.get(c) or row.get(m), f"has {c}", _TEXT) for c, m in MEDIA.items()),
-            (row.get("tools"), omitted, "describe them in a system message, or drop the key"),
+            (row.get("tools"), omitted, "describe them in a system message, or remove the key"),
             code=ErrorCode.DATA_INVALID,
             prefix=f"row {number}: ",
         )

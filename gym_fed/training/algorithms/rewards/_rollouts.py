@@ -115,14 +115,15 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         if is_current and self.rollout_client.samples_whole and not difference <= _MAX_DIFFERENCE:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
-                f"vLLM's log-probabilities differ from the trained model's by {difference:.2f} on average",
+                f"vLLM's log-probabilities differ from the trained model's by {difference:.2f} nats per token on "
+                "average",
                 "serve this run's model with vLLM, with the same weights and chat template",
             )
 
     def _warn_of_resent(self) -> None:
         if (resent := self.rollout_client.resent) > self._resent:
             again = counted(resent - self._resent, "answer")
-            warnings.warn(f"vLLM stopped; requested again: {again}", RunWarning, stacklevel=2)
+            warnings.warn(f"vLLM stopped; requested {again} again", RunWarning, stacklevel=2)
             self._resent = resent
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

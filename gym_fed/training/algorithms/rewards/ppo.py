@@ -27,7 +27,7 @@ class Ppo(Rewarded):
     """PPO on TRL's rollouts; a reward model may be one of the graders or the only grader."""
 
     name = "ppo"
-    tried = "full, LoRA, LoRA on vLLM; critic of its own or a reward model's body"
+    tried = "full, LoRA, LoRA on vLLM; its own critic, or the body of a reward model"
     untried = "several processes"
 
     def check(self, config: TrainingConfig) -> None:
@@ -40,15 +40,15 @@ class Ppo(Rewarded):
         if optimizer.of_one_model:
             conflict = f"optimizer: {config.optimizer} {optimizer.of_one_model}"
         answers = prompts_per_generation(self.name, settings, config) * settings.num_generations
-        no_critic = "ppo.critic: not set, but a quantised policy's body cannot be copied for it"
+        no_critic = "ppo.critic: required, since the body of a quantised policy cannot be copied"
         split = f"distributed.strategy: {strategy} can shard only one model, but ppo trains two"
-        single = "per_device_train_batch_size: a generation of one answer has nothing to compare it with"
+        single = "per_device_train_batch_size: a generation has only one answer, so there is nothing to compare it with"
         another = "or grpo, which needs no critic"
         refuse_first(
             (
                 config.quantization and settings.critic is None,
                 no_critic,
-                "name a model with the same tokenizer",
+                "set it to a model with the same tokenizer",
             ),
             (
                 conflict is not None,

@@ -43,17 +43,17 @@ class Unlearning(Algorithm):
         if not forget:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{config.algorithm}: none of the {counted(len(rows), 'row')} is marked to be forgotten",
+                f"{config.algorithm}: none of the {counted(len(rows), 'row')} is marked as forget",
                 "mark a source with role: forget, or rows with forget: true",
             )
         if bool(retain) != bool(weight):
             if weight:
                 problem, remedy = (
-                    f"all {counted(len(rows), 'row', 'are')} to be forgotten",
+                    f"all {counted(len(rows), 'row', 'are')} marked as forget",
                     "add rows to retain",
                 )
             else:
-                problem, remedy = f"{counted(len(retain), 'row', 'are')} to be retained", "remove them"
+                problem, remedy = f"{counted(len(retain), 'row', 'are')} not marked as forget", "remove them"
             reason = f"{problem}, but {config.algorithm}.retain_weight is {weight:g}"
             raise GymError(ErrorCode.DATA_INVALID, reason, f"{remedy}, or set another retain_weight")
         groups = [Sft().encode(config, tokenizer, group) if group else [] for group in (forget, retain)]

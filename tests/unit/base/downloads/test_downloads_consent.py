@@ -54,7 +54,7 @@ def test_without_a_terminal_and_yes_the_error_has_bytes_licence_and_command(hub:
         ({"data": []}, "data: no rows to train on"),
         ({"data": [{"path": "absent.jsonl"}]}, "no data file at absent.jsonl"),
         ({"eval_data": [{"path": "empty.jsonl"}]}, "empty.jsonl: contains no rows"),
-        ({"data": [{"path": "odd.csv"}]}, "odd.csv:2: no format is known"),
+        ({"data": [{"path": "odd.csv"}]}, "odd.csv:2: no known format"),
     ],
 )
 def test_a_run_without_usable_rows_is_refused_before_a_model_is_loaded(
