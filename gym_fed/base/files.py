@@ -169,7 +169,7 @@ def check_settings(folder: Path, names: Sequence[str]) -> None:
         if name == _INDEX:
             unlisted = [shard for shard in _weights_of_index(folder / name) if shard not in names]
             if unlisted:
-                raise _invalid(name, f"names {plain(unlisted[0], 140)!r}, which is not one of its files")
+                raise _invalid(name, f"lists {plain(unlisted[0], 140)!r}, which is not one of its files")
         elif name in _SETTINGS:
             for key in _keys(_object(folder / name)):
                 if key in CODE_KEYS:
@@ -206,7 +206,7 @@ def _weights_of_index(path: Path) -> list[str]:
     names = sorted(set(weight_map.values()))
     for name in names:
         if most_bytes(name) != MAX_WEIGHTS_BYTES:
-            raise _invalid(path.name, f"names {plain(name, 140)!r}, which is not a weight file")
+            raise _invalid(path.name, f"lists {plain(name, 140)!r}, which is not a weight file")
     return names
 
 

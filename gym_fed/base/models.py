@@ -205,7 +205,7 @@ def resolve(name_or_path: str) -> str:
             return str(imported(file))
         hint = "use a folder with config.json or adapter_config.json, such as a finished run"
         if (path / "config.yaml").is_file():
-            hint = f"the run is not finished: continue it with: gym train {path / 'config.yaml'}"
+            hint = f"the run is not finished; resume it with: gym train {path / 'config.yaml'}"
         raise GymError(ErrorCode.MODEL_INVALID, f"no model in the folder {path}", hint)
     _require_no_variant(name_or_path)
     kind = "file" if is_gguf(path) else "folder"
@@ -229,7 +229,7 @@ def _require_no_variant(name: str) -> None:
         quoted_base, other = shlex.quote(base), shlex.quote(variant)
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
-            f"{name}: names a variant of gym api, but a model is required",
+            f"{name}: is a variant of gym api, but a model is required",
             f"chat with it: gym chat {quoted_base} --variant {other}; or convert the file that gym variant show "
             f"{other} prints to a model folder: gym delta apply {quoted_base} FILE -o FOLDER",
         )
@@ -338,7 +338,8 @@ def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adap
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"{name_or_path}: its base {base} is itself an adapter",
-                f"merge that first with gym export {base} -o FOLDER, and pass --adapter {name_or_path} with the result",
+                f"merge the base first with: gym export {base} -o FOLDER, and pass --adapter {name_or_path} with the "
+                "result",
             )
     for adapter in named:
         require_base(adapter, base, (folder_here(adapter.base), Path(resolve(base))))

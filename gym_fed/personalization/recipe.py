@@ -47,16 +47,16 @@ _OWNED = {
     "output_dir": "the run folder is set by the store or by the caller",
     "data": "the rows are passed separately",
     "eval_data": "use held_out",
-    "eval_split": "held_out says how many rows are held out",
+    "eval_split": "held_out sets how many rows are held out",
     "finetuning": "use method",
-    "save_final": "an interrupted run needs the trained weights",
+    "save_final": "resuming an interrupted run needs the trained weights",
     "dtype": "the base's digest is that of its float32 weights",
     "model_init": "a variant needs a base",
     "quantization": "a variant needs an unquantised base",
-    "rope_scaling": "a variant holds only differences of weights, so it would be lost",
+    "rope_scaling": "a variant contains only weight differences, so it would be lost",
     "chat_template": "a variant uses its base's template",
     "reasoning": "measuring the variant reads the rows unchanged; remove reasoning from them",
-    "mixture_of_depths": "a variant holds only differences of weights, so it would be lost",
+    "mixture_of_depths": "a variant contains only weight differences, so it would be lost",
 }
 _DEFAULT_ALGORITHM = {"supervised": "sft", "preference": "dpo"}
 
@@ -216,7 +216,7 @@ def encoding_of(
         raise GymError(ErrorCode.CONFIG_INVALID, reason, "remove it")
     if keeps_factors:
         values |= {"factors": _FACTORS}
-        why = "LoRA factors of 4 bits: smaller than the sign bits of their product"
+        why = "4-bit LoRA factors, which are smaller than the sign bits of their product"
     elif codec in ("auto", _SIGNS):
         own, scales = _finest_scales(spec)
         values |= {**own, "distill_steps": _DISTILL_STEPS}
@@ -227,7 +227,7 @@ def encoding_of(
             values |= {"scale_dtype": "bfloat16", "distill_steps": _DISTILL_STEPS}
         why = f"codec {codec}, as requested"
     if given:
-        why = f"{why}; {', '.join(sorted(given))} as given"
+        why = f"{why}; {', '.join(sorted(given))} as specified"
     return Encoding(validate(values | given, CodecPolicy, "encoding"), keeps_factors, why)
 
 
@@ -246,7 +246,7 @@ def require_fitting(training: TrainingConfig, encoding: Encoding) -> None:
         ("use_dora", lora.use_dora),
     ):
         if given:
-            reason = f"training: lora.{key} changes more than factors, but the file keeps only factors"
+            reason = f"training: lora.{key} changes more than factors, but the file stores only factors"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, f"remove it, or use codec {_SIGNS}")
 
 

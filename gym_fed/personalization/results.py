@@ -213,7 +213,8 @@ def require_better(losses: Losses, refitted: bool) -> None:
     if not losses.helps:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"on these rows the new base alone has loss {losses.new_base:.4f}, with the variant {losses.best:.4f}",
+            f"on these rows, the new base has loss {losses.new_base:.4f} without the variant, and {losses.best:.4f} "
+            "with it",
             "pass --force to move it anyway, or remove it"
             if refitted
             else "pass --steps N to refit it on the rows, or --force to move it anyway",

@@ -85,7 +85,7 @@ class PersonalRows:
             why = "as given" if templated else "the base has no chat template"
             return replace(self, learnt_as=f"prompts continued as bare text ({why})", raw=templated)
         train, held = as_turns(tokenizer, self.train), as_turns(tokenizer, self.held_out)
-        words = "turns of a chat: prompts the user's, answers the assistant's"
+        words = "chat turns: prompts from the user, answers from the assistant"
         return PersonalRows(self.kind, train, held, _digest(train, held), words)
 
     @property

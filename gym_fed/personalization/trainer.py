@@ -328,7 +328,7 @@ class ServedVariant:
         unknown = sorted(set(sampling) - _SAMPLING)
         if unknown:
             raise GymError(
-                ErrorCode.USAGE, f"sampling has no {unknown[0]!r}", f"it has {', '.join(sorted(_SAMPLING))}"
+                ErrorCode.USAGE, f"sampling has no {unknown[0]!r}", f"use {', '.join(sorted(_SAMPLING))}"
             )
         values = dict(sampling)
         if isinstance(values.get("stop"), str):

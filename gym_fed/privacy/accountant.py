@@ -102,7 +102,7 @@ def noise_multiplier_for(
     if not 0 < target_epsilon <= MAX_TARGET_EPSILON:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"target_epsilon is {target_epsilon:g}, not above 0 and at most {MAX_TARGET_EPSILON:,}",
+            f"target_epsilon is {target_epsilon:g}, but must be above 0 and at most {MAX_TARGET_EPSILON:,}",
             "8 is usual; far more gives no privacy",
         )
     _require_probability(target_delta)
@@ -135,7 +135,7 @@ def noise_multiplier_for(
 
 def _require_probability(target_delta: float) -> None:
     if not 0 < target_delta < 1:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"target_delta is {target_delta}, not between 0 and 1")
+        raise GymError(ErrorCode.CONFIG_INVALID, f"target_delta is {target_delta}, but must be between 0 and 1")
 
 
 def _bracket(target_epsilon: float, target_delta: float, count: int) -> tuple[float, float]:
@@ -217,7 +217,7 @@ def _composed(accountant: Any, events: tuple[NoiseEvent, ...], target_delta: flo
             if event.mechanism == "discrete_gaussian":
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
-                    "a discrete Gaussian on a sample of the contributors is not accounted for",
+                    "the discrete Gaussian mechanism with sampled contributors cannot be accounted for",
                     "use mechanism: gaussian, or no sampling",
                 )
             dp_event = dp.PoissonSampledDpEvent(event.sampling_probability, dp_event)

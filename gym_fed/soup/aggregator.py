@@ -200,7 +200,7 @@ class Aggregator(Rule):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{counted(count, 'update', 'are')} too few for aggregator {self.name!r} to withstand "
-                f"num_malicious_nodes: {malicious}, which takes {self.minimum(malicious)}",
+                f"num_malicious_nodes: {malicious}, which needs {self.minimum(malicious)}",
                 "wait for more contributors, or lower num_malicious_nodes",
             )
         if self.majority:
@@ -275,6 +275,6 @@ def _refuse_half(weights: Tensor, malicious: int) -> None:
     if bool(2 * heaviest >= exact.sum()):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"the {malicious} heaviest of {counted(len(weights), 'update')} hold half of it",
+            f"at least half of the weight belongs to the heaviest {malicious} of {counted(len(weights), 'update')}",
             "lower num_examples_cap, or use weighting: uniform",
         )

@@ -85,7 +85,7 @@ def is_method(name: str) -> bool:
         whose = origin.distribution if origin is not None else "gym-fed"
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            f"{name!r} is an aggregator and a merge method; {whose} has the {foreign.kind}",
+            f"{name!r} is both an aggregator and a merge method; the {foreign.kind} is from {whose}",
             f"remove {whose}, or rename its {foreign.kind}",
         )
     return name in METHODS

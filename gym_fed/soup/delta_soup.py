@@ -146,7 +146,7 @@ class DeltaSoup:
                 "each contributor may contribute once",
             )
         if num_examples < 1:
-            raise GymError(ErrorCode.USAGE, f"{user_id!r}: num_examples is {num_examples}, not at least 1")
+            raise GymError(ErrorCode.USAGE, f"{user_id!r}: num_examples is {num_examples}, but must be at least 1")
         name = f"update-{len(self._contributions)}"
         self._contributions[user_id] = (
             self._as_delta(user_id, model, name, allow_differences),
@@ -185,7 +185,7 @@ class DeltaSoup:
                 ``CONFIG_INVALID`` if they are too few for the merge rules.
         """
         if min_contributors < 1:
-            raise GymError(ErrorCode.USAGE, f"min_contributors is {min_contributors}, not at least 1")
+            raise GymError(ErrorCode.USAGE, f"min_contributors is {min_contributors}, but must be at least 1")
         with contextlib.ExitStack() as stack:
             opened = {
                 user: (stack.enter_context(DeltaFile.open(path, self.spec)), examples)

@@ -163,7 +163,7 @@ class MergeMethod(Rule):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"merge method {self.name!r} treats every model alike, but the weights differ",
-                "leave the weights out, or use a weighted method such as linear or ties",
+                "omit the weights, or use a weighted method such as linear or ties",
             )
 
     def choose(self, weights: Tensor, score: Score, gate: Gate | None = None) -> Tensor:

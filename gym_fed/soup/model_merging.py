@@ -159,11 +159,11 @@ def _check(
             ErrorCode.USAGE,
             f"merge method {method.name!r} needs {method.statistics or 'no statistics'}"
             f"{' of ' + counted(needed, 'model') if needed else ''}, but those of {len(statistics)} are given",
-            "create them with gym soup statistics" if needed else "leave the statistics out",
+            "create them with gym soup statistics" if needed else "omit the statistics",
         )
     if method.uses_score != (score is not None) or (gate is not None and score is None):
         raise GymError(
             ErrorCode.USAGE,
             f"merge method {method.name!r} {'selects by' if method.uses_score else 'does not use'} held-out data",
-            "pass held-out data" if method.uses_score else "leave score and gate out",
+            "pass held-out data" if method.uses_score else "omit score and gate",
         )

@@ -262,7 +262,7 @@ class NoisedFactors(FactorStack):
         if factors is None or not torch.equal(factors.a, self.shared):
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"tensor {self.name!r} of an update has a different A from the round's",
+                f"tensor {self.name!r} of an update has an A that differs from the round's",
                 "train with recipe.lora.freeze_a, as the task requires",
             )
         return factors.b

@@ -106,7 +106,7 @@ class VocabularyUnion:
             *(f"{role}: {plain(text, 40)!r}" for role, text in roles if self.tokens.roles.get(role) != text),
             *(f"properties of {plain(t.text, 40)!r}" for t in own if ours.get(t.text) != t.flags),
             *(
-                f"rows of {name} without a token, whose change has the norm {norm:.3g}"
+                f"rows of {name} without a token, whose change has norm {norm:.3g}"
                 for name in self.new
                 if (norm := self._norm_without_tokens(update, name))
             ),
@@ -133,7 +133,7 @@ class VocabularyUnion:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"{update.path}: adds the tokens {shown_tokens(missing)}, which no merged update has",
-                "leave them out, or merge an update that has them",
+                "omit them, or merge an update that has them",
             )
         entries = [_copied(update, name) for name in update.names if name not in self.new]
         for name, whole in self.new.items():

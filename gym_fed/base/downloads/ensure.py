@@ -64,7 +64,7 @@ def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple
     """
     if not is_hub_name(name):
         raise GymError(
-            ErrorCode.USAGE, f"{name}: is already on this machine", "use a name on the Hub: OWNER/NAME"
+            ErrorCode.USAGE, f"{name}: is a local path", "use a name on the Hub: OWNER/NAME"
         )
     offer = offer_model(name)
     if offer.missing_bytes and not consent(offer):

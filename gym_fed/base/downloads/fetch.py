@@ -97,7 +97,7 @@ def _stopped_together(state: _State) -> Iterator[ThreadPoolExecutor]:
         state.stop.set()
         raise GymError(
             ErrorCode.INTERRUPTED,
-            f"the download was interrupted; {readable_bytes(state.done)} of it are kept",
+            f"the download was interrupted; {readable_bytes(state.done)} are on disk",
             "run the same command again to resume",
         ) from error
     finally:
@@ -113,7 +113,7 @@ def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State
             if _digest(blob, file, state) == file.digest:
                 state.at(file, file.size_bytes)
                 return
-            state.at(file, 0, f"{file.path} in the cache is damaged and is fetched again")
+            state.at(file, 0, f"{file.path} in the cache is damaged; fetching it again")
             blob.unlink()
         for _ in range(ATTEMPTS):
             _get(offer, file, part, state)
@@ -123,7 +123,7 @@ def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State
                 return
             size = part.stat().st_size
             part.unlink()
-            state.at(file, 0, f"{file.path} differs from the Hub's checksum and is fetched again")
+            state.at(file, 0, f"{file.path} does not match the Hub's checksum; fetching it again")
     problem = (
         f"{counted(size, 'byte')} instead of {file.size_bytes:,}"
         if size != file.size_bytes
@@ -131,8 +131,8 @@ def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State
     )
     raise GymError(
         ErrorCode.HASH_MISMATCH,
-        f"{file.path} of {offer.name}: {hub.endpoint()} sent {problem}, {ATTEMPTS} times; it was discarded",
-        "something in between changes or truncates files: try later, from another network, or with another HF_ENDPOINT",
+        f"{file.path} of {offer.name}: {hub.endpoint()} sent {problem} {ATTEMPTS} times; the file was discarded",
+        "a proxy may be changing or truncating files: try later, from another network, or with another HF_ENDPOINT",
     )
 
 
@@ -214,7 +214,7 @@ def _lock(offer: DownloadOffer, file: RepoFile, state: _State) -> Iterator[None]
                 yield
                 return
         except Timeout:
-            state.at(file, 0, "" if waited else f"another process fetches {file.path}: waiting for it")
+            state.at(file, 0, "" if waited else f"waiting for another process that is fetching {file.path}")
             waited = True
 
 
@@ -223,14 +223,14 @@ def _require_space(offer: DownloadOffer, folder: Path) -> None:
     missing = max(0, offer.missing_bytes - parts)
     free = shutil.disk_usage(folder).free
     if missing + _SPARE_BYTES > free:
-        hint = "free some space there (`hf cache ls` shows what it holds), or set HF_HOME to a folder of another disk"
+        hint = "free some space there (`hf cache ls` shows what it holds), or set HF_HOME to a folder on another disk"
         raise GymError(
             ErrorCode.DISK_FULL,
             f"{offer.name}: {readable_bytes(missing)} must be fetched, but {folder} has room for "
             f"{readable_bytes(free)}",
             hint
             if offer.store is None
-            else "free some space there, or set GYM_HOME to a folder of another disk",
+            else "free some space there, or set GYM_HOME to a folder on another disk",
         )
 
 

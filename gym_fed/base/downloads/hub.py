@@ -119,9 +119,9 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
     except (httpx2.RequestError, httpx2.InvalidURL) as error:
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{name}: no folder of this name, not complete in this machine's cache, and "
-            f"{endpoint()} cannot be reached: {_line(error)}",
-            f"run it again once there is a network; it resumes where it stopped; {alternatives(kind, name)}",
+            f"{name}: no local folder has this name, the local cache does not have the whole repository, "
+            f"and {endpoint()} cannot be reached: {_line(error)}",
+            f"run the same command again when online, to resume; {alternatives(kind, name)}",
         ) from error
 
 
@@ -156,7 +156,7 @@ def search_models(query: str, limit: int = 20) -> list[FoundModel]:
         rows = json.loads(read(place, "model", query, limit=MAX_INFO_BYTES))
     except (ValueError, RecursionError) as error:
         raise GymError(
-            ErrorCode.UNAVAILABLE, f"{endpoint()} does not answer a search with JSON", "check HF_ENDPOINT"
+            ErrorCode.UNAVAILABLE, f"{endpoint()} did not return JSON for a search", "check HF_ENDPOINT"
         ) from error
     objects = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return [_parse_model(row) for row in objects if isinstance(row.get("id"), str)][:limit]
@@ -282,12 +282,12 @@ def _refused(kind: Kind, name: str, status: int) -> GymError:
     if status == 429:
         return GymError(
             ErrorCode.BUSY,
-            f"{name}: {endpoint()} reports too many requests from here",
-            "wait, then run it again",
+            f"{name}: {endpoint()} reports too many requests from this machine",
+            "wait, then run the same command again",
         )
     return GymError(
         ErrorCode.UNAVAILABLE,
-        f"{name}: {endpoint()} answers with status {status}",
+        f"{name}: {endpoint()} returned status {status}",
         f"run the same command again later; {alternatives(kind, name)}",
     )
 

@@ -159,7 +159,7 @@ def offer_model(name: str) -> DownloadOffer:
             raise _unusable(name, f"{index} has no weight_map")
         shards = set(weight_map.values())
         if unlisted := unlisted_shards(shards, listed):
-            raise _unusable(name, f"{index} names {plain(unlisted[0], 80)!r}, which it does not have")
+            raise _unusable(name, f"{index} lists {plain(unlisted[0], 80)!r}, which is not in the repository")
     files = tuple(listed[path] for path in chosen_files(name, listed, shards))
     return _stored_offer("model", name, info, files, None)
 
@@ -237,7 +237,7 @@ def _read_info(kind: hub.Kind, name: str, commit: str | None = None) -> tuple[_I
         place = plain(".".join(map(str, first["loc"])) or "the whole", 80)
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{name}: {hub.endpoint()} gives no valid description of it: {place}: {plain(first['msg'], 120)}",
+            f"{name}: {hub.endpoint()} returned an invalid description of it: {place}: {plain(first['msg'], 120)}",
             "check HF_ENDPOINT; " + hub.alternatives(kind, name),
         ) from error
     if commit is not None and info.sha != commit:
@@ -289,7 +289,7 @@ def _require_known_type(name: str, config: dict[str, Any]) -> None:
         raise _unusable(
             name,
             f"its model_type {plain(kind, 60)!r} is unknown to transformers {transformers.__version__}",
-            "code that comes with a model is never run; choose a model whose class transformers has",
+            "code that comes with a model is never run; choose a model that transformers supports",
         )
 
 

@@ -121,7 +121,7 @@ def imported(source: Path) -> Path:
                 _remove(folder)
                 raise GymError(
                     ErrorCode.MODEL_INVALID,
-                    f"{source}: changed while it was being read; nothing was kept",
+                    f"{source}: changed while it was being read; nothing was imported",
                     "run the same command again when the file is complete",
                 )
     return folder
@@ -161,9 +161,9 @@ def _import_into(importer: Importer, source: Path, digest: str, folder: Path) ->
     if needed + _SPARE_BYTES > free:
         raise GymError(
             ErrorCode.DISK_FULL,
-            f"{source}: becomes a model folder of {readable_bytes(needed)}, but {folder.parent} has room for "
+            f"{source}: the imported model needs {readable_bytes(needed)}, but {folder.parent} has room for "
             f"{readable_bytes(free)}",
-            "free some space there, or set GYM_HOME to a folder of another disk",
+            "free some space there, or set GYM_HOME to a folder on another disk",
         )
     description = importer.describe(source)
     err.print(f"importing {source} ({description}): {readable_bytes(needed)} in {folder}")

@@ -124,7 +124,7 @@ def require_shape(layer: Layer, part: str, expected: tuple[int, ...], because: s
     """
     actual = tuple(getattr(layer, part).shape)
     if actual != expected:
-        raise layer.refuse(part, f"has shape {list(actual)}, {because} {list(expected)} is required")
+        raise layer.refuse(part, f"has shape {list(actual)}, but {list(expected)} is required {because}")
 
 
 def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
@@ -145,7 +145,7 @@ def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
     needed = -(-inputs // size)
     if groups != needed:
         raise layer.refuse(
-            "scales", f"has {counted(groups, 'group')}, but {inputs} inputs in groups of {size} make {needed}"
+            "scales", f"has {counted(groups, 'group')}, but {inputs} inputs in groups of {size} need {needed}"
         )
     if layer.g_idx is None:
         return torch.arange(inputs) // size
@@ -154,7 +154,7 @@ def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
         raise layer.refuse("g_idx", f"is {layer.g_idx.dtype}, but integers are required")
     groups_of_inputs = layer.g_idx.long()
     if int(groups_of_inputs.min()) < 0 or int(groups_of_inputs.max()) >= groups:
-        raise layer.refuse("g_idx", f"names groups beyond the {groups} that exist")
+        raise layer.refuse("g_idx", f"refers to groups beyond the {groups} that exist")
     return groups_of_inputs
 
 

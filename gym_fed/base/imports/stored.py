@@ -34,7 +34,7 @@ def weight_files(folder: Path) -> list[Path]:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"{folder}: has no weights in {name[:200]}",
-                "fetch the model again; weights are read as safetensors only",
+                "fetch the model again; only safetensors weights are supported",
             )
     return [folder / name for name in names]
 

@@ -57,7 +57,7 @@ def require_base(adapter: Adapter, model: str, folders: tuple[Path | None, Path 
         return
     if not alike:
         _log.warning(
-            "adapter %s was trained on %s and is put on %s: no digest says whether they are the same model",
+            "adapter %s was trained on %s and is loaded on %s: no digest shows that they are the same model",
             adapter.name,
             adapter.base or "an unnamed base",
             model,
@@ -74,7 +74,7 @@ def _other_base(adapter: Adapter, model: str, recorded: str, actual: str) -> Gym
     base = adapter.base or "another base"
     return GymError(
         ErrorCode.BASE_MISMATCH,
-        f"adapter: {adapter.name} was trained on {base} (weights {recorded[:19]}...), and {model} has different "
+        f"adapter: {adapter.name} was trained on {base} (weights {recorded[:19]}...), but {model} has different "
         f"weights ({actual[:19]}...)",
         f"use it on {base}, or correct base_model_name_or_path of {adapter.folder / CONFIG}",
     )

@@ -66,7 +66,7 @@ def _extended(adapter: Adapter, base: Any, model: Any, load: Callable[[str], Any
     if max(added) >= rows:
         token = next(token for number, token in added.items() if number >= rows)
         _log.warning(
-            "%s: its tokenizer adds %s such as %r, but the embeddings have %d rows: the base's tokenizer is used",
+            "%s: its tokenizer adds %s such as %r, but the embeddings have %d rows; using the base's tokenizer",
             adapter.name,
             counted(len(added), "token"),
             plain(token, 40),

@@ -114,7 +114,7 @@ def _require_unchanged_base(name: str, config: dict[str, Any]) -> None:
     if isinstance(start, str) and start.lower().startswith(_CHANGE_THE_BASE):
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: init_lora_weights is {start}, so it belongs to a base that this initialisation changed",
+            f"{name}: init_lora_weights is {start}, so it fits only the base that this initialisation changed",
             "save it with PEFT's path_initial_model_for_weight_conversion, which converts it to a plain LoRA",
         )
 
@@ -159,7 +159,7 @@ def base_of(adapter: Adapter) -> str:
     """
     if adapter.base is None:
         file = adapter.folder / CONFIG
-        raise GymError(ErrorCode.MODEL_INVALID, f"{file}: names no base model", "set base_model_name_or_path")
+        raise GymError(ErrorCode.MODEL_INVALID, f"{file}: has no base model", "set base_model_name_or_path")
     return adapter.base
 
 
@@ -178,10 +178,9 @@ def in_order(adapters: Sequence[Adapter]) -> list[Adapter]:
             before = ", ".join(lower.name for lower in chain)
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"adapter: {adapter.name} was trained on a model with {counted(len(below), 'adapter')} merged "
-                f"in, which differ from those listed before it ({before})",
-                f"list only {adapter.name}, which includes its own, or list the adapters that it was trained on "
-                "before it",
+                f"adapter: {adapter.name} was trained on {counted(len(below), 'merged adapter')}, which differ from "
+                f"those listed before it ({before})",
+                f"list only {adapter.name}, to use those that it was trained on, or list them before it",
             )
         chain.append(adapter)
     return chain
@@ -275,8 +274,8 @@ def require_of_weights(adapter: Adapter) -> None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"adapter: {adapter.name} is {adapter.kind}, which changes the input but no weights, so it cannot "
-            "be merged or trained on",
-            "use an adapter of weights, such as LoRA",
+            "be merged or trained further",
+            "use an adapter that changes weights, such as LoRA",
         )
 
 
@@ -355,9 +354,9 @@ def _require_all_factors(model: Any, adapter: Adapter) -> None:
     if extra:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{adapter.name}: {counted(len(extra), 'tensor')} of layers that its {CONFIG} does not adapt, such as "
+            f"{adapter.name}: has {counted(len(extra), 'tensor')} for layers that are not in its {CONFIG}, such as "
             f"{extra[0][:200]}",
-            "correct target_modules, or restore the config and the weights of one adapter",
+            "correct target_modules, or restore the config and weights of the same adapter",
         )
 
 

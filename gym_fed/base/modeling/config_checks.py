@@ -39,7 +39,7 @@ def require_architecture(name: str, folder: Path) -> None:
     raise GymError(
         ErrorCode.MODEL_INVALID,
         f"{name}: transformers has no architecture {plain(kind, 60)!r}, and code that comes with a model is never run",
-        "use a model whose architecture transformers has, or install a transformers version that has this one",
+        "use a model that transformers supports, or install a transformers version that supports this one",
     )
 
 
@@ -95,7 +95,7 @@ _SPARE_LAYERS = 1000
 _WEIGHTS_PER_NUMBER = 32
 """Maximum weights per stored number: 1-bit weights in 32-bit words."""
 
-_HINT = "correct it, or restore config.json and the weights of one model"
+_HINT = "correct it, or restore config.json and weights of the same model"
 
 Shapes = Mapping[str, tuple[int, ...]]
 

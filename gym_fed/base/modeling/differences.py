@@ -88,7 +88,7 @@ def require_same_settings(
         raise GymError(
             ErrorCode.BASE_MISMATCH,
             f"{name} differs from its base in more than weights: {'; '.join(computed[:_SHOWN])}{more}",
-            f"a delta holds weights only, so base plus delta would be another model; to continue anyway: {ALLOW}",
+            f"a delta contains only weights, so base + delta would be a different model; to continue anyway: {ALLOW}",
         )
     return differences
 

@@ -65,8 +65,8 @@ def load_weights(
 def _warn_of_eager(name: str, kind: str) -> None:
     """Warn once per model, which a run may load several times."""
     _log.warning(
-        "%s: %s has no SDPA attention; eager is used, which is slower, and whose memory grows with the square of a "
-        "row's length: use shorter rows if it runs out of memory",
+        "%s: %s has no SDPA attention; using eager, which is slower and needs memory quadratic in the row length: "
+        "use shorter rows if it runs out of memory",
         name,
         kind,
     )
@@ -104,7 +104,7 @@ def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, hea
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{name}: weights have different shapes than config.json describes: {_listed(mismatched)}",
-            "restore a config.json and weights that belong together",
+            "restore config.json and weights of the same model",
         )
     extra = sorted(filter(counts, info["unexpected_keys"]))
     if not extra:

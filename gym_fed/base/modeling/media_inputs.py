@@ -9,9 +9,9 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.media.reading import VideoFacts
 
 SOUND_RATE = 16_000
-"""Samples per second for processors that do not name a rate."""
+"""Samples per second for processors that do not specify a rate."""
 DEFAULT_FPS = 2.0
-"""Frames per second to sample, and of a video given as a list of frames, if the processor does not name a rate."""
+"""Frames per second to sample, and of a video given as a list of frames, if the processor does not specify a rate."""
 
 
 def sound_part(processor: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.core.text import counted
 
 BASE_CHANGES = "base_changes.json"
 """File in an adapter's folder with changes of its base that are not saved with the base."""
@@ -33,13 +34,13 @@ def scale_rope(model: Any, settings: dict[str, Any]) -> None:
     if rotary is None or not isinstance(before, dict) or "rope_theta" not in before:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"rope_scaling: {type(model).__name__} has no rotary positions that can be scaled",
+            f"rope_scaling: {type(model).__name__} has no rotary embeddings that can be scaled",
             "remove rope_scaling from the config",
         )
     if before.get("rope_type", "default") != "default":
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"rope_scaling: the model is already scaled by {before['rope_type']} of {before.get('factor')}",
+            f"rope_scaling: the model is already scaled ({before['rope_type']}, factor {before.get('factor')})",
             "remove rope_scaling, or start from the unscaled model",
         )
     kind, factor = settings["type"], float(settings["factor"])
@@ -58,8 +59,9 @@ def scale_rope(model: Any, settings: dict[str, Any]) -> None:
         if len(given.get(name, [0] * frequencies)) != frequencies:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
-                f"rope_scaling.{name}: has {len(given[name])} divisors, but the model has {frequencies} frequencies",
-                "give one for each",
+                f"rope_scaling.{name}: has {counted(len(given[name]), 'divisor')}, but the model has "
+                f"{counted(frequencies, 'frequency')}",
+                "specify one per frequency",
             )
     set_rope(model, parameters, length)
 
@@ -75,7 +77,7 @@ def set_rope(model: Any, parameters: dict[str, Any], length: int) -> None:
         fresh = type(rotary)(config)
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise GymError(
-            ErrorCode.MODEL_INVALID, f"rope_scaling: {type(model).__name__} refuses it: {error}"
+            ErrorCode.MODEL_INVALID, f"rope_scaling: {type(model).__name__} rejects it: {error}"
         ) from error
     model.base_model.rotary_emb = fresh.to(rotary.inv_freq.device)
 

@@ -117,8 +117,8 @@ def extended_tokenizer(base: Any, changes: TokenChanges, name: str) -> Any:
         if ids.get(text) != number:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"{name}: changes the token {plain(text, 40)!r} with the id {number}, but in the base it has the id "
-                f"{ids.get(text, 'of no such token')}",
+                f"{name}: changes the token {plain(text, 40)!r} with id {number}, but its id in the base is "
+                f"{ids.get(text)}",
                 "use the tokenizer that the base was published with",
             )
     tokens = sorted((*changes.changed, *changes.tokens))

@@ -50,7 +50,7 @@ def judge_pace(wall_seconds: float, monotonic_seconds: float) -> Finding:
     """Warn if wall time jumps or runs backwards against the monotonic clock."""
     drift = wall_seconds - monotonic_seconds
     if abs(drift) <= _TOLERANCE_SECONDS:
-        return Finding("clock: pace", Level.OK, "wall time runs with the monotonic clock")
+        return Finding("clock: pace", Level.OK, "wall time agrees with the monotonic clock")
     return Finding(
-        "clock: pace", Level.WARN, f"wall time jumped by {drift:+.3f} s while being watched", _REMEDY
+        "clock: pace", Level.WARN, f"wall time jumped by {drift:+.3f} s during the check", _REMEDY
     )

@@ -46,7 +46,7 @@ def judge_python(version: str, wanted: str) -> Finding:
     if SpecifierSet(wanted).contains(version, prereleases=True):
         return Finding("version: python", Level.OK, f"{version} (declared: {wanted})")
     remedy = f"make .venv with a Python {wanted}"
-    return Finding("version: python", Level.FAIL, f"{version}, but {wanted} is declared", remedy)
+    return Finding("version: python", Level.FAIL, f"{version}, but {wanted} is required", remedy)
 
 
 def judge_dependency(requirement: Requirement) -> Finding:
@@ -56,7 +56,7 @@ def judge_dependency(requirement: Requirement) -> Finding:
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
-        return Finding(name, Level.FAIL, f"not installed, but {requirement.specifier} is declared", remedy)
+        return Finding(name, Level.FAIL, f"not installed, but {requirement.specifier} is required", remedy)
     if requirement.specifier.contains(version, prereleases=True):
         return Finding(name, Level.OK, f"{version} (declared: {requirement.specifier})")
-    return Finding(name, Level.FAIL, f"{version}, but {requirement.specifier} is declared", remedy)
+    return Finding(name, Level.FAIL, f"{version}, but {requirement.specifier} is required", remedy)

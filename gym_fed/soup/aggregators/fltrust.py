@@ -67,6 +67,6 @@ def trusted(gram: GramMatrix, rule: str) -> tuple[Tensor, Tensor]:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
             f"no update of {gram.count} has a positive cosine to the root update of aggregator {rule!r}",
-            "check the coordinator's data: it points away from every contributor's",
+            "check the coordinator's data, whose update disagrees with all others",
         )
     return trust, root_norm / lengths

@@ -27,7 +27,7 @@ class ARC(PreAggregator):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{counted(count, 'update', 'are')} too few for pre-aggregator 'arc' to withstand num_malicious_nodes: "
-                f"{self.num_malicious_nodes}, which takes {needed}",
+                f"{self.num_malicious_nodes}, which needs {needed}",
                 "wait for more contributors, or lower num_malicious_nodes",
             )
         return count

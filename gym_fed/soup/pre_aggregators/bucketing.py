@@ -48,8 +48,7 @@ class Bucketing(PreAggregator):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{counted(count, 'update', 'make')} {counted(buckets, 'bucket')} of {self.config.bucket_size}; "
-                "num_malicious_nodes: "
-                f"{self.num_malicious_nodes} takes {needed} buckets, "
+                f"num_malicious_nodes: {self.num_malicious_nodes} needs {needed} buckets, or "
                 f"{counted((needed - 1) * self.config.bucket_size + 1, 'update')}",
                 "wait for more contributors, or lower bucket_size",
             )

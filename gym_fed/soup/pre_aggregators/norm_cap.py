@@ -49,8 +49,8 @@ class NormCap(PreAggregator):
         if self.config.max_norm is None and self._rank(count) >= count - malicious:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"quantile {self._quantile:g} of {count} norms may be one of "
-                f"num_malicious_nodes: {malicious} malicious ones",
+                f"quantile {self._quantile:g} of {count} norms may be the norm of a malicious client "
+                f"(num_malicious_nodes: {malicious})",
                 f"lower quantile to {(count - malicious - 1) / max(1, count - 1):.4g} or less, or set max_norm",
             )
         return count

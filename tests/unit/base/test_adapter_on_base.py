@@ -91,7 +91,7 @@ def test_an_adapter_without_a_digest_whose_base_is_gone_is_taken_with_a_warning_
 ) -> None:
     rename_base(adapter, "gone/nowhere")
     load_adapted(str(other), [str(adapter)])
-    assert "was trained on gone/nowhere and is put on" in caplog.text
+    assert "was trained on gone/nowhere and is loaded on" in caplog.text
     assert str(other) in caplog.text
 
 

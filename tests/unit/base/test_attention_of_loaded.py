@@ -57,7 +57,7 @@ def test_eager_attention_in_place_of_torchs_is_reported_once_if_the_model_has_at
     folder = str(saved(kind, tmp_path))
     load_model(folder)
     load_model(folder)
-    assert caplog.text.count("has no SDPA attention; eager is used") == reported
+    assert caplog.text.count("has no SDPA attention; using eager") == reported
     assert ("use shorter rows" in caplog.text) is reported
 
 

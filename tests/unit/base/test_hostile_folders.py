@@ -60,7 +60,7 @@ def test_a_rank_that_the_weights_have_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("base", [None, "", ["gym-nano"], {"a": 1}, 7])
 def test_a_reward_models_adapter_without_a_base_is_refused(tmp_path: Path, base: Any) -> None:
     folder = adapter(tmp_path / "scorer", base, task_type="SEQ_CLS")
-    with pytest.raises(GymError, match="names no base model"):
+    with pytest.raises(GymError, match="has no base model"):
         RewardModelGrader(RewardModelConfig(grader="reward_model", model=str(folder)))._classifier()
 
 

@@ -23,7 +23,7 @@ def test_a_variant_is_no_model_to_train_and_the_commands_that_take_it_are_named(
     result = CliRunner().invoke(app, ["train", str(file)])
     assert isinstance(result.exception, GymError)
     assert result.exception.code is ErrorCode.MODEL_NOT_FOUND
-    assert result.exception.message.startswith(f"{name}: names a variant")
+    assert result.exception.message.startswith(f"{name}: is a variant")
     assert f"gym chat {tiny_base} --variant mine" in result.exception.hint
     assert f"gym delta apply {tiny_base} FILE -o FOLDER" in result.exception.hint
     assert [entry.name for entry in tmp_path.iterdir()] == ["train.yaml"]

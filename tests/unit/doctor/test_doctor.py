@@ -124,7 +124,7 @@ def test_a_dependency_outside_its_range_fails_with_the_command_that_fixes_it() -
 
 def test_a_dependency_that_is_missing_fails() -> None:
     finding = versions.judge_dependency(Requirement("gym-fed-no-such-package>=2"))
-    assert (finding.level, finding.finding) == (Level.FAIL, "not installed, but >=2 is declared")
+    assert (finding.level, finding.finding) == (Level.FAIL, "not installed, but >=2 is required")
 
 
 @pytest.mark.parametrize(

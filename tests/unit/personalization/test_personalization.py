@@ -295,7 +295,7 @@ def test_a_variant_is_never_silently_carried_to_where_it_is_of_no_use(
     with pytest.raises(GymError, match="without rows it is unknown"):
         maker.rebase_variant("ada", str(soup))
     others = [{"text": "\x01\x02\x03" * 8 + str(i)} for i in range(9)]
-    with pytest.raises(GymError, match="the new base alone has loss") as caught:
+    with pytest.raises(GymError, match="the new base has loss") as caught:
         maker.rebase_variant("ada", str(soup), data=others)
     assert caught.value.code is ErrorCode.UPDATE_REFUSED
     with VariantStore.open(store) as opened:
@@ -334,7 +334,7 @@ def test_what_a_variant_was_taught_to_answer_is_what_a_chat_with_it_gets(
     }
     maker = trainer(tiny_base, tmp_path, training=settings)
     made = maker.create_variant("ivy", examples=rows)
-    assert made.learnt_as.startswith("turns of a chat")
+    assert made.learnt_as.startswith("chat turns")
     with maker.serve_variant("ivy") as ivy:
         assert ivy.chat(rows[0]["prompt"], temperature=0, max_tokens=8).text == "aye"
 
@@ -350,7 +350,7 @@ def test_what_a_variant_was_taught_to_answer_is_what_a_chat_with_it_gets(
     assert raw.loss_before == pytest.approx(bare, rel=1e-5), "bare text is measured as bare text"
     assert raw.loss_before != pytest.approx(chats, rel=1e-3)
     for name, form, words in (
-        ("ivy", None, "turns of a chat"),
+        ("ivy", None, "chat turns"),
         ("ida", None, "bare text"),
         ("ida", True, "turns"),
     ):

@@ -356,7 +356,7 @@ def test_an_update_with_another_a_is_refused(adapters: list[DeltaFile], tmp_path
     def other(name: str, cols: int) -> torch.Tensor:
         return frozen(name, cols) + 1
 
-    with pytest.raises(GymError, match="has a different A from the round's"):
+    with pytest.raises(GymError, match="has an A that differs from the round's"):
         soup(adapters, tmp_path / "soup", recipe(), private(tensors=MATRICES, frozen_a=other))
 
 

@@ -111,6 +111,6 @@ def test_the_weighted_median_is_where_half_the_weight_lies() -> None:
 
 def test_malicious_clients_who_hold_half_of_the_weight_are_refused_a_median() -> None:
     rule = build_aggregator(SoupRecipe(aggregator="median", num_malicious_nodes=1))
-    with pytest.raises(GymError, match="hold half of it") as caught:
+    with pytest.raises(GymError, match="at least half of the weight") as caught:
         rule.aggregate(torch.ones(3, 1), torch.tensor([1.0, 1.0, 2.0]))
     assert caught.value.code is ErrorCode.CONFIG_INVALID

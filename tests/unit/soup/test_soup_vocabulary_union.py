@@ -183,7 +183,7 @@ def test_changes_of_rows_without_a_token_are_reported_with_their_norm(
     assert done.exit_code == 0, done.exception
     reported = json.loads(done.stdout)["not_merged"]
     norm = 0.5 * weight.shape[1] ** 0.5
-    text = f"rows of model.embed_tokens.weight without a token, whose change has the norm {norm:.3g}"
+    text = f"rows of model.embed_tokens.weight without a token, whose change has norm {norm:.3g}"
     assert reported == {str(tmp_path / name): [text] for name in ("token and rows", "rows alone")}
 
 

@@ -170,7 +170,7 @@ def test_an_adapter_of_another_base_is_refused_by_digest_and_otherwise_both_are_
     assert "someone/another-model" not in caplog.text, "its digest was recorded"
     (away / BASE_RECORD).unlink()
     assert run(tmp_path / "e", model=str(tiny_base), adapter=str(away), max_steps=1).steps == 1
-    assert f"was trained on someone/another-model and is put on {tiny_base}" in caplog.text
+    assert f"was trained on someone/another-model and is loaded on {tiny_base}" in caplog.text
     caplog.clear()
     named(away, f"someone/{tiny_base.name}-bnb-4bit")
     assert run(tmp_path / "f", model=str(tiny_base), adapter=str(away), max_steps=1).steps == 1

@@ -41,7 +41,7 @@ def config_of(header: Header, values_of: RopeFactors) -> dict[str, Any]:
         raise GymError(
             ErrorCode.UNAVAILABLE,
             f"{header.file}: GGUF architecture {plain(name, 40)!r} is not supported",
-            f"supported are {', '.join(ARCHITECTURES)}; use the model folder that it was converted from",
+            f"use one of {', '.join(ARCHITECTURES)}, or the model folder that it was converted from",
         )
     keys = ArchitectureKeys(header, name)
     config = _shared(header, keys)

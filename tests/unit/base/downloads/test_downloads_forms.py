@@ -76,7 +76,7 @@ def test_a_missing_shard_is_known_before_the_download(hub: ModelHub, tmp_path: P
     repo = hub.repos["acme/sibling"] = Repo.of(_sibling("sharded", tmp_path / "published"))
     shard = next(path for path in sorted(repo.files) if "-of-" in path)
     del repo.files[shard]
-    with pytest.raises(GymError, match=f"names '{shard}', which it does not have"):
+    with pytest.raises(GymError, match=f"lists '{shard}', which is not in the repository"):
         ensure_model("acme/sibling", consent=yes)
 
 

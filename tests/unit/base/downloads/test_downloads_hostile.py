@@ -97,7 +97,7 @@ def test_a_body_that_unpacks_to_gigabytes_is_not_unpacked(monkeypatch: pytest.Mo
         error = refused(url, monkeypatch)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert "gives no valid description of it" in error.message
+    assert "returned an invalid description of it" in error.message
     assert peak < 10 * MIB
 
 
