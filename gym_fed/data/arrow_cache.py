@@ -42,7 +42,7 @@ FORMAT_VERSION = 2
 MAX_CACHE_BYTES = 100 * 10**9
 """Maximum total size of the files in the common folder."""
 
-_SPACE = "rows and encoded rows take about seven times the size of their files"
+_SPACE = "cached rows take about seven times the size of their source files"
 
 _held_files: dict[Path, IO[bytes]] = {}
 """Files that this process maps. Shared locks, held as long as the process runs, prevent their removal."""
@@ -55,7 +55,7 @@ def recipe_digest(recipe: Any) -> str:
 
 
 class ArrowCache:
-    """A file of the cache.
+    """A cached file.
 
     Args:
         digest: The result of ``recipe_digest``.
@@ -122,7 +122,7 @@ class ArrowCache:
                 and the file is discarded.
 
         Raises:
-            GymError: ``DISK_FULL``; ``TOO_LARGE`` above the process's limit of file sizes.
+            GymError: ``DISK_FULL``; ``TOO_LARGE`` above the process's file size limit.
         """
         folder = self.path.parent
         self._close_to_others()
@@ -173,7 +173,7 @@ class ArrowCache:
             else:
                 way += ", or choose another folder"
             raise GymError(
-                code, f"{self.path}: {cause}; complete files of the folder are unchanged", way
+                code, f"{self.path}: {cause}; complete files in the folder are unchanged", way
             ) from error
 
     def _created(self, path: str, flags: int) -> int:
@@ -232,8 +232,8 @@ def _remove_least_recent(folder: Path) -> None:
             removed.append(size)
     if removed:
         console.err.print(
-            f"{folder} exceeded {readable_bytes(MAX_CACHE_BYTES)}: removed {counted(len(removed), 'file')} "
-            f"({readable_bytes(sum(removed))}), the least recently used"
+            f"{folder} exceeded {readable_bytes(MAX_CACHE_BYTES)}: removed the least recently used "
+            f"{counted(len(removed), 'file')} ({readable_bytes(sum(removed))})"
         )
 
 

@@ -87,7 +87,7 @@ def agreed_columns(
         refused = unknown_format(sample[0], guess)
         if other_texts is not None:
             refused = BadRow(
-                f"only 'text' would be learned, but column {other_texts!r} also has text",
+                f"only 'text' would be trained on, but column {other_texts!r} also has text",
                 f"to ignore it, add --columns text=text; if these columns are right, add: {guess.option}",
             )
         elif given:

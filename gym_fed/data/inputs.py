@@ -105,13 +105,13 @@ def as_input(source: Any) -> Input:
         return Input(tuple(source), 1.0 if weight is None else float(weight))
     raise GymError(
         ErrorCode.USAGE,
-        f"a source is {type(source).__name__}",
+        f"a source has the type {type(source).__name__}",
         "pass a path, a DataConfig or a list of rows, or a pair of one of these and its weight",
     )
 
 
 def _mark(file: DataFile) -> Any:
-    """Return the sha256 of a local file; for a remote one, its version mark if it changes with the bytes."""
+    """Return a file's name and sha256, or a remote file's version stamp if it changes with the content."""
     stamp = file.stamp()
     if file.folder is None and len(stamp) > 2:
         return stamp

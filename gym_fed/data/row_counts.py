@@ -117,23 +117,24 @@ class RowCounts:
     def summary(self) -> str:
         """Describe the counts of rows in a few words."""
         if self.learned == self.rows and not self.cut:
-            return f"{counted(self.rows, 'row')}, all learned"
+            return f"{counted(self.rows, 'row')}, all used"
         return f"{counted(self.rows, 'row')}, {self.dropped:,} dropped, {self.cut:,} cut"
 
     def describe(self, max_length: int | None, use: Literal["learned", "measured"] = "learned") -> str:
         """Describe the counts on one line; ``use`` says what the rows are used for."""
+        used = "trained on" if use == "learned" else use
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         if self.learned == self.rows and not self.cut:
-            every = f"the row is {use}" if self.rows == 1 else f"all {counted(self.rows, 'row', 'are')} {use}"
+            every = f"the row is {used}" if self.rows == 1 else f"all {counted(self.rows, 'row', 'are')} {used}"
             return every + (f": {counted(labelled, 'labelled token')}" if labelled else "")
-        why = " (nothing to learn)" if self.dropped else ""
+        why = " (no tokens to train on)" if self.dropped else ""
         parts = [
-            f"{self.learned:,} of {counted(self.rows, 'row', 'are')} {use}, {self.dropped:,} dropped{why}"
+            f"{self.learned:,} of {counted(self.rows, 'row', 'are')} {used}, {self.dropped:,} dropped{why}"
         ]
         if self.cut:
             parts.append(f"{self.cut:,} are longer than max_length {max_length}")
         if labelled:
-            parts.append(f"{self.tokens:,} of {counted(labelled, 'labelled token', 'are')} {use}")
+            parts.append(f"{self.tokens:,} of {counted(labelled, 'labelled token', 'are')} {used}")
         return "; ".join(parts)
 
     def warning(self, max_length: int | None) -> str | None:
@@ -145,7 +146,7 @@ class RowCounts:
         problems = []
         if self.dropped > _MANY_DROPPED * self.rows:
             problems.append(
-                f"{self.dropped:,} of {counted(self.rows, 'row', 'are')} dropped, with nothing to learn"
+                f"{self.dropped:,} of {counted(self.rows, 'row', 'are')} dropped, with no tokens to train on"
             )
         if self.tokens_cut > _MANY_CUT * labelled:
             problems.append(
@@ -156,13 +157,13 @@ class RowCounts:
     def nothing_learned(self, max_length: int | None) -> GymError:
         """Return the ``DATA_INVALID`` error for data without a row to train on, with reason and remedy."""
         max_length = self.max_length or max_length
-        problem, whose = "the row has nothing to learn", "its"
+        problem, whose = "the row has no tokens to train on", "its"
         if self.rows > 1:
-            problem, whose = f"none of the {counted(self.rows, 'row')} has anything to learn", "their"
+            problem, whose = f"none of the {counted(self.rows, 'row')} has tokens to train on", "their"
         if not self.tokens_cut:
             return GymError(
                 ErrorCode.DATA_INVALID,
-                f"{problem}: {whose} answers are empty, or marked as not learned",
+                f"{problem}: {whose} answers are empty, or excluded from training",
                 "keep at least one assistant turn that has neither weight: 0 nor train: false",
             )
         longer = f"{problem} within max_length={max_length}"
@@ -176,7 +177,7 @@ class RowCounts:
         """Return what to do about rows that are dropped or cut."""
         enough = self.length_of_most()
         if max_length is None or enough <= max_length:
-            return "see which parts of each row are learned: gym data show FILE --model MODEL"
+            return "see which parts of each row are trained on: gym data show FILE --model MODEL"
         return f"max_length: {enough} would fit {_KEPT_WHOLE:.0%} of the rows"
 
     def length_of_most(self) -> int:

@@ -16,7 +16,7 @@ Further keys are ``tools`` (OpenAI's functions, for the chat template) and the m
 ``videos``: file paths, data URLs or ``{"bytes", "path"}``, in the order of their placeholders. A placeholder is
 ``<image>``, ``<audio>`` or ``<video>`` in a text, or a part such as ``{"type": "image"}``. A video may be a list of
 frames. A message has ``role`` (system, user, assistant, tool), ``content`` and optionally ``name``. An assistant's
-message may have ``tool_calls``, ``reasoning_content``, and ``weight: 0`` if it must not be learned. ``weight: 1`` marks
+message may have ``tool_calls``, ``reasoning_content``, and ``weight: 0`` if it is not trained on. ``weight: 1`` marks
 a message of a different role that is learned. ``masked`` contains the character ranges that are not learned, by key of
 the message: ``{"content": [[start, end]]}``. ``train_on_eos`` of a row is the setting of its source. ``forget: True``
 marks a row to unlearn.
@@ -196,7 +196,7 @@ def _solution(row: Row, kind: RowKind, number: int) -> list[Row]:
         return [{**solution, "label": is_right}]
     if kind == "supervised" and is_right:
         return [solution]
-    problem = "has a wrong step, which would be learned" if kind == "supervised" else f"is not a {kind} row"
+    problem = "has a wrong step, which would be trained on" if kind == "supervised" else f"is not a {kind} row"
     raise GymError(
         ErrorCode.DATA_INVALID,
         f"{place_of(row, number)} {problem}",

@@ -180,7 +180,7 @@ def train_and_encode(
     begin(listener, "measuring the base")
     before, chosen_before = evaluator.loss(base.model), evaluator.chosen_loss(base.model)
     model, summary = _trained(job, rows, listener)
-    begin(listener, "measuring what was learned")
+    begin(listener, "measuring the variant")
     trained = evaluator.loss(model)
     begin(listener, "encoding")
     report = encode(model, job, base, rows, listener)

@@ -1,7 +1,7 @@
 """Use TRL's trainers without side effects: no telemetry, no model cards, no patches left on the model.
 
-Also write checkpoints of models that are split while loading (FSDP2, tensor parallelism), from which transformers
-cannot resume: torch gathers the weights and the optimiser state to whole tensors, and one process writes them.
+Also write checkpoints of models that are sharded while loading (FSDP2, tensor parallelism), because transformers cannot
+resume from its own: torch gathers the weights and the optimiser state to whole tensors, and one process writes them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         if missing:
             differences.append(f"lacks {counted(len(missing), 'weight')} of the model, such as {missing[0]}")
         if unexpected:
-            differences.append(f"has {len(unexpected)} that the model lacks, such as {unexpected[0]}")
+            differences.append(
+                f"has {counted(len(unexpected), 'weight')} that the model does not have, such as {unexpected[0]}"
+            )
         if differences:
             remedy = "delete the checkpoint, or start again in another output_dir"
             raise GymError(ErrorCode.MODEL_INVALID, f"the checkpoint {' and '.join(differences)}", remedy)
@@ -103,7 +105,7 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         """Load a checkpoint after checking the names of an adapter's weights, since PEFT ignores missing ones.
 
         Raises:
-            GymError: ``MODEL_INVALID`` with a weight of the adapter that is missing in the checkpoint.
+            GymError: ``MODEL_INVALID`` with a weight of the adapter that is missing from the checkpoint.
         """
         _require_adapter(self.model if model is None else model, Path(resume_from_checkpoint))
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -119,7 +121,7 @@ def local(trainer: type) -> Any:
 
 
 class ShardedCheckpoints(_Trainer):  # type: ignore[misc]
-    """A mix-in for trainers of models that are split while loading; it has no effect on other trainers."""
+    """A mix-in for trainers of models that are sharded while loading; it has no effect on other trainers."""
 
     is_distributed_loading_by_transformers: bool
     model: Any

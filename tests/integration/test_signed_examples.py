@@ -39,4 +39,4 @@ def test_a_join_signs_the_rows_that_it_learned_and_not_those_that_it_was_given(
     with sqlite3.connect(federation.hub.folder / "hub.db") as database:
         manifests = [json.loads(text) for (text,) in database.execute("SELECT manifest FROM updates")]
     assert [manifest["num_examples"] for manifest in manifests] == [5]
-    assert "5 of 12 rows are learned, 7 dropped" in " ".join(federation.log("ana").split())
+    assert "5 of 12 rows are trained on, 7 dropped" in " ".join(federation.log("ana").split())

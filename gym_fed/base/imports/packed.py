@@ -1,4 +1,4 @@
-"""Common code of the AWQ and GPTQ layouts: low-bit weights packed into int32 words."""
+"""Shared code for the AWQ and GPTQ layouts: low-bit weights packed into int32 words."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
 
 
 def unpacked(words: Any, bits: int, dim: int) -> Any:
-    """Unpack values from a bit stream, lowest bits first, ``32 * n`` bits at a time.
+    """Unpack low-bit values from int32 words, lowest bits first.
 
     Args:
         words: Packed int32 words, ``values * bits / 32`` along ``dim``.

@@ -37,7 +37,7 @@ def load_weights(
         source: Folder of the model; None if ``arguments`` contains a ``state_dict``.
         arguments: Arguments of ``from_pretrained``; an ``attn_implementation`` among them is kept.
         name: Name of the model in errors.
-        headless: The head is not used, so tensors outside the body may differ.
+        headless: True if the head is not used, so that tensors outside the body may differ.
 
     Raises:
         GymError: ``MODEL_INVALID`` with tensors that are missing, have a different shape, or are unknown to the
@@ -79,7 +79,7 @@ def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, hea
         name: Name of the model in errors.
         model: A loaded transformers model.
         info: Loading info that ``from_pretrained`` returns with ``output_loading_info``.
-        headless: The head is not used, so tensors outside the body may differ.
+        headless: True if the head is not used, so that tensors outside the body may differ.
 
     Raises:
         GymError: ``MODEL_INVALID``.
@@ -94,8 +94,7 @@ def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, hea
     if missing:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: {counted(len(missing), 'tensor')} of {type(model).__name__} missing from its weights: "
-            f"{_listed(missing)}",
+            f"{name}: its weights lack {counted(len(missing), 'tensor')} of {type(model).__name__}: {_listed(missing)}",
             _untied_head(model, missing)
             or "restore its files; a missing tensor would be filled with random numbers",
         )
@@ -164,7 +163,7 @@ def readable_errors(name: str) -> Iterator[None]:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"{name}: transformers has no text language model of type {other[1]}",
-                "use a text model, or a model of text and images",
+                "use a text model or a vision-language model",
             ) from error
         if of_other_sizes:
             first_line = "its weights differ in size from config.json"

@@ -40,7 +40,7 @@ _READS_REASONING = re.compile(r"""(?:\.|\[['"]|get\(['"])(?:reasoning_content|th
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _TOOLS = ("has tools", "calls tools")
 _REMEDY = {
-    "has reasoning": "set reasoning: drop to learn only the answers, or use a template that shows it",
+    "has reasoning": "set reasoning: drop to train only on the answers, or use a template that shows it",
     **dict.fromkeys(_TOOLS, "use a model whose chat template supports tools, or drop the row"),
 }
 
@@ -128,7 +128,7 @@ class ChatRenderer:
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{place}: the chat template rewrites earlier turns, so the assistant's text cannot be located",
-                "set mask_history: true to learn only the last answer, use a chat_template with {% generation %} "
+                "set mask_history: true to train only on the last answer, use a chat_template with {% generation %} "
                 "marks, or set assistant_only_loss: false",
             ) from error
 
@@ -231,14 +231,14 @@ def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> se
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{place}: a message has weight {weight!r}",
-                "a message's weight is 1 (learned) or 0 (not learned); data: weight repeats whole sources",
+                "a message's weight is 1 (trained on) or 0 (not trained on); data: weight repeats whole sources",
             )
         if weight == 0 and message["role"] == "assistant":
             numbers.add(number)
         elif weight == 0 and prompts_too:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: a message of the {message['role']} role has weight 0, but prompts are learned too",
+                f"{place}: a message of the {message['role']} role has weight 0, but prompts are trained on too",
                 "remove assistant_only_loss and train_on_prompt, or drop the weight",
             )
     return numbers

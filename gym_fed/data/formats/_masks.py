@@ -1,8 +1,8 @@
 """Read which parts of a turn to train on: weights of turns, flags of content parts and Axolotl's character ranges.
 
-The result has ``weight: 0`` for a message that is not trained on, and ``weight: 1`` for one that is although it is not
-the assistant's. ``masked`` contains the character ranges ``[start, end)`` that are not trained on, by the key of the
-text.
+The result has ``weight: 0`` for a message that is not trained on, and ``weight: 1`` for a message that is trained on
+without being the assistant's. ``masked`` contains the character ranges ``[start, end)`` that are not trained on, by the
+key of the text.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MASK_KEYS = (*WEIGHTS, *_DETAILS, "masked")
 """Keys of a turn that determine what is trained on."""
 PART_FLAGS = ("train", "weight")
 """Keys of a content part that determine whether it is trained on."""
-_REMEDY = "a turn is either learned or not; round the weight, or drop the row"
+_REMEDY = "a turn is either trained on or not: set the weight to 0 or 1, or drop the row"
 
-_roles: ContextVar[Collection[str] | None] = ContextVar("roles that are learned", default=None)
+_roles: ContextVar[Collection[str] | None] = ContextVar("roles that are trained on", default=None)
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def learned_parts(turn: Raw, role: str, keys: dict[str, str]) -> Message:
     Args:
         turn: The turn as read from the file.
         role: Its role: system, user, assistant or tool.
-        keys: The keys of the turn, by those of the message, such as ``{"content": "value"}``.
+        keys: Maps a message's keys to the turn's, such as ``{"content": "value"}``.
 
     Raises:
         BadRow: For weights other than 0 and 1, contradictory weights, and ranges outside the text.
@@ -115,7 +115,7 @@ def _of_parts(parts: list[Any], key: str) -> tuple[list[list[int]], bool]:
         text = text_of_part(part)
         if text is None and flags:
             raise BadRow(
-                f"a part of {key!r} that is not text has a weight", "remove the weight: only text is learned"
+                f"a part of {key!r} that is not text has a weight", "remove the weight: images are not trained on"
             )
         length = len(text or "")
         if length and flags and not any(flags.values()):

@@ -10,7 +10,7 @@ from gym_fed.data.formats.base import BadRow, Format, Raw, without_context
 _MASKS = ("completion_mask", "assistant_masks")
 _TEXTS = {"text", "prompt", "conversations", "instruction", "query"}
 """Columns of other formats."""
-_LABELS = "-100 for a token that is not learned, else the token"
+_LABELS = "-100 for a token that is not trained on, otherwise the token"
 _IGNORED = -100
 
 

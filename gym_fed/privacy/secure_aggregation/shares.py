@@ -1,8 +1,8 @@
 """Shamir's secret sharing: any ``threshold`` shares restore a secret, while fewer shares reveal nothing.
 
 This is the only module that uses a part of Flower's secure aggregation: ``crypto.shamir``, which is pycryptodome's
-sharing over GF(2^128). The other parts are not used: the masks come from numpy's Mersenne Twister with a 32-bit seed,
-the keys are not signed, and the state is only in memory.
+sharing over GF(2^128). Flower's other parts are not used, because their masks come from numpy's Mersenne Twister with a
+32-bit seed, their keys are not signed, and their state is only in memory.
 """
 
 from __future__ import annotations

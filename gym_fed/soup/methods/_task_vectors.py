@@ -31,7 +31,7 @@ def combination(deltas: Sequence[Tensor] | Tensor, coefficients: Tensor) -> Tens
         coefficients: ``[n]`` float64.
 
     Returns:
-        Of the deltas' shape, float32.
+        The sum in the deltas' shape, float32.
     """
     result = torch.empty(deltas[0].shape)
     for into, values in blocks(result, deltas):
@@ -51,7 +51,7 @@ def sign_consensus(deltas: Sequence[Tensor] | Tensor, weights: Tensor, votes: Te
         votes: ``[n]`` float64 weights of the election.
 
     Returns:
-        Of the deltas' shape, float32.
+        The mean in the deltas' shape, float32.
     """
     result = torch.empty(deltas[0].shape)
     for into, values in blocks(result, deltas):
@@ -91,14 +91,14 @@ def whole_share(share: float, size: int) -> int:
 
 
 def largest(delta: Tensor, count: int) -> Tensor:
-    """Mask of the ``count`` elements of largest magnitude; ties go to the lower index.
+    """Return a mask of the ``count`` elements with the largest magnitude; ties go to the lower index.
 
     Args:
         delta: Any shape, finite.
-        count: From 0 to all of them.
+        count: Number of elements, from 0 to ``delta.numel()``.
 
     Returns:
-        Bool, of the delta's shape.
+        A bool tensor in the delta's shape.
     """
     magnitudes = delta.abs().reshape(-1).numpy()
     if count <= 0:

@@ -178,10 +178,10 @@ class _RowNotes:
         notes, rows = [], counted(self._rows, "row")
         if config.reasoning != "learn" and self._reasoning:
             every = counted(self._rows, "row", "are")
-            notes.append(f"reasoning: {config.reasoning}: {self._reasoning} of {every} learned without it")
+            notes.append(f"reasoning: {config.reasoning}: {self._reasoning} of {every} trained on without it")
         if learns_prompts and self._no_text:
             notes.append(
-                f"warning: packing: true also learns the prompts of {self._no_text} of {rows}; to learn only "
+                f"warning: packing: true also trains on the prompts of {self._no_text} of {rows}; to train only on "
                 "the answers, set packing: bfd; if prompts are intended, set train_on_prompt: true"
             )
         return notes

@@ -26,7 +26,7 @@ class StepRecorder(StepObserver):
 
     Args:
         folder: The record's folder; created if it is missing.
-        max_bytes: Maximum bytes of all states.
+        max_bytes: Maximum total size of the states, in bytes.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -43,8 +43,8 @@ class StepRecorder(StepObserver):
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
                 f"the hub audits updates: the recorded states of {counted(state.max_steps, 'step')} need "
-                f"{readable_bytes(needed)}, but max_audit_bytes leaves only {readable_bytes(self.max_bytes)}",
-                "raise max_audit_bytes in policy.yaml, or delete undrawn records with: gym-client audit list",
+                f"{readable_bytes(needed)}, but only {readable_bytes(self.max_bytes)} of max_audit_bytes is left",
+                "raise max_audit_bytes in policy.yaml; gym-client audit list deletes records not drawn for an audit",
             )
         make_folder(self._folder)
         self._batches = []
@@ -90,7 +90,7 @@ def _line(leaf: dict[str, str]) -> str:
 
 
 def state_path(folder: Path, step: int) -> Path:
-    """Return the path of the file in a record that contains the state after a step."""
+    """Return the path of the record's file with the state after a step."""
     return folder / f"{step}.safetensors"
 
 

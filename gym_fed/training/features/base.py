@@ -70,7 +70,7 @@ def active_features(config: TrainingConfig) -> dict[str, Feature]:
     shadowed = [name for name in FEATURES.names() if name not in own and name in fields]
     for name in shadowed:
         log.warning(
-            "ignored feature %r: gym-fed has a key of this name; remove the package that adds it", name
+            "feature %r is ignored: gym-fed has a key of this name; remove the package that adds it", name
         )
     names = (name for name in FEATURES.names() if name not in shadowed)
     return {name: FEATURES.new(name) for name in names if getattr(config, name, None) not in _OFF}
@@ -95,14 +95,14 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
         feature.apply(model, config)
     if getattr(model.config, "mixture_of_depths", None) is not None:  # possibly converted before this run
         conflict = router_conflict(config)
-        refuse_first((conflict, f"model: is a mixture of depths, but {conflict}", "use a dense model"))
+        refuse_first((conflict, f"model is a mixture of depths, but {conflict}", "use a dense model"))
     require_packable(model.config, config)
     return model
 
 
 @contextmanager
 def features_during_run(model: Any, config: TrainingConfig) -> Iterator[None]:
-    """Apply the features' temporary changes within a context. Also split rows over processes, if configured."""
+    """Apply the features' temporary changes within a context. Also split rows across processes, if configured."""
     from gym_fed.training.processes.sequence_parallel import sequence_parallel
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model

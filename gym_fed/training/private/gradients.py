@@ -207,11 +207,11 @@ class NoisyGhostOptimizer(DPOptimizerFastGradientClipping):  # type: ignore[misc
 def require_exact(gradients: ClippedGradients) -> None:
     """Refuse a model whose per-example gradients differ from autograd's gradients of single (synthetic) examples.
 
-    This detects modules that couple examples (batch norm, routers of experts), weights that Opacus does not handle
+    This detects modules that couple examples (batch norm, MoE routers), weights that Opacus does not handle
     (those outside of modules), and weights that it counts twice (tied weights under ``ghost``).
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with a weight and the remedy.
+        GymError: ``CONFIG_INVALID`` naming a weight and a remedy.
     """
     model, ghost = gradients.model, gradients.mode == "ghost"
     weights = {name: w for name, w in model.named_parameters() if w.requires_grad}

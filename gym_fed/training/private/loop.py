@@ -1,9 +1,9 @@
-"""Train by DP-SGD in a loop that replaces transformers', with its checkpoints, logs and evaluations.
+"""Train with DP-SGD in a loop that replaces transformers' and keeps its checkpoints, logs and evaluations.
 
 A step draws a Poisson batch, sums clipped gradients in physical batches of ``per_device_train_batch_size``, adds noise
 to the sum and divides it by the expected batch size. A batch may be empty; the step then consists only of noise, which
-the accounting requires. The randomness of batches and noise comes from the operating system. A resumed run redraws the
-steps since its last checkpoint; no saved weight depends on the earlier draws.
+the accounting requires. The randomness of batches and noise comes from the operating system. A resumed run repeats
+the steps since its last checkpoint with new draws; no saved weight depends on the earlier ones.
 
 The initial weights may come from an attacker who wants to know whether a row is in the data. Therefore, only noisy
 weights may end a run, and the treatment of a row does not depend on other rows: its padding depends only on its own
@@ -36,7 +36,7 @@ _Trainer: Any = object  # typed as Any, since a mix-in uses attributes of its tr
 
 
 class DpSgd(_Trainer):  # type: ignore[misc]
-    """A mix-in that makes a TRL trainer of supervised rows train by DP-SGD."""
+    """A mix-in that makes a TRL trainer for supervised rows train with DP-SGD."""
 
     control: Any
     plan: Plan
@@ -157,8 +157,10 @@ def _require_finite(weights: list[torch.Tensor], step: int) -> None:
 
 @cache
 def private(trainer: type) -> type:
-    """Return a TRL trainer class that trains by ``DpSgd``; pass its instances to ``attach_plan``."""
-    return type(f"Private{trainer.__name__}", (DpSgd, trainer), {"__doc__": f"{trainer.__name__} by DP-SGD."})
+    """Return a TRL trainer class that trains with ``DpSgd``; pass its instances to ``attach_plan``."""
+    return type(
+        f"Private{trainer.__name__}", (DpSgd, trainer), {"__doc__": f"{trainer.__name__} with DP-SGD."}
+    )
 
 
 def attach_plan(trainer: Any, job: Job) -> Any:

@@ -189,7 +189,7 @@ class ModelStages:
         """Load this stage's weights, or its part of an adapter, from a checkpoint of the whole model.
 
         Raises:
-            GymError: ``MODEL_INVALID`` if a weight is missing in the checkpoint.
+            GymError: ``MODEL_INVALID`` if a weight is missing from the checkpoint.
         """
         if self.is_adapter:
             from peft import set_peft_model_state_dict
@@ -235,7 +235,7 @@ class ModelStages:
             (len(others) != 1, "has weights besides embedding, blocks, one norm and head"),
             (
                 getattr(base.config, "output_router_logits", False),
-                "adds losses of its blocks (output_router_logits)",
+                "adds auxiliary losses of its blocks (output_router_logits)",
             ),
             (
                 len(stacks) == 1 and len(stacks[0]) < self.size,
@@ -248,7 +248,7 @@ class ModelStages:
         refuse_first(*refusals, code=ErrorCode.MODEL_INVALID, prefix=_reason(self.base), remedy=_HINT)
 
     def _costs(self) -> list[float]:
-        """Return the bytes of each block, including gradients and two moments; see ``balanced`` for both ends."""
+        """Return each block's bytes, with gradients and two moments; ``balanced`` defines the first and the last."""
 
         def bytes_of(*modules: nn.Module) -> float:
             weights = {p for module in modules for p in module.parameters()}
@@ -311,7 +311,7 @@ class ModelStages:
                 self._parts.blocks[index] = block
 
     def _require_same_outputs(self) -> None:
-        """Refuse a decoder whose stages, run in order, have other outputs than the whole model."""
+        """Refuse a decoder whose stages, run in order, give different outputs from the whole model."""
         ids = torch.arange(8, device=self.base.device)[None] % self.base.config.vocab_size
         was_training = self.model.training
         self.model.eval()

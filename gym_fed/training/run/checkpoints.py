@@ -27,8 +27,8 @@ def seal(checkpoint: Path) -> None:
     """Write the sizes and SHA-256 digests of all files of a complete checkpoint to its seal.
 
     The files and their folders are synced to disk first. Older checkpoints are deleted once the seal is written, so
-    after a power failure, a seal for lost data would leave nothing to resume from. One GiB in the page cache takes
-    about a second on a CPU with SHA instructions.
+    after a power failure, a seal for lost data would leave nothing to resume from. Hashing one GiB from the page
+    cache takes about a second on a CPU with SHA instructions.
     """
     fsync_tree(checkpoint)
     fsync_folder(checkpoint.parent)
@@ -147,7 +147,7 @@ class SealedCheckpoints(_Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, *arguments: Any, **named: Any) -> None:
         self._unsealed = folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        limit, self.args.save_total_limit = self.args.save_total_limit, None  # deleted only after the seal
+        limit, self.args.save_total_limit = self.args.save_total_limit, None  # rotate only after sealing
         try:
             with full_disk_named(folder):
                 if is_main():
@@ -209,7 +209,7 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"resume_from_checkpoint: {named.name} is not the newest in {checkpoints}, which is {own[-1].name}",
-                f"remove the key, or choose another output_dir to start there from {named.name}",
+                f"remove the key, or choose another output_dir for a run that starts from {named.name}",
             )
         return None
     if own:
@@ -228,8 +228,8 @@ def another_run(named: Path, error: GymError) -> GymError:
     return GymError(
         ErrorCode.CONFIG_INVALID,
         f"resume_from_checkpoint: {named} cannot be resumed here: {error.message}",
-        "only keys for where and how often files are written may differ; to train its result further, set model or "
-        "adapter",
+        "only keys that set where and how often files are written may differ; to continue training its result, set "
+        "model or adapter",
     )
 
 

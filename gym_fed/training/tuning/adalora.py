@@ -21,7 +21,7 @@ _UNKNOWN_STEPS = 10**9
 class AdaLora(Tuning):
     """PEFT's AdaLoRA, whose allocator is called after every step and stored in checkpoints."""
 
-    tried = "learns, saved, resumed to the bit"
+    tried = "learning, saving, bit-exact resume"
     untried = "algorithms whose loss is not the model's own (refused)"
 
     def check(self, config: TrainingConfig) -> None:

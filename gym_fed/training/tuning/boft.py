@@ -16,7 +16,7 @@ from gym_fed.training.tuning.base import Tuning, refuse_quantization
 class Boft(Tuning):
     """BOFT: ``(B_m ... B_1) W`` with butterfly factors B; PEFT's CPU path needs no compiler."""
 
-    tried = "learns, saved, resumed to the bit; one butterfly factor"
+    tried = "learning, saving, bit-exact resume; one butterfly factor"
     untried = "more factors: they need CUDA and a compiler"
 
     on_quantized = False

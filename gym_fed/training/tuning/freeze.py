@@ -12,9 +12,9 @@ from gym_fed.training.vision.parts import outside_tower
 
 
 class Freeze(_Full):
-    """Trains a few layers in place. The result is saved as a whole model."""
+    """Trains a few layers in place. The result is saved as a full model."""
 
-    tried = "learns, saved, resumed to the bit"
+    tried = "learning, saving, bit-exact resume"
 
     trains_all = False
     federates = False
@@ -25,7 +25,7 @@ class Freeze(_Full):
         layers = _layers(model)
         count = settings.num_trainable_layers
         reason = f"freeze.num_trainable_layers: is {count}, but the model has {counted(len(layers), 'layer')}"
-        refuse_first((abs(count) > len(layers), reason, "set at most that many"))
+        refuse_first((abs(count) > len(layers), reason, f"set at most {len(layers)}"))
         model.requires_grad_(False)
         for head in _heads(model):
             head.requires_grad_(True)
@@ -60,7 +60,7 @@ def _layers(model: Any) -> list[Any]:
     for _, module in outside_tower(model):
         if isinstance(module, torch.nn.ModuleList) and len(module) == num_layers:
             return list(module)
-    reason = f"finetuning: freeze finds no list of layers in {type(model).__name__}"
+    reason = f"finetuning: freeze cannot find the layers of {type(model).__name__}"
     raise GymError(ErrorCode.MODEL_INVALID, reason, "use finetuning: full or lora")
 
 

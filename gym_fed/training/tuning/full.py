@@ -13,7 +13,7 @@ from gym_fed.training.tuning.base import Tuning, refuse_quantization
 class Full(Tuning):
     """Trains all weights of the model in place."""
 
-    tried = "learns, saved, resumed to the bit"
+    tried = "learning, saving, bit-exact resume"
 
     is_adapter = False
     default_learning_rate = 1e-5

@@ -15,7 +15,7 @@ class Ia3(Tuning):
     """(IA)3: ``l * (W x)``, or ``W (l * x)`` for ``feedforward_modules``; l starts at one."""
 
     default_learning_rate = 0.003  # from the paper
-    tried = "learns, saved, resumed to the bit"
+    tried = "learning, saving, bit-exact resume"
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import IA3Config

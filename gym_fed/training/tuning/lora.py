@@ -33,7 +33,7 @@ _START_AT_ZERO = ("default", "gaussian", "orthogonal")
 class LoraTuning(Tuning):
     """PEFT's LoRA around a model in memory."""
 
-    tried = "learns, saved, resumed to the bit; with each of its variants and starts"
+    tried = "learning, saving, bit-exact resume; all variants and initialisations"
     untried = "starts of EVA and CorDA (not offered)"
 
     per_example = True

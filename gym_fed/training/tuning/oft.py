@@ -14,7 +14,7 @@ from gym_fed.training.tuning.base import Tuning
 class Oft(Tuning):
     """OFT: ``W (R x)`` with R block-diagonal and orthogonal, parametrised by Cayley's transform."""
 
-    tried = "learns, saved, resumed to the bit"
+    tried = "learning, saving, bit-exact resume"
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import OFTConfig

@@ -15,7 +15,7 @@ class Vera(Tuning):
     """VeRA: ``W x + diag(b) B diag(d) A x``; A and B are drawn from ``seed``."""
 
     default_learning_rate = 0.004  # from the paper
-    tried = "learns, saved, resumed to the bit"
+    tried = "learning, saving, bit-exact resume"
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import VeraConfig

@@ -126,8 +126,8 @@ def encode_media_rows(
         refuse_first(
             (
                 any("masked" in message for message in row["messages"]),
-                "has parts that are not learned",
-                "learn the whole turn, or drop the row",
+                "has parts that are not trained on",
+                "train on the whole turn, or drop the row",
             ),
             ("train_on_eos" in row, "has train_on_eos", "remove it from the data source"),
             code=ErrorCode.DATA_INVALID,

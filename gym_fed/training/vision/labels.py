@@ -48,7 +48,7 @@ def batch_labels(
                 ErrorCode.DATA_INVALID,
                 f"{place}: the model's processor does not report the positions of media, so the answers' tokens cannot "
                 "be located",
-                "set assistant_only_loss: false, which also learns the prompts",
+                "set assistant_only_loss: false, which also trains on the prompts",
             )
         labels.append(located[0])
         lasts.append(located[1])

@@ -185,11 +185,11 @@ def encrypted_pem(key: PrivateKeyTypes, passphrase: bytes) -> bytes:
     padder = PKCS7(128).padder()
     inner = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
     encryptor = Cipher(algorithms.AES(secret), modes.CBC(iv)).encryptor()
-    hidden = encryptor.update(padder.update(inner) + padder.finalize()) + encryptor.finalize()
+    ciphertext = encryptor.update(padder.update(inner) + padder.finalize()) + encryptor.finalize()
     numbers = b"".join(_integer(n) for n in (SCRYPT_N, SCRYPT_R, SCRYPT_P))
     derivation = _sequence(_SCRYPT, _sequence(_octets(salt), numbers))
     cipher = _sequence(_AES_256_CBC, _octets(iv))
-    der = _sequence(_sequence(_PBES2, _sequence(derivation, cipher)), _octets(hidden))
+    der = _sequence(_sequence(_PBES2, _sequence(derivation, cipher)), _octets(ciphertext))
     body = base64.b64encode(der)
     lines = [body[start : start + 64] for start in range(0, len(body), 64)]
     return b"\n".join([_HEADER, *lines, b"-----END ENCRYPTED PRIVATE KEY-----", b""])

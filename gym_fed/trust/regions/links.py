@@ -31,7 +31,7 @@ def receipt_proof(receipt: Mapping[str, Any], public_key: bytes) -> EntryProof:
         proof = EntryProof.from_dict(receipt.get("proof"))
         proof.verify(public_key)
     except GymError as error:
-        raise GymError(ErrorCode.SIGNATURE_INVALID, f"a receipt: {error.message}") from error
+        raise GymError(ErrorCode.SIGNATURE_INVALID, f"invalid receipt: {error.message}") from error
     if not _is_of(proof, receipt):
         update = str(receipt.get("update"))[:12]
         raise GymError(
@@ -60,13 +60,13 @@ def _check_version(body: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` unless the body has the fields that ``RegionLinks.compare`` reads."""
     for name in ("root", "version", "base"):
         if not isinstance(body.get(name), str):
-            raise ValueError(f"{name} is not a text")
+            raise ValueError(f"{name} is not a string")
     if type(body.get("root_size")) is not int:
         raise ValueError("root_size is not a whole number")
     integers = body.get("integers")
     is_base = body["version"] == body["base"]  # only the base has no sum
     if not isinstance(integers, str) and not (is_base and integers is None):
-        raise ValueError("integers is not a text")
+        raise ValueError("integers is not a string")
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,6 @@ class RegionLinks:
                 later += 1
             else:
                 raise corrupt(
-                    f"entry {number}: the root's ledger has no version {body['version']} of this sum"
+                    f"entry {number}: the root's ledger has no version {body['version']} with this sum"
                 )
         return LinkCounts(versions, updates, later)

@@ -155,7 +155,7 @@ def a_usual_offer() -> Offer:
     )
     timed = RoundTime(760.0, "2 steps of 16 rows")
     costed = offer.with_costs(timed, 269_000_000, Bandwidth(5e6, "just measured"))
-    return replace(costed, rows_in_words=("40 rows, all learned", "7,817 labelled tokens"))
+    return replace(costed, rows_in_words=("40 rows, all used", "7,817 labelled tokens"))
 
 
 @pytest.mark.parametrize("name", ["ann", "c2354f318d9f2f582aafa98cf55b67e4f"])
@@ -179,7 +179,7 @@ def test_the_terms_of_a_hub_that_pays_for_lora_fit_15_lines_of_80_columns_and_be
         'base model "SmolLM2-135M-Instruct"; 50 steps of 16 x 256 tokens a round; learning rate 0.0002',
         "timed: 2 steps of 16 rows",
         "up to 1,000 credits a round, 10,000 per nat gained: 80% by estimate, 20% to all merged",
-        "my.jsonl; 40 rows, all learned; 7,817 labelled tokens",
+        "my.jsonl; 40 rows, all used; 7,817 labelled tokens",
         f"hub key: {FINGERPRINT}",
     ):
         assert fact in text, fact
@@ -244,10 +244,10 @@ def combinations() -> list[tuple[str, ...]]:
 @pytest.mark.parametrize(
     ("tokens", "max_steps", "words"),
     [
-        (706, 2, ("80 rows, all learned", "706 labelled tokens")),
-        (706, 40, ("80 rows, all learned", "706 labelled tokens, each 8 times a round")),
-        (0, 2, ("80 rows, all learned",)),
-        (0, 40, ("80 rows, all learned", "each 8 times a round")),
+        (706, 2, ("80 rows, all used", "706 labelled tokens")),
+        (706, 40, ("80 rows, all used", "706 labelled tokens, each 8 times a round")),
+        (0, 2, ("80 rows, all used",)),
+        (0, 40, ("80 rows, all used", "each 8 times a round")),
     ],
 )
 def test_terms_say_once_that_all_rows_are_learned(

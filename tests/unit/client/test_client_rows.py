@@ -88,7 +88,7 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
     }  # fmt: skip
     text = dict(offer_lines(offer))["data"]
     assert (
-        "; warning: 6 rows, 2 dropped, 3 cut; 4 of 6 rows are learned, 2 dropped (nothing to learn)" in text
+        "; warning: 6 rows, 2 dropped, 3 cut; 4 of 6 rows are trained on, 2 dropped (no tokens to train on)" in text
     )
     assert "3 are longer than max_length 64" in text
     assert "% of the rows" in text
@@ -99,8 +99,8 @@ def test_the_terms_say_once_that_every_row_is_learned(hub: TinyHub, tmp_path: Pa
     _, offer = ask(hub, tmp_path, tiny_base, [{"messages": turns("hi", "yes")}] * 3, max_length=64)
     assert offer is not None
     text = dict(offer_lines(offer))["data"]
-    assert text.count("learned") == 1
-    assert re.search(r"; 3 rows, all learned; [1-9]\d* labelled tokens, each \d+ times a round$", text)
+    assert text.count("all used") == 1
+    assert re.search(r"; 3 rows, all used; [1-9]\d* labelled tokens, each \d+ times a round$", text)
 
 
 def test_the_model_is_released_before_the_terms_wait_for_an_answer(
@@ -138,11 +138,11 @@ def test_a_recipe_whose_moments_are_over_the_policys_limit_is_refused_before_the
         (
             "sft",
             {"messages": turns(LONG, "no")},
-            "none of the 2 rows has anything to learn within max_length=64",
+            "none of the 2 rows has tokens to train on within max_length=64",
         ),
-        ("sft", {"messages": turns("hi", "no", weight=0)}, "none of the 2 rows has anything to learn"),
+        ("sft", {"messages": turns("hi", "no", weight=0)}, "none of the 2 rows has tokens to train on"),
         ("sft", {"prompt": "what?"}, "rows.jsonl:1 is a prompt row, but supervised rows are needed for sft"),
-        ("dpo", {"prompt": LONG, "chosen": "a", "rejected": "b"}, "none of the 2 rows has anything to learn"),
+        ("dpo", {"prompt": LONG, "chosen": "a", "rejected": "b"}, "none of the 2 rows has tokens to train on"),
         (
             "dpo",
             {"messages": turns("hi", "no")},
@@ -151,7 +151,7 @@ def test_a_recipe_whose_moments_are_over_the_policys_limit_is_refused_before_the
         (
             "kto",
             {"prompt": LONG, "completion": "a", "label": True},
-            "none of the 2 rows has anything to learn",
+            "none of the 2 rows has tokens to train on",
         ),
         ("kto", {"text": "a"}, "rows.jsonl:1 is a supervised row, but unpaired rows are needed"),
     ],
@@ -172,7 +172,7 @@ def test_a_private_recipe_refuses_data_with_nothing_to_learn_too(
     rows = [{"messages": turns(LONG, "no")}] * 2
     more = {"max_length": 64, "per_device_train_batch_size": 2, "privacy": privacy}
     error, _ = ask(hub, tmp_path, tiny_base, rows, **more)
-    assert "none of the 2 rows has anything to learn" in error.message
+    assert "none of the 2 rows has tokens to train on" in error.message
 
 
 @pytest.mark.shared

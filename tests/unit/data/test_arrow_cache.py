@@ -209,7 +209,7 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
         assert {file.stem for file in folder.glob("*.json")} == {file.stem for file in folder.glob("*.arrow")}
         assert cache.is_intact()
         said = " ".join(capsys.readouterr().err.split())
-        assert "exceeded 27 B: removed 1 file (9 B), the least recently used" in said
+        assert "exceeded 27 B: removed the least recently used 1 file (9 B)" in said
     finally:
         mapped.kill()
         mapped.communicate()
@@ -226,7 +226,7 @@ def test_a_named_folder_has_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("number", "code", "way"),
     [
-        (errno.ENOSPC, ErrorCode.DISK_FULL, "free some space (rows and encoded rows take about seven times"),
+        (errno.ENOSPC, ErrorCode.DISK_FULL, "free some space (cached rows take about seven times"),
         (errno.EFBIG, ErrorCode.TOO_LARGE, "raise the limit (ulimit -f)"),
     ],
 )

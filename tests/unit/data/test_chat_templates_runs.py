@@ -235,7 +235,7 @@ def test_dropped_reasoning_is_reported_once(
 ) -> None:
     rows = written(tmp_path / "rows.jsonl", THINKING, TWO)
     Trainer(config(model_folder, rows, reasoning="drop", max_length=400)).train()
-    assert capsys.readouterr().err.count("reasoning: drop: 1 of 2 rows are learned without it") == 1
+    assert capsys.readouterr().err.count("reasoning: drop: 1 of 2 rows are trained on without it") == 1
 
 
 @pytest.mark.parametrize(

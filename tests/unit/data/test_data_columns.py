@@ -108,4 +108,4 @@ def test_a_question_and_its_answer_become_a_conversation_by_the_columns_that_the
 def test_show_says_of_prompts_alone_that_nothing_of_them_is_learned(asked: Path) -> None:
     done = gym("data", "show", asked, "--columns", "prompt=question", "-n", 0)
     assert "all rows are prompts" in done.output
-    assert "rows are learned" not in done.output
+    assert "rows are trained on" not in done.output

@@ -312,7 +312,7 @@ def test_a_function_is_cached_under_its_key_only(tmp_path: Path, tokenizer: Any)
     [
         (lambda: DataPipeline(sources=[]), "none given"),
         (lambda: DataPipeline(sources=[("a", 0.0)]), "weight 0.0"),
-        (lambda: DataPipeline(sources=[3]), "a source is int"),  # type: ignore[list-item]
+        (lambda: DataPipeline(sources=[3]), "a source has the type int"),  # type: ignore[list-item]
         (lambda: DataPipeline(sources=["a"], sequence_length=8), "needs a tokenizer"),
         (lambda: DataPipeline(sources=["a"]).filter(), "nothing to filter by"),
         (lambda: DataPipeline(sources=["a"]).filter(min_tokens=1), "need a tokenizer"),

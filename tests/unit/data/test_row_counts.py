@@ -169,7 +169,7 @@ def test_a_run_hears_of_its_rows_before_the_first_step_and_keeps_the_counts(
 def test_a_run_that_nobody_listens_to_warns_of_lost_rows(tiny_base: Path, tmp_path: Path) -> None:
     loaded = load_model(str(tiny_base))
     rows = [{"messages": turns("hi", "yes")}] * 3 + [{"messages": turns(LONG, "no")}] * 2
-    with pytest.warns(RunWarning, match="2 of 5 rows are dropped, with nothing to learn"):
+    with pytest.warns(RunWarning, match="2 of 5 rows are dropped, with no tokens to train on"):
         Trainer(config(tmp_path / "run"), model=loaded.model, tokenizer=loaded.tokenizer).train(rows)
 
 
@@ -199,7 +199,7 @@ def test_gsm8k_at_a_short_length_is_trained_on_as_many_rows_as_are_said(
     assert (rows["rows"], rows["learned"], rows["dropped"]) == (400, expected, 400 - expected)
     assert json.loads(done.stdout)["num_examples"] == expected
     said = " ".join(done.stderr.split())
-    assert f"data: {expected} of 400 rows are learned, {400 - expected} dropped" in said
+    assert f"data: {expected} of 400 rows are trained on, {400 - expected} dropped" in said
     assert said.index("warning: data:") < said.index("step 1/1")
     remedy = int(said.partition("max_length: ")[2].split()[0])
     whole = encode_rows(tokenizer, load_rows(gsm8k), max_length=remedy)
@@ -263,7 +263,7 @@ def test_rows_of_which_none_fits_are_refused_with_the_length_that_would_do(
 
 def test_rows_whose_answers_are_all_not_learned_are_refused_by_that_and_not_by_their_length() -> None:
     rows = [{"messages": [*turns("hi", "no")[:1], {"role": "assistant", "content": "no", "weight": 0}]}]
-    with pytest.raises(GymError, match="marked as not learned") as caught:
+    with pytest.raises(GymError, match="excluded from training") as caught:
         encode_rows(load_tokenizer("gym-nano"), rows, max_length=64)
     assert "max_length" not in caught.value.message + caught.value.hint
     assert "train: false" in caught.value.hint
@@ -273,7 +273,7 @@ def test_a_single_row_is_counted_in_the_singular() -> None:
     counts = RowCounts()
     counts.count(5, cut=False, tokens=3, tokens_cut=0)
 
-    assert counts.describe(256) == "the row is learned: 3 labelled tokens"
+    assert counts.describe(256) == "the row is trained on: 3 labelled tokens"
 
 
 def test_rows_that_are_only_measured_are_not_called_learned() -> None:
@@ -287,5 +287,5 @@ def test_a_run_says_that_its_held_out_rows_are_measured(capsys: pytest.CaptureFi
     for name in ("data", "eval_data"):
         report(name, RowCounts(rows=9, learned=9, tokens=4))
     said = capsys.readouterr().err
-    assert "\ndata: all 9 rows are learned" in f"\n{said}"
+    assert "\ndata: all 9 rows are trained on" in f"\n{said}"
     assert "eval_data: all 9 rows are measured" in said

@@ -140,7 +140,7 @@ def test_a_reward_model_leaves_out_pairs_of_which_one_is_too_long() -> None:
     fits = {"prompt": "p" * 40, "chosen": "A" * 7, "rejected": "a"}
     longer = {**fits, "chosen": "A" * 8}
     assert [row["length"] for row in encode("reward_model", [fits, longer])] == [48]
-    with pytest.raises(GymError, match="the row has nothing to learn"):
+    with pytest.raises(GymError, match="the row has no tokens to train on"):
         encode("reward_model", [longer])
 
 

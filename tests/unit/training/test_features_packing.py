@@ -123,6 +123,6 @@ def test_packing_that_learns_prompts_which_nobody_asked_for_is_said(
     rows: list[Any] = [{"messages": turns}, {"text": "a b c"}]
     encoded: Any = ALGORITHMS.new("sft").encode(settings, load_tokenizer("gym-nano"), rows)
     found = any(
-        "packing: true also learns the prompts of 1 of 2 rows" in note for note in encoded.counts.notes
+        "packing: true also trains on the prompts of 1 of 2 rows" in note for note in encoded.counts.notes
     )
     assert found is said

@@ -131,7 +131,7 @@ def test_a_second_start_neither_reads_nor_encodes(
     settings = config(tmp_path, CHATS, packing=True)
     first = encoded(settings)
     said = capsys.readouterr().err
-    assert "learns the prompts" in said
+    assert "trains on the prompts" in said
     with monkeypatch.context() as patch:
         patch.setattr("gym_fed.data.source_store.source_rows", lambda *a: pytest.fail("read again"))
         patch.setattr(encode_part, "rows_to_encode", lambda *a: pytest.fail("encoded again"))
@@ -143,7 +143,7 @@ def test_a_second_start_neither_reads_nor_encodes(
             encoded(config(tmp_path, CHATS, algorithm="grpo"))
     assert again.encoded == first.encoded
     assert again.counts.facts() == first.counts.facts()
-    assert "learns the prompts" in capsys.readouterr().err
+    assert "trains on the prompts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["rows", "encoded rows"])

@@ -37,7 +37,7 @@ def test_a_weight_that_is_missing_or_called_otherwise_is_named(tiny_base: Path) 
     with pytest.raises(GymError, match=r"lacks 1 weight of the model, such as model\.norm\.weight") as caught:
         loaded(model, weights)
     assert caught.value.code is ErrorCode.MODEL_INVALID
-    with pytest.raises(GymError, match=r"has 1 that the model lacks, such as final\.weight"):
+    with pytest.raises(GymError, match=r"has 1 weight that the model does not have, such as final\.weight"):
         loaded(model, {**weights, "model.norm.weight": norm, "final.weight": norm})
     with pytest.raises(GymError, match=r"lacks \d+ weights .* and has \d+ that"):
         loaded(model, {f"decoder.{name}": value for name, value in weights.items()})

@@ -175,7 +175,7 @@ def test_a_feature_whose_key_means_something_else_is_left_out_with_a_warning(
 ) -> None:
     install(monkeypatch, {"gym_fed.features": {"seed": f"{HERE}:Loud"}})
     assert active_features(read(tmp_path, "model: gym-nano\nseed: 7\n")) == {}
-    assert "ignored feature 'seed': gym-fed has a key of this name" in caplog.text
+    assert "feature 'seed' is ignored: gym-fed has a key of this name" in caplog.text
 
 
 @pytest.mark.parametrize(

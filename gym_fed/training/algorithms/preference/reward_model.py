@@ -1,7 +1,7 @@
 """A reward model: a score ``r`` for an answer, learned from pairs by ``-log sigmoid(r(x, y_w) - r(x, y_l))``.
 
-Bradley and Terry 1952; Ouyang et al. 2022, equation 1. ``center_rewards_coefficient`` adds that multiple of the mean
-of ``(r(x, y_w) + r(x, y_l))**2`` (Eisenstein et al. 2023, equation 2).
+Bradley and Terry 1952; Ouyang et al. 2022, equation 1. ``center_rewards_coefficient`` weights an added
+penalty, the mean of ``(r(x, y_w) + r(x, y_l))**2`` (Eisenstein et al. 2023, equation 2).
 
 ``trl.trainer.reward_trainer.RewardTrainer.compute_loss`` computes both.
 ``tests/unit/training/test_losses_on_the_page.py`` compares the trainer's loss with the formula.

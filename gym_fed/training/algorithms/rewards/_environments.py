@@ -1,4 +1,4 @@
-"""Generate rollouts in a multi-turn environment; only the model's tokens are learned."""
+"""Generate rollouts in a multi-turn environment; only the model's tokens are trained on."""
 
 from __future__ import annotations
 
