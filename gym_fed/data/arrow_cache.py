@@ -251,6 +251,6 @@ def _is_removed(file: Path) -> bool:
     except (LockHeldError, FileNotFoundError):
         return False
     except OSError as error:
-        console.err.print(f"{file}: cannot be removed: {error}")
+        console.err.print(f"{file} cannot be removed: {error}")
         return False
     return True

@@ -288,7 +288,7 @@ def _encoded(row: Row, number: int) -> tuple[Any, ...]:
         place = getattr(row, "place", None) or f"row {number}"
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{place}: cannot be stored: {error}",
+            f"{place} cannot be stored: {error}",
             "use strings, numbers, booleans, bytes, dates, lists and objects",
         ) from error
     content = _content(row, text, blobs)

@@ -68,7 +68,7 @@ def buffered(name: str, stream: BinaryIO) -> io.BufferedReader:
     if (binary := next((kind for mark, kind in _BINARY if head.startswith(mark)), None)) is not None:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{name}: is {binary}, not text",
+            f"{name} is {binary}, not text",
             "save the rows as .parquet, .jsonl, .json, .csv or .txt",
         )
     wide_encoding = next((encoding for mark, encoding in _WIDE if head.startswith(mark)), None)
@@ -77,7 +77,7 @@ def buffered(name: str, stream: BinaryIO) -> io.BufferedReader:
     if wide_encoding is not None:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{name}: is {wide_encoding}, but must be UTF-8",
+            f"{name} is {wide_encoding}, but must be UTF-8",
             f"convert it: iconv -f {wide_encoding} -t UTF-8 FILE > NEW",
         )
     return reader

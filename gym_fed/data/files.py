@@ -221,7 +221,7 @@ def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
     except (EOFError, zlib.error, OSError) as error:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{file.name}: cannot be read: {error}",
+            f"{file.name} cannot be read: {error}",
             "restore the file, or remove it from the sources",
         ) from error
 

@@ -59,7 +59,7 @@ class Input:
         if self.source.hub is not None or self.source.name is not None:
             raise GymError(
                 ErrorCode.USAGE,
-                f"hub dataset {self.name}: cannot be cached",
+                f"hub dataset {self.name} cannot be cached",
                 "download it and use its files",
             )
         if self.source.path is not None:
@@ -75,7 +75,7 @@ class Input:
         entry = read_dataset_info(info).get(str(self.source.dataset))
         if entry is None or entry.hf_hub_url is not None:
             raise GymError(
-                ErrorCode.USAGE, f"dataset {self.name}: cannot be cached", "download it and use its files"
+                ErrorCode.USAGE, f"dataset {self.name} cannot be cached", "download it and use its files"
             )
         base = info if info.is_dir() else info.parent
         place = entry.cloud_file_name or base / (entry.file_name or "")
@@ -95,7 +95,7 @@ def as_input(source: Any) -> Input:
         return Input(DataConfig(path=str(source)), 1.0 if weight is None else float(weight))
     if isinstance(source, DataConfig):
         if weight is not None and source.weight != 1.0:
-            raise GymError(ErrorCode.USAGE, f"{source.path}: has two weights", "set only one")
+            raise GymError(ErrorCode.USAGE, f"{source.path} has two weights", "set only one")
         if source.role != "learn":
             raise GymError(
                 ErrorCode.USAGE, "a pipeline cannot mark rows to forget", "use data in a config"

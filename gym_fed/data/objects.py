@@ -76,7 +76,7 @@ class Objects:
         """
         source = f"{self._root}/{_object(sha256)}"
         if not self._fs.exists(source):
-            raise GymError(ErrorCode.NOT_FOUND, f"{self.url}: has no object {sha256}", "push it again")
+            raise GymError(ErrorCode.NOT_FOUND, f"{self.url} has no object {sha256}", "push it again")
         make_folder(target.parent)
         part = target.with_name(f".{target.name}.{sha256[:16]}.part")
         start = part.stat().st_size if part.exists() else 0
@@ -153,13 +153,13 @@ class Objects:
         if int(self._fs.info(target)["size"]) > limit:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"{self.url}/{path}: has more than {counted(limit, 'byte')}",
+                f"{self.url}/{path} has more than {counted(limit, 'byte')}",
                 "it differs from what was pushed: check the store",
             )
         with self._open(target) as stream:
             data = bytes(stream.read(limit + 1))
         if len(data) > limit:  # the file has grown after its size was read
-            raise GymError(ErrorCode.TOO_LARGE, f"{self.url}/{path}: has more than {counted(limit, 'byte')}")
+            raise GymError(ErrorCode.TOO_LARGE, f"{self.url}/{path} has more than {counted(limit, 'byte')}")
         return data
 
     def has(self, sha256: str, num_bytes: int) -> bool:
@@ -209,7 +209,7 @@ def _object(sha256: str) -> str:
 def _no_file(path: str) -> GymError:
     return GymError(
         ErrorCode.STATE_CORRUPT,
-        f"{path}: is not a regular file",
+        f"{path} is not a regular file",
         "it differs from what was pushed: check the store",
     )
 
@@ -221,4 +221,4 @@ def _copy(file: Path, out: Any) -> str:
 
 def _require(digest: str, sha256: str, file: Path) -> None:
     if digest != sha256:
-        raise GymError(ErrorCode.DATA_INVALID, f"{file}: changed while it was read", "push it again")
+        raise GymError(ErrorCode.DATA_INVALID, f"{file} changed while it was read", "push it again")

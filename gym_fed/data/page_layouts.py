@@ -250,7 +250,7 @@ def _whole(name: str, stream: BinaryIO, remedy: str) -> str:
     if len(data) > MAX_WHOLE_BYTES:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"{name}: has more than {MAX_WHOLE_BYTES >> 20} MiB, but such a file must fit in memory",
+            f"{name} has more than {MAX_WHOLE_BYTES >> 20} MiB, but such a file must fit in memory",
             remedy,
         )
     try:

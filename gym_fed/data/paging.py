@@ -156,7 +156,7 @@ class PagedFile:
     def _unreadable(self, error: Exception) -> GymError:
         return GymError(
             ErrorCode.DATA_INVALID,
-            f"{self.name}: cannot be read: {error}",
+            f"{self.name} cannot be read: {error}",
             "restore the file, or remove it",
         )
 

@@ -103,7 +103,7 @@ def iter_rows(
             empty = False
             yield placed
         if empty:
-            raise GymError(ErrorCode.DATA_INVALID, f"{file.name}: contains no rows", "add at least one row")
+            raise GymError(ErrorCode.DATA_INVALID, f"{file.name} contains no rows", "add at least one row")
 
 
 def iter_raw(path: str | Path, format: str = "auto") -> Iterator[tuple[str, Any, Row]]:

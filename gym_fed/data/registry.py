@@ -147,7 +147,7 @@ class DatasetRegistry:
             elif not target.is_file() or file_sha256(target) != file.sha256:
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
-                    f"{target}: exists with different content than in {manifest.name}@{manifest.version}",
+                    f"{target} already exists with different content than in {manifest.name}@{manifest.version}",
                     "choose another folder",
                 )
         for file in missing:
@@ -189,7 +189,7 @@ class DatasetRegistry:
         if (manifest.name, manifest.version) != (name, version):
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{self._objects.url}/{path}: belongs to {manifest.name}@{manifest.version}",
+                f"{self._objects.url}/{path} belongs to {manifest.name}@{manifest.version}",
             )
         return manifest
 

@@ -87,7 +87,7 @@ class RowStream:
                 if sum(1 for _ in islice(source, skipped)) < skipped:
                     raise GymError(
                         ErrorCode.DATA_INVALID,
-                        f"{shards[index].path}: has fewer rows than the {counted(skipped, 'row')} read before",
+                        f"{shards[index].path} has fewer rows than the {counted(skipped, 'row')} read before",
                         "restore the file, or start again in another output_dir",
                     )
                 for number, row in enumerate(source, skipped + 1):

@@ -44,7 +44,7 @@ def fill_source(cache: ArrowCache, source: DataConfig, kind: RowKind) -> Iterato
     rows = convertible((row for _, row in source_rows(source)), kind)
     yield from cache.fill(lambda sink: write_rows(rows, sink), dict, lambda: source_digest(source, kind))
     if not cache.is_filled():
-        reason = f"{source.path}: changed while it was being read"
+        reason = f"{source.path} changed while it was being read"
         raise GymError(ErrorCode.DATA_INVALID, reason, "run the command again when the file is complete")
 
 

@@ -35,7 +35,7 @@ def check_output(file: Path, overwrite: bool) -> None:
             f"use a local path ending in {', '.join(SUFFIXES)}",
         )
     if file.is_dir() or (file.exists() and not overwrite):
-        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
+        raise GymError(ErrorCode.FILE_EXISTS, f"{file} already exists", "choose another name, or pass --overwrite")
 
 
 def write_rows(file: Path, rows: Iterable[Row], *, overwrite: bool = False) -> int:

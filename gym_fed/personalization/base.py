@@ -50,7 +50,7 @@ class Base:
         """
         loaded = load_model(source, device=device)
         if hasattr(loaded.model, "peft_config"):
-            reason = f"{source}: is an adapter, but variants need a full model"
+            reason = f"{source} is an adapter, but variants need a full model"
             remedy = "use its base model, or merge it: Trainer.export(format='huggingface')"
             raise GymError(ErrorCode.MODEL_INVALID, reason, remedy)
         return cls(source, loaded.model, loaded.tokenizer, BaseSpec.of(loaded.model, model_name(source)))

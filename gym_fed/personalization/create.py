@@ -234,12 +234,12 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
             recorded["training"] = {key: value for key, value in training.items() if key != "output_dir"}
         changed = [key for key, value in job_facts.items() if recorded.get(key) != value]
         if changed:
-            reason = f"{job.folder}: contains the unfinished work of a variant with different {' and '.join(changed)}"
+            reason = f"{job.folder} contains the unfinished work of a variant with different {' and '.join(changed)}"
             remedy = "use the same settings, pass --overwrite to start over, or choose another output"
             raise GymError(ErrorCode.FILE_EXISTS, reason, remedy)
         return
     if job.folder.exists() and any(job.folder.iterdir()):
-        reason = f"{job.folder}: is not empty, and does not contain unfinished work of a variant"
+        reason = f"{job.folder} is not empty, and does not contain unfinished work of a variant"
         raise GymError(ErrorCode.FILE_EXISTS, reason, "choose a new folder")
     make_folder(job.folder, 0o700)
     write_atomically(path, json.dumps(job_facts, indent=2, sort_keys=True).encode())
@@ -301,7 +301,7 @@ def _forget(folder: Path) -> None:
     if not folder.exists():
         return
     if not (folder / "order.json").exists() and any(folder.iterdir()):
-        reason = f"{folder}: does not contain unfinished work of a variant, so it is not deleted"
+        reason = f"{folder} does not contain unfinished work of a variant, so it is not deleted"
         raise GymError(ErrorCode.FILE_EXISTS, reason, "choose another folder")
     shutil.rmtree(folder)
 

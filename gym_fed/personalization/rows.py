@@ -137,12 +137,12 @@ def read_rows(
     for place, row in _placed(source, renaming(columns or {})):
         actual = kind_of(row)
         if actual not in _KINDS or "input_ids" in row or "segments" in row:
-            reason = f"{place}: is {_called(actual)}, which cannot train a variant"
+            reason = f"{place} is {_called(actual)}, which cannot train a variant"
             raise GymError(ErrorCode.DATA_INVALID, reason, _REMEDY)
         expected = expected or actual
         if actual != expected:
             why = "is required" if not rows and kind is not None else "precedes it"
-            reason = f"{place}: is {_called(actual)}, but {_called(expected)} {why}"
+            reason = f"{place} is {_called(actual)}, but {_called(expected)} {why}"
             raise GymError(ErrorCode.DATA_INVALID, reason, _REMEDY)
         rows.append(PlacedDict.of(row, place, getattr(row, "unread", ())))
     if not rows:

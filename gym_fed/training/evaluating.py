@@ -48,7 +48,7 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     _require_figures(config)
     file = config.output_dir / RESULTS
     if file.exists():
-        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another output_dir")
+        raise GymError(ErrorCode.FILE_EXISTS, f"{file} already exists", "choose another output_dir")
     rows = rows_to_learn(config, rows_of(config, "eval_data"))
     check_template_tokens(config, rows)
     model, tokenizer = load_for_training(config)

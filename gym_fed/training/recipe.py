@@ -250,7 +250,7 @@ def _writer(what: Any) -> Callable[[Path], Any]:
         return lambda path: save_file({key: value.contiguous() for key, value in what.items()}, path)
     parts = [what.model, what.tokenizer] if isinstance(what, LoadedModel) else [what]
     if not all(hasattr(part, "save_pretrained") for part in parts):
-        reason = f"save_safely: cannot write {type(what).__name__}"
+        reason = f"save_safely cannot write {type(what).__name__}"
         raise GymError(ErrorCode.USAGE, reason, "pass bytes, text, a mapping of tensors, or a model")
 
     def write(path: Path) -> None:

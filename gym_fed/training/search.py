@@ -290,12 +290,12 @@ class Search:
             try:
                 stored = parse_value(file.read_text(encoding="utf-8"))
             except ValueError as error:
-                raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: cannot be read: {error}", remedy) from error
+                raise GymError(ErrorCode.STATE_CORRUPT, f"{file} cannot be read: {error}", remedy) from error
             old, new = (with_schema_defaults(values, self.config) for values in (stored, parse_value(text)))
             if _comparable(old) != _comparable(new):
-                raise GymError(ErrorCode.FILE_EXISTS, f"{self.folder}: contains another search", remedy)
+                raise GymError(ErrorCode.FILE_EXISTS, f"{self.folder} contains another search", remedy)
         elif self.folder.exists() and any(self.folder.iterdir()):
-            reason = f"{self.folder}: is not empty and contains no search"
+            reason = f"{self.folder} is not empty and contains no search"
             raise GymError(ErrorCode.FILE_EXISTS, reason, "choose an empty or new output_dir")
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text.encode())

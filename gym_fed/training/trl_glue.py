@@ -198,7 +198,7 @@ def _require_adapter(model: Any, folder: Path) -> None:
         names = set(weights.keys())
     missing = sorted(get_peft_model_state_dict(model, save_embedding_layers=False).keys() - names)
     if missing:
-        reason = f"{folder}: lacks {counted(len(missing), 'weight')} of the adapter, such as {missing[0]}"
+        reason = f"{folder} lacks {counted(len(missing), 'weight')} of the adapter, such as {missing[0]}"
         remedy = "delete the checkpoint, or start again in another output_dir"
         raise GymError(ErrorCode.MODEL_INVALID, reason, remedy)
 

@@ -200,7 +200,7 @@ def check_token_loss(config: TrainingConfig) -> None:
         (uses_anchor(config) and strategy != "ddp", split, "use distributed.strategy: ddp, or dft"),
         (
             changed and conflict,
-            f"sft.{changed}: cannot be combined with {conflict}, which has its own loss",
+            f"sft.{changed} cannot be combined with {conflict}, which has its own loss",
             f"remove sft.{changed}, or {conflict}",
         ),
     )

@@ -95,7 +95,7 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
         feature.apply(model, config)
     if getattr(model.config, "mixture_of_depths", None) is not None:  # possibly converted before this run
         conflict = router_conflict(config)
-        refuse_first((conflict, f"model is a mixture of depths, but {conflict}", "use a dense model"))
+        refuse_first((conflict, f"model: a mixture of depths, but {conflict}", "use a dense model"))
     require_packable(model.config, config)
     return model
 

@@ -93,10 +93,10 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
     # target_modules is compared layer by layer in resume_adapter.
     for key in section.model_fields_set & trained.keys() - {"target_modules"}:
         own_value = _plain(getattr(section, key), None)
-        reason = f"{config.finetuning}.{key}: is {own_value!r}, but the adapter {adapter.name} has {trained[key]!r}"
+        reason = f"{config.finetuning}.{key} is {own_value!r}, but the adapter {adapter.name} has {trained[key]!r}"
         refuse_first((own_value != trained[key], reason, remedy))
     start = getattr(section, "init_lora_weights", "default")
-    reason = f"lora.init_lora_weights: is {start}, but the adapter {adapter.name} is already trained"
+    reason = f"lora.init_lora_weights is {start}, but the adapter {adapter.name} is already trained"
     refuse_first((start != "default", reason, remedy))
     taken = {
         key: value
@@ -123,7 +123,7 @@ def check_adapters(config: TrainingConfig) -> None:
 
     adapters, merged = starting_adapters(config), merged_first(config)
     for key, value in (("unsloth", config.unsloth), ("distributed", config.distributed)):
-        reason = f"adapter: cannot be combined with {key}, which loads the base in a different way"
+        reason = f"adapter: incompatible with {key}, which loads the base in a different way"
         remedy = f"remove {key}, or merge the adapters first with: gym export"
         refuse_first((value and getattr(value, "strategy", "") != "ddp", reason, remedy))
     for adapter in adapters:
@@ -154,7 +154,7 @@ def check_adapters(config: TrainingConfig) -> None:
 def _require_kind(adapter: Adapter, config: TrainingConfig) -> None:
     kinds = {name.upper(): name for name in TUNING.own() if TUNING.type_of(name).is_adapter}
     kind = kinds.get(adapter.kind)
-    other = f"finetuning: is {config.finetuning}, but the adapter {adapter.name} is {kind or adapter.kind}"
+    other = f"finetuning: {config.finetuning}, but the adapter {adapter.name} is {kind or adapter.kind}"
     fixed = f"adapter: {adapter.name} is an adalora adapter, whose ranks were fixed at the end of its run"
     remedy = f"set finetuning: {kind}, or new_adapter: true" if kind else "set new_adapter: true"
     refuse_first((kind != config.finetuning, other, remedy), (kind == "adalora", fixed, _NEW_ADAPTER))

@@ -181,7 +181,7 @@ def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
     hint = "put it into modules_to_save, which trains the whole module"
     if config.adapter and not config.new_adapter:
         key, hint = f"adapter: {config.adapter[-1]}", "set new_adapter: true to merge it and train a new one"
-    reason = f"{key}: includes the output head, but the loss of {config.algorithm} ignores adapters on it"
+    reason = f"{key} includes the output head, but the loss of {config.algorithm} ignores adapters on it"
     raise GymError(ErrorCode.CONFIG_INVALID, reason, hint)
 
 
@@ -218,7 +218,7 @@ def _convert_experts(model: Any, peft_config: Any, section: str, fused_experts: 
     elif added and not fused_experts:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{section}.target_modules: includes {', '.join(sorted(added))} of {type(model).__name__}, which cannot "
+            f"{section}.target_modules includes {', '.join(sorted(added))} of {type(model).__name__}, which cannot "
             "be adapted with fused_experts: false (always set in federated rounds)",
             f"set {section}.target_modules to attention layers, or to all-linear",
         )
@@ -318,7 +318,7 @@ def _require_layers(model: Any, settings: Any, adapter: Adapter, config: Trainin
     if odd:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{config.finetuning}.target_modules: is {_names(section.target_modules)!r}, but the adapter "
+            f"{config.finetuning}.target_modules is {_names(section.target_modules)!r}, but the adapter "
             f"{adapter.name} has {_names(own)!r}; they differ in layer {odd[0]}",
             "remove the key, or set new_adapter: true to merge that adapter and train a new one",
         )

@@ -96,7 +96,7 @@ def copy_at_start(policy: Any) -> Any:
 def _base_of(config: TrainingConfig) -> str:
     name = config.reference_model or config.model
     if name is None:
-        reason = "reference_adapter: needs a model, but model is not set"
+        reason = "reference_adapter: model is required, but not set"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, "set model")
     return name
 

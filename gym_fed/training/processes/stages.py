@@ -205,7 +205,7 @@ class ModelStages:
             with safe_open(path, framework="pt") as file, torch.no_grad():
                 for name in missing.keys() & set(file.keys()):
                     missing.pop(name).copy_(file.get_tensor(name))
-        reason = f"{folder}: lacks {counted(len(missing), 'weight')} of the model, such as {next(iter(missing), '')}"
+        reason = f"{folder} lacks {counted(len(missing), 'weight')} of the model, such as {next(iter(missing), '')}"
         remedy = "delete the checkpoint, or start again in another output_dir"
         refuse_first((missing, reason, remedy), code=ErrorCode.MODEL_INVALID)
 

@@ -74,7 +74,7 @@ def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
     if global_batch(resized) != global_batch(config):
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{config.output_dir}: holds an unfinished run with {counted(global_batch(resized), 'row')} per step, "
+            f"{config.output_dir} holds an unfinished run with {counted(global_batch(resized), 'row')} per step, "
             f"but the config has {global_batch(config)}",
             "choose another output_dir, or pass --overwrite to delete the unfinished run",
         )

@@ -226,7 +226,7 @@ def _held_out(config: TrainingConfig, eval_dataset: Any) -> Sequence[Row] | None
 
 def _require_rows(name: str, rows: Sequence[Row]) -> None:
     if not rows:
-        raise GymError(ErrorCode.DATA_INVALID, f"{name}: contains no rows", "add at least one")
+        raise GymError(ErrorCode.DATA_INVALID, f"{name} contains no rows", "add at least one")
 
 
 def _stored(config: TrainingConfig, source: DataConfig) -> ArrowRows:

@@ -78,7 +78,7 @@ class FolderLock:
             raise GymError(ErrorCode.STATE_LOCKED, reason, remedy) from error
         except OSError as error:  # the file system does not support locks
             warnings.warn(
-                f"{folder}: cannot be locked ({error.strerror}); let no other process use it",
+                f"{folder} cannot be locked ({error.strerror}); let no other process use it",
                 RunWarning,
                 stacklevel=2,
             )
@@ -313,7 +313,7 @@ class RunFolder:
             (begun["data_sha256"] != data_digest, "on different data"),
             (begun.get("eval_data_sha256") != eval_digest, "with different held-out rows"),
             code=ErrorCode.FILE_EXISTS,
-            prefix=f"{self.path}: holds an unfinished run ",
+            prefix=f"{self.path} holds an unfinished run ",
             remedy=_NEW_FOLDER,
         )
 

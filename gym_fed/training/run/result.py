@@ -133,7 +133,7 @@ def listed(folder: Path) -> dict[str, Any]:
     try:
         return summary(folder)
     except (GymError, TypeError, ValueError, AttributeError, OSError) as error:
-        reason = f"{folder}: contains a result that was not written by a run"
+        reason = f"{folder} contains a result that was not written by a run"
         return {
             "folder": str(folder),
             "status": "unreadable",
@@ -191,9 +191,9 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     try:
         lines = read_lines(file)
     except (ValueError, RecursionError) as error:
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: contains a line that is not JSON") from error
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file} contains a line that is not JSON") from error
     if not all(isinstance(line, dict) for line in lines):
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: contains a line that is not a JSON object")
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file} contains a line that is not a JSON object")
     return lines
 
 
@@ -219,10 +219,10 @@ def read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is not JSON") from error
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file} is not JSON") from error
 
 
 def _require_no_pipe(file: Path) -> None:
     """Refuse a path that is not a regular file, since opening a named pipe would block."""
     if file.exists() and not file.is_file():
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is not a regular file")
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file} is not a regular file")

@@ -24,7 +24,7 @@ class Freeze(_Full):
         assert settings is not None  # set by the config
         layers = _layers(model)
         count = settings.num_trainable_layers
-        reason = f"freeze.num_trainable_layers: is {count}, but the model has {counted(len(layers), 'layer')}"
+        reason = f"freeze.num_trainable_layers is {count}, but the model has {counted(len(layers), 'layer')}"
         refuse_first((abs(count) > len(layers), reason, f"set at most {len(layers)}"))
         model.requires_grad_(False)
         for head in _heads(model):

@@ -69,7 +69,7 @@ class LoraTuning(Tuning):
         if settings.bias != "none":
             refuse_quantization(config, "lora.bias trains weights of the base")
         if settings.lora_fa and not OPTIMIZERS.new(config.optimizer).makes_lora_fa:
-            reason = f"lora.lora_fa: uses its own AdamW, but optimizer is {config.optimizer}"
+            reason = f"lora.lora_fa uses its own AdamW, but optimizer is {config.optimizer}"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, "set optimizer to adamw")
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:

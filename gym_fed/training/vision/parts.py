@@ -66,7 +66,7 @@ def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section
     if names and not trained:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{section}.target_modules: matches {counted(len(names), 'layer')}, all in frozen parts "
+            f"{section}.target_modules matches {counted(len(names), 'layer')}, all in frozen parts "
             f"({', '.join(sorted(frozen))})",
             "choose other layers, or set one of these keys to false",
         )

@@ -239,7 +239,7 @@ def test_answers_that_do_not_end_are_a_warning_that_names_the_option(trained: Pa
             "asked.jsonl:1: has no answer; its columns are prompt",
             "--columns",
         ),
-        (["empty.csv"], "data-invalid", "empty.csv: contains no rows", "at least one row"),
+        (["empty.csv"], "data-invalid", "empty.csv contains no rows", "at least one row"),
         (["nosuch.csv"], "file-not-found", "no data file at nosuch.csv", "use the path"),
         (["."], "usage", "--data . is a folder", "--suite"),
         (

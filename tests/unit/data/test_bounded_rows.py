@@ -145,7 +145,7 @@ def test_files_of_wide_characters_are_refused_with_the_command_that_converts_the
 ) -> None:
     file = tmp_path / name
     file.write_bytes('[{"text": "first"}, {"text": "é"}]'.encode(encoding))
-    with pytest.raises(GymError, match=rf"{name}: is UTF-(16|32)") as caught:
+    with pytest.raises(GymError, match=rf"{name} is UTF-(16|32)") as caught:
         load_rows(file)
     assert caught.value.code is ErrorCode.DATA_INVALID
     command = caught.value.hint.partition(": ")[2].split(" > ")[0].replace("FILE", str(file))

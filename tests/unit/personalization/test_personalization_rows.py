@@ -117,8 +117,8 @@ def test_what_other_rows_are_and_where_they_stand_is_in_the_refusal(tmp_path: Pa
     label = {"prompt": "a", "completion": "b", "label": True}
     for rows, words in (
         ([PAIR, {"text": "a"}], "row 2: "),
-        ([label], "row 1: is an answer with a label"),
-        ([{"prompt": "a"}], "row 1: is a prompt without an answer"),
+        ([label], "row 1 is an answer with a label"),
+        ([{"prompt": "a"}], "row 1 is a prompt without an answer"),
         ([{"colour": "red"}], "row 1: no known format"),
     ):
         with pytest.raises(GymError, match=words) as caught:
@@ -128,12 +128,12 @@ def test_what_other_rows_are_and_where_they_stand_is_in_the_refusal(tmp_path: Pa
         read_rows([])
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}) + "\n")
     (tmp_path / "b.jsonl").write_text(json.dumps(PAIR) + "\n")
-    with pytest.raises(GymError, match=r"b\.jsonl:1: is a preference, but an example precedes it"):
+    with pytest.raises(GymError, match=r"b\.jsonl:1 is a preference, but an example precedes it"):
         read_rows(tmp_path)
 
 
 def test_rows_of_a_kind_that_was_not_asked_for_are_refused() -> None:
-    with pytest.raises(GymError, match="row 1: is an example, but a preference is required"):
+    with pytest.raises(GymError, match="row 1 is an example, but a preference is required"):
         read_rows(texts(3), kind="preference")
     with pytest.raises(GymError, match=r"held_out 0\.9"):
         read_rows(texts(3), held_out=0.9)

@@ -301,7 +301,7 @@ def test_a_manifest_that_is_a_pipe_is_refused_and_not_waited_for(
 ) -> None:
     registry.push(NAME, model, licence="mit")
     os.mkfifo(store / f"models/{NAME}/000002.json")
-    with pytest.raises(GymError, match=r"000002\.json: is not a regular file") as caught:
+    with pytest.raises(GymError, match=r"000002\.json is not a regular file") as caught:
         registry.show(NAME)
     assert caught.value.code is ErrorCode.STATE_CORRUPT
 

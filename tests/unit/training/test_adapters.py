@@ -198,8 +198,8 @@ def test_shapes_that_do_not_fit_are_refused_with_the_weight(sft: Path, tmp_path:
 @pytest.mark.parametrize(
     ("section", "says"),
     [
-        ({"r": 8}, r"lora\.r: is 8, but the adapter .*sft has 4"),
-        ({"use_dora": True}, r"lora\.use_dora: is True, but the adapter .*sft has False"),
+        ({"r": 8}, r"lora\.r is 8, but the adapter .*sft has 4"),
+        ({"use_dora": True}, r"lora\.use_dora is True, but the adapter .*sft has False"),
         (
             {"target_modules": "all-linear"},
             r"is 'all-linear', but the adapter .*sft is on \['q_proj', 'v_proj'\]",
@@ -232,7 +232,7 @@ def test_what_cannot_be_gone_on_with_is_refused_by_name(tiny_base: Path, sft: Pa
         with pytest.raises(GymError, match=says):
             run(tmp_path / "b", **{"model": str(tiny_base), "adapter": str(sft), **changes})
 
-    refused("finetuning: is ia3, but the adapter .* is lora", finetuning="ia3")
+    refused("finetuning: ia3, but the adapter .* is lora", finetuning="ia3")
     refused("contains no adapter", adapter=str(tiny_base))
     refused("quantised weights", adapter=str(sft), new_adapter=True, quantization={"bits": 4})
     refused("needs one for SEQ_CLS", algorithm="reward_model")

@@ -45,7 +45,7 @@ def test_routers_that_the_model_has_already_are_refused_too(tmp_path: Path) -> N
     for algorithm in ("dpo", "reward_model"):
         settings = config(algorithm=algorithm, output_dir=tmp_path / "run")
         trainer = Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer)
-        with pytest.raises(GymError, match="model is a mixture of depths") as caught:
+        with pytest.raises(GymError, match="model: a mixture of depths") as caught:
             trainer.train(PAIRS)
         assert caught.value.code is ErrorCode.CONFIG_INVALID
         assert not (tmp_path / "run").exists()

@@ -202,7 +202,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         file.write_text(file.read_text() + json.dumps(CHATS[9]) + "\n")
 
     monkeypatch.setattr("gym_fed.data.source_store.source_rows", changing)
-    with pytest.raises(GymError, match=r"rows\.jsonl: changed while it was being read"):
+    with pytest.raises(GymError, match=r"rows\.jsonl changed while it was being read"):
         rows_of_run(settings, None, None)
     assert not any(found.is_file() for found in home.rglob("*"))
 

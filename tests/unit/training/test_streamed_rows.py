@@ -71,7 +71,7 @@ def test_a_file_that_became_shorter_is_refused_by_name(folder: Path) -> None:
     position = texts(stream(folder, shuffle=False), 5)[-1][0]
     assert (position.shard, position.row) == (1, 17)
     (folder / "1.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(GymError, match=r"1\.jsonl: has fewer rows than the 17 rows"):
+    with pytest.raises(GymError, match=r"1\.jsonl has fewer rows than the 17 rows"):
         texts(stream(folder, shuffle=False), 1, position)
 
 

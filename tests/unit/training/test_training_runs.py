@@ -193,7 +193,7 @@ def test_no_rows_and_other_held_out_rows_are_refused(tiny_base: Path, tmp_path: 
         return trainer.train(rows, held_out)
 
     for rows, held_out, name in (([], None, "data"), (ROWS, [], "eval_data")):
-        with pytest.raises(GymError, match=f"{name}: contains no rows"):
+        with pytest.raises(GymError, match=f"{name} contains no rows"):
             run(rows, held_out)
     assert not (tmp_path / "run").exists()
     with pytest.raises(GymError, match="stopped at step 1"):

@@ -245,7 +245,7 @@ def test_freezing_layers_counts_those_of_the_language_model() -> None:
         ),
         (
             {"finetuning": "lora", "lora": {"target_modules": ["fc1", "fc2"]}},
-            "lora.target_modules: matches 4 layers, all in frozen parts",
+            "lora.target_modules matches 4 layers, all in frozen parts",
         ),
     ],
 )

@@ -53,7 +53,7 @@ def test_without_a_terminal_and_yes_the_error_has_bytes_licence_and_command(hub:
         ({"model": None}, "model: not set"),
         ({"data": []}, "data: no rows to train on"),
         ({"data": [{"path": "absent.jsonl"}]}, "no data file at absent.jsonl"),
-        ({"eval_data": [{"path": "empty.jsonl"}]}, "empty.jsonl: contains no rows"),
+        ({"eval_data": [{"path": "empty.jsonl"}]}, "empty.jsonl contains no rows"),
         ({"data": [{"path": "odd.csv"}]}, "odd.csv:2: no known format"),
     ],
 )
