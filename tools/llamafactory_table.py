@@ -62,7 +62,7 @@ KINDS = (
 """The kind of tiny model by a pattern in a model's name; the first match is used."""
 
 STAND_INS = {"ranking": "dpo_en_demo", "kto_tag": "kto_en_demo", "images": "mllm_demo"}
-"""For a data set on the Hub: one in the checkout with the same columns; ``identity`` for all others."""
+"""For a dataset on the Hub: one in the checkout with the same columns; ``identity`` for all others."""
 
 OF_THIS_MACHINE = {
     "attention": "sdpa",
@@ -180,7 +180,7 @@ def smaller(given: dict[str, Any], job: str, kind: str, work: Path) -> dict[str,
 
 
 def prepare(repo: Path, work: Path, files: list[Path]) -> None:
-    """Copy the checkout's data to ``work``, and add replacements for missing data sets."""
+    """Copy the checkout's data to ``work``, and add replacements for missing datasets."""
     shutil.copytree(repo / "data", work / "data")
     info_file = work / "data" / "dataset_info.json"
     info = json.loads(info_file.read_text(encoding="utf-8"))

@@ -30,7 +30,7 @@ MAX_TENSORS = 200_000
 MAX_TEXT_BYTES = 4 << 20
 """Maximum size of a licence, a notice or a model card."""
 _MAX_HEAD_CHARS = 1 << 16
-"""Maximum characters of a model card that are read for the licence."""
+"""Maximum number of characters of a model card that are read for the licence."""
 MAX_TOKENIZER_BYTES = 256 << 20
 """Maximum size of a tokenizer file; the largest take about 40 MB."""
 MAX_SETTINGS_BYTES = 32 << 20

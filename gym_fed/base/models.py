@@ -164,7 +164,7 @@ def model_name(name_or_path: str) -> str:
 
 
 def load_tokenizer(name_or_path: str) -> Any:
-    """Load only the tokenizer; raises like ``load_model``. A missing pad token is set to the EOS token."""
+    """Load only the tokenizer. Raises the errors of ``load_model``. A missing pad token is set to the EOS token."""
     from transformers import AutoTokenizer
 
     source = resolve(name_or_path)

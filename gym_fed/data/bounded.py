@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_ROW_BYTES = 64 * 2**20
-"""Maximum bytes of a line, list item, cell or text."""
+"""Maximum size in bytes of a line, list item, cell or text."""
 BOM = b"\xef\xbb\xbf"
 _CHUNK_BYTES = 1 << 20
 _BLANK = " \t\n\r"
@@ -278,7 +278,7 @@ def columns_of(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 DELIMITER_BYTES = 1 << 20
-"""Maximum bytes to read from a file to detect its delimiter."""
+"""Maximum number of bytes to read from a file to detect its delimiter."""
 _CANDIDATES = (",", ";", "\t", "|")
 _NAMES = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
 

@@ -114,7 +114,7 @@ def read_dataset_info(path: Path) -> dict[str, DatasetEntry]:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no dataset_info.json at {file}",
-            "set dataset_dir to its folder; or use files, or data sets from `gym data catalogue`: "
+            "set dataset_dir to its folder; or use files, or datasets from `gym data catalogue`: "
             "gym train --model MODEL --data my.jsonl",
         )
     values = read_object(file, ErrorCode.CONFIG_INVALID, "expected an object with one object per dataset")
@@ -151,8 +151,8 @@ def _require_here(name: str, info: Path) -> None:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no dataset_info.json at {info}, but the rows of {name!r} are in LLaMA-Factory's repository",
-            "clone github.com/hiyouga/LLaMA-Factory and set dataset_dir: LLaMA-Factory/data, or use a data "
-            "set from `gym data catalogue` that is on the Hub",
+            "clone github.com/hiyouga/LLaMA-Factory and set dataset_dir: LLaMA-Factory/data, or use a "
+            "dataset from `gym data catalogue` that is on the Hub",
         )
 
 

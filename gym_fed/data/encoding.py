@@ -53,7 +53,7 @@ def encode_rows(
             or ``prompt`` and ``completion``; they may be mixed. Prompts and completions that are strings become chat
             turns if the tokenizer has a chat template (``gym_fed.data.string_rows``). Encoded rows (``input_ids`` and
             ``labels``, as returned by a ``DataPipeline`` with a tokenizer) are unchanged.
-        max_length: Maximum tokens of a row; longer rows are truncated.
+        max_length: Maximum number of tokens per row; longer rows are truncated.
         assistant_only: True to label only the assistant's text in conversations, and only the completion of a prompt.
             Texts are always labelled completely. Messages with ``weight: 0`` are not labelled.
         packing: True to join all rows, with an end token after each, and cut them into rows of ``max_length``.

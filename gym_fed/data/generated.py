@@ -67,8 +67,8 @@ def generate_mix(
         num: Number of rows.
         seed: See ``generate``.
         split: See ``generate``.
-        max_turns: Maximum questions of a row. If above 1, one row in five has 2 to ``max_turns`` questions with random
-            tasks; the others have one question.
+        max_turns: Maximum number of questions per row. If above 1, one row in five has 2 to ``max_turns`` questions
+            with random tasks; the others have one question.
     """
     share = -(-num // len(names))
     columns = [generate(name, share, seed=seed, split=split) for name in names]

@@ -108,7 +108,7 @@ def _require_own_files(name: str, source: str | None, data_files: Any) -> None:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
                     f"hub dataset {name!r}: its card lists {plain(path, 200)!r}, which is not one of its files",
-                    "choose another data set, or use files with path",
+                    "choose another dataset, or use files with path",
                 )
 
 

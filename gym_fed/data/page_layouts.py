@@ -16,9 +16,9 @@ from gym_fed.data.files import after_space, cell_value
 from gym_fed.data.rows import without_filled_nulls
 
 MAX_ROW_BYTES = 2**20
-"""Maximum bytes of a row that is read completely; only the first characters of a larger row are read."""
+"""Maximum size in bytes of a row that is read completely; only the first characters of a larger row are read."""
 MAX_WHOLE_BYTES = 64 * 2**20
-"""Maximum bytes of files that are read as a whole: JSON lists and texts."""
+"""Maximum size in bytes of files that are read as a whole: JSON lists and texts."""
 HEAD_BYTES = 4096
 STRIDE = 128
 """Number of rows between two stored marks."""
@@ -187,7 +187,7 @@ class ParquetRows(PageLayout):
         self._name = name
 
     def num_rows(self, path: Path) -> int:
-        """The number of rows according to the file's footer."""
+        """Return the number of rows according to the file's footer."""
         import pyarrow
         from pyarrow import parquet
 

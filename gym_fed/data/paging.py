@@ -116,7 +116,7 @@ class PagedFile:
         self.num_rows = number
 
     def about_rows(self) -> int | None:
-        """The number of rows, estimated from the bytes read so far unless the file is small; None if unknown."""
+        """Return the number of rows, estimated from the bytes read so far unless the file is small; None if unknown."""
         is_compressed = self.path.suffix.lower() == ".gz"
         if self.num_rows is None and self.stamp[1] <= _COUNTED_BYTES and not is_compressed:
             with suppress(GymError):  # an unreadable end is reported by the page that reaches it

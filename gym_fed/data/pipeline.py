@@ -50,7 +50,7 @@ class DataPipeline(ExpectedElsewhere):
             next row.
         tokenizer: Needed by ``sequence_length`` and by filters that count tokens; a tokenizer, or the name or folder of
             its model.
-        sequence_length: Maximum tokens of an encoded row; None yields rows that are not encoded.
+        sequence_length: Maximum number of tokens per encoded row; None yields rows that are not encoded.
         seed: Seed of the mixture.
         assistant_only: True to train only on the assistant's text in conversations. Default: True unless rows are
             packed.
@@ -115,9 +115,9 @@ class DataPipeline(ExpectedElsewhere):
             function: Called with each row.
             key: Identifies ``function``, so that ``cache`` can distinguish it from others.
             min_tokens: Minimum tokens of the row.
-            max_tokens: Maximum tokens of the row; longer rows are dropped instead of truncated.
+            max_tokens: Maximum number of tokens per row; longer rows are dropped instead of truncated.
             min_characters: Minimum characters of the row's text.
-            max_characters: Maximum characters of the row's text.
+            max_characters: Maximum number of characters of a row's text.
             max_repetition: Maximum share of characters in runs of ten that occur more than once, 0 to 1.
         """
         limits = (min_tokens, max_tokens, min_characters, max_characters, max_repetition)

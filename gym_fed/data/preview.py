@@ -38,7 +38,7 @@ class PreviewedSequence:
     cut: int
 
     def segments(self, tokenizer: Any) -> list[Segment]:
-        """The sequence as segments, in order."""
+        """Return the sequence as segments, in order."""
         length = len(self.encoded["input_ids"]) - self.cut
         pairs = zip(self.encoded["input_ids"][:length], self.encoded["labels"][:length], strict=True)
         runs: list[tuple[bool, list[int]]] = []

@@ -75,7 +75,7 @@ class RowStream:
         """Yield blocks and their positions endlessly, beginning at ``start``.
 
         Raises:
-            GymError: As in ``source_rows`` and ``as_kind``; ``DATA_INVALID`` if the files have fewer rows than before.
+            GymError: Errors of ``source_rows`` and ``as_kind``; ``DATA_INVALID`` if the files have fewer rows now.
         """
         at = start
         while True:

@@ -118,25 +118,25 @@ def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow
 
     Raises:
         GymError: ``NOT_FOUND``; ``USAGE`` for a dataset that is not on the Hub, does not contain its images, or has no
-            default split; as ``hub_rows``.
+            default split; errors of ``hub_rows``.
     """
     entry = catalogue_entry(name)
     if entry.hub is None:
         raise GymError(
             ErrorCode.USAGE,
-            f"data set {name!r} is in LLaMA-Factory's repository, not on the Hub",
+            f"dataset {name!r} is in LLaMA-Factory's repository, not on the Hub",
             "clone github.com/hiyouga/LLaMA-Factory and use "
             f"data: [{{dataset: {name}, dataset_info: LLaMA-Factory/data}}]",
         )
     if entry.pictures is not None:
         raise GymError(
             ErrorCode.USAGE,
-            f"data set {name!r} refers to images that are not part of it: {entry.pictures}",
+            f"dataset {name!r} refers to images that are not part of it: {entry.pictures}",
             f"put them next to the dataset's file (hf download --repo-type dataset {entry.hub}) and set path to it",
         )
     chosen_split = split or entry.split
     if chosen_split is None:
-        raise GymError(ErrorCode.USAGE, f"data set {name!r} has no default split", "set split")
+        raise GymError(ErrorCode.USAGE, f"dataset {name!r} has no default split", "set split")
     subsets: list[str | None] = [*entry.subsets] or [entry.subset]
     for subset in subsets:
         raw = hub_rows(entry.hub, subset=subset, split=chosen_split, folder=entry.folder, files=entry.files)
@@ -152,7 +152,7 @@ def rows_of_entry(entry: CatalogueEntry, raw: Iterator[tuple[str, Any]]) -> Iter
         missing = [theirs for ours, theirs in columns.items() if theirs not in row and ours not in _MAY_LACK]
         if missing:
             raise BadRow(
-                f"has no column {missing[0]!r}", "the data set has changed; specify its columns in an entry with hub"
+                f"has no column {missing[0]!r}", "the dataset has changed; specify its columns in an entry with hub"
             )
         renamed = {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
         if entry.speakers and isinstance(turns := renamed.get("conversations"), list):

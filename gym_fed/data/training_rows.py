@@ -1,4 +1,4 @@
-"""The interface of encoded rows that are already a data set. The module does not import pyarrow, which hubs lack."""
+"""The interface of encoded rows that are already a dataset. The module does not import pyarrow, which hubs lack."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class TrainingRows(Protocol):
-    """The interface of encoded rows that are already a data set of ``datasets``."""
+    """The interface of encoded rows that are already a ``datasets.Dataset``."""
 
     largest: Mapping[str, int]
     """Largest value of each column of ids, if known."""
 
     def as_dataset(self, num_embeddings: int) -> Any:
-        """Return the data set, for a model with this number of embedding rows."""
+        """Return the dataset, for a model with this number of embedding rows."""

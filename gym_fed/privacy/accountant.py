@@ -49,7 +49,7 @@ class NoiseEvent(StrictModel):
 
     ``noise_multiplier`` is the standard deviation of the noise divided by the L2 sensitivity. If
     ``sampling_probability`` is q < 1, each record takes part independently with probability q (Poisson sampling;
-    neighbouring data sets differ by adding or removing one record).
+    neighbouring datasets differ by adding or removing one record).
     """
 
     mechanism: Mechanism = "gaussian"

@@ -99,12 +99,12 @@ def write_adapters(
 
 
 def writes_factors(policy: CodecPolicy) -> bool:
-    """True if a policy writes a soup of factors as factors: the codec is ``as-merged`` or a factor codec."""
+    """Return True if a policy writes a soup of factors as factors: the codec is ``as-merged`` or a factor codec."""
     return policy.codec == "as-merged" or (policy.codec in CODECS and get_codec(policy.codec).low_rank)
 
 
 def largest_rank(shape: tuple[int, int]) -> int:
-    """The largest rank at which two factors hold fewer numbers than the matrix."""
+    """Return the largest rank at which two factors hold fewer numbers than the matrix."""
     rows, cols = shape
     return (rows * cols - 1) // (rows + cols)
 

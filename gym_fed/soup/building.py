@@ -73,7 +73,7 @@ def build(rule: type[R], values: Mapping[str, object], where: str) -> R:
 
 
 def is_method(name: str) -> bool:
-    """True if ``name`` is a merge method, False if it is an aggregator.
+    """Return True if ``name`` is a merge method, False if it is an aggregator.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` if it is both, because an installed package uses the name too.

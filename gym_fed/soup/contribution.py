@@ -56,7 +56,7 @@ class RowGame(Game, Protocol):
         """``[k]`` shares of the held-out tokens per block; they sum to 1."""
 
     def parts(self, coalition: Coalition) -> Vector:
-        """``[k]`` contributions of the blocks to the coalition's value."""
+        """Return the ``[k]`` contributions of the blocks to the coalition's value."""
 
 
 @runtime_checkable
@@ -64,14 +64,14 @@ class SmoothGame(Game, Protocol):
     """A game whose players may take part fractionally, so that it has gradients."""
 
     def slopes(self, shares: Vector) -> Vector:
-        """``[n]``, or ``[n, k]`` by block of rows: derivative of the value with respect to each player's share.
+        """Return the value's derivative with respect to each player's share: ``[n]``, or ``[n, k]`` by block of rows.
 
         Args:
             shares: ``[n]`` fraction of each player's participation, 0 to 1.
         """
 
     def chance(self) -> Vector:
-        """``[n]`` standard deviations of the slope of a random direction with the norm of each update."""
+        """Return the ``[n]`` standard deviations of the slope of a random direction with the norm of each update."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,11 @@ class CountedGame:
         return _block_weights(self._game)
 
     def value(self, coalition: Coalition) -> float:
-        """The game's value; raises as ``parts``."""
+        """Return the game's value. Raises the errors of ``parts``."""
         return float(self.parts(coalition).sum())
 
     def parts(self, coalition: Coalition) -> Vector:
-        """``[k]`` parts of the game; a game without rows has one part, its value.
+        """Return the ``[k]`` parts of the game; a game without rows has one part, its value.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for a value that is not finite.
@@ -148,7 +148,7 @@ class CountedGame:
         return self._known[coalition]
 
     def slopes(self, shares: Vector) -> Vector:
-        """``[n, k]`` slopes of the game; costs ``GRADIENT_COST`` evaluations."""
+        """Return the ``[n, k]`` slopes of the game; costs ``GRADIENT_COST`` evaluations."""
         self._on_evaluation(self.evaluations)
         slopes = _finite(self._smooth.slopes(shares), "the gradient")
         self.evaluations += GRADIENT_COST
@@ -161,7 +161,7 @@ class CountedGame:
         return _is_smooth(self._game)
 
     def chance(self) -> Vector:
-        """The game's chance level; computes a gradient if none has been computed yet."""
+        """Return the game's chance level; computes a gradient if none has been computed yet."""
         smooth = self._smooth
         if not self._sloped:
             self.slopes(np.full(self.n, 0.5))
@@ -239,7 +239,7 @@ class GroupedGame:
         return np.array([slopes[group].sum(axis=0) for group in self._groups])
 
     def chance(self) -> Vector:
-        """The chance level of groups whose members are perfectly correlated, like copies."""
+        """Return the chance level of groups whose members are perfectly correlated, like copies."""
         chances = self._smooth.chance()
         return np.array([chances[group].sum() for group in self._groups])
 

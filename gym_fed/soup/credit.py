@@ -177,7 +177,7 @@ def standard_error(parts: Vector, block_weights: Vector) -> Vector:
 
 
 def lower_bound(parts: Vector, block_weights: Vector) -> float:
-    """The lower confidence bound of a gain at ``CONFIDENCE``; minus infinity for fewer than two blocks.
+    """Return the lower confidence bound of a gain at ``CONFIDENCE``; minus infinity for fewer than two blocks.
 
     Args:
         parts: ``[k]`` contribution of each block to the gain.
@@ -190,7 +190,7 @@ def lower_bound(parts: Vector, block_weights: Vector) -> float:
 
 
 def student_quantile(freedom: int) -> float:
-    """The ``CONFIDENCE`` quantile of Student's t, to 1% (Abramowitz and Stegun 1964, 26.7.5)."""
+    """Return the ``CONFIDENCE`` quantile of Student's t, to 1% (Abramowitz and Stegun 1964, 26.7.5)."""
     if freedom == 1:
         return math.tan(math.pi * (CONFIDENCE - 0.5))
     if freedom == 2:
@@ -228,7 +228,7 @@ NEW = Reputation(0.0, 0)
 
 
 def before(known: Reputation, height: int, absence: float) -> float:
-    """The reputation with which a contributor enters the round that creates version ``height``.
+    """Return the reputation with which a contributor enters the round that creates version ``height``.
 
     Args:
         known: Reputation after the last round in which they sent an update.
@@ -240,7 +240,7 @@ def before(known: Reputation, height: int, absence: float) -> float:
 
 
 def after(value: float, outcome: Outcome, up: float, rejected: float, cheating: float) -> float:
-    """The reputation after a round: ``r + up (1 - r)`` for a positive outcome, otherwise scaled by a factor."""
+    """Return the reputation after a round: ``r + up (1 - r)`` for a positive outcome, otherwise scaled by a factor."""
     moved = {
         Outcome.POSITIVE: value + up * (1.0 - value),
         Outcome.NOTHING: value,

@@ -157,7 +157,7 @@ class DeltaSoup:
     def _as_delta(
         self, who: str, model: nn.Module | Tensors | str | Path, name: str, allow_differences: bool = False
     ) -> Path:
-        """Write ``model`` as the delta ``name`` in the temporary folder; ``who`` sent it. Raises as ``contribute``."""
+        """Write the ``model`` of ``who`` to the temporary folder as ``name``. Raises the errors of ``contribute``."""
         path = Path(self._folder.name) / f"{name}.gymdelta"
         if isinstance(model, str | Path) and str(model).endswith(".gymdelta"):
             with DeltaFile.open(model, self.spec):

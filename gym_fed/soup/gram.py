@@ -83,17 +83,17 @@ class GramMatrix:
         return len(self.weights)
 
     def norms(self) -> Tensor:
-        """``[n]`` float64 L2 norms."""
+        """Return the ``[n]`` float64 L2 norms."""
         return self.products.diagonal().clamp_min(0.0).sqrt()
 
     def squared_distances(self) -> Tensor:
-        """``[n, n]`` float64, symmetric, the diagonal exactly zero."""
+        """Return ``[n, n]`` float64, symmetric, with a diagonal of exact zeros."""
         squares = self.products.diagonal()
         distances = (squares[:, None] + squares[None] - 2.0 * self.products).clamp_min(0.0)
         return distances.fill_diagonal_(0.0)
 
     def combined(self, combination: CombinationWeights) -> GramMatrix:
-        """The Gram matrix of the vectors into which ``combination`` combines the updates."""
+        """Return the Gram matrix of the vectors into which ``combination`` combines the updates."""
         matrix = combination.matrix
         products = _combined(matrix, _combined(matrix, self.products).T.contiguous())
         root = None
@@ -143,7 +143,7 @@ class CombinationWeights:
 
 
 def _combined(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right`` without BLAS, whose last bits depend on the number of threads."""
+    """Compute ``left @ right`` without BLAS, whose last bits depend on the number of threads."""
     if left.shape[0] == left.shape[1] and torch.equal(left, torch.diag(left.diagonal())):
         return (
             left.diagonal()[:, None] * right
@@ -156,11 +156,11 @@ Array: TypeAlias = NDArray[Any]
 
 
 def symmetric_times(matrix: Array, vector: Array) -> Array:
-    """``matrix @ vector`` for a symmetric ``[n, n]`` float64, in a fixed order."""
+    """Compute ``matrix @ vector`` for a symmetric ``[n, n]`` float64, in a fixed order."""
     product: Array = np.einsum("ij,j->i", matrix, vector, optimize=False)
     return product
 
 
 def dot(left: Array, right: Array) -> float:
-    """Inner product whose sum is rounded once."""
+    """Compute an inner product whose sum is rounded once."""
     return math.fsum((left * right).tolist())

@@ -87,7 +87,7 @@ class LowRank:
 
 
 def products(factors: Sequence[LowRank | None]) -> Tensor:
-    """Inner products of low-rank updates: ``<B1 A1, B2 A2> = sum((B1' B2) * (A1 A2'))``.
+    """Compute the inner products of low-rank updates: ``<B1 A1, B2 A2> = sum((B1' B2) * (A1 A2'))``.
 
     Args:
         factors: n updates; None for one without the tensor, which counts as zero.
@@ -187,7 +187,7 @@ def rows_of(low_rank: LowRank, start: int, stop: int) -> Tensor:
 
 
 def frozen_a(factors: Sequence[LowRank | None]) -> Tensor | None:
-    """The A ``[r, cols]`` shared bit for bit by all updates; None if two differ or there are no updates.
+    """Return the A ``[r, cols]`` shared bit for bit by all updates; None if two differ or there are no updates.
 
     With a shared A, a coordinate-wise rule on the B (including the scaling) gives a soup of rank r: the merged B times
     A (Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning").
@@ -199,13 +199,13 @@ def frozen_a(factors: Sequence[LowRank | None]) -> Tensor | None:
 
 
 def powers_of_two(rows: Tensor) -> Tensor:
-    """The largest power of two not above each row's largest magnitude, ``[n]`` float64; 1 for zero rows."""
+    """Return the largest power of two not above each row's largest magnitude, ``[n]`` float64; 1 for zero rows."""
     peaks = rows.abs().amax(dim=1).numpy()
     return torch.from_numpy(np.where(peaks > 0.0, np.ldexp(1.0, np.frexp(peaks)[1] - 1), 1.0))
 
 
 def common_shape(factors: Sequence[LowRank]) -> tuple[int, int]:
-    """The common number of rows and columns.
+    """Return the common number of rows and columns.
 
     Raises:
         GymError: ``USAGE`` if two differ, or if there are no factors.

@@ -185,7 +185,7 @@ def window_plan(
         window: The other updates.
 
     Raises:
-        GymError: As in ``merge``.
+        GymError: Errors of ``merge``.
     """
     pipeline, everyone = Pipeline.of(recipe), [*updates, *window.others]
     weight = torch.tensor([*weights, *window.other_weights], dtype=torch.float64)
@@ -270,7 +270,7 @@ def write_soup(
 
 
 def inner_products(stacks: Sequence[Stack], norms: Sequence[float]) -> Tensor:
-    """``[n, n]`` float64 inner products of whole updates, from bits, factors or decoded blocks.
+    """Return the ``[n, n]`` float64 inner products of whole updates, from bits, factors or decoded blocks.
 
     Args:
         stacks: Every tensor of the updates.
@@ -338,7 +338,7 @@ def _gram(
 def _products_with_root(
     updates: Sequence[DeltaFile], norms: Sequence[float], root: DeltaFile, spec: BaseSpec, version: int
 ) -> Tensor:
-    """``[n + 1, n + 1]`` inner products with the root update last."""
+    """Return the ``[n + 1, n + 1]`` inner products with the root update last."""
     return inner_products(stacks_of([*updates, root], spec, version), [*norms, root.norm()])
 
 

@@ -66,7 +66,7 @@ class OptimizerState:
         return int(self._held[_STEP][0]) + 1 if _STEP in self._held else 1
 
     def tensors(self) -> tuple[str, ...]:
-        """Sorted names of the tensors with a moment from earlier rounds."""
+        """Return the sorted names of the tensors with a moment from earlier rounds."""
         return tuple(sorted({key.split("/", 1)[1] for key in self._held if key != _STEP}))
 
     def update(self, moment: str, name: str, like: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

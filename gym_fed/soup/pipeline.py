@@ -101,7 +101,7 @@ class Pipeline:
             )
 
     def plan(self, gram: GramMatrix) -> CombinationWeights:
-        """Linear combinations of the updates on which the aggregator's ``combine`` works."""
+        """Return the linear combinations of the updates on which the aggregator's ``combine`` works."""
         total = CombinationWeights.identity(gram.weights)
         for step in self.pre_aggregators:
             combination = step.mix(gram)

@@ -27,7 +27,7 @@ class PreAggregator(Rule):
         """
 
     def rows(self, count: int) -> int:
-        """Number of output vectors for ``count`` updates; by default ``count``.
+        """Return the number of output vectors for ``count`` updates; by default ``count``.
 
         Raises:
             GymError: ``CONFIG_INVALID`` if ``count`` updates are too few for the step.

@@ -209,7 +209,7 @@ class NoisedStack(DecodedStack):
             target[place] = torch.from_numpy(values).to(torch.float32).reshape(target[place].shape)
 
     def update_norm(self, update: DeltaFile) -> float:
-        """L2 norm of a decoded update; for factors, from the elements of their product, not from Gram matrices."""
+        """Return the L2 norm of a decoded update; for factors, from their product's elements, not Gram matrices."""
         if self.name not in update:
             return 0.0
         if form_of(update.record(self.name)).kind != "factors":
@@ -223,7 +223,7 @@ class NoisedStack(DecodedStack):
         return math.sqrt(math.fsum(squares))
 
     def root_norm(self, root: DeltaFile) -> float:
-        """L2 norm of the coordinator's own update."""
+        """Return the L2 norm of the coordinator's own update."""
         return self.update_norm(root)
 
 
@@ -249,7 +249,7 @@ class NoisedFactors(FactorStack):
         return self._frozen_a(self.name, self.cols).to(torch.float64)
 
     def b_of(self, update: DeltaFile) -> Tensor | None:
-        """The update's B ``[rows, r]`` float64 including the scaling; None if the update lacks the tensor.
+        """Return the update's B ``[rows, r]`` float64 including the scaling; None if the update lacks the tensor.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` if its A differs from the task's.
@@ -268,12 +268,12 @@ class NoisedFactors(FactorStack):
         return factors.b
 
     def update_norm(self, update: DeltaFile) -> float:
-        """L2 norm of an update's B."""
+        """Return the L2 norm of an update's B."""
         b = self.b_of(update)
         return 0.0 if b is None else math.sqrt(sum_of_squares(b))
 
     def root_norm(self, root: DeltaFile) -> float:
-        """L2 norm of the B of the coordinator's own update, whose A may be stored in a different dtype."""
+        """Return the L2 norm of the B of the coordinator's own update, whose A may be stored in a different dtype."""
         if self.name not in root:
             return 0.0
         factors = LowRank.of(root.payload(self.name), root.record(self.name))

@@ -205,7 +205,7 @@ def _as_if_dense(cosine: Matrix, forms: NDArray[np.str_]) -> Matrix:
 
 
 def _forms(stacks: Sequence[Stack], updates: Sequence[DeltaFile]) -> NDArray[np.str_]:
-    """``[n]`` names: ``signs`` or ``sparse`` if most weights of an update have that form, else empty."""
+    """Return ``[n]`` names: ``signs`` or ``sparse`` if most weights of an update have that form, else empty."""
     names = list(_COSINE_WITH_DENSE)
     sizes, held = np.zeros((len(names), len(updates))), np.zeros(len(updates))
     for stack in stacks:
@@ -229,7 +229,7 @@ def _equal_signs(stack: Stack, products: Matrix) -> Matrix:
 
 
 def _mixed_pairs(names: Sequence[str], updates: Sequence[DeltaFile]) -> NDArray[np.bool_]:
-    """``[n, n]`` mask of pairs that store some tensor in different codecs; all sign codecs count as one."""
+    """Return an ``[n, n]`` mask of pairs that store some tensor in different codecs; all sign codecs count as one."""
     pairs = np.zeros((len(updates), len(updates)), dtype=bool)
     for name in names:
         kinds = np.array([_kind(update.record(name)) if name in update else "" for update in updates])
@@ -243,7 +243,7 @@ def _kind(record: TensorRecord) -> str:
 
 
 def _values_against_signs(stacks: Sequence[Stack], factors: torch.Tensor) -> Matrix:
-    """``<u_i, sign u_j> / |u_i|_1``, or with i and j swapped, whichever is larger."""
+    """Return ``<u_i, sign u_j> / |u_i|_1``, or with i and j swapped, whichever is larger."""
     n = len(factors)
     agreed, total = np.zeros((n, n)), np.zeros((n, 1))
     for stack in stacks:
@@ -274,7 +274,7 @@ class _BlockStack(DecodedStack):
 
 
 def beyond(cosines: Matrix) -> Matrix:
-    """``[n, n]`` excess of pairs over the round's background similarity: 1 for equal updates, 0 at the background.
+    """Return the ``[n, n]`` excess of pairs over the background similarity: 1 for equal updates, 0 at the background.
 
     The background of a pair is the median cosine of all pairs, or that of either of the two with all others if it is
     larger: unrelated noise in a third of the updates lowers the former, and only noise in half of them the latter.
@@ -289,7 +289,7 @@ def beyond(cosines: Matrix) -> Matrix:
 
 
 def same_source(cosines: Matrix) -> NDArray[np.bool_]:
-    """``[n, n]`` mask of pairs of contributors that appear to train on the same data.
+    """Return an ``[n, n]`` mask of pairs of contributors that appear to train on the same data.
 
     The cosine of a contributor's updates in two rounds is their reliability: chance, such as the order of the rows or
     added noise, lowers it. Spearman's correction for attenuation (1904) removes chance from the cosine of a pair:
@@ -314,7 +314,7 @@ def same_source(cosines: Matrix) -> NDArray[np.bool_]:
 
 
 def _background(cosines: Matrix) -> Matrix:
-    """``[n, n]`` median cosine of all pairs, at least that of either update with all others."""
+    """Return the ``[n, n]`` median cosine of all pairs, at least that of either update with all others."""
     own = np.array([_median_low(np.delete(row, i)) for i, row in enumerate(cosines)])
     return np.asarray(np.fmax(_median_low(_off_diagonal(cosines)), np.fmax.outer(own, own)))
 
@@ -354,7 +354,7 @@ def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
 
 
 def torn_apart(updates: Sequence[DeltaFile], spec: BaseSpec) -> NDArray[np.bool_]:
-    """``[n, n]`` mask of sparse pairs that have almost no nonzero weight in common.
+    """Return an ``[n, n]`` mask of sparse pairs that have almost no nonzero weight in common.
 
     The mask contains pairs with less than a tenth of the overlap expected by chance at their densities: independent
     sparse updates overlap more.

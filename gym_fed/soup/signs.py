@@ -76,7 +76,7 @@ def majority(bits: Sequence[Tensor], weights: Tensor, magnitude: float, out: Ten
 
 
 def _total(strengths: Tensor) -> int | None:
-    """The smallest total that keeps rounding within ``TRIMMED_ERROR``; None if there is none."""
+    """Return the smallest total that keeps rounding within ``TRIMMED_ERROR``; None if there is none."""
     sizes = strengths.abs().sum(dim=1).sort().values
     sizes = sizes[sizes > 0.0]
     if not len(sizes):

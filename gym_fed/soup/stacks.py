@@ -55,7 +55,7 @@ class Stack(ABC):
 
     @abstractmethod
     def products(self, factors: Tensor) -> Tensor:
-        """``[n, n]`` float64 inner products of the updates' tensors.
+        """Return the ``[n, n]`` float64 inner products of the updates' tensors.
 
         Args:
             factors: ``[n]`` float64 powers of two near the inverse of each update's norm. The updates are multiplied by
@@ -110,7 +110,7 @@ class DecodedStack(Stack):
                 yield (rows, cols), block
 
     def _width(self, count: int) -> int:
-        """Columns of a block: all of them if one row of every update fits."""
+        """Return the number of columns of a block: all of them if one row of every update fits."""
         if self.version == 1 or self.cols * count <= BLOCK_ELEMENTS:
             return self.cols
         return min(self.cols, max(ALIGNED, BLOCK_ELEMENTS // count // ALIGNED * ALIGNED))
@@ -126,7 +126,7 @@ def _slice(start: int, step: int, end: int) -> slice:
 
 
 def mixed(block: Tensor, matrix: Tensor) -> Tensor:
-    """``matrix @ block``: ``[m, n]`` float64 and ``[n, k]`` float32 to ``[m, k]`` float32; free for an identity."""
+    """Compute ``matrix @ block``, ``[m, n]`` float64 by ``[n, k]`` float32, as ``[m, k]`` float32. Free for an identity."""
     if len(matrix) == 1:
         return linear_combination(block, matrix[0])[None]
     diagonal = matrix.diagonal()
@@ -158,7 +158,10 @@ class FactorStack(Stack):
         super().release()
 
     def products(self, factors: Tensor) -> Tensor:
-        """The inner products; factors are scaled first, since products of numbers far below 2**-480 would lose bits."""
+        """Return the inner products.
+
+        The factors are scaled first, since products of numbers far below 2**-480 would lose bits.
+        """
         scaled = [
             None if update is None else LowRank(update.a, update.b * factor)
             for update, factor in zip(self.factors, factors.tolist(), strict=True)
@@ -269,7 +272,7 @@ _STACKS: dict[str, type[SignStack] | type[FactorStack] | type[DecodedStack]] = {
 
 
 def form_of(record: TensorRecord, version: int = MERGE_VERSION) -> MergeForm:
-    """The form in which a merge reads a tensor, given its codec."""
+    """Return the form in which a merge reads a tensor, given its codec."""
     form = get_codec(record.codec).merge_form(record.shape, record.params)
     return form if form.since <= version else VALUES
 

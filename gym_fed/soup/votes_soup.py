@@ -48,7 +48,7 @@ def soup_from_votes(
     Args:
         sums: Name and ``[size]`` sums modulo 2^bits of votes in {-1, 0, 1}, for every tensor of the base in order of
             name; from ``sum_masked``.
-        voters: How many contributors voted.
+        voters: Number of contributors that voted.
         bits: Number of bits of the sums, k.
         step_norm: L2 norm of the update that one contributor's votes represent.
         recipe: The rules; its aggregator must be a function of the sum (``counts_votes``).

@@ -2,7 +2,7 @@
 
 A word is searched for in names and prose: ``purse`` is found in ``purse_of``, ``PurseRow`` and "a purse", but not in
 "pursed". Only misleading words are listed: private names for things that have a standard name. Words with a second,
-ordinary meaning (a mixture of data sets) are searched for only as names of classes, or only in some folders. "reading"
+ordinary meaning (a mixture of datasets) are searched for only as names of classes, or only in some folders. "reading"
 and "writing" of requests (prefill, decode), "turn" of a loop (step) and "rest" (idle) are not checked, since no pattern
 separates them from their ordinary meaning.
 """

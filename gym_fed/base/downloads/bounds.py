@@ -4,7 +4,7 @@
     may_send("owner/name", {"train.jsonl": 9_000})
 
 After these calls, responses for a file of that dataset are limited to the size of the file or the requested range,
-and descriptions, redirects and errors to sizes of their own. Other files must be limited by their callers.
+and descriptions, redirects and errors to separate sizes. Other files must be limited by their callers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The models and Hub data sets that a training config names."""
+"""The models and Hub datasets in a training config."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ concurrently."""
 
 MAX_WORKERS = 4
 ATTEMPTS = 2
-"""Maximum downloads of a file whose bytes do not match the Hub's checksum."""
+"""Maximum number of downloads of a file whose bytes do not match the Hub's checksum."""
 MAX_LOSSES = 5
-"""Maximum consecutive lost connections without progress on a file."""
+"""Maximum number of consecutive lost connections without progress on a file."""
 _SPARE_BYTES = 64 << 20
 
 

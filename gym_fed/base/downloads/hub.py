@@ -226,7 +226,7 @@ def _gated(kind: Kind, name: str) -> GymError:
 
 
 def _not_found(kind: Kind, name: str) -> GymError:
-    code, noun = (ErrorCode.NOT_FOUND, "data set")
+    code, noun = (ErrorCode.NOT_FOUND, "dataset")
     if kind == "model":
         code, noun = ErrorCode.MODEL_NOT_FOUND, "model"
     near = _near_names(kind, name)

@@ -43,7 +43,7 @@ NOTE = "import.json"
 """Metadata file in each folder: ``source``, ``sha256``, ``format``, importer ``version``, ``files`` with sizes."""
 _SPARE_BYTES = 64 << 20
 _HASHED_SILENTLY_BYTES = 10**9
-"""Maximum bytes that are hashed without a message, since a disk reads them in seconds."""
+"""Maximum size in bytes of files that are hashed without a message, since a disk reads them in seconds."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _READ = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model", ".gguf")
 _TEMPLATES = "additional_chat_templates"

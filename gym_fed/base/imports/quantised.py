@@ -32,7 +32,7 @@ _NOT_COPIED = (
     "config.json", "import.json", "quantize_config.json", "quant_config.json", "quantization_config.json",
 )  # fmt: skip
 _MAX_EXPANSION = 16
-"""Maximum weights per packed word: 2-bit weights in 32-bit words."""
+"""Maximum number of weights per packed word: 2-bit weights in 32-bit words."""
 
 
 class QuantisedImporter(Importer):

@@ -93,7 +93,7 @@ _SIZE_LIMIT = 1 << 31
 _SPARE_LAYERS = 1000
 """Number of layers that is always accepted for other model types, whose layers may share weights or be missing."""
 _WEIGHTS_PER_NUMBER = 32
-"""Maximum weights per stored number: 1-bit weights in 32-bit words."""
+"""Maximum number of weights per stored number: 1-bit weights in 32-bit words."""
 
 _HINT = "correct it, or restore config.json and weights of the same model"
 

@@ -20,7 +20,7 @@ from gym_fed.data.chat_templates.conversation import ChatRenderer, RenderedConve
 _READ = ("messages", "tools", "train_on_eos")
 _ROWS = 64
 _CHARS = 1 << 22
-"""Maximum rows and approximate maximum characters of a request; a longer row is sent alone."""
+"""Maximum number of rows, and approximate maximum number of characters, per request; a longer row is sent alone."""
 
 Placed = tuple[dict[str, Any], str]
 """A row with ``messages`` and optionally ``tools``, and its place for errors."""
@@ -30,7 +30,7 @@ def render_rows(renderer: ChatRenderer, rows: Sequence[Placed]) -> list[Rendered
     """Render each row as ``ChatRenderer.render`` does.
 
     Raises:
-        GymError: As in ``ChatRenderer.render``; ``MODEL_INVALID`` for a template that exceeds a limit.
+        GymError: Errors of ``ChatRenderer.render``; ``MODEL_INVALID`` for a template that exceeds a limit.
     """
     given = renderer.tokenizer.chat_template
     templates = list(given.values()) if isinstance(given, Mapping) else [given]

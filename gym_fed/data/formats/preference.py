@@ -18,7 +18,7 @@ _PAIR = ("chosen", "rejected")
 _REJECTED = ("rejected_response", "rejected_messages")
 """ms-swift's keys of the rejected answer, in a row whose conversation ends with the chosen one."""
 _QUESTIONS = ("question", "query", "input")
-"""Names of the prompt in preference data sets, used if the row has none of ``PROMPT_KEYS``."""
+"""Names of the prompt in preference datasets, used if the row has none of ``PROMPT_KEYS``."""
 _READ = (*_PAIR, *PROMPT_KEYS, "chosen_messages", "chosen_response", *_REJECTED, "rejected_images")
 
 

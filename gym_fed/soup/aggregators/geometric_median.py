@@ -45,7 +45,7 @@ class GeometricMedianConfig(AggregatorConfig):
     """Largest gradient of the mean distance, which is 1 far from all updates and 0 at the median."""
 
     max_iterations: Annotated[int, Field(ge=1)] = 500
-    """Maximum steps before the search fails with an error; a few dozen are usual."""
+    """Maximum number of steps before the search fails with an error; a few dozen are usual."""
 
 
 class GeometricMedian(WeightRule):
@@ -69,7 +69,7 @@ _EPSILON = float(np.finfo(np.float64).eps)
 
 
 def spatial_median(products: Array, weights: Array, tolerance: float, max_iterations: int) -> Array:
-    """Coefficients of the geometric median.
+    """Return the coefficients of the geometric median.
 
     Args:
         products: ``[n, n]`` float64 inner products.
@@ -115,7 +115,7 @@ class _MedianSearch:
         return dot(point, symmetric_times(self.gram, point)) <= float(self.smoothing.min())
 
     def leave_medoid(self, medoid: int, tolerance: float) -> Array | None:
-        """Vardi and Zhang's step away from a data point; None if that point is the median."""
+        """Take Vardi and Zhang's step away from a data point; return None if that point is the median."""
         apart = self.squares > self.smoothing
         pulls = np.where(apart, self.shares / np.sqrt(self.squares + self.smoothing + ~apart), 0.0)
         held = math.fsum(self.shares[~apart].tolist())
@@ -177,7 +177,7 @@ class _MedianSearch:
         return step
 
     def _descends(self, along: Array, reaches: Array, gradient: Array, step: Array) -> bool:
-        """True if the sum of distances decreases enough; each difference is computed without cancellation."""
+        """Return True if the sum of distances decreases enough; each difference is computed without cancellation."""
         image = symmetric_times(self.gram, step)
         slope = dot(gradient, image)
         change = 2.0 * (dot(step, along) - image) + dot(step, image)
@@ -187,7 +187,7 @@ class _MedianSearch:
 
 
 def _medoids(products: Array, shares: Array) -> NDArray[np.intp]:
-    """Indices of the vectors with the smallest weighted sum of distances, ascending.
+    """Return the indices of the vectors with the smallest weighted sum of distances, ascending.
 
     Sums are compared with that of one of them term by term, so that a malicious client's huge distances do not drown
     the others.

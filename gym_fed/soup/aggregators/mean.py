@@ -25,7 +25,7 @@ class Mean(WeightRule):
         return 0
 
     def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
-        """The mean vote."""
+        """Return the mean vote."""
         return totals.astype(np.float64) * (vote / voters)
 
     def weigh(self, gram: GramMatrix) -> Tensor:

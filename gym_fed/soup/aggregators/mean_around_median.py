@@ -22,7 +22,7 @@ class MeanAroundMedian(CoordinateRule):
     robust = True
 
     def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The mean of the ``n - f`` values nearest to the median."""
+        """Return the mean of the ``n - f`` values nearest to the median."""
         values, n = updates.sort(dim=0).values, len(updates)
         median = (values[(n - 1) // 2] + values[n // 2]) / 2
         nearest = (values - median).abs().argsort(dim=0, stable=True)[: n - self.num_malicious_nodes]

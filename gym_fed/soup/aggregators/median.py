@@ -24,7 +24,7 @@ class Median(CoordinateRule):
     bounds_one = True
 
     def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The mean of the first value that reaches half of the weight and the first that exceeds it."""
+        """Return the mean of the first value that reaches half of the weight and the first that exceeds it."""
         values, order = updates.sort(dim=0, stable=True)
         reached = weights[order].cumsum(dim=0)
         half = reached[-1] / 2

@@ -112,7 +112,7 @@ class Conflicts:
 
 
 def _cover(edges: dict[int, int], stays: int, limit: int) -> int | None:
-    """A vertex cover of at most ``limit`` vertices outside ``stays``, as a bit mask; None if there is none."""
+    """Return a vertex cover of at most ``limit`` vertices outside ``stays``, as a bit mask; None if there is none."""
     forced = 0
     while edges:
         room = limit - forced.bit_count()

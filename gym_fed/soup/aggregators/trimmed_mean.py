@@ -55,7 +55,7 @@ class TrimmedMean(CoordinateRule):
             )
 
     def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """``sum_k w_k x_k / sum_k w_k`` over the ranks k from ``trim + 1`` to ``n - trim`` of each coordinate."""
+        """Return ``sum_k w_k x_k / sum_k w_k`` over the ranks k from ``trim + 1`` to ``n - trim`` per coordinate."""
         values, order = updates.sort(dim=0, stable=True)
         middle = slice(self.trim, len(updates) - self.trim)
         counted = weights[order][middle]

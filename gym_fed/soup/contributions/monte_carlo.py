@@ -76,7 +76,7 @@ def marginals(counted: CountedGame, order: list[int], truncation: float) -> Vect
 
 
 def standard_errors(samples: list[Vector]) -> Vector:
-    """Standard errors of the mean of independent ``[n]`` samples; infinite for fewer than two."""
+    """Return the standard errors of the mean of independent ``[n]`` samples; infinite for fewer than two."""
     if len(samples) < 2:
         return np.full(len(samples[0]), np.inf)
     deviations: Vector = np.std(samples, axis=0, ddof=1)

@@ -17,7 +17,7 @@ class ShapleyConfig(StrictModel):
     """Settings of ``shapley``."""
 
     max_players: int = Field(default=10, ge=1, le=20)
-    """Maximum updates in a round; n updates cost 2^n - 1 evaluations."""
+    """Maximum number of updates in a round; n updates cost 2^n - 1 evaluations."""
 
 
 class Shapley(ContributionMethod):

@@ -117,7 +117,7 @@ def trimmed(delta: Tensor, density: float) -> Tensor:
 
 
 def draws(seed: int, name: str, index: int, shape: torch.Size) -> Tensor:
-    """Uniform float32 numbers in [0, 1) that depend only on the seed, the tensor's name and the model's index."""
+    """Return uniform float32 numbers in [0, 1) that depend only on the seed, tensor name and model index."""
     text = f"{seed}/{index}/{name}"
     digest = hashlib.sha256(text.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

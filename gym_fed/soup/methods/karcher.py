@@ -27,7 +27,7 @@ class KarcherConfig(MethodConfig):
     """Gradient of the mean squared angle, in radians, at which the iteration stops."""
 
     max_iterations: Annotated[int, Field(ge=1)] = 1000
-    """Maximum steps of gradient descent before the method fails with an error."""
+    """Maximum number of gradient descent steps before the method fails with an error."""
 
 
 class Karcher(MergeMethod):
@@ -56,7 +56,7 @@ class Karcher(MergeMethod):
         return combination(task.deltas, torch.from_numpy(coefficients))
 
     def _mean_direction(self, name: str, units: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Coefficients ``[k]`` of the mean of unit vectors ``[k, k]``; zeros if they have no mean."""
+        """Return the coefficients ``[k]`` of the mean of unit vectors ``[k, k]``; zeros if they have no mean."""
         length = _norm(_combined(weights, units))
         if length < _NOWHERE:
             return np.zeros_like(weights)
@@ -83,7 +83,7 @@ class Karcher(MergeMethod):
 
 
 def _coordinates(cosines: np.ndarray) -> np.ndarray:
-    """Unit vectors ``[k, k]``, one per row, with these inner products: a Cholesky factor, zero if dependent.
+    """Return unit vectors ``[k, k]``, one per row, with these inner products: a Cholesky factor, zero if dependent.
 
     In coordinates, the length of a sum that cancels is accurate; from inner products its error would be 1e-8.
     """

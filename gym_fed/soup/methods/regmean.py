@@ -78,7 +78,7 @@ class Regmean(MergeMethod):
             return torch.cholesky_solve(answers.T, factor).T
 
     def _checked(self, task: TensorTask, index: int) -> Tensor:
-        """A float64 copy of the moments, with the off-diagonal shrunk."""
+        """Return a float64 copy of the moments, with the off-diagonal shrunk."""
         given, cols = task.statistics[index], task.deltas.shape[2]
         if given.shape != (cols, cols):
             raise GymError(

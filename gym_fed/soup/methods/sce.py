@@ -53,7 +53,7 @@ class Sce(MergeMethod):
         return sign_consensus(sparse, squares / squares.max(), votes=torch.ones_like(squares))
 
     def _selected(self, deltas: Tensor) -> Tensor:
-        """``[rows, cols]`` bool mask of the selected elements."""
+        """Return a ``[rows, cols]`` bool mask of the selected elements."""
         if self.config.select == 1.0:
             return torch.ones(deltas.shape[1:], dtype=torch.bool)
         variance = _variance(deltas)

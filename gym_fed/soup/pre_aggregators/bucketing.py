@@ -42,7 +42,7 @@ class Bucketing(PreAggregator):
     config: BucketingConfig
 
     def rows(self, count: int) -> int:
-        """The number of buckets; refuse a round in which malicious clients could affect half of them."""
+        """Return the number of buckets; refuse a round in which malicious clients could affect half of them."""
         buckets, needed = -(-count // self.config.bucket_size), 2 * self.num_malicious_nodes + 1
         if buckets < needed:
             raise GymError(

@@ -1,4 +1,4 @@
-"""NNM, nearest-neighbour mixing: replace every update by the mean of its nearest neighbours.
+"""NNM, nearest-neighbour mixing: replace every update with the mean of its nearest neighbours.
 
 Allouah et al. 2023, "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", algorithm 2. The nearest
 are the n - f updates with the smallest distances, including the update itself; ties go to the first in the order of

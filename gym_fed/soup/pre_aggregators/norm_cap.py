@@ -72,5 +72,5 @@ class NormCap(PreAggregator):
 
 
 def capped(norms: Tensor, cap: float) -> Tensor:
-    """``[n]`` float64 factors that bring every norm to at most ``cap``; exactly 1 for norms below it."""
+    """Return ``[n]`` float64 factors that bring every norm to at most ``cap``; exactly 1 for norms below it."""
     return torch.where(norms > cap, cap / norms.clamp_min(torch.finfo(torch.float64).tiny), 1.0)

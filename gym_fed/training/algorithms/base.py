@@ -82,10 +82,10 @@ class Algorithm(ABC):
     """True if the loss is a mean over independent examples, as DP-SGD requires."""
 
     shards: ClassVar[bool] = False
-    """True if the weights may be split over processes; False if training copies the model or generates with it."""
+    """True if the weights may be sharded across processes; False if training copies the model or generates with it."""
 
     splits_rows: ClassVar[bool] = False
-    """True if the tokens of a row may be split over processes."""
+    """True if the tokens of a row may be split across processes."""
 
     pipelines: ClassVar[bool] = False
     """True if each process may hold consecutive blocks of the model; the loss must call the model once per batch."""
@@ -103,7 +103,7 @@ class Algorithm(ABC):
     """True if a hub may request the algorithm, because it needs only the contributor's own rows."""
 
     of_few_rows: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Defaults of the config section for small data sets (a few dozen rows)."""
+    """Defaults of the config section for small datasets (a few dozen rows)."""
 
     tried: ClassVar[str] = ""
     """Combinations that the tests run, on a CPU and with tiny models; `gym docs members` shows them."""

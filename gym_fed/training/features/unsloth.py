@@ -1,4 +1,4 @@
-"""Train with Unsloth's faster kernels. Unsloth pins most libraries, so it needs an environment of its own."""
+"""Train with Unsloth's faster kernels. Unsloth pins most libraries, so it needs a separate environment."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def check_quantization(config: TrainingConfig) -> None:
     packages, on_cpu = _PREQUANTISED[method]
     for package in packages:
         name = package.replace(".", "-")
-        remedy = f"pip install {name} (in an environment of its own if it conflicts)"
+        remedy = f"pip install {name} (in a separate environment if it conflicts)"
         require_package(package, subject, remedy=remedy)
     if not on_cpu:
         require_cuda(subject)

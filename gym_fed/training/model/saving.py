@@ -98,7 +98,7 @@ def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
 
 
 def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
-    """Write a model that is split over the processes. Every process must call this."""
+    """Write a model that is sharded across processes. Every process must call this."""
     is_adapter = TUNING.new(config.finetuning).is_adapter
     # By default, PEFT loads the base's config again to detect changes to its vocabulary.
     options: dict[str, Any] = {"save_embedding_layers": False} if is_adapter else {}

@@ -175,7 +175,7 @@ def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
     elif name == "scale":
         fits, expected = isinstance(value, int | float) and value > 0, "a number above 0"
     else:
-        fits, expected = isinstance(value, int) and value >= 1, "a whole number of at least 1"
+        fits, expected = isinstance(value, int) and value >= 1, "an integer of at least 1"
     reason = f"optimizer_args: {config.optimizer} does not accept {name} {value!r}"
     refuse_first((not fits or isinstance(value, bool), reason, f"use {expected}"))
 

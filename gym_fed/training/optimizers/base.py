@@ -39,7 +39,7 @@ class OptimizerChoice:
     """An optimiser. Instances are stateless. Subclasses override ``arguments`` or ``make``."""
 
     shards: bool = False
-    """True if it supports weights that are split over processes."""
+    """True if it supports weights that are sharded across processes."""
 
     per_example: bool = False
     """True if it uses only the (noisy) gradients, so that ``privacy`` may use it."""

@@ -85,7 +85,7 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
         config: The run's config.
         sizes: Weights of the run's model.
         device: ``cpu``, ``cuda`` or ``mps``.
-        processes: Number of processes over which parts are split.
+        processes: Number of processes across which parts are sharded.
     """
     weight_share, state_share = _shares(config, processes)
     width = _BYTES[config.dtype]

@@ -180,7 +180,7 @@ def _check_pipeline(config: TrainingConfig, num_processes: int) -> None:
 
 
 def loading_arguments(config: TrainingConfig) -> dict[str, Any]:
-    """Return keyword arguments for ``from_pretrained``; empty unless the model is split while it is loaded."""
+    """Return keyword arguments for ``from_pretrained``; empty unless the model is sharded while it is loaded."""
     if not is_sharded_at_loading(config):
         return {}
     from transformers.distributed import DistributedConfig
@@ -208,7 +208,7 @@ def deepspeed_loading(config: TrainingConfig) -> Any:
 
 
 def is_split(config: TrainingConfig) -> bool:
-    """Return True if the model is split over the processes."""
+    """Return True if the model is sharded across processes."""
     settings = settings_of(config)
     by_zero = settings.strategy == "deepspeed" and settings.zero_stage == 3
     return world_size() > 1 and (by_zero or settings.strategy in (*_AT_LOADING, "pipeline_parallel"))

@@ -22,7 +22,7 @@ def pack_best_fit(rows: Iterable[Encoded], max_length: int) -> Iterator[dict[str
 
     Args:
         rows: ``{"input_ids", "labels"}``, none longer than ``max_length``.
-        max_length: Maximum tokens of a packed row.
+        max_length: Maximum number of tokens per packed row.
 
     Yields:
         ``{"input_ids", "labels", "seq_lengths"}``. From ``seq_lengths``, TRL's collator computes positions that restart

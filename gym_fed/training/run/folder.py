@@ -173,7 +173,7 @@ class RunFolder:
             The newest intact checkpoint; None if the run starts at its first step.
 
         Raises:
-            GymError: As in ``check``; ``STATE_LOCKED`` if another process uses the folder; ``STATE_CORRUPT`` if all
+            GymError: Errors of ``check``; ``STATE_LOCKED`` if another process uses the folder; ``STATE_CORRUPT`` if all
                 checkpoints are damaged.
         """
         if not (self.path / "run.json").exists():  # leave no lock in a folder with other files

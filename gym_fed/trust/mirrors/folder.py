@@ -51,7 +51,7 @@ class MirrorFolder:
         self.path = path
         self.objects = path / "objects"
         self.home = path / "home"
-        """The home of the mirror's account at the hub, with its copy of the ledger and evidence in ``proofs/``."""
+        """The home of the mirror's account on the hub, with its copy of the ledger and evidence in ``proofs/``."""
         self.keys = path / "keys"
 
     @property

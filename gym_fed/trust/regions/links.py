@@ -62,7 +62,7 @@ def _check_version(body: Mapping[str, Any]) -> None:
         if not isinstance(body.get(name), str):
             raise ValueError(f"{name} is not a string")
     if type(body.get("root_size")) is not int:
-        raise ValueError("root_size is not a whole number")
+        raise ValueError("root_size is not an integer")
     integers = body.get("integers")
     is_base = body["version"] == body["base"]  # only the base has no sum
     if not isinstance(integers, str) and not (is_base and integers is None):

@@ -39,7 +39,7 @@ def require_hub(protocol: int, software_version: str) -> None:
 
 
 def require_contributor(protocol: int) -> None:
-    """Reject a contributor with a different protocol version at enrolment or login. Raises as ``require_hub``."""
+    """Reject a contributor with a different protocol version at enrolment or login, like ``require_hub``."""
     if protocol == PROTOCOL:
         return
     raise GymError(

@@ -22,9 +22,9 @@ _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
 file."""
 
 _MAX_LAYERS = 1000
-"""Maximum layers of a model. Building one layer takes 10 ms; the largest published models have 126."""
+"""Maximum number of layers. Building one layer takes 10 ms; the largest published models have 126."""
 _MIN_TENSORS = 6
-"""Minimum tensors per layer: two norms, attention (two tensors in Phi-3) and the MLP (two in Phi-3)."""
+"""Minimum number of tensors per layer: two norms, attention (two tensors in Phi-3) and the MLP (two in Phi-3)."""
 
 RopeFactors = Callable[[str], np.ndarray]
 """Function that returns the values of a tensor in the file by name."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 1 << 30
 """Maximum size of a shard; one is in memory at a time."""
 _ROWS_BYTES = 64 << 20
-"""Maximum bytes of float32 values that are dequantised in one step."""
+"""Maximum size in bytes of the float32 values that are dequantised in one step."""
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors whose values are part of the config in transformers."""
 _PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}

@@ -307,7 +307,7 @@ def _environment_rollouts(
 
     Raises:
         GymError: ``USAGE`` for two environments, an algorithm without environments, plain-text prompts, or a model that
-            is split over processes.
+            is sharded across processes.
     """
     environments = [grader for grader in job.graders if isinstance(grader, Environment)]
     if not environments:
