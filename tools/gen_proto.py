@@ -26,7 +26,7 @@ def generate() -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi")]
         if protoc.main(["protoc", f"-I{PROTO}", *outputs, *names]):
-            raise SystemExit("protoc refuses the definitions in proto/")
+            raise SystemExit("protoc rejects the definitions in proto/")
         stubs = sorted(p for p in Path(folder).rglob("*.py*"))
         return {
             str(p.relative_to(folder)): re.sub(

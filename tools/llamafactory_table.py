@@ -110,25 +110,25 @@ def run_file(file: Path, repo: Path, work: Path) -> Outcome:
     from gym_fed.interop.llamafactory.translation import job_of
 
     name = file.relative_to(repo / "examples").as_posix()
-    given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    job, kind = job_of(given), kind_of(str(given.get("model_name_or_path", given.get("model"))))
-    small = smaller(given, job, kind, work)
+    job_config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    job, kind = job_of(job_config), kind_of(str(job_config.get("model_name_or_path", job_config.get("model"))))
+    small = smaller(job_config, job, kind, work)
     copy = work / file.name
     copy.write_text(yaml.safe_dump(small, sort_keys=False), encoding="utf-8")
-    said, settings, first = _run(copy, job, []), [], ""
-    while not isinstance(said, str | None) and job == "train":
-        reason = _plain(str(said.message), work)
+    result, settings, first = _run(copy, job, []), [], ""
+    while not isinstance(result, str | None) and job == "train":
+        reason = _plain(str(result.message), work)
         more = [f"{key}={value}" for key, value in OF_THIS_MACHINE.items() if f"{key}: " in reason]
         if "CUDA GPU" not in reason or not set(more) - set(settings):
             break
         settings, first = [*settings, *more], first or reason
-        said = _run(copy, job, settings)
+        result = _run(copy, job, settings)
     changed = f"as it is: {first}. With `--set {' '.join(settings)}` " if settings else ""
-    if said is None:
+    if result is None:
         return Outcome(name, True, f"{changed}it runs" if changed else "runs", code=code_now())
-    if isinstance(said, str):
-        return Outcome(name, False, said, defect=True, code=code_now())
-    reason = _plain(str(said.message), work)
+    if isinstance(result, str):
+        return Outcome(name, False, result, defect=True, code=code_now())
+    reason = _plain(str(result.message), work)
     text = f"{changed}refused: {reason}" if changed else f"refused: {reason}"
     return Outcome(name, False, text, code=code_now())
 
@@ -185,9 +185,9 @@ def prepare(repo: Path, work: Path, files: list[Path]) -> None:
     info_file = work / "data" / "dataset_info.json"
     info = json.loads(info_file.read_text(encoding="utf-8"))
     for file in files:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+        job_config = yaml.safe_load(file.read_text(encoding="utf-8"))
         for key in ("dataset", "eval_dataset"):
-            for name in str(given.get(key) or "").replace(" ", "").split(","):
+            for name in str(job_config.get(key) or "").replace(" ", "").split(","):
                 if name and not (work / "data" / info.get(name, {}).get("file_name", "?")).is_file():
                     info[name] = _stand_in(info, name, work / "data")
     info_file.write_text(json.dumps(info), encoding="utf-8")
@@ -314,18 +314,18 @@ def _run(file: Path, job: str, settings: list[str]) -> Any:
 
 def _missing_result(file: Path, job: str, printed: str) -> str | None:
     """Return which result of a job is missing or wrong; None if all are as expected."""
-    given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    job_config = yaml.safe_load(file.read_text(encoding="utf-8"))
     if job == "inference":
         return None if json.loads(printed)["finish_reason"] in ("stop", "length") else "DEFECT: no answer"
     if job == "export":
-        folder = Path(given.get("export_dir") or given["peft_config"]["export_dir"])
+        folder = Path(job_config.get("export_dir") or job_config["peft_config"]["export_dir"])
         return None if (folder / "config.json").is_file() else f"DEFECT: nothing in {folder}"
-    wanted = {
-        "train": [Path(given["output_dir"]) / "result.json"],
-        "predict": [Path(given["output_dir"]) / "generated_predictions.jsonl"],
-        "preprocess": [Path(str(given.get("tokenized_path")))],
+    results = {
+        "train": [Path(job_config["output_dir"]) / "result.json"],
+        "predict": [Path(job_config["output_dir"]) / "generated_predictions.jsonl"],
+        "preprocess": [Path(str(job_config.get("tokenized_path")))],
     }.get(job, [])
-    missing = [str(path) for path in wanted if not path.exists()]
+    missing = [str(path) for path in results if not path.exists()]
     return f"DEFECT: no {missing[0]}" if missing else None
 
 
@@ -350,34 +350,34 @@ def _inside(folder: Path) -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the files, and write the page if each has an outcome."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("repo", type=Path, help="a checkout of LLaMA-Factory")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="run these files below examples/ alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the outcomes here")
-    parser.add_argument("--former", type=Path, nargs="*", default=[], metavar="FILE", help="kept outcomes")
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page; docs/ by default")
+    parser.add_argument("repo", type=Path, help="LLaMA-Factory checkout")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="run only these files in examples/")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save the outcomes to FILE")
+    parser.add_argument("--former", type=Path, nargs="*", default=[], metavar="FILE", help="saved outcomes")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="page to write (default: %(default)s)")
     parser.add_argument(
-        "--check", action="store_true", help="write nothing, and report whether the page differs"
+        "--check", action="store_true", help="write nothing; exit with 1 if the page differs"
     )
-    given = parser.parse_args(arguments)
-    repo = given.repo.resolve()
+    options = parser.parse_args(arguments)
+    repo = options.repo.resolve()
     every: dict[str, Outcome] = {}
-    for former in given.former:
+    for former in options.former:
         every |= {values["file"]: Outcome(**values) for values in json.loads(former.read_text("utf-8"))}
     listed = {file.relative_to(repo / "examples").as_posix(): file for file in example_files(repo)}
-    outcomes = _run_all(repo, [file for name, file in listed.items() if fnmatch.fnmatch(name, given.only)])
+    outcomes = _run_all(repo, [file for name, file in listed.items() if fnmatch.fnmatch(name, options.only)])
     print(table(outcomes).splitlines()[0])
-    if given.json:
-        given.json.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
     every |= {outcome.file: outcome for outcome in outcomes}
     rows = [every[name] for name in listed if name in every]
     if any(outcome.defect for outcome in rows):
         return 1
     if missing := [name for name in listed if name not in every]:
-        print(f"the page is left as it is: {len(missing)} files have no outcome, such as {missing[0]}")
+        print(f"the page was not written: {len(missing)} files have no outcome, such as {missing[0]}")
         return 0
-    if given.check:
-        return 0 if given.page.read_text(encoding="utf-8") == page(rows, given.page) else 1
-    given.page.write_text(page(rows, given.page), encoding="utf-8")
+    if options.check:
+        return 0 if options.page.read_text(encoding="utf-8") == page(rows, options.page) else 1
+    options.page.write_text(page(rows, options.page), encoding="utf-8")
     return 0
 
 

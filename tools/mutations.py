@@ -57,7 +57,7 @@ def load(path: Path = TABLE) -> list[Mutation]:
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path.name} has more than one entry named {', '.join(sorted(twice))}")
     if idle := [one.name for one in found if one.before == one.after or not one.tests]:
-        raise ValueError(f"{path.name}: without a change or without tests: {', '.join(idle)}")
+        raise ValueError(f"{path.name}: entries without a change or tests: {', '.join(idle)}")
     return found
 
 
@@ -77,8 +77,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help="Of the table; without any, all of them.")
-    parser.add_argument("--report", type=Path, help="Write a Markdown table here.")
+    parser.add_argument("names", nargs="*", help="Mutations to run; all by default.")
+    parser.add_argument("--report", type=Path, help="File for a Markdown table of the outcomes.")
     options = parser.parse_args()
     mutations = load()
     if unknown := set(options.names) - {one.name for one in mutations}:

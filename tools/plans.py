@@ -51,9 +51,9 @@ def row(recipe: Recipe) -> tuple[str, list[str]]:
 
 def table() -> str:
     """Return the table of all recipes, and the models that are not in it."""
-    found = [row(recipe) for recipe in public_recipes()]
-    left = sorted({model for _, models in found for model in models})
-    lines = "".join(line for line, _ in found)
+    rows = [row(recipe) for recipe in public_recipes()]
+    left = sorted({model for _, models in rows for model in models})
+    lines = "".join(line for line, _ in rows)
     return f"{HEAD}{lines}\nNot planned, since their sizes are not stated here: {', '.join(left)}.\n"
 
 

@@ -46,13 +46,13 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--extras", default=",".join(extras), help="extras to install; '' for none")
     parser.add_argument("--no-images", action="store_true", help="build no images")
     parser.add_argument(
-        "--base", help="base image, by default that of the Dockerfile; a release pins it by digest"
+        "--base", help="base image; default: the Dockerfile's. Releases pin it by digest"
     )
     parser.add_argument(
         "--build-options",
         default="",
         metavar="WORDS",
-        help="more options of its build command, such as --volume and --build-arg for a machine without a network",
+        help="additional options for the image build, such as --volume and --build-arg on a machine without a network",
     )
     options = parser.parse_args(words)
     chosen = [name for name in options.extras.split(",") if name]
@@ -156,7 +156,7 @@ def _builder() -> str:
 def _one(folder: Path, pattern: str) -> Path:
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
-        sys.exit(f"release: {len(found)} files {pattern} in {folder}, not one; make package wheel")
+        sys.exit(f"release: {folder} must have exactly one {pattern}, but has {len(found)}; run make package wheel")
     return found[0]
 
 

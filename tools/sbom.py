@@ -79,7 +79,7 @@ def _add(
             try:
                 found = metadata.distribution(name)
             except metadata.PackageNotFoundError:
-                sys.exit(f"sbom: {name} is required by {parent.name} and not installed; make install")
+                sys.exit(f"sbom: {name} is required by {parent.name}, but not installed; run make install")
             known[key] = known.setdefault(name, _component(name, found.version))
             _add(bom, known, known[key], found.requires or [], frozenset({"", *requirement.extras}))
         children.append(known[key])

@@ -274,17 +274,17 @@ def calls() -> list[Row]:
 
 
 def main() -> int:
-    made = files()
-    size = sum(map(len, made.values()))
+    contents = files()
+    size = sum(map(len, contents.values()))
     assert size <= MAX_BYTES, size
     if "--check" in sys.argv:
-        differ = [path for path, data in made.items() if (FOLDER / path).read_bytes() != data]
+        differ = [path for path, data in contents.items() if (FOLDER / path).read_bytes() != data]
         print(f"differ: {', '.join(differ)}" if differ else "the rows are those of this script")
         return 1 if differ else 0
-    for path, data in made.items():
+    for path, data in contents.items():
         (FOLDER / path).parent.mkdir(parents=True, exist_ok=True)
         (FOLDER / path).write_bytes(data)
-    print(f"{len(made)} files, {size} bytes")
+    print(f"{len(contents)} files, {size} bytes")
     return 0
 
 

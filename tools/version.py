@@ -60,12 +60,12 @@ def check(root: Path = ROOT) -> str:
     Raises:
         SystemExit: If files differ, or the changelog has unreleased entries or no section for the version.
     """
-    found = versions(root)
-    distinct = {version for in_file in found.values() for version in in_file}
+    by_file = versions(root)
+    distinct = {version for in_file in by_file.values() for version in in_file}
     if len(distinct) > 1:
         sys.exit(
             "version: files differ: "
-            + ", ".join(f"{name} has {', '.join(sorted(old))}" for name, old in found.items())
+            + ", ".join(f"{name} has {', '.join(sorted(old))}" for name, old in by_file.items())
             + "; make version VERSION=1.2.3 writes one into all"
         )
     (version,) = distinct
@@ -83,13 +83,13 @@ def versions(root: Path) -> dict[str, set[str]]:
     Raises:
         SystemExit: If a file has none.
     """
-    found = {
+    by_file = {
         name: set(re.findall(where, (root / name).read_text(encoding="utf-8")))
         for name, where in PLACES.items()
     }
-    if empty := [name for name, old in found.items() if not old]:
-        sys.exit(f"version: none found in {', '.join(empty)}; tools/version.py says where it is expected")
-    return found
+    if empty := [name for name, old in by_file.items() if not old]:
+        sys.exit(f"version: no version in {', '.join(empty)}; tools/version.py says where it is expected")
+    return by_file
 
 
 def _unreleased(text: str) -> str:

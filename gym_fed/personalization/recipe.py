@@ -189,9 +189,9 @@ def encoding_of(
     """Choose the codec policy of a variant, with the reason.
 
     LoRA keeps its factors, quantised to 4 bits, since at r=8 the sign bits of their product would be larger. A full
-    fine-tune uses one bit per weight, including embeddings and head, with distilled scales. There is one scale per row
-    if the file is then at most 1/15 of the base's bfloat16 size. Otherwise there is one per tensor, with scales per row
-    for the embeddings if possible.
+    fine-tune uses one bit per weight, including the embeddings and the head, with distilled scales. There is one scale
+    per row if the file is then at most 1/15 of the base's bfloat16 size. Otherwise there is one per tensor, with scales
+    per row for the embeddings if possible.
 
     Args:
         method: Name of the tuning method.
@@ -220,7 +220,7 @@ def encoding_of(
     elif codec in ("auto", _SIGNS):
         own, scales = _finest_scales(spec)
         values |= {**own, "distill_steps": _DISTILL_STEPS}
-        why = f"one bit per weight, including embeddings and head, with a distilled scale {scales}"
+        why = f"one bit per weight, including the embeddings and the head, with one distilled scale per {scales}"
     else:
         values |= {"codec": codec}
         if CODECS.type_of(codec).has_scales:
@@ -257,12 +257,12 @@ def _finest_scales(spec: BaseSpec) -> tuple[dict[str, Any], str]:
     ends = f"{_SIGNS}{ROW}"
     signs: dict[str, Any] = {"codec": _SIGNS, "scale_dtype": "bfloat16", "error_feedback": False}
     ways: list[tuple[dict[str, Any], str]] = [
-        ({"group_size": "row"}, "a row"),
+        ({"group_size": "row"}, "row"),
         (
             {"group_size": "tensor", "embeddings": ends, "head": ends},
-            "a tensor, and a row of embeddings and head (1/15 of bfloat16 allows no more)",
+            "tensor, but per row of the embeddings and the head (to stay below 1/15 of bfloat16)",
         ),
-        ({"group_size": "tensor"}, "a tensor (1/15 of bfloat16 allows no more)"),
+        ({"group_size": "tensor"}, "tensor (to stay below 1/15 of bfloat16)"),
     ]
     within = (
         (keys, words)

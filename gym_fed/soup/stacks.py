@@ -126,7 +126,7 @@ def _slice(start: int, step: int, end: int) -> slice:
 
 
 def mixed(block: Tensor, matrix: Tensor) -> Tensor:
-    """Compute ``matrix @ block``, ``[m, n]`` float64 by ``[n, k]`` float32, as ``[m, k]`` float32. Free for an identity."""
+    """Compute ``matrix @ block``, ``[m, n]`` float64 by ``[n, k]`` float32, as ``[m, k]``; free for an identity."""
     if len(matrix) == 1:
         return linear_combination(block, matrix[0])[None]
     diagonal = matrix.diagonal()

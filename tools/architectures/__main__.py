@@ -39,18 +39,18 @@ _NEEDS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--only", nargs="+", default=[], help="classes or model types; they are checked again"
+        "--only", nargs="+", default=[], help="check only these classes or model types, again"
     )
     parser.add_argument("--faults", action="store_true", help="check the classes with a fault again")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, help="skip the other columns where possible")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="JSON lines file (default: %(default)s)"
     )
-    parser.add_argument("--part", default="0/1", help="K/N: only every Nth class, beginning with the Kth")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no class after so many minutes")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds for a class")
-    parser.add_argument("--memory", type=float, default=6, help="GiB for a class")
-    parser.add_argument("--write", action="store_true", help="write docs/support.md instead")
+    parser.add_argument("--part", default="0/1", help="K/N: check only every Nth class, starting with the Kth")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no class after this many minutes")
+    parser.add_argument("--timeout", type=float, default=120, help="time limit per class in seconds")
+    parser.add_argument("--memory", type=float, default=6, help="memory limit per class in GiB")
+    parser.add_argument("--write", action="store_true", help="only write docs/support.md")
     options = parser.parse_args()
     options.results.parent.mkdir(parents=True, exist_ok=True)
     drop_torn_line(options.results)

@@ -143,7 +143,7 @@ def tiny_config(config_class: Any) -> Any:
 
 
 def _shrunk(default: Any) -> Any:
-    made = type(default)
+    config_class = type(default)
     own = {key: value for key, value in vars(default).items() if not key.startswith("_")}
     values: dict[str, Any] = {key: small for key, small in SIZES.items() if type(own.get(key)) is int}
     if "head_dim" in own:
@@ -161,21 +161,21 @@ def _shrunk(default: Any) -> Any:
         values["num_key_value_heads"] = SIZES["num_attention_heads"]
         values.pop("head_dim", None)
     values |= _layers(default, own)
-    if isinstance(rope := own.get("rope_parameters"), dict) and "rope_theta" in rope and _has_mrope(made):
+    if isinstance(rope := own.get("rope_parameters"), dict) and "rope_theta" in rope and _has_mrope(config_class):
         half = int(SIZES["head_dim"] * rope.get("partial_rotary_factor", 1.0)) // 2
         values["rope_parameters"] = {**rope, "mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
     for key, token in (("pad_token_id", PAD), ("bos_token_id", BOS), ("eos_token_id", EOS)):
         if hasattr(default, key) and (getattr(default, key) is not None or key != "bos_token_id"):
             values[key] = token
-    for key in getattr(made, "sub_configs", None) or ():
+    for key in getattr(config_class, "sub_configs", None) or ():
         if (part := getattr(default, key, None)) is not None and hasattr(part, "to_dict"):
             values[key] = _shrunk(part)
     if "is_decoder" in own:
         values["is_decoder"] = True
     if getattr(default, "tie_word_embeddings", None) is not None:
         values.setdefault("tie_word_embeddings", default.tie_word_embeddings)
-    values |= OVERRIDES.get(made.__name__, {})
-    return made(**{key: value for key, value in values.items() if value is not None})
+    values |= OVERRIDES.get(config_class.__name__, {})
+    return config_class(**{key: value for key, value in values.items() if value is not None})
 
 
 def _has_mrope(config_class: Any) -> bool:

@@ -273,10 +273,10 @@ def _generated(model: Any) -> list[int]:
         None  # BART forces its last token to be the end, whatever the logits
     )
     with torch.inference_mode():
-        found = model.generate(
+        tokens = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False
         )
-    return [int(token) for token in found[0, len(PROMPT) :]]
+    return [int(token) for token in tokens[0, len(PROMPT) :]]
 
 
 def _logits(model: Any) -> Any:
@@ -338,10 +338,10 @@ def require_unchanged(trained: Any, base: Any) -> None:
     import torch
 
     own = dict(trained.named_parameters())
-    wanted = dict(base.named_parameters())
-    if own.keys() != wanted.keys():
-        raise AssertionError(f"the base has other weights: {sorted(own.keys() ^ wanted.keys())[:3]}")
-    changed = [name for name, value in wanted.items() if not torch.equal(own[name], value)]
+    expected = dict(base.named_parameters())
+    if own.keys() != expected.keys():
+        raise AssertionError(f"the base has different weights: {sorted(own.keys() ^ expected.keys())[:3]}")
+    changed = [name for name, value in expected.items() if not torch.equal(own[name], value)]
     if changed:
         raise AssertionError(
             f"training an adapter changed {changed[0]} and {len(changed) - 1} more of the base"
@@ -350,12 +350,12 @@ def require_unchanged(trained: Any, base: Any) -> None:
 
 def _require_number(found: float, wanted: float, what: str) -> None:
     if not abs(found - wanted) <= 1e-3 * max(abs(wanted), 1.0):
-        raise AssertionError(f"{what} is {found:.5f}, and transformers' is {wanted:.5f}")
+        raise AssertionError(f"{what} is {found:.5f}, but {wanted:.5f} in transformers")
 
 
 def _require_equal(found: list[int], wanted: list[int]) -> None:
     if found != wanted:
-        raise AssertionError(f"the answer is {found}, and transformers' is {wanted}")
+        raise AssertionError(f"the answer is {found}, but {wanted} in transformers")
 
 
 def _place(error: BaseException) -> str:

@@ -31,8 +31,8 @@ from tools.casts.people import (
 def main() -> None:
     """Play the scripts, draw the casts, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m tools.casts", description=__doc__.splitlines()[0])
-    parser.add_argument("--environment", type=Path, help="made there, or taken where it is there already")
-    parser.add_argument("--only", choices=[person.script for person in PEOPLE], help="one person's scene")
+    parser.add_argument("--environment", type=Path, help="folder of the environment; created if it does not exist")
+    parser.add_argument("--only", choices=[person.script for person in PEOPLE], help="play only this person's script")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gym-") as place:
         environment = fresh(arguments.environment or Path(place, "environment"))
@@ -54,13 +54,13 @@ def main() -> None:
 
 
 def _scenes(environment: Environment, place: Path, only: str | None) -> list[Played]:
-    found: list[Played] = []
+    scenes: list[Played] = []
     for person in (ALONE, VARIANT_OWNER):
         if only in (None, person.script):
-            found.append(play(person, environment, place))
+            scenes.append(play(person, environment, place))
     if only in (None, COORDINATOR.script, CONTRIBUTOR.script):
-        found += play_round(environment, place)
-    return found
+        scenes += play_round(environment, place)
+    return scenes
 
 
 if __name__ == "__main__":

@@ -85,9 +85,9 @@ class Terminal:
     def type(self, command: str) -> Running:
         """Type a command and press Enter; each of its questions is answered with ``y``."""
         self._feed(f"\x1b[0;1m$ {command}\x1b[0m\r\n".encode())
-        found = Typed(command)
-        self.typed.append(found)
-        return Running(self, found)
+        typed = Typed(command)
+        self.typed.append(typed)
+        return Running(self, typed)
 
     def run(self, command: str) -> Typed:
         """Type a command and wait until it ends.

@@ -20,8 +20,8 @@ def repeated_classes(files: dict[str, str]) -> Iterator[Finding]:
     for file, text in files.items():
         if file.endswith(".py") and file.startswith(PACKAGES):
             for number, line in enumerate(text.splitlines(), 1):
-                if found := re.match(r"class _*(\w+)", line):
-                    places[found[1]].append((file, number))
+                if match := re.match(r"class _*(\w+)", line):
+                    places[match[1]].append((file, number))
     for name, (first, *others) in places.items():
         for file, number in others:
-            yield Finding(file, number, f"class {name} is in {first[0]} too: give one another name")
+            yield Finding(file, number, f"class {name} is also in {first[0]}: rename one of them")

@@ -125,6 +125,6 @@ def dead_links(files: dict[str, str], root: Path) -> Iterator[Finding]:
             name, _, anchor = target.partition("#")
             to = normpath(join(dirname(file), name)) if name else file
             if not (root / to).exists():
-                yield Finding(file, number, f"{target} leads nowhere: there is no {to}")
+                yield Finding(file, number, f"broken link {target}: there is no {to}")
             elif anchor and to in pages and anchor not in anchors(pages[to]):
-                yield Finding(file, number, f"{target} leads nowhere: {to} has no such heading")
+                yield Finding(file, number, f"broken link {target}: {to} has no such heading")

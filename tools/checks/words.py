@@ -122,6 +122,6 @@ def retired_words(files: dict[str, str]) -> Iterator[Finding]:
                 if word.today in lowered and not unless.search(line):
                     if any(place.search(line) for place in allowed):
                         continue
-                    for found in pattern.finditer(line):
-                        message = f"retired word {found[0].strip()!r}: use {word.instead}"
+                    for match in pattern.finditer(line):
+                        message = f"retired word {match[0].strip()!r}: use {word.instead}"
                         yield Finding(file, number, message)

@@ -26,9 +26,9 @@ SECONDS = 300
 def main() -> None:
     """Run all checks, or one of them in this process."""
     parser = argparse.ArgumentParser(prog="python -m tools.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", metavar="TEXT", help="checks whose name has this text")
-    parser.add_argument("--check", help="one check, in this process")
-    parser.add_argument("--folder", type=Path, help="where that check works")
+    parser.add_argument("--only", default="", metavar="TEXT", help="run only checks whose name contains TEXT")
+    parser.add_argument("--check", help="run one check in this process")
+    parser.add_argument("--folder", type=Path, help="working folder of that check")
     arguments = parser.parse_args()
     if arguments.check:
         found = next(check for check in CHECKS if check.name == arguments.check)
@@ -43,7 +43,7 @@ def main() -> None:
             failed += not good
             print(f"{'ok  ' if good else 'FAIL'} {check.name}: {text}", flush=True)
     if arguments.only:
-        print("docs/support.md is left as it is, since not every check ran")
+        print("docs/support.md was not written, since not every check ran")
     else:
         write(machine, seen)
     sys.exit(1 if failed else 0)
@@ -59,8 +59,8 @@ def described() -> str:
 
     if not torch.cuda.is_available():
         sys.exit(
-            f"no CUDA GPU here (torch {torch.__version__}): run this where nvidia-smi lists one, with a CUDA build of "
-            "torch; what runs without one is in `make test`"
+            f"no CUDA GPU (torch {torch.__version__}): run this where nvidia-smi lists one, with a CUDA build of "
+            "torch; `make test` has the checks that need none"
         )
     name, version = torch.cuda.get_device_name(), torch.__version__
     return f"{name}, torch {version}, CUDA {torch.version.cuda}, {datetime.date.today().isoformat()}"

@@ -112,19 +112,19 @@ def _chosen(every: list[list[str]], rows: list[int | str] | None) -> list[list[s
     if rows is None:
         return every
     chosen = []
-    for given in rows:
-        found = [
-            row for number, row in enumerate(every) if given == number or any(given == cell for cell in row)
+    for selector in rows:
+        matches = [
+            row for number, row in enumerate(every) if selector == number or any(selector == cell for cell in row)
         ]
-        if len(found) != 1:
-            raise ValueError(f"{len(found)} rows are {given!r}")
-        chosen += found
+        if len(matches) != 1:
+            raise ValueError(f"{len(matches)} rows match {selector!r}")
+        chosen += matches
     return chosen
 
 
 def _rows_below(header: str, text: str) -> list[list[list[str]]]:
     """Return the cells of every table with this header."""
-    found, lines = [], [line.strip() for line in text.splitlines()]
+    all_tables, lines = [], [line.strip() for line in text.splitlines()]
     for at, line in enumerate(lines):
         if line == header:
             table = []
@@ -132,8 +132,8 @@ def _rows_below(header: str, text: str) -> list[list[list[str]]]:
                 if not row.startswith("|"):
                     break
                 table.append([cell.strip() for cell in row.strip("|").split("|")])
-            found.append(table)
-    return found
+            all_tables.append(table)
+    return all_tables
 
 
 def _figure(cell: str, number: int) -> Figure | None:
@@ -141,12 +141,12 @@ def _figure(cell: str, number: int) -> Figure | None:
     figures = list(_FIGURE.finditer(cell.replace("**", "")))
     if number >= len(figures):
         return None
-    one = figures[number]
-    scale = _SCALES.get(one["unit"] or "", 1.0)
-    value, least, most = (_number(one[part], scale) for part in ("value", "least", "most"))
+    match = figures[number]
+    scale = _SCALES.get(match["unit"] or "", 1.0)
+    value, least, most = (_number(match[part], scale) for part in ("value", "least", "most"))
     assert value is not None
-    unit = "" if one["unit"] is None else one["unit"] if one["unit"] == "%" else f" {one['unit']}"
-    return Figure(f"{one['value']}{unit}", value, least, most)
+    unit = "" if match["unit"] is None else match["unit"] if match["unit"] == "%" else f" {match['unit']}"
+    return Figure(f"{match['value']}{unit}", value, least, most)
 
 
 def _number(text: str | None, scale: float) -> float | None:

@@ -248,7 +248,7 @@ def _own_head(model: Any) -> None:
 
 
 def _tie_or_not(model: Any) -> None:
-    """Tie head and embeddings again if their weights are equal, otherwise mark them as untied in the config.
+    """Tie the head and the embeddings again if their weights are equal, otherwise mark them as untied in the config.
 
     Without that mark, the head would be lost when the model is saved.
     """

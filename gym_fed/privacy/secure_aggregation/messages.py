@@ -285,7 +285,7 @@ def check_participants(
     """
     ids = [signed.advert.contributor for signed in participants]
     if ids != sorted(set(ids)):
-        raise GymError(ErrorCode.UPDATE_REFUSED, "the hub's list names a contributor twice or out of order")
+        raise GymError(ErrorCode.UPDATE_REFUSED, "the hub's list has a contributor twice or out of order")
     check_majority(threshold, len(ids))
     for signed in participants:
         signed.verify(server, server_round, threshold)

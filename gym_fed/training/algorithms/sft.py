@@ -49,7 +49,7 @@ class Sft(Algorithm):
     federates = True
     takes_reference = True
     tried = (
-        "every method, optimiser and feature; pictures, sound and video: tiny models of ten classes; two processes; "
+        "every method, optimiser and feature; images, sound and video with tiny models of ten classes; two processes; "
         "federated rounds"
     )
 

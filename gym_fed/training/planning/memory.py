@@ -48,7 +48,7 @@ class Memory:
         generation: Keys and values during generation.
         process: Libraries, and the GPU context.
         allocator: Freed blocks that are not returned to the system.
-        embedding: The second gradient of a matrix that is both embeddings and head, before the two are added.
+        embedding: The second gradient of a matrix that is both the embeddings and the head, before the two are added.
         accumulates: True if gradients are held while the next batch is computed.
     """
 

@@ -61,7 +61,7 @@ class Sizes:
         trained: All trained tensors.
         active: Number of weights in the matrices that process one token, including the head, without an adapter.
         adapted: True if an adapter is trained.
-        tied: True if embeddings and head are one matrix.
+        tied: True if the embeddings and the head are one matrix.
         shape: Dimensions of the language model.
     """
 

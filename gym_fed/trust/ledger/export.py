@@ -109,7 +109,7 @@ class LedgerCheck:
         if head.size != self._chain.size:
             raise corrupt(f"head {head.size} follows entry {self._chain.size}")
         if head.hash != self._chain.hash:
-            raise corrupt(f"head {head.size} names a different entry {head.size}")
+            raise corrupt(f"head {head.size} has a different entry {head.size}")
         if head.root != self.frontier.root():
             raise corrupt(f"head {head.size} has a different Merkle root from that of the entries before it")
         if before is not None and not (before.size < head.size and before.at <= head.at):

@@ -125,7 +125,7 @@ def test_show_counts_and_names_broken_pictures(tmp_path: Path) -> None:
     ):
         assert f"a.jsonl:{line}: images: " in problem
         assert name in problem
-    assert "3 of 4 pictures cannot be read" in gym("show", file).stderr
+    assert "3 of 4 images cannot be read" in gym("show", file).stderr
 
 
 def test_show_names_the_row_that_the_template_leaves_half_out(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_two_classes_of_one_name_are_found_across_packages(tmp_path: Path) -> No
         "quant/gym_quant/three.py": "class Other:\n    class Config:\n        pass\n",
         "tests/four.py": "class Other: pass\n",
     }
-    wanted = "server/gym_server/two.py:2: class Move is in gym_fed/one.py too: give one another name"
+    wanted = "server/gym_server/two.py:2: class Move is also in gym_fed/one.py: rename one of them"
     assert planted(tmp_path, files) == [wanted]
 
 
@@ -167,7 +167,7 @@ def test_a_link_to_nothing_is_found(target: str, message: str, tmp_path: Path) -
         "docs/two.md": "# Two\n\n## Keys, and `codes`\n",
     }
     found = planted(tmp_path, files)
-    assert found == ([f"docs/one.md:6: {target} leads nowhere: {message}"] if message else [])
+    assert found == ([f"docs/one.md:6: broken link {target}: {message}"] if message else [])
 
 
 def test_the_command_refuses_a_tree_with_a_violation(

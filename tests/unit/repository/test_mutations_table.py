@@ -40,5 +40,5 @@ def test_an_entry_that_changes_or_runs_nothing_is_refused(tmp_path: Path, after:
     table.write_text(
         f'[[mutation]]\nname = "x"\nfile = "f"\nbefore = "a"\nafter = "{after}"\ntests = {tests}\n'
     )
-    with pytest.raises(ValueError, match="without a change or without tests: x"):
+    with pytest.raises(ValueError, match="entries without a change or tests: x"):
         mutations.load(table)

@@ -76,7 +76,7 @@ def test_a_release_with_unreleased_entries_or_other_versions_is_refused(tree: Pa
     with pytest.raises(SystemExit, match=r"CITATION.cff has 1\.2\.4"):
         version.check(tree)
     file.write_text("title: gym-fed\n")
-    with pytest.raises(SystemExit, match=r"none found in CITATION\.cff"):
+    with pytest.raises(SystemExit, match=r"no version in CITATION\.cff"):
         version.check(tree)
 
 

@@ -41,7 +41,7 @@ class Kto(Algorithm):
     takes_reference = True
     federates = True
     tried = "full, LoRA; two processes"
-    untried = "pictures"
+    untried = "images"
 
     @classmethod
     def least_batch(cls, settings: Any) -> int:

@@ -26,7 +26,7 @@ class Orpo(WholePairs):
 
     federates = True
     tried = "full, LoRA; two processes"
-    untried = "pictures"
+    untried = "images"
 
     def build(self, job: Job) -> Any:
         from trl.experimental.orpo import ORPOConfig, ORPOTrainer

@@ -25,7 +25,7 @@ class Simpo(WholePairs):
 
     federates = True
     tried = "full, LoRA"
-    untried = "pictures; several processes"
+    untried = "images; several processes"
 
     def build(self, job: Job) -> Any:
         from trl.experimental.cpo import CPOConfig, CPOTrainer
