@@ -111,7 +111,10 @@ def run_file(file: Path, repo: Path, work: Path) -> Outcome:
 
     name = file.relative_to(repo / "examples").as_posix()
     job_config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    job, kind = job_of(job_config), kind_of(str(job_config.get("model_name_or_path", job_config.get("model"))))
+    job, kind = (
+        job_of(job_config),
+        kind_of(str(job_config.get("model_name_or_path", job_config.get("model")))),
+    )
     small = smaller(job_config, job, kind, work)
     copy = work / file.name
     copy.write_text(yaml.safe_dump(small, sort_keys=False), encoding="utf-8")
@@ -354,10 +357,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="*", metavar="GLOB", help="run only these files in examples/")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save the outcomes to FILE")
     parser.add_argument("--former", type=Path, nargs="*", default=[], metavar="FILE", help="saved outcomes")
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="page to write (default: %(default)s)")
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 if the page differs"
+        "--page", type=Path, default=PAGE, metavar="FILE", help="page to write (default: %(default)s)"
     )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page differs")
     options = parser.parse_args(arguments)
     repo = options.repo.resolve()
     every: dict[str, Outcome] = {}
@@ -367,7 +370,9 @@ def main(arguments: list[str] | None = None) -> int:
     outcomes = _run_all(repo, [file for name, file in listed.items() if fnmatch.fnmatch(name, options.only)])
     print(table(outcomes).splitlines()[0])
     if options.json:
-        options.json.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
+        options.json.write_text(
+            json.dumps([vars(outcome) for outcome in outcomes], indent=1), encoding="utf-8"
+        )
     every |= {outcome.file: outcome for outcome in outcomes}
     rows = [every[name] for name in listed if name in every]
     if any(outcome.defect for outcome in rows):

@@ -43,7 +43,9 @@ WEBUI = {"webui": "/train", "webui-run": "/runs/first"}
 def main() -> None:
     """Run the demo and the workbench, and write the pictures."""
     parser = argparse.ArgumentParser(prog="python -m tools.pictures", description=__doc__.splitlines()[0])
-    parser.add_argument("--demo", type=Path, help="output folder of a finished demo; by default, the demo is run")
+    parser.add_argument(
+        "--demo", type=Path, help="output folder of a finished demo; by default, the demo is run"
+    )
     arguments = parser.parse_args()
     if reason := why_not():
         sys.exit(reason)

@@ -45,9 +45,7 @@ def main(words: Sequence[str]) -> None:
     extras = extras_of(ROOT)
     parser.add_argument("--extras", default=",".join(extras), help="extras to install; '' for none")
     parser.add_argument("--no-images", action="store_true", help="build no images")
-    parser.add_argument(
-        "--base", help="base image; default: the Dockerfile's. Releases pin it by digest"
-    )
+    parser.add_argument("--base", help="base image; default: the Dockerfile's. Releases pin it by digest")
     parser.add_argument(
         "--build-options",
         default="",
@@ -156,7 +154,9 @@ def _builder() -> str:
 def _one(folder: Path, pattern: str) -> Path:
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
-        sys.exit(f"release: {folder} must have exactly one {pattern}, but has {len(found)}; run make package wheel")
+        sys.exit(
+            f"release: {folder} must have exactly one {pattern}, but has {len(found)}; run make package wheel"
+        )
     return found[0]
 
 

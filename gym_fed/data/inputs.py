@@ -97,9 +97,7 @@ def as_input(source: Any) -> Input:
         if weight is not None and source.weight != 1.0:
             raise GymError(ErrorCode.USAGE, f"{source.path} has two weights", "set only one")
         if source.role != "learn":
-            raise GymError(
-                ErrorCode.USAGE, "a pipeline cannot mark rows to forget", "use data in a config"
-            )
+            raise GymError(ErrorCode.USAGE, "a pipeline cannot mark rows to forget", "use data in a config")
         return Input(source, source.weight if weight is None else float(weight))
     if isinstance(source, Sequence) and all(isinstance(row, dict) for row in source):
         return Input(tuple(source), 1.0 if weight is None else float(weight))

@@ -263,7 +263,9 @@ def parse_columns(text: str | None) -> dict[str, str]:
     for ours, theirs in _pairs(text or ""):
         if ours in columns or theirs in columns.values():
             twice = ours if ours in columns else theirs
-            raise GymError(ErrorCode.USAGE, f"--columns: {twice!r} is given twice", "specify each column once")
+            raise GymError(
+                ErrorCode.USAGE, f"--columns: {twice!r} is given twice", "specify each column once"
+            )
         columns[ours] = theirs
     return columns
 

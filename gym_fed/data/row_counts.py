@@ -125,7 +125,9 @@ class RowCounts:
         used = "trained on" if use == "learned" else use
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         if self.learned == self.rows and not self.cut:
-            every = f"the row is {used}" if self.rows == 1 else f"all {counted(self.rows, 'row', 'are')} {used}"
+            every = (
+                f"the row is {used}" if self.rows == 1 else f"all {counted(self.rows, 'row', 'are')} {used}"
+            )
             return every + (f": {counted(labelled, 'labelled token')}" if labelled else "")
         why = " (no tokens to train on)" if self.dropped else ""
         parts = [

@@ -196,7 +196,9 @@ def _solution(row: Row, kind: RowKind, number: int) -> list[Row]:
         return [{**solution, "label": is_right}]
     if kind == "supervised" and is_right:
         return [solution]
-    problem = "has a wrong step, which would be trained on" if kind == "supervised" else f"is not a {kind} row"
+    problem = (
+        "has a wrong step, which would be trained on" if kind == "supervised" else f"is not a {kind} row"
+    )
     raise GymError(
         ErrorCode.DATA_INVALID,
         f"{place_of(row, number)} {problem}",
@@ -211,7 +213,11 @@ def _without(row: Row, *keys: str) -> Row:
 def _column_remedy(row: Row, kind: RowKind) -> str:
     """Return a hint with the option that names the columns, if the answer may be in another column."""
     guess = guess_rest([row], kind)
-    return "" if guess is None or "text" in guess.columns else f"; or, if these columns are right: {guess.option}"
+    return (
+        ""
+        if guess is None or "text" in guess.columns
+        else f"; or, if these columns are right: {guess.option}"
+    )
 
 
 def _require_types(row: Row, kind: RowKind | None, number: int) -> None:

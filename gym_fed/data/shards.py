@@ -58,7 +58,10 @@ def read_shard(name: str, stream: BinaryIO) -> Iterator[tuple[str, Any]]:
         key = member
         if hash(key) in finished:
             raise _refused(
-                name, path, "is not next to the other members of its sample", "write the archive with tar --sort=name"
+                name,
+                path,
+                "is not next to the other members of its sample",
+                "write the archive with tar --sort=name",
             )
         if suffix in fields:
             raise _refused(name, path, "is in the archive twice", "use a different name for each sample")

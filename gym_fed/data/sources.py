@@ -152,7 +152,8 @@ def rows_of_entry(entry: CatalogueEntry, raw: Iterator[tuple[str, Any]]) -> Iter
         missing = [theirs for ours, theirs in columns.items() if theirs not in row and ours not in _MAY_LACK]
         if missing:
             raise BadRow(
-                f"has no column {missing[0]!r}", "the dataset has changed; specify its columns in an entry with hub"
+                f"has no column {missing[0]!r}",
+                "the dataset has changed; specify its columns in an entry with hub",
             )
         renamed = {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
         if entry.speakers and isinstance(turns := renamed.get("conversations"), list):

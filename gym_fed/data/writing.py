@@ -35,7 +35,9 @@ def check_output(file: Path, overwrite: bool) -> None:
             f"use a local path ending in {', '.join(SUFFIXES)}",
         )
     if file.is_dir() or (file.exists() and not overwrite):
-        raise GymError(ErrorCode.FILE_EXISTS, f"{file} already exists", "choose another name, or pass --overwrite")
+        raise GymError(
+            ErrorCode.FILE_EXISTS, f"{file} already exists", "choose another name, or pass --overwrite"
+        )
 
 
 def write_rows(file: Path, rows: Iterable[Row], *, overwrite: bool = False) -> int:
@@ -81,7 +83,8 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
     actual = kind_of(row)
     if actual != kind and not allow_loss and not (actual == "supervised" and kind == "prompt"):
         raise BadRow(
-            f"is a {actual} row, but {format} stores {kind} rows", "choose another format, or pass --allow-loss"
+            f"is a {actual} row, but {format} stores {kind} rows",
+            "choose another format, or pass --allow-loss",
         )
     try:
         alike = as_kind([row], kind)

@@ -135,7 +135,9 @@ def noise_multiplier_for(
 
 def _require_probability(target_delta: float) -> None:
     if not 0 < target_delta < 1:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"target_delta is {target_delta}, but must be between 0 and 1")
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, f"target_delta is {target_delta}, but must be between 0 and 1"
+        )
 
 
 def _bracket(target_epsilon: float, target_delta: float, count: int) -> tuple[float, float]:

@@ -146,7 +146,9 @@ class DeltaSoup:
                 "each contributor may contribute once",
             )
         if num_examples < 1:
-            raise GymError(ErrorCode.USAGE, f"{user_id!r}: num_examples is {num_examples}, but must be at least 1")
+            raise GymError(
+                ErrorCode.USAGE, f"{user_id!r}: num_examples is {num_examples}, but must be at least 1"
+            )
         name = f"update-{len(self._contributions)}"
         self._contributions[user_id] = (
             self._as_delta(user_id, model, name, allow_differences),

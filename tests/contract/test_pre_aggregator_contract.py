@@ -231,7 +231,9 @@ def test_buckets_follow_from_the_seed_and_the_count_alone() -> None:
 
 def test_too_few_buckets_are_refused_with_the_updates_they_take() -> None:
     assert step("bucketing", 2).rows(9) == 5
-    with pytest.raises(GymError, match=r"8 updates make 4 buckets .* needs 5 buckets, or 9 updates") as caught:
+    with pytest.raises(
+        GymError, match=r"8 updates make 4 buckets .* needs 5 buckets, or 9 updates"
+    ) as caught:
         step("bucketing", 2).rows(8)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 

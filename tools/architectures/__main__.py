@@ -46,7 +46,9 @@ def main() -> int:
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="JSON lines file (default: %(default)s)"
     )
-    parser.add_argument("--part", default="0/1", help="K/N: check only every Nth class, starting with the Kth")
+    parser.add_argument(
+        "--part", default="0/1", help="K/N: check only every Nth class, starting with the Kth"
+    )
     parser.add_argument("--minutes", type=float, default=1e9, help="start no class after this many minutes")
     parser.add_argument("--timeout", type=float, default=120, help="time limit per class in seconds")
     parser.add_argument("--memory", type=float, default=6, help="memory limit per class in GiB")

@@ -161,7 +161,11 @@ def _shrunk(default: Any) -> Any:
         values["num_key_value_heads"] = SIZES["num_attention_heads"]
         values.pop("head_dim", None)
     values |= _layers(default, own)
-    if isinstance(rope := own.get("rope_parameters"), dict) and "rope_theta" in rope and _has_mrope(config_class):
+    if (
+        isinstance(rope := own.get("rope_parameters"), dict)
+        and "rope_theta" in rope
+        and _has_mrope(config_class)
+    ):
         half = int(SIZES["head_dim"] * rope.get("partial_rotary_factor", 1.0)) // 2
         values["rope_parameters"] = {**rope, "mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
     for key, token in (("pad_token_id", PAD), ("bos_token_id", BOS), ("eos_token_id", EOS)):

@@ -31,8 +31,12 @@ from tools.casts.people import (
 def main() -> None:
     """Play the scripts, draw the casts, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m tools.casts", description=__doc__.splitlines()[0])
-    parser.add_argument("--environment", type=Path, help="folder of the environment; created if it does not exist")
-    parser.add_argument("--only", choices=[person.script for person in PEOPLE], help="play only this person's script")
+    parser.add_argument(
+        "--environment", type=Path, help="folder of the environment; created if it does not exist"
+    )
+    parser.add_argument(
+        "--only", choices=[person.script for person in PEOPLE], help="play only this person's script"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gym-") as place:
         environment = fresh(arguments.environment or Path(place, "environment"))

@@ -114,7 +114,9 @@ def _chosen(every: list[list[str]], rows: list[int | str] | None) -> list[list[s
     chosen = []
     for selector in rows:
         matches = [
-            row for number, row in enumerate(every) if selector == number or any(selector == cell for cell in row)
+            row
+            for number, row in enumerate(every)
+            if selector == number or any(selector == cell for cell in row)
         ]
         if len(matches) != 1:
             raise ValueError(f"{len(matches)} rows match {selector!r}")

@@ -63,9 +63,7 @@ def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple
         GymError: ``USAGE`` for a name that is a local path; errors from ``ensure_model``.
     """
     if not is_hub_name(name):
-        raise GymError(
-            ErrorCode.USAGE, f"{name}: is a local path", "use a name on the Hub: OWNER/NAME"
-        )
+        raise GymError(ErrorCode.USAGE, f"{name}: is a local path", "use a name on the Hub: OWNER/NAME")
     offer = offer_model(name)
     if offer.missing_bytes and not consent(offer):
         raise declined(offer)

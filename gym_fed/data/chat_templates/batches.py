@@ -124,4 +124,6 @@ class _RowTokenizer:
             return self.chat_template["tool_use"]
         if "default" in self.chat_template:
             return self.chat_template["default"]
-        raise ValueError(f"the tokenizer has no default chat template, only {', '.join(sorted(self.chat_template))}")
+        raise ValueError(
+            f"the tokenizer has no default chat template, only {', '.join(sorted(self.chat_template))}"
+        )

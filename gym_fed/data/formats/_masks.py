@@ -115,7 +115,8 @@ def _of_parts(parts: list[Any], key: str) -> tuple[list[list[int]], bool]:
         text = text_of_part(part)
         if text is None and flags:
             raise BadRow(
-                f"a part of {key!r} that is not text has a weight", "remove the weight: images are not trained on"
+                f"a part of {key!r} that is not text has a weight",
+                "remove the weight: images are not trained on",
             )
         length = len(text or "")
         if length and flags and not any(flags.values()):

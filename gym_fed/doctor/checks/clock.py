@@ -51,6 +51,4 @@ def judge_pace(wall_seconds: float, monotonic_seconds: float) -> Finding:
     drift = wall_seconds - monotonic_seconds
     if abs(drift) <= _TOLERANCE_SECONDS:
         return Finding("clock: pace", Level.OK, "wall time agrees with the monotonic clock")
-    return Finding(
-        "clock: pace", Level.WARN, f"wall time jumped by {drift:+.3f} s during the check", _REMEDY
-    )
+    return Finding("clock: pace", Level.WARN, f"wall time jumped by {drift:+.3f} s during the check", _REMEDY)

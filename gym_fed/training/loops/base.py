@@ -161,7 +161,9 @@ class Loop(ABC):
             reason = (
                 f"samples_per_mini_batch: {self._mini} does not divide samples_per_batch {samples_per_batch}"
             )
-            raise GymError(ErrorCode.USAGE, reason, "make samples_per_batch a multiple of samples_per_mini_batch")
+            raise GymError(
+                ErrorCode.USAGE, reason, "make samples_per_batch a multiple of samples_per_mini_batch"
+            )
         self._parts = samples_per_batch // self._mini
         if output_dir is None:
             output_dir = Path("runs") if context is None else context.output_dir

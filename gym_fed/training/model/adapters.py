@@ -93,7 +93,9 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
     # target_modules is compared layer by layer in resume_adapter.
     for key in section.model_fields_set & trained.keys() - {"target_modules"}:
         own_value = _plain(getattr(section, key), None)
-        reason = f"{config.finetuning}.{key} is {own_value!r}, but the adapter {adapter.name} has {trained[key]!r}"
+        reason = (
+            f"{config.finetuning}.{key} is {own_value!r}, but the adapter {adapter.name} has {trained[key]!r}"
+        )
         refuse_first((own_value != trained[key], reason, remedy))
     start = getattr(section, "init_lora_weights", "default")
     reason = f"lora.init_lora_weights is {start}, but the adapter {adapter.name} is already trained"

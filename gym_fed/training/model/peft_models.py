@@ -295,7 +295,9 @@ def _load(adapted: Any, adapter: Adapter) -> None:
         own = adapted.state_dict().get(key)
         value = weights.pop(key)
         if own is None or own.shape != value.shape or not torch.equal(own.cpu(), value.to(own.dtype)):
-            reason = f"it contains {key}, which the model lacks, or has with a different shape or other values"
+            reason = (
+                f"it contains {key}, which the model lacks, or has with a different shape or other values"
+            )
             raise does_not_fit(adapter, name, reason)
     for key, value in expected.items():
         if value.shape != weights[key].shape:

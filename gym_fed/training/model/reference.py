@@ -28,7 +28,9 @@ def check_reference(config: TrainingConfig) -> None:
         (
             not ALGORITHMS.type_of(algorithm).takes_reference,
             f"{algorithm} does not use a reference model",
-            lambda: f"remove it; algorithms with a reference: {', '.join(ALGORITHMS.own_with('takes_reference'))}",
+            lambda: (
+                f"remove it; algorithms with a reference: {', '.join(ALGORITHMS.own_with('takes_reference'))}"
+            ),
         ),
         (
             has_no_weight,

@@ -72,7 +72,9 @@ class ScheduleFree(LibraryOptimizer):
     def check(self, config: TrainingConfig) -> None:
         key = "warmup_ratio" if config.warmup_ratio else "warmup_steps"
         other = config.lr_scheduler_type
-        schedule = f"lr_scheduler_type: {other} cannot be used with {config.optimizer}, which replaces the schedule"
+        schedule = (
+            f"lr_scheduler_type: {other} cannot be used with {config.optimizer}, which replaces the schedule"
+        )
         unused = config.warmup_ratio or (config.warmup_steps and not self.warms_up)
         remedy = "set warmup_steps" if self.warms_up else "remove it: this optimizer has its own warm-up"
         refuse_first(

@@ -192,7 +192,11 @@ def check_streaming(config: TrainingConfig, num_processes: int) -> None:
         (excluded, f"{excluded} needs all rows before the first step", f"remove {excluded}"),
         (epochs, f"{epochs} is epoch, but a stream has no epochs", f"set {epochs}: steps"),
         (config.max_steps is None, "the number of rows is not known", "set max_steps"),
-        (fraction is not None, f"weight {fraction} needs all rows before the first step", "use integer weights"),
+        (
+            fraction is not None,
+            f"weight {fraction} needs all rows before the first step",
+            "use integer weights",
+        ),
         (not algorithm.streams, f"{config.algorithm} needs all rows before the first step", f"use {those}"),
         (
             num_processes > 1,
@@ -207,7 +211,5 @@ def check_streaming(config: TrainingConfig, num_processes: int) -> None:
 def _require_embedded(row: dict[str, Any], num_embeddings: int) -> None:
     for key, ids in row.items():
         if key.endswith("ids") and max(ids, default=0) >= num_embeddings:
-            reason = (
-                f"a row has token id {max(ids)}, but the embeddings have only {counted(num_embeddings, 'row')}"
-            )
+            reason = f"a row has token id {max(ids)}, but the embeddings have only {counted(num_embeddings, 'row')}"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, "use the model's own tokenizer")

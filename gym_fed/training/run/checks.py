@@ -210,7 +210,11 @@ def check_privacy(config: TrainingConfig, num_processes: int) -> None:
         (samples, "data.num_examples, data.dataset: the rows depend on each other", "set path to a file"),
         (config.eval_split, "eval_split: the held-out rows depend on the others", "set eval_data"),
         (config.group_by_length, "group_by_length: batches would depend on the rows"),
-        (clips, "max_grad_norm: batches would be clipped, not individual examples", "set privacy.max_grad_norm"),
+        (
+            clips,
+            "max_grad_norm: batches would be clipped, not individual examples",
+            "set privacy.max_grad_norm",
+        ),
         (config.loss_spikes, "loss_spikes: the training loss is not noised"),
         (config.auto_batch_size, "auto_batch_size: runs trial batches", "set per_device_train_batch_size"),
         (features, f"{', '.join(features)}: {untried}"),

@@ -69,7 +69,10 @@ def _readers() -> list[str]:
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
     """Refuse image sizes for a model that does not read images."""
     if not reads_images:
-        keys, reason = ("image_max_pixels", "image_min_pixels"), f"this run of {config.algorithm} reads only text"
+        keys, reason = (
+            ("image_max_pixels", "image_min_pixels"),
+            f"this run of {config.algorithm} reads only text",
+        )
         refuse_set(config, keys, reason, "remove it, or train a model that reads images with sft")
 
 

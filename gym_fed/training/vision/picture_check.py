@@ -41,7 +41,9 @@ class PictureCheck:
 
     def describe(self) -> str:
         """Return a sentence about the broken images."""
-        return f"{self.broken} of {counted(self.pictures, 'image')} cannot be read; training rejects their rows"
+        return (
+            f"{self.broken} of {counted(self.pictures, 'image')} cannot be read; training rejects their rows"
+        )
 
 
 def _decode(source: str, place: str) -> None:

@@ -88,7 +88,8 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
     }  # fmt: skip
     text = dict(offer_lines(offer))["data"]
     assert (
-        "; warning: 6 rows, 2 dropped, 3 cut; 4 of 6 rows are trained on, 2 dropped (no tokens to train on)" in text
+        "; warning: 6 rows, 2 dropped, 3 cut; 4 of 6 rows are trained on, 2 dropped (no tokens to train on)"
+        in text
     )
     assert "3 are longer than max_length 64" in text
     assert "% of the rows" in text
@@ -142,7 +143,11 @@ def test_a_recipe_whose_moments_are_over_the_policys_limit_is_refused_before_the
         ),
         ("sft", {"messages": turns("hi", "no", weight=0)}, "none of the 2 rows has tokens to train on"),
         ("sft", {"prompt": "what?"}, "rows.jsonl:1 is a prompt row, but supervised rows are needed for sft"),
-        ("dpo", {"prompt": LONG, "chosen": "a", "rejected": "b"}, "none of the 2 rows has tokens to train on"),
+        (
+            "dpo",
+            {"prompt": LONG, "chosen": "a", "rejected": "b"},
+            "none of the 2 rows has tokens to train on",
+        ),
         (
             "dpo",
             {"messages": turns("hi", "no")},

@@ -354,7 +354,9 @@ def test_the_option_after_some_columns_were_named_keeps_them_and_works_when_copi
     words = ["train", "--model", "gym-nano", "--data", str(file), "--output-dir", str(tmp_path / "run")]
     refused = CliRunner().invoke(app, [*words, "--columns", given])
     assert isinstance(refused.exception, GymError)
-    assert refused.exception.message.startswith(f"{file}:2: --columns '{given}' does not specify enough columns")
+    assert refused.exception.message.startswith(
+        f"{file}:2: --columns '{given}' does not specify enough columns"
+    )
     _, text = shlex.split(refused.exception.hint.partition("add: ")[2])
     assert text == "prompt=Customer question,completion=Our answer"
     assert agreed_columns(file, columns=parse_columns(text), kind="supervised") == parse_columns(text)

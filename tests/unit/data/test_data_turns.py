@@ -108,7 +108,9 @@ def test_rows_to_forget_stay_rows_to_forget(tmp_path: Path) -> None:
 
 
 def test_a_text_with_tools_or_a_system_prompt_is_refused(tmp_path: Path) -> None:
-    assert "has 'system', which rows with 'text' do not support" in refusal(tmp_path, {"text": "a", "system": "b"})
+    assert "has 'system', which rows with 'text' do not support" in refusal(
+        tmp_path, {"text": "a", "system": "b"}
+    )
 
 
 def test_keys_that_nobody_reads_are_counted(tmp_path: Path) -> None:

@@ -358,7 +358,9 @@ def privacy_without_numbers(tmp_path: Path) -> None:
 @line("gym webui --port 8080")
 def commands_of_elsewhere(tmp_path: Path) -> None:
     assert "--port" in gym("webui", "serve", "--help")
-    with pytest.raises(GymError, match=r"^saves/model: (no local folder has this name|is not on this machine)"):
+    with pytest.raises(
+        GymError, match=r"^saves/model: (no local folder has this name|is not on this machine)"
+    ):
         gym("export", "--model", "saves/model", "--format", "gguf")
     with pytest.warns(OtherWordNote, match="`gym inference` is `gym batch` here"):
         assert "gym batch" in gym("inference", "--help")

@@ -243,9 +243,7 @@ def test_a_teacher_without_a_row_for_a_token_of_the_data_is_refused(tmp_path: Pa
     loaded.model.resize_token_embeddings(90)
     loaded.model.save_pretrained(tmp_path / "t")
     loaded.tokenizer.save_pretrained(tmp_path / "t")
-    with pytest.raises(
-        GymError, match=r"has 90 embeddings, but the data contains token id \d+"
-    ) as caught:
+    with pytest.raises(GymError, match=r"has 90 embeddings, but the data contains token id \d+") as caught:
         Trainer(new_student(tmp_path / "run", section={"teacher": str(tmp_path / "t")})).train(ROWS)
     assert caught.value.code is ErrorCode.MODEL_INVALID
 

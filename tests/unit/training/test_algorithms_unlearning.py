@@ -160,7 +160,9 @@ def test_without_a_weight_on_them_no_rows_to_keep_are_needed_or_taken(
     result = Trainer(settings).train(FORGET[:16])
     assert result.steps == 4
     assert "retain_nll" not in result.history[0]
-    with pytest.raises(GymError, match=f"8 rows are not marked as forget, but {algorithm}.retain_weight is 0"):
+    with pytest.raises(
+        GymError, match=f"8 rows are not marked as forget, but {algorithm}.retain_weight is 0"
+    ):
         Trainer(config(tmp_path / "no", algorithm, model=str(tiny_base), section={"retain_weight": 0})).train(
             FORGET[:8] + RETAIN[:8]
         )

@@ -259,9 +259,7 @@ def test_a_video_is_refused_without_torchvision_and_with_its_name(tmp_path: Path
     folder = make_sibling("qwen2_vl", tmp_path / "model")
     turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "yes"}]
     given = [{"messages": turns, "videos": ["a.mp4"]}]
-    with pytest.raises(
-        GymError, match="row 1: reading its video needs the package torchvision"
-    ) as caught:
+    with pytest.raises(GymError, match="row 1: reading its video needs the package torchvision") as caught:
         Trainer(config(folder)).train(given)
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
 

@@ -201,10 +201,19 @@ def test_badam_says_nothing_and_names_a_block_that_is_not_there(
             {"optimizer": "badam", "optimizer_args": {"switch_mode": "random", "start_block": 0}},
             "start_block has no effect with switch_mode random",
         ),
-        ({"optimizer": "galore_adamw", "optimizer_args": {"rank": "x"}}, "galore_adamw does not accept rank 'x'"),
+        (
+            {"optimizer": "galore_adamw", "optimizer_args": {"rank": "x"}},
+            "galore_adamw does not accept rank 'x'",
+        ),
         ({"optimizer": "galore_adafactor", "optimizer_args": {"rank": 0}}, "does not accept rank 0"),
-        ({"optimizer": "apollo_adamw", "optimizer_args": {"proj_type": "zz"}}, "does not accept proj_type 'zz'"),
-        ({"optimizer": "apollo_adamw", "optimizer_args": {"scale_type": "row"}}, "does not accept scale_type 'row'"),
+        (
+            {"optimizer": "apollo_adamw", "optimizer_args": {"proj_type": "zz"}},
+            "does not accept proj_type 'zz'",
+        ),
+        (
+            {"optimizer": "apollo_adamw", "optimizer_args": {"scale_type": "row"}},
+            "does not accept scale_type 'row'",
+        ),
         (
             {"optimizer": "muon", "finetuning": "lora", "lora": {"loraplus_lr_ratio": 4}},
             "has its own parameter groups",

@@ -109,7 +109,9 @@ class GgufImporter(Importer):
         tensors: dict[str, Any] = {}
         for header in headers:
             if again := tensors.keys() & header.tensors.keys():
-                raise invalid(header.file, f"has the tensor {plain(min(again), 80)}, which is also in another part")
+                raise invalid(
+                    header.file, f"has the tensor {plain(min(again), 80)}, which is also in another part"
+                )
             tensors |= header.tensors
         return Header(first.file, first.values, tensors)
 

@@ -310,7 +310,9 @@ def test_an_index_that_names_a_path_outside_is_refused(hub: ModelHub, repo: Repo
     repo.files["model.safetensors.index.json"] = json.dumps(
         {"weight_map": {"a": "../../../evil.safetensors"}}
     ).encode()
-    with pytest.raises(GymError, match=r"lists '\.\./\.\./\.\./evil\.safetensors', which is not in the repository"):
+    with pytest.raises(
+        GymError, match=r"lists '\.\./\.\./\.\./evil\.safetensors', which is not in the repository"
+    ):
         ensure_model(NAME, consent=yes)
 
 

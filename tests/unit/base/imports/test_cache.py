@@ -147,7 +147,9 @@ def test_a_disk_that_will_not_do_is_refused_with_both_numbers_before_anything_is
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10, 9, 2_000_000))
-    with pytest.raises(GymError, match=r"the imported model needs 3 B, but .* has room for 2\.0 MB") as caught:
+    with pytest.raises(
+        GymError, match=r"the imported model needs 3 B, but .* has room for 2\.0 MB"
+    ) as caught:
         imported(source)
     assert caught.value.code is ErrorCode.DISK_FULL
     assert letters.written == 0

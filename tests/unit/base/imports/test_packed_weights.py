@@ -114,8 +114,16 @@ def test_a_model_without_packed_tensors_is_refused(method: str) -> None:
         ("qzeros", None, "tensor up.qzeros: is missing next to up.qweight"),
         ("qweight", None, "tensor up.(qzeros|scales): has no up.qweight next to it"),
         ("weight", torch.ones(2, 2), "tensor up.weight: exists next to up.qweight"),
-        ("g_idx", torch.full((INPUTS,), 3, dtype=torch.int32), "tensor up.g_idx: refers to groups beyond the 3"),
-        ("g_idx", torch.full((INPUTS,), -1, dtype=torch.int32), "tensor up.g_idx: refers to groups beyond the 3"),
+        (
+            "g_idx",
+            torch.full((INPUTS,), 3, dtype=torch.int32),
+            "tensor up.g_idx: refers to groups beyond the 3",
+        ),
+        (
+            "g_idx",
+            torch.full((INPUTS,), -1, dtype=torch.int32),
+            "tensor up.g_idx: refers to groups beyond the 3",
+        ),
         ("g_idx", torch.zeros(5, dtype=torch.int32), r"tensor up.g_idx: has shape \[5\]"),
         ("g_idx", torch.zeros(INPUTS), "tensor up.g_idx: is torch.float32"),
     ],
