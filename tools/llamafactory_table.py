@@ -111,17 +111,15 @@ def run_file(file: Path, repo: Path, work: Path) -> Outcome:
 
     name = file.relative_to(repo / "examples").as_posix()
     job_config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    job, kind = (
-        job_of(job_config),
-        kind_of(str(job_config.get("model_name_or_path", job_config.get("model")))),
-    )
-    small = smaller(job_config, job, kind, work)
+    job = job_of(job_config)
+    kind = kind_of(str(job_config.get("model_name_or_path", job_config.get("model"))))
     copy = work / file.name
+    small = smaller(job_config, job, kind, work)
     copy.write_text(yaml.safe_dump(small, sort_keys=False), encoding="utf-8")
     result, settings, first = _run(copy, job, []), [], ""
     while not isinstance(result, str | None) and job == "train":
         reason = _plain(str(result.message), work)
-        more = [f"{key}={value}" for key, value in OF_THIS_MACHINE.items() if f"{key}: " in reason]
+        more = [f"{key}={value}" for key, value in OF_THIS_MACHINE.items() if key in reason]
         if "CUDA GPU" not in reason or not set(more) - set(settings):
             break
         settings, first = [*settings, *more], first or reason
@@ -131,8 +129,7 @@ def run_file(file: Path, repo: Path, work: Path) -> Outcome:
         return Outcome(name, True, f"{changed}it runs" if changed else "runs", code=code_now())
     if isinstance(result, str):
         return Outcome(name, False, result, defect=True, code=code_now())
-    reason = _plain(str(result.message), work)
-    text = f"{changed}refused: {reason}" if changed else f"refused: {reason}"
+    text = f"{changed}refused: {_plain(str(result.message), work)}"
     return Outcome(name, False, text, code=code_now())
 
 

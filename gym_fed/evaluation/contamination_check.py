@@ -74,7 +74,9 @@ class BloomFilter:
 
     def __init__(self, bits: bytes | bytearray, places: int) -> None:
         if not bits or not 1 <= places <= MAX_PLACES:
-            raise ValueError(f"invalid filter: {counted(len(bits), 'byte')}, {places} bits per hash")
+            raise ValueError(
+                f"invalid filter: {counted(len(bits), 'byte')}, {counted(places, 'bit')} per hash"
+            )
         self.bits = bytearray(bits)
         self.places = places
 

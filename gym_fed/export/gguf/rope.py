@@ -51,8 +51,8 @@ def window_refusal(config: Any) -> str:
     kinds = ("full_attention", "sliding_attention")
     if every and layers != [kinds[(number + 1) % every != 0] for number in range(len(layers))]:
         return (
-            f"llama.cpp supports only full attention in one of every {every} layers, and sliding windows in "
-            "the others"
+            f"llama.cpp supports only full attention in one layer of every {every}, and sliding windows in the "
+            "others"
         )
     if 0 < (window := _missing_window(config)) < _MIN_WINDOW:
         return f"llama.cpp has no sliding window for {config.model_type}, whose window is {counted(window, 'token')}"

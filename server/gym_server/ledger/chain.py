@@ -348,7 +348,7 @@ class Ledger:
         if entries > newest:
             raise corrupt(f"no signed head covers entries {newest + 1} to {entries}")
         if stored != signed:
-            raise corrupt(f"entry {newest} records {counted(signed, 'signed head')}, but {stored} are stored")
+            raise corrupt(f"entry {newest} counts {counted(signed, 'signed head')}, but {stored} are stored")
 
     def verify(self) -> dict[str, int]:
         """Verify the chain, the heads and every table against the ledger; see ``gym_server.ledger.checks``."""

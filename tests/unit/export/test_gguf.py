@@ -118,7 +118,7 @@ def test_a_file_that_says_something_else_is_refused_by_the_key(
         ({"architectures": ["NobodysForCausalLM"]}, "does not know NobodysForCausalLM"),
         (
             {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"]},
-            "full attention in one of every 6 layers",
+            "full attention in one layer of every 6",
         ),
         (
             {"model_type": "mistral", "sliding_window": 8, "max_position_embeddings": 64},
