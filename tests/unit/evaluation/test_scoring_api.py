@@ -164,7 +164,7 @@ def test_an_answer_that_drips_is_given_up_after_its_time(
     server.reply = scored("-1.0")
     assert scorer._score(ASKED).logprob == -1.0
     monkeypatch.setattr(remote_writer, "ANSWER_SECONDS", -1.0)  # it is over with the first byte
-    with pytest.raises(GymError, match="without an end") as caught:
+    with pytest.raises(GymError, match="did not end within") as caught:
         scorer._score(ASKED)
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
