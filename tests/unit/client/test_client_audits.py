@@ -456,11 +456,11 @@ def test_a_state_with_other_tensors_or_not_finite_values_is_refused(
     count = load_file(state_path(honest.folder, 0))["weights"].numel()
     draw = drawn(honest, 2)
     for value, message in (
-        (torch.full((count,), float("nan")), "not finite"),
+        (torch.full((count,), float("nan")), "non-finite values"),
         (torch.zeros(1), "is not a float32 vector of"),
         (torch.zeros(1, count), "is not a float32 vector of"),
         (torch.zeros(count, dtype=torch.float64), "is not a float32 vector of"),
-        (None, "does not have weights, exp_avg, exp_avg_sq"),
+        (None, "must have exactly weights, exp_avg, exp_avg_sq"),
     ):
 
         def put(document: Any, tensors: Any, value: torch.Tensor | None = value) -> None:

@@ -34,7 +34,7 @@ def test_rows_of_a_suite_are_left_out_by_default_and_said(rows: Path) -> None:
     data = load_data(str(rows), contaminated_rows=Policy().contaminated_rows)
     assert [row["text"] for row in data.rows] == ["Hello there, how are you today?", "Good night."]
     assert "1 of 3 rows contain evaluation rows" in data.contamination
-    assert "rows.jsonl:2, a row of bakery; dropped" in data.contamination
+    assert "rows.jsonl:2, with a row of bakery; dropped" in data.contamination
 
 
 def test_rows_of_a_suite_are_kept_where_the_policy_says_so(rows: Path) -> None:

@@ -210,7 +210,7 @@ def test_terms_over_the_total_of_all_rounds_are_refused(
     home.policy_path.write_text(f"max_total_download_bytes: {500 + rounds * 100 - 1}\n")
     error = refused(hub, home.folder, **options)
     assert error.code is ErrorCode.POLICY_REFUSED
-    assert f"in total is {500 + rounds * 100}" in error.message
+    assert f"total download in bytes is {500 + rounds * 100}" in error.message
     home.policy_path.write_text(f"max_total_download_bytes: {500 + rounds * 100}\n")
     assert refused(hub, home.folder, **options).code is ErrorCode.BASE_MISMATCH
 
