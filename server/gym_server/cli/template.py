@@ -38,12 +38,12 @@ rounds:
   grace_factor: 1.5             # after the quorum, the others get this multiple of their usual time
   grace_min_seconds: 30         # but at least this long
   # grace_max_seconds: 900      # and at most this long; default: as long as members usually take
-  backoff_seconds: 5            # wait after an aborted round; doubles with each further one in a row
+  backoff_seconds: 5            # wait after an aborted round; doubles with each consecutive one
   backoff_max_seconds: 300      # the longest wait
   learning_rate_decay: 1.0      # multiplies the recipe's learning rate after every committed round
-  # mode: continuous            # wait for nobody (docs/coordinate.md): a round is merged at this weight of updates,
-  # merge_every: 8              # which may be this many versions old
-  # max_staleness: 20
+  # mode: continuous            # wait for nobody (docs/coordinate.md)
+  # merge_every: 8              # continuous: weight of updates at which a round is merged
+  # max_staleness: 20           # continuous: maximum age of an update, in versions
   # audit: {{rows: public, auditors: [ID]}}   # repeat drawn training steps of LoRA updates (docs/audits.md)
 
 # How every contributor trains, with the key names of `gym train`.
@@ -93,10 +93,10 @@ gate:
 # At the end of the run: held-out loss and retained knowledge of the newest version, compared with version 0.
 check: true
 
-# A hundred or more clean rows that are not in gate.heldout. The hub trains on them like a contributor: updates that
-# point away from its own have no weight, and one that is longer than most keeps its length if that lowers the loss on
-# the rows. The soup gets the length with the lowest loss. Rare knowledge keeps its weight and attacks lose theirs, if
-# the rows cover all that contributors may know.
+# A hundred or more clean rows that are not in gate.heldout. The hub trains its own update on them. Updates that point
+# away from it get no weight. An update that is longer than most keeps its length if that lowers the loss on these rows.
+# The soup gets the length with the lowest loss. Rare knowledge then keeps its weight and attacks lose theirs, if the
+# rows cover everything that contributors may know.
 {root}
 
 rewards:
@@ -157,5 +157,5 @@ storage:
 #   listen: 127.0.0.1:9444      # another address needs a key: gym-server dashboard-keys add
 #   public: false               # true: no key is needed to view the pages
 #   ask: false                  # true: a separate process answers prompts with the newest version
-#   prompts: []                 # at most 10, answered after every round
+#   prompts: []                 # at most 10 prompts, which are answered after every round
 """

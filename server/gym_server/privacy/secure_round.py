@@ -110,14 +110,14 @@ class SecureAggregationRound:
         return False
 
     def _push(self, stage: Stage) -> None:
-        tasks, there = self._tasks(stage), set(self._grid.get_node_ids())
-        accounts = self._queue.accounts_of({*tasks, *there})
+        tasks, connected = self._tasks(stage), set(self._grid.get_node_ids())
+        accounts = self._queue.accounts_of({*tasks, *connected})
         served = {accounts.get(node) for node, (_, outcome) in tasks.items() if outcome != "lost"} - {None}
-        for node in sorted(there) if stage.members is None else stage.members:
+        for node in sorted(connected) if stage.members is None else stage.members:
             known = tasks.get(node)
             if known is None and accounts.get(node) in served:
                 continue  # an account is one participant, regardless of which of its nodes is connected
-            if known is None or (known[1] == "lost" and node in there):
+            if known is None or (known[1] == "lost" and node in connected):
                 for message_id in self._grid.push_messages([self._message(stage, node)]):
                     if stage.name == TRAIN:
                         self._state.round_store.record_tasks(self._number, {node: message_id})
@@ -154,10 +154,10 @@ class SecureAggregationRound:
             return Survivors(survivors=list(ids(self._stages, self._number, CONFIRM)))
         if stage.name == UNMASK:
             adverts_of = self._stages.adverts(self._number, UNMASK)
-            said = self._stages.replies(self._number, CONFIRM, Confirmation)
+            replies = self._stages.replies(self._number, CONFIRM, Confirmation)
             return Unmasking(
                 survivors=list(ids(self._stages, self._number, UNMASK)),
-                confirmations={adverts_of[node].advert.contributor: one for node, one in said.items()},
+                confirmations={adverts_of[node].advert.contributor: one for node, one in replies.items()},
             )
         return None
 
@@ -171,9 +171,9 @@ class SecureAggregationRound:
                 if stage.name == TRAIN:
                     self._take(self._number, [reply])
                 else:
-                    self._hear(stage, node, reply)
+                    self._record_reply(stage, node, reply)
 
-    def _hear(self, stage: Stage, node: int, reply: Message) -> None:
+    def _record_reply(self, stage: Stage, node: int, reply: Message) -> None:
         """Judge one node's reply in a stage; invalid content is rejected without raising."""
         outcome, text = "replied", None
         if reply.has_error():
@@ -183,10 +183,10 @@ class SecureAggregationRound:
         else:
             try:
                 record = reply.content.get(RECORD)
-                said = self._checked(
+                checked = self._checked(
                     stage, node, record.get("json") if isinstance(record, ConfigRecord) else None
                 )
-                text = said.model_dump_json()
+                text = checked.model_dump_json()
             except GymError as error:
                 outcome = "failed"
                 who = self._queue.name_of(node)
@@ -273,10 +273,10 @@ class SecureAggregationRound:
         if stage.name == TRAIN:
             return self._trained(stage, tasks)
         if stage.name == ADVERTISE:
-            most = 2 * self._threshold - 1
-            if len(replied) > most:
-                log.info("round %d: %d surplus contributors wait", self._number, len(replied) - most)
-            replied, wanted = replied[:most], wanted_participants(self._live_config.current)
+            maximum = 2 * self._threshold - 1
+            if len(replied) > maximum:
+                log.info("round %d: %d surplus contributors wait", self._number, len(replied) - maximum)
+            replied, wanted = replied[:maximum], wanted_participants(self._live_config.current)
             if self._state.clock.now() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
                 self._live_config.current
             ):
