@@ -41,8 +41,22 @@ def _is_sum(value: object) -> bool:
 
 _Check = Callable[[object], bool]
 _CREDITED: Mapping[str, _Check] = {"server_round": _is_whole, "contributor": _is_text, "amount": _is_whole}
+_OF_ACCOUNT: Mapping[str, _Check] = {"contributor": _is_text}
+_TRANSFERRED: Mapping[str, _Check] = {
+    "transfer": _is_text,
+    "from": _is_text,
+    "to": _is_text,
+    "amount": _is_size,
+}
 _REQUIRED: Mapping[str, Mapping[str, _Check]] = {
+    "enrolled": _OF_ACCOUNT,
+    "rebound": _OF_ACCOUNT,
+    "left": _OF_ACCOUNT,
+    "revoked": _OF_ACCOUNT,
     "credit": _CREDITED,
+    "transfer": _TRANSFERRED,
+    "transfer-settled": _TRANSFERRED,
+    "transfer-cancelled": _TRANSFERRED,
     "royalty": {"usage": _is_text, "shares": _are_amounts, "amount": _is_whole},
     "verdict": {"contributor": _is_text, "verdict": _is_text},
     SEALED: {"seal": _is_text},
