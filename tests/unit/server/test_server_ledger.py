@@ -176,7 +176,7 @@ def test_a_signed_head_that_was_deleted_is_missed_by_verify_by_the_start_and_by_
     written.check_heads()
     with database.transaction() as tx:
         tx.execute(ledger_heads.delete().where(ledger_heads.c.size == size))
-    missed = "entry 3 counts 1 signed head, but 0" if size == 2 else "entry 5 counts 2 signed heads, but 1"
+    missed = "entry 3 counts 1 signed heads, but 0" if size == 2 else "entry 5 counts 2 signed heads, but 1"
     with pytest.raises(GymError, match=missed):
         written.verify()
     with pytest.raises(GymError, match="entry 5 counts 3 signed heads, but 2 are stored"):
