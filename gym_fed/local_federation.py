@@ -1,4 +1,4 @@
-"""A federation of real processes on this machine: one hub, any number of contributors, gone when the call ends."""
+"""Run a federation as processes on this machine: one hub and any number of contributors, which end with the call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BIN = Path(sys.executable).parent
 """Folder of this installation's commands."""
 Command = Sequence[str | Path]
 Joiner = Callable[[str, str], Command]
-"""Gives a contributor's command from the hub's address and fingerprint."""
+"""Returns a contributor's command, given the hub's address and fingerprint."""
 
 
 def run_federation(
@@ -32,17 +32,17 @@ def run_federation(
     """Run the hub in ``folder/hub`` and the contributors until all rounds are committed.
 
     Args:
-        folder: Where every process has a log file ``NAME.log``.
-        joiners: A command for every contributor, by name.
-        on_round: Hears of every round that ended.
-        settings: ``a.b=value`` of the hub's config, for this run.
-        environment: Variables of all processes, in addition to this one's.
+        folder: Folder of the hub, and of a log file ``NAME.log`` per process.
+        joiners: Functions that return the contributors' commands, by name.
+        on_round: Called with the event of every round that ended.
+        settings: Overrides of the hub's config for this run, as ``a.b=value``.
+        environment: Environment variables for all processes, in addition to this process's.
 
     Returns:
         Seconds from the first contributor's start to the hub's end.
 
     Raises:
-        GymError: ``ROUND_ABORTED`` when a process fails, naming its log; ``MISSING_DEPENDENCY`` without the commands.
+        GymError: ``ROUND_ABORTED`` with the log of a failed process; ``MISSING_DEPENDENCY`` if a command is missing.
     """
     processes: dict[str, subprocess.Popen[str]] = {}
 
@@ -83,7 +83,7 @@ def run_federation(
 
 
 def require_command(command: Command) -> None:
-    """Refuse a command of this installation that is not there, as where only the package's folder is on the path.
+    """Reject a command that is not installed, for example if only the source folder is on the Python path.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY``.
@@ -97,20 +97,20 @@ def require_command(command: Command) -> None:
 
 
 def ask(folder: Path, *arguments: str) -> Any:
-    """The JSON answer of a gym-server command."""
+    """Run a gym-server command and return its JSON output."""
     command: Command = [BIN / "gym-server", *arguments, "--dir", folder / "hub", "--json"]
     require_command(command)
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def hub_command(folder: Path, settings: Sequence[str] = ()) -> Command:
-    """`gym-server run` until all rounds are committed."""
+    """Return the `gym-server run` command that exits when all rounds are committed."""
     overrides = [word for setting in settings for word in ("--set", setting)]
     return [BIN / "gym-server", "run", "--dir", folder / "hub", "--exit-when-done", *overrides]
 
 
 def join_command(folder: Path, name: str, address: str, fingerprint: str, *more: str | Path) -> Command:
-    """`gym-client join` with its own home and ``NAME.jsonl`` as data."""
+    """Return the `gym-client join` command with its own home and ``NAME.jsonl`` as data."""
     trust = ["--server", address, "--fingerprint", fingerprint, "--yes"]
     own: Command = ["--home", folder / name, "--data", folder / f"{name}.jsonl", "--name", name]
     return [BIN / "gym-client", "join", *trust, *own, *more]

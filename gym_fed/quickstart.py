@@ -1,9 +1,11 @@
-"""First steps on this machine: train gym-nano, ask how good it is, run a small federation, serve a variant.
+"""Quickstart functions: train gym-nano, evaluate it, run a small federation and serve a variant.
 
-quickstart.train_tiny_model("my-model")
-quickstart.evaluate_model("my-model")
+::
 
-Each prints the commands that it stands for, on standard error.
+    quickstart.train_tiny_model("my-model")
+    quickstart.evaluate_model("my-model")
+
+Each function prints the equivalent commands to standard error.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ CONTRIBUTORS = {
     "gus": "caesar",
     "hal": "twice",
 }
-"""The contributors of ``federate``, each with the one task that it knows and gym-nano does not."""
+"""Contributors of ``federate``, each with a task that gym-nano cannot do."""
 _ROWS = 1200
 _REHEARSAL = 0.5
 _HELDOUT_ROWS = 24
@@ -58,16 +60,16 @@ def train_tiny_model(
     max_steps: int = 100,
     num_examples: int = 2000,
 ) -> TrainResult:
-    """Train gym-nano on a task that it has never seen; the model is in the result, and in ``output_dir``.
+    """Train gym-nano on a new task. The model is returned in the result and saved in ``output_dir``.
 
     Args:
-        output_dir: The run folder; a run that was stopped there resumes.
-        task: One of `gym data tasks`; ``double`` is to say every letter twice.
+        output_dir: The run folder; a stopped run in it is resumed.
+        task: A task from `gym data tasks`; ``double`` repeats every letter.
         max_steps: Optimiser steps of 32 rows; 100 take about half a minute on one core.
-        num_examples: Rows that are generated.
+        num_examples: Number of rows to generate.
 
     Raises:
-        GymError: ``FILE_EXISTS`` where a finished run is.
+        GymError: ``FILE_EXISTS`` if ``output_dir`` contains a finished run.
     """
     from gym_fed.config.train.data_source import DataConfig
     from gym_fed.config.train.training import TrainingConfig
@@ -91,15 +93,15 @@ def train_tiny_model(
 def evaluate_model(
     model: str | Path = "runs/tiny", task: str = "double", *, num_examples: int = 64
 ) -> dict[str, float]:
-    """Accuracy of a model at a task, on rows that it was not trained on.
+    """Measure a model's accuracy and loss on held-out rows of a task.
 
     Args:
         model: As for ``gym_fed.base.models.load_model``.
         task: As for ``train_tiny_model``.
-        num_examples: Rows, other ones than ``train_tiny_model`` generates.
+        num_examples: Number of rows; ``train_tiny_model`` generates none of them.
 
     Returns:
-        ``exact_match``, the share of right answers, and ``loss``, in nats per token.
+        ``exact_match``, the share of correct answers, and ``loss``, in nats per token.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.
@@ -123,11 +125,11 @@ class LocalFederation:
     """Result of ``federate``.
 
     Attributes:
-        folder: Hub, contributors and logs.
+        folder: Folder of the hub, the contributors and the logs.
         model: Folder of the merged model.
         losses: Held-out loss before the first round and after each, in nats per token.
-        credits: Of every contributor.
-        seconds: That the rounds took.
+        credits: Credits by contributor.
+        seconds: Duration of the rounds.
     """
 
     folder: Path
@@ -144,16 +146,16 @@ def federate(
     *,
     max_steps: int = 25,
 ) -> LocalFederation:
-    """Run a hub and its contributors as processes on loopback, each with a task of its own, and merge what they learn.
+    """Run a hub and its contributors as processes on loopback, each with its own task, and merge what they learn.
 
     Args:
         contributors: 1 to 8.
-        rounds: All of them are waited for; two rounds of three contributors take one to two minutes on two cores.
+        rounds: Number of rounds to wait for; two with three contributors take one to two minutes on two cores.
         output_dir: A new folder.
         max_steps: Optimiser steps of each contributor in each round.
 
     Raises:
-        GymError: ``USAGE`` for other numbers; ``FILE_EXISTS`` for a folder that is there; ``ROUND_ABORTED``.
+        GymError: ``USAGE`` for numbers out of range; ``FILE_EXISTS`` if the folder exists; ``ROUND_ABORTED``.
     """
     from gym_fed.data.generated import generate_with_rehearsal
     from gym_fed.data.writing import write_rows
@@ -161,12 +163,12 @@ def federate(
     if not 1 <= contributors <= len(CONTRIBUTORS) or rounds < 1:
         raise GymError(
             ErrorCode.USAGE,
-            f"contributors {contributors}, rounds {rounds}",
-            f"1 to {len(CONTRIBUTORS)} contributors, and at least one round",
+            f"contributors={contributors}, rounds={rounds}: out of range",
+            f"use 1 to {len(CONTRIBUTORS)} contributors and at least one round",
         )
     folder = Path(output_dir)
     if folder.exists():
-        raise GymError(ErrorCode.FILE_EXISTS, f"{folder}: exists", "choose another output_dir")
+        raise GymError(ErrorCode.FILE_EXISTS, f"{folder} already exists", "choose another output_dir")
     folder.mkdir(parents=True)
     tasks = dict(list(CONTRIBUTORS.items())[:contributors])
     _run([BIN / "gym-server", "init", "--dir", folder / "hub", "--enrolment", "open"])
@@ -196,14 +198,14 @@ def federate(
     seconds = run_federation(folder, {name: joiner(name) for name in tasks}, on_round, settings=settings)
     model = folder / "model"
     _run([BIN / "gym-server", "model", model, "--dir", folder / "hub"])
-    found = ask(folder, "rounds")
-    credits = {one["name"]: one["balance"] for one in ask(folder, "status")["contributors"]}
-    losses = (found[0]["heldout_before"], *(one["heldout_after"] for one in found))
+    merged_rounds = ask(folder, "rounds")
+    credits = {account["name"]: account["balance"] for account in ask(folder, "status")["contributors"]}
+    losses = (merged_rounds[0]["heldout_before"], *(merged["heldout_after"] for merged in merged_rounds))
     return LocalFederation(folder, model, losses, credits, seconds)
 
 
 def _hub_settings(contributors: int, rounds: int, max_steps: int) -> list[str]:
-    """Overrides of `gym-server init`'s config: small and quick rounds without malicious contributors."""
+    """Return overrides of the hub's config for small, quick rounds without malicious contributors."""
     return [
         "listen=127.0.0.1:0",
         f"rounds.num_rounds={rounds}",
@@ -222,15 +224,15 @@ def _hub_settings(contributors: int, rounds: int, max_steps: int) -> list[str]:
 
 
 class VariantServer:
-    """A running `gym api`. Use it as a context manager, or ``close`` it; it ends with this process at the latest.
+    """A running `gym api` process. Use it as a context manager, or call ``close``; it never outlives this process.
 
     Attributes:
-        url: Of OpenAI's API, for any client of it: ``http://127.0.0.1:PORT/v1``.
-        model: What the API calls the variant.
+        url: Base URL for OpenAI-compatible clients: ``http://127.0.0.1:PORT/v1``.
+        model: The variant's model name in the API.
     """
 
     def __init__(self, command: Command, model: str) -> None:
-        """Use ``serve_variant``."""
+        """Start the server; use ``serve_variant`` instead of calling this."""
         require_command(command)
         self._process = subprocess.Popen(
             list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -239,15 +241,15 @@ class VariantServer:
         line = self._process.stdout.readline()
         if not line:
             self.close()
-            raise GymError(ErrorCode.UNAVAILABLE, "gym api has not started", "its reason is printed above")
+            raise GymError(ErrorCode.UNAVAILABLE, "gym api did not start", "see its error above")
         self.url: str = json.loads(line)["url"]
         self.model = model
 
     def ask(self, text: str, *, max_tokens: int = _ANSWER_TOKENS) -> str:
-        """The variant's likeliest answer to one thing that a user says.
+        """Return the variant's greedy answer to a user message.
 
         Raises:
-            GymError: ``UNAVAILABLE`` when the server refuses, or does not answer.
+            GymError: ``UNAVAILABLE`` if the server returns an error or does not answer.
         """
         import httpx
 
@@ -268,7 +270,7 @@ class VariantServer:
         return content
 
     def close(self) -> None:
-        """End the server. May be called again."""
+        """Stop the server. Repeated calls have no effect."""
         self._process.communicate()
 
     def __enter__(self) -> VariantServer:
@@ -284,13 +286,13 @@ def serve_variant(
     """Create a small variant of gym-nano, unless it is in the store already, and serve it together with its base.
 
     Args:
-        user: Whose it is, and what it is called.
-        task: What it learns, as for ``train_tiny_model``.
+        user: The variant's owner, and its name.
+        task: The task to learn, as for ``train_tiny_model``.
         store: Folder of the variants.
         max_steps: Optimiser steps.
 
     Raises:
-        GymError: As ``PersonalizedTrainer.create_variant``; ``UNAVAILABLE`` when the server does not start.
+        GymError: As in ``PersonalizedTrainer.create_variant``; ``UNAVAILABLE`` if the server does not start.
     """
     from gym_fed.data.generated import generate
     from gym_fed.data.writing import write_rows
@@ -301,8 +303,8 @@ def serve_variant(
         data = folder.parent / f"{folder.name}-{user}.jsonl"
         _print_generate([task], _VARIANT_ROWS, data)
         write_rows(data, generate(task, _VARIANT_ROWS), overwrite=True)
-        words: Command = ["--data", data, "--user", user, "--steps", str(max_steps), "--store", folder]
-        _run([BIN / "gym", "variant", "create", *words])
+        options: Command = ["--data", data, "--user", user, "--steps", str(max_steps), "--store", folder]
+        _run([BIN / "gym", "variant", "create", *options])
     command: Command = [BIN / "gym", "api", "--variants", folder, "--port", "0"]
     _print_command(command)
     return VariantServer([*command, "--json", "--until-eof"], f"gym-nano:{user}")
@@ -327,11 +329,11 @@ def _print_command(command: Command) -> None:
 
 
 def _run(command: Command) -> None:
-    """Run a command to its end; what it refuses is refused here."""
+    """Run a command, and raise the error that it reports."""
     _print_command(command)
     require_command(command)
     done = subprocess.run([*map(str, command), "--json"], capture_output=True, text=True)
     if done.returncode:
         raise GymError.last_in(done.stderr) or GymError(
-            ErrorCode.INTERNAL, f"{command[0]}: code {done.returncode}"
+            ErrorCode.INTERNAL, f"{command[0]} exited with code {done.returncode}"
         )

@@ -34,8 +34,8 @@ def run_sft(
     if callbacks:
         raise GymError(
             ErrorCode.USAGE,
-            "callbacks of transformers are not called",
-            "give on_step or on_report to gym_fed.Trainer",
+            "transformers callbacks are not supported",
+            "pass on_step or on_report to gym_fed.Trainer",
         )
     settings = _config(config, groups)
     if settings.algorithm != "sft":

@@ -38,16 +38,14 @@ def batch(
     variants: ServedVariants = None,
     chat_template: ChatTemplateOption = None,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="A config of `gym api`.")
+        Path | None, typer.Option("--config", metavar="FILE", help="Config of `gym api`.")
     ] = None,
     overrides: SetOption = None,
     errors: Annotated[
         Path | None,
         typer.Option("--errors", metavar="FILE", help="Write failed requests to this file instead of OUT."),
     ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Seed of the sampling, for requests without one.")
-    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Sampling seed for requests without one.")] = 0,
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:

@@ -73,7 +73,7 @@ def _matching(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
     """Return the names with this prefix; none if they cannot be read, since completion cannot report errors.
 
     Names with shell metacharacters are left out: bash inserts names unquoted, and zsh runs them
-    through ``eval``, so that a folder's name would be a command.
+    through ``eval``, so a folder's name could be executed as a command.
     """
     try:
         return sorted({name for name in names() if name.startswith(incomplete) and _PLAIN.fullmatch(name)})

@@ -86,7 +86,7 @@ def validate_file(
     ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a config without running it: also its rows, and for gym train model, graders and this machine."""
+    """Check a config without running it, including its rows and, for gym train, model, graders and this machine."""
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.training_file import load_training_config
     from gym_fed.config.yaml.file import load_config
@@ -190,7 +190,7 @@ def import_file(
     ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a LLaMA-Factory file with our keys; comments name what was left out, and why."""
+    """Convert a LLaMA-Factory file to gym-fed's keys; comments list what was omitted, and why."""
     from gym_fed.config.training_file import as_yaml
 
     text, notes = as_yaml(file, ignore_unsupported=ignore_unsupported)

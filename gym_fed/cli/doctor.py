@@ -23,7 +23,7 @@ def doctor(
     security: Annotated[
         bool,
         typer.Option(
-            "--security", help="Check keys, secrets, addresses, certificates and known advisories instead."
+            "--security", help="Check keys, secrets, addresses, certificates and security advisories instead."
         ),
     ] = False,
     hub: Annotated[

@@ -70,7 +70,7 @@ def export(
             "--base",
             metavar="MODEL",
             help="Base of MODEL, if that is a .gymdelta or an adapter.",
-            show_default="the one it names",
+            show_default="the base it was made from",
         ),
     ] = None,
     dtype: Annotated[
@@ -97,7 +97,7 @@ def export(
         typer.Option("--shard-size", metavar="SIZE", help="Maximum size of each weight file, such as 500MB."),
     ] = "5GB",
     skip_check: Annotated[
-        bool, typer.Option("--skip-check", help="Do not load the result in a new process to compare it.")
+        bool, typer.Option("--skip-check", help="Skip loading the result in a new process for comparison.")
     ] = False,
     list_: Annotated[
         bool, typer.Option("--list", help="List the formats, what reads them, and what they need.")
@@ -227,8 +227,8 @@ def _distance(figures: dict[str, Any]) -> str:
     if not figures["max"]:
         return "the same logits"
     return (
-        f"logits at most {figures['max']:.2g} off (the largest is {figures['largest']:.2g}), "
-        f"same most likely token at {figures['top1']:.1%} of positions"
+        f"logits differ by at most {figures['max']:.2g} (largest: {figures['largest']:.2g}), "
+        f"same top token at {figures['top1']:.1%} of positions"
     )
 
 

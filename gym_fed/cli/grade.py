@@ -52,7 +52,7 @@ def grade(
     from gym_fed.evaluation.graders.base import build_graders
 
     if output is not None and output.exists():
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output}: exists", "choose another name")
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} already exists", "choose another name")
     graders_of_file = build_graders(load_config(graders, GraderSections).graders)
     loaded_rows = load_rows(rows, "prompt" if model is None else "auto")[:limit]
     if model is None:

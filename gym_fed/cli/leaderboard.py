@@ -26,9 +26,7 @@ BoardOption = Annotated[
 ]
 HeadOption = Annotated[
     str | None,
-    typer.Option(
-        "--head", metavar="HASH", help="Refuse a board that does not contain this earlier head (hash)."
-    ),
+    typer.Option("--head", metavar="HASH", help="Refuse a board that lacks this earlier head (hash)."),
 ]
 RegistryOption = Annotated[
     str | None,

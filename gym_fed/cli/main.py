@@ -31,7 +31,7 @@ class _TakesOtherWords(LazyCommandGroup):
         },
         "Use": {
             "export": "write a model for other programs (GGUF, vLLM, ...)",
-            "api": "serve a model and its variants over OpenAI's API",
+            "api": "serve a model and its variants over the OpenAI API",
             "batch": "answer a file of requests",
             "variant": "personal variants of one base model",
             "models": "fetch, publish and list models",

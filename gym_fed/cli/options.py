@@ -19,7 +19,7 @@ BaseOption = Annotated[
         metavar="MODEL",
         help="gym-nano, a model folder, or a name on the Hub.",
         autocompletion=models,
-        show_default="that of the variants, or gym-nano",
+        show_default="the variants' base, or gym-nano",
     ),
 ]
 BaseArgument = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]
@@ -65,7 +65,9 @@ def require_new_file(file: Path, overwrite: bool) -> None:
         GymError: ``FILE_EXISTS``.
     """
     if file.exists() and not overwrite:
-        raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
+        raise GymError(
+            ErrorCode.FILE_EXISTS, f"{file} already exists", "choose another name, or pass --overwrite"
+        )
 
 
 def refuse_options(options: Mapping[str, object], reason: str, remedy: str = "leave it out") -> None:
@@ -80,7 +82,7 @@ def refuse_options(options: Mapping[str, object], reason: str, remedy: str = "le
 
 
 def require_api_key(variable: str) -> str:
-    """Return the value of the environment variable of ``--api-key-env``.
+    """Return the value of the environment variable that ``--api-key-env`` names.
 
     Raises:
         GymError: ``USAGE`` if it is not set.

@@ -140,7 +140,7 @@ def plot(
             "--output",
             "-o",
             metavar="FILE",
-            help="File for the plot (.png, .svg, .pdf); else bars of text are printed.",
+            help="File for the plot (.png, .svg, .pdf); by default, text bars are printed.",
         ),
     ] = None,
     metric: Annotated[
@@ -148,7 +148,7 @@ def plot(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plot figures over steps: into a file, or as a line of bars in the terminal."""
+    """Plot figures over steps, to a file or as text bars in the terminal."""
     series: dict[str, dict[str, list[tuple[int, float]]]] = {}
     logged = {run: [*read_run_metrics(run), *read_metrics(run / "performance.jsonl")] for run in runs}
     for name in metric or ["loss"]:
@@ -197,7 +197,7 @@ def _draw(series: dict[str, dict[str, list[tuple[int, float]]]], output: Path) -
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
             "plotting needs matplotlib, which is not installed",
-            "pip install 'gym-fed[plot]', or omit -o for bars of text",
+            "pip install 'gym-fed[plot]', or omit -o to print text bars",
         ) from error
     if not output.parent.is_dir():
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {output.parent}", "create it first")

@@ -82,14 +82,14 @@ def serve(
 def add(
     name: KeyName, role: RoleOption = "viewer", runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = False
 ) -> None:
-    """Add a key and print it, only this once: the file stores only its hash."""
+    """Add a key and print it once; the file stores only its hash."""
     keys = _keys(runs)
     key = keys.add(name, role)
     print_result(
         as_json,
         {"name": name, "role": role, "key": key, "file": str(keys.path)},
         key,
-        note=f"{name} logs in with this key as {role}; it will not be shown again",
+        note=f"{name} can log in with this key as {role}; it will not be shown again",
     )
 
 

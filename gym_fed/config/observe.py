@@ -22,7 +22,7 @@ def _validate_endpoint(text: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or not has_port or parts.path.strip("/"):
         raise ValueError(f"{shown!r} is not the URL of an OTLP/gRPC receiver, such as http://127.0.0.1:4317")
     if parts.username is not None:
-        raise ValueError("names a user; set OTEL_EXPORTER_OTLP_HEADERS in the environment instead")
+        raise ValueError("contains a user name; set OTEL_EXPORTER_OTLP_HEADERS in the environment instead")
     return text
 
 

@@ -66,5 +66,5 @@ class PredictConfig(StrictModel):
     def _validate_sampling(self) -> PredictConfig:
         for key, default in _SAMPLING_DEFAULTS.items():
             if not self.do_sample and getattr(self, key) != default:
-                raise ValueError(f"{key}: applies only with do_sample: true")
+                raise ValueError(f"{key} applies only with do_sample: true")
         return self

@@ -160,7 +160,7 @@ class ClassifierConfig(StrictModel):
     @model_validator(mode="after")
     def _validate_place(self) -> ClassifierConfig:
         if self.question.count("{text}") != 1:
-            raise ValueError("question must contain {text}, the place of the text, exactly once")
+            raise ValueError("question must contain the placeholder {text} exactly once")
         return self
 
 

@@ -107,7 +107,7 @@ def load_export(source: Source) -> tuple[dict[str, Any], list[str]]:
     parsed = ParsedConfig.read(source)
     values, notes = _plain_values(parsed, "export")
     if "output" not in values:
-        raise GymError(ErrorCode.USAGE, f"{parsed.file}: has no export_dir", "name the new folder there")
+        raise GymError(ErrorCode.USAGE, f"{parsed.file} has no export_dir", "name the new folder there")
     return values, notes
 
 

@@ -179,7 +179,7 @@ def _lock(folder: Path, *, without: bool = False) -> Iterator[bool]:
 def _name_taken(path: Path) -> GymError:
     return GymError(
         ErrorCode.FILE_EXISTS,
-        f"{path} exists: another process wrote it meanwhile",
+        f"{path} exists: another process has just written it",
         "check that file, and choose another name",
     )
 
@@ -372,7 +372,7 @@ def raise_file_limit(connections: int, log: logging.Logger) -> int:
     fitting = max(16, hard - _SPARE_FILES)
     if fitting < connections:
         log.warning(
-            "this process may open %d files, so %d connections fit and not %d; raise the hard limit "
+            "this process may open %d files, enough for %d connections instead of %d; raise the hard limit "
             "(ulimit -Hn, or LimitNOFILE= in systemd)",
             hard,
             fitting,

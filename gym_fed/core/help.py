@@ -110,7 +110,7 @@ TrustedProxyOption = Annotated[
         help="Trust X-Forwarded-Prefix, -For and -Proto from this IP address or network; needs keys; repeatable.",
     ),
 ]
-KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key's holder.", show_default=False)]
+KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key holder.", show_default=False)]
 RoleOption = Annotated[
     Literal["viewer", "operator"],
     typer.Option("--role", help="viewer: read-only; operator: may make changes."),

@@ -73,24 +73,24 @@ def read_object(
     """
     with open(file, "rb", opener=_without_waiting) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise GymError(code, f"{file}: cannot be read: not a regular file", hint)
+            raise GymError(code, f"{file} cannot be read: not a regular file", hint)
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise GymError(code, f"{file}: cannot be read: larger than {MAX_BYTES} bytes", hint)
+        raise GymError(code, f"{file} cannot be read: larger than {MAX_BYTES} bytes", hint)
     try:
         value = json.loads(data.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise GymError(code, f"{file}: cannot be read: not valid JSON: {error}", hint) from error
+        raise GymError(code, f"{file} cannot be read: not valid JSON: {error}", hint) from error
     except UnicodeDecodeError as error:
-        raise GymError(code, f"{file}: cannot be read: not UTF-8 at byte {error.start}", hint) from error
+        raise GymError(code, f"{file} cannot be read: not UTF-8 at byte {error.start}", hint) from error
     except ValueError as error:  # such as an integer with 5,000 digits
-        raise GymError(code, f"{file}: cannot be read: {error}", hint) from error
+        raise GymError(code, f"{file} cannot be read: {error}", hint) from error
     except RecursionError as error:
-        raise GymError(code, f"{file}: cannot be read: nested too deeply", hint) from error
+        raise GymError(code, f"{file} cannot be read: nested too deeply", hint) from error
     if is_deeper(value, MAX_DEPTH):
-        raise GymError(code, f"{file}: cannot be read: nested too deeply", hint)
+        raise GymError(code, f"{file} cannot be read: nested too deeply", hint)
     if not isinstance(value, dict):
-        raise GymError(code, f"{file}: cannot be read: not a mapping", hint)
+        raise GymError(code, f"{file} cannot be read: not a mapping", hint)
     return value
 
 

@@ -36,17 +36,17 @@ _READ_ONLY = _ErrorText(
 )
 _FORBIDDEN = _ErrorText(
     ErrorCode.NOT_WRITABLE,
-    "this user may not do that",
+    "permission denied for this user",
     "check its owner and mode (ls -l), or use another folder",
 )
 _TOO_MANY_FILES = _ErrorText(
-    ErrorCode.BUSY, "too many files are open", "raise the limit (ulimit -n), or run fewer things at once"
+    ErrorCode.BUSY, "too many files are open", "raise the limit (ulimit -n), or run fewer tasks at once"
 )
 _IN_USE = _ErrorText(
     ErrorCode.ADDRESS_IN_USE, "the address is in use", "stop the other process, or change the port"
 )
 _UNREACHABLE = _ErrorText(
-    ErrorCode.UNAVAILABLE, "the other end cannot be reached", "check address and network"
+    ErrorCode.UNAVAILABLE, "the remote host cannot be reached", "check the address and the network"
 )
 
 _BY_ERRNO: dict[int, _ErrorText] = {
@@ -78,7 +78,9 @@ _BY_ERRNO: dict[int, _ErrorText] = {
     errno.ETXTBSY: _ErrorText(
         ErrorCode.STATE_LOCKED, "another process is running it", "stop the other process first"
     ),
-    errno.ENOMEM: _ErrorText(ErrorCode.BUSY, "no memory is left", "close other programs, or do less at once"),
+    errno.ENOMEM: _ErrorText(
+        ErrorCode.BUSY, "no memory is left", "close other programs, or run fewer tasks at once"
+    ),
     errno.EADDRINUSE: _IN_USE,
     errno.EADDRNOTAVAIL: _ErrorText(
         ErrorCode.USAGE, "this machine does not have that address", "use one of its addresses, or 127.0.0.1"

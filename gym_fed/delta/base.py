@@ -64,15 +64,14 @@ def _require_tied_alike(
     if name in shapes:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"the {what} model has an output head of its own ({name}), but the base's shares the weights of the "
-            "embeddings: a delta of this base cannot hold it",
+            f"the {what} model has its own output head ({name}), but the base's is tied to its "
+            "embeddings: a delta of this base cannot include it",
             "do not adapt lm_head or the embeddings alone, or export the whole model: "
             "gym export --format huggingface",
         )
     raise GymError(
         ErrorCode.BASE_MISMATCH,
-        f"the output head of the {what} model shares the weights of the embeddings, but the base has its own "
-        f"({name})",
+        f"the output head of the {what} model is tied to its embeddings, but the base has its own ({name})",
         "use the base that it was trained from",
     )
 

@@ -131,7 +131,7 @@ def require_matrix_targets(recipe: TrainingRecipe, shapes: Mapping[str, tuple[in
         matches = {name: shape for name, shape in shapes.items() if f".{name}".endswith(suffix)}
         if not any(len(shape) == 2 for shape in matches.values()):
             reason = (
-                "which has no matrix of its own in this base: it is missing, fused, or shares the embeddings"
+                "which has no separate matrix in this base: it is missing, fused, or tied to the embeddings"
             )
         elif any(part_of(name, shape) == "embeddings" for name, shape in matches.items()):
             reason = "an embedding, whose change is not the factors of a linear layer"
@@ -141,7 +141,7 @@ def require_matrix_targets(recipe: TrainingRecipe, shapes: Mapping[str, tuple[in
             continue
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"recipe.lora.target_modules: names {target!r}, {reason}",
+            f"recipe.lora.target_modules: contains {target!r}, {reason}",
             "name linear layers below the head, or train everything with finetuning: full",
         )
 

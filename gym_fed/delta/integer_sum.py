@@ -113,7 +113,7 @@ class IntegerSum:
             if name not in tensors or tensors[name].shape != held.codes.shape:
                 raise GymError(
                     ErrorCode.BASE_MISMATCH,
-                    f"the sum's tensor {name!r} {list(held.codes.shape)} is not the model's",
+                    f"the sum's tensor {name!r} {list(held.codes.shape)} does not match the model",
                 )
         with torch.no_grad():
             for name, held in self._sums.items():

@@ -14,33 +14,33 @@ _EVAL_RENAMED = {"output_path": "--output"}
 """Options of `gym eval` by the flags of other tools."""
 
 _EVAL_NOT_NEEDED = {
-    "batch_size": "not needed (the engine fills its steps itself)",
-    "max_batch_size": "not needed (the engine fills its steps itself)",
-    "log_samples": "not needed (every record has all samples)",
+    "batch_size": "not needed (the engine sizes its batches itself)",
+    "max_batch_size": "not needed (the engine sizes its batches itself)",
+    "log_samples": "not needed (every record contains all samples)",
     "use_cache": "not needed (results are always cached)",
     "cache_requests": "not needed (results are always cached)",
-    "trust_remote_code": "not needed (code that comes with a model is never run)",
+    "trust_remote_code": "not needed (code shipped with a model is never run)",
     "confirm_run_unsafe_code": "not needed (code runs in the sandbox)",
 }
 """Flags for behaviour that the engine and the records always have."""
 
 EVAL_REFUSED = {
     "gen_kwargs": Unsupported(
-        "the task defines its generation settings, so that figures are reproducible",
+        "the task defines its generation settings, so that results are reproducible",
         (
             "gym eval MODEL --tasks my.yaml",
             "generation_kwargs: {max_gen_toks: 64, until: [stop]}  # in my.yaml",
         ),
     ),
     "system_instruction": Unsupported(
-        "the task defines the text before its rows",
+        "the task defines the text before its prompts",
         ("gym eval MODEL --tasks my.yaml", 'description: "Answer with one word.\\n"  # in my.yaml'),
     ),
     "include_path": Unsupported(
         "a custom task is a file", ("gym eval MODEL --tasks folder/my.yaml", "gym eval list")
     ),
     "samples": Unsupported(
-        "the first rows of each task are used; a record can run a single row again",
+        "only the first rows of a task can be selected; single rows of a record can be re-run",
         ("gym eval MODEL --tasks T --limit 20", "gym eval replay ID --task T --sample 17"),
     ),
     "predict_only": Unsupported(
@@ -52,14 +52,14 @@ EVAL_REFUSED = {
         ("gym eval MODEL --tasks T --json > figures.json", "gym leaderboard html board.html"),
     ),
     "seed": Unsupported(
-        "examples and samples are drawn with a fixed seed, so that figures are reproducible",
+        "examples and samples are drawn with a fixed seed, so that results are reproducible",
         ("gym eval MODEL --tasks T", "gym eval MODEL --tasks T --num-fewshot 5"),
     ),
 }
 """Flags without a counterpart."""
 
 _ENGINES = Unsupported(
-    "a folder is evaluated by our own engine, a model behind a server over its API",
+    "a model folder is evaluated with gym-fed's own engine, a served model over its API",
     ("gym eval FOLDER --tasks T", "gym eval NAME --tasks T --api http://127.0.0.1:8000"),
 )
 _EVAL_SWITCHES = ("log_samples", "trust_remote_code", "confirm_run_unsafe_code", "predict_only")
@@ -170,7 +170,7 @@ _OF_A_BASE = {"model_name_or_path": "--base", "model": "--base", "adapter_name_o
 _NOT_NEEDED = {
     "template": "not needed (the tokenizer has its template)",
     "finetuning_type": "not needed (the adapter's config has it)",
-    "trust_remote_code": "not needed (code that comes with a model is never run)",
+    "trust_remote_code": "not needed (code shipped with a model is never run)",
 }
 """Flags that commands do not need, since the model or adapter determines them."""
 

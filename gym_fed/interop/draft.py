@@ -98,7 +98,7 @@ class Draft:
                 raise self.problem(origin, problem)
             section = section[key]
         if last in section and section[last] != value:
-            raise self.problem(origin, f"is called {path} here, but both are given", f"keep {path}")
+            raise self.problem(origin, f"is called {path} in gym-fed, but both are given", f"keep {path}")
         section[last] = value
         self.result.origins[_path(path)] = self._written_at(origin)
         self.changed = True

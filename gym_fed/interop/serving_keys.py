@@ -20,7 +20,7 @@ _TOOL_FORMATS = {"llama3_json": "llama", "openai": "harmony"}
 def _section(draft: Draft) -> None:
     for key in list(draft.get("serving")):
         draft.put(key, draft.take(f"serving.{key}"), f"serving.{key}")
-    draft.note("serving", "no section: its keys are at the top level of serving.yaml")
+    draft.note("serving", "not a section; its keys are at the top level of serving.yaml")
 
 
 def _format(draft: Draft) -> None:

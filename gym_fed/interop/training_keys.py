@@ -40,7 +40,7 @@ def _group_size(draft: Draft) -> None:
         raise draft.problem(
             "group_size",
             f"{algorithm} has no groups of answers",
-            f"with algorithm {', '.join(groups)} it is num_generations; of a delta it is save_delta.group_size",
+            f"for {', '.join(groups)}, set num_generations; for a delta, set save_delta.group_size",
         )
     draft.move("group_size", f"{algorithm}.num_generations")
 
@@ -74,7 +74,7 @@ def _data(key: str) -> KeyAlias:
 
     return KeyAlias(
         key,
-        f"`{key}: [{{path: my.jsonl}}]`, or `name:` of the catalogue",
+        f"`{key}: [{{path: my.jsonl}}]`, or `name:` from the catalogue",
         read,
         _is_named,
         f"{key}: my.jsonl",
@@ -82,7 +82,7 @@ def _data(key: str) -> KeyAlias:
 
 
 _SEQUENCES = Unsupported(
-    "rows are not split over processes here",
+    "this key does not split rows across processes",
     ("gradient_checkpointing: true", "distributed: {strategy: fsdp2}"),
 )
 
@@ -111,7 +111,7 @@ WORDS = [
         _is_bitdelta,
         "quantization: {method: bitdelta, bits: 1, enable_deltasoup: true}",
     ),
-    KeyAlias("group_size", "`grpo.num_generations`, or that of the algorithm in use", _group_size),
+    KeyAlias("group_size", "`grpo.num_generations`, or the same key of the algorithm in use", _group_size),
     KeyAlias("sequence_parallel", "", _sequences, shown="sequence_parallel: true", refusal=_SEQUENCES),
     _data("data"),
     _data("eval_data"),

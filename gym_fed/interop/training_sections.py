@@ -45,7 +45,7 @@ def batch_size(draft: Draft) -> None:
         else:
             sizes = split_batch(total, processes, None if at_once is None else int(at_once))
     except (TypeError, ValueError):
-        raise draft.problem("batch_size", f"{total!r} is not a whole number of rows") from None
+        raise draft.problem("batch_size", f"{total!r} is not a number of rows") from None
     if sizes is None:
         raise draft.problem(
             "batch_size",
@@ -69,7 +69,7 @@ def near_batch(value: Any) -> str:
     if sizes is None:
         return "did you mean 'per_device_train_batch_size'?"
     return (
-        f"did you mean 'per_device_train_batch_size'? A step has that many rows per device, times "
+        f"did you mean 'per_device_train_batch_size'? A step has that many rows per device times "
         f"gradient_accumulation_steps: {sizes[0]} and {sizes[1]} on one device"
     )
 
@@ -89,7 +89,9 @@ def _strategy(draft: Draft) -> None:
 def _sharding(draft: Draft) -> None:
     key = "distributed.sharding_strategy"
     word, strategy = str(draft.get(key)).lower(), draft.get("distributed.strategy")
-    remedy = "full_shard is strategy fsdp2, shard_grad_op is deepspeed with zero_stage 2, no_shard is ddp"
+    remedy = (
+        "for full_shard use strategy fsdp2, for shard_grad_op deepspeed with zero_stage 2, for no_shard ddp"
+    )
     if word not in _SHARDED:
         raise draft.problem(key, f"{word!r} is not supported", remedy)
     if strategy not in (None, "fsdp2", "fsdp"):
@@ -134,7 +136,7 @@ def _fill(draft: Draft, key: str, value: int) -> None:
 def _training(draft: Draft) -> None:
     for key in list(draft.get("training")):
         draft.put(key, draft.take(f"training.{key}"), f"training.{key}")
-    draft.note("training", "no section: its keys are at the top level")
+    draft.note("training", "not a section; its keys are at the top level")
     if draft.get("batch_size") is not None:
         batch_size(draft)
 
@@ -150,7 +152,7 @@ def _cublas(draft: Draft) -> None:
 SECTIONS = [
     KeyAlias(
         "training",
-        "its keys at the top level",
+        "its keys, at the top level",
         _training,
         lambda value: isinstance(value, dict),
         "training: {batch_size, learning_rate, max_steps}",
@@ -179,7 +181,7 @@ SECTIONS = [
         "serving",
         "",
         refusal=Unsupported(
-            "a training config has no serving options; they are in a serving config",
+            "serving options belong in a serving config",
             ("gym api serving.yaml", "cache_size: 10GB"),
         ),
         shown="serving: in a training config",

@@ -104,7 +104,7 @@ _EXPORTS = [
 ]
 
 _NO_SOUPS = Unsupported(
-    "this machine has no soups of a hub; a contributor gets them with its tasks",
+    "no hub's soups are on this machine; a contributor receives them with its tasks",
     (
         'trainer.apply_deltasoup({"ada": "ada.gymdelta", "ben": "ben.gymdelta"})',
         "gym-client join HUB --data my.jsonl",
@@ -193,7 +193,7 @@ NAMES = [
         'trainer.train(dataset="name")',
         "the same: a path, `data/dataset_info.json`, catalogue, registry",
     ),
-    Alias("Python", "trainer.apply_deltasoup()", "the soups of the hub that was joined, `others={...}`"),
+    Alias("Python", "trainer.apply_deltasoup()", "the soups of the joined hub, or `others={...}`"),
     Alias("Python", "from gym_fed.train import run_sft", "`Trainer(config).train()`"),
     Alias("Python", "from gym_fed.hparams import get_train_args", "`load_training_config(file)`"),
     Alias("Python", "exp.log_metrics(results)", "the same: the step is incremented automatically"),
@@ -207,7 +207,7 @@ NAMES = [
     Alias(
         "Python",
         'Evaluator(benchmarks=["mmlu", "hellaswag", ...])',
-        "the same; rows that are not here: `gym eval fetch mmlu hellaswag`",
+        "the same; to fetch missing rows: `gym eval fetch mmlu hellaswag`",
     ),
     Alias(
         "Python",

@@ -101,14 +101,14 @@ def _weights(folder: Path) -> Contents:
         weight_map = read_object(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise GymError(
-                ErrorCode.MODEL_INVALID, f"{folder / INDEX}: has no weight_map", "save the model again"
+                ErrorCode.MODEL_INVALID, f"{folder / INDEX} has no weight_map", "save the model again"
             )
         names = [INDEX, *sorted({str(name) for name in weight_map.values()})]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{folder}: has no {missing[0]}",
+            f"{folder} has no {missing[0]}",
             "only safetensors weights are pushed: gym export MODEL -o FOLDER writes them",
         )
     files, left_out = _files(folder, names)
@@ -119,7 +119,7 @@ def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
     adapter = read_adapter(str(folder), folder)
     named = base or adapter.base
     if named is None:
-        raise GymError(ErrorCode.MODEL_INVALID, f"{folder}: states no base", "pass --base")
+        raise GymError(ErrorCode.MODEL_INVALID, f"{folder}: no base is given", "pass --base")
     files, left_out = _files(folder, [ADAPTER])
     for below in adapter.below:
         for file in (ADAPTER_CONFIG, ADAPTER, BASE_CHANGES, BASE_RECORD):
@@ -155,7 +155,7 @@ def base_model(named: str, digest: str) -> LoadedModel:
     if actual != digest:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"{named}: has the digest {actual}, but {digest} is required",
+            f"{named} has the digest {actual}, but {digest} is required",
             "pass the folder of the right base with --base",
         )
     return loaded
@@ -196,7 +196,7 @@ def _files(folder: Path, weights: list[str]) -> tuple[dict[str, Path], list[str]
         if "/" not in path and not lies_in(file, folder):
             raise GymError(
                 ErrorCode.MODEL_INVALID,
-                f"{folder}: has {path} as a link to {file.resolve()}: only its own files are pushed",
+                f"{folder} has {path} as a link to {file.resolve()}: only files inside the folder are pushed",
                 "copy the file into the folder",
             )
         files[path] = file

@@ -114,7 +114,7 @@ def _require_same(version: ModelVersion, record: bytes, folder: Path) -> None:
     if not stored_record.is_file() or stored_record.read_bytes() != record:
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{folder}: exists, and is not a pull of {version.reference}",
+            f"{folder} exists, but is not a pull of {version.reference}",
             "choose another folder with -o",
         )
     expected = {file.path: file.sha256 for file in version.manifest.files}

@@ -136,7 +136,7 @@ def _problems(manifest: ModelManifest) -> list[str]:
     if manifest.kind != "adapter" or manifest.base is None or is_name_of_the_hub(manifest.base.name):
         return []
     return [
-        f"base {manifest.base.name}: is not a name on the Hub, so PEFT cannot find the adapter's base: pass --base "
+        f"base {manifest.base.name} is not a name on the Hub, so PEFT cannot find the adapter's base: pass --base "
         "OWNER/NAME"
     ]
 
@@ -145,7 +145,7 @@ def _free(folder: str | Path) -> Path:
     target = Path(folder).expanduser()
     if os.path.lexists(target) and (target.is_symlink() or not target.is_dir() or any(target.iterdir())):
         raise GymError(
-            ErrorCode.FILE_EXISTS, f"{target}: exists, and is not an empty folder", "choose another with -o"
+            ErrorCode.FILE_EXISTS, f"{target} exists, but is not an empty folder", "choose another with -o"
         )
     return target
 
@@ -211,7 +211,7 @@ def require_upload(repo: str, folder: Path) -> None:
     if not is_name_of_the_hub(repo):
         raise GymError(
             ErrorCode.USAGE,
-            f"--repo {plain(repo, 120)}: is not a valid repository name",
+            f"--repo {plain(repo, 120)} is not a valid repository name",
             "use OWNER/NAME, as on the Hub",
         )
     if constants.HF_HUB_OFFLINE:

@@ -294,7 +294,7 @@ def _document(data: bytes, where: str) -> Mapping[str, Any]:
     ):
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"{where}: is not signed",
+            f"{where} is not signed",
             "push the model again with this release, which signs what it pushes",
         )
     return document

@@ -197,7 +197,7 @@ class ModelRegistry:
             if move[0].manifest_sha256 != version.sha256:
                 raise GymError(
                     ErrorCode.SIGNATURE_INVALID,
-                    f"{reference}: the tag is for a different {version.reference}, {move[0].manifest_sha256}",
+                    f"{reference}: the tag refers to a different {version.reference}, {move[0].manifest_sha256}",
                     "the version was replaced after it was tagged: ask its author",
                 )
         return version
@@ -362,7 +362,7 @@ class ModelRegistry:
         """
         base = version.manifest.base
         if base is None or base.digest is None:
-            raise GymError(ErrorCode.STATE_CORRUPT, f"{version.reference}: is a delta without a base")
+            raise GymError(ErrorCode.STATE_CORRUPT, f"{version.reference} is a delta without a base")
         if given is not None:
             return given
         if (here := _named_here(base.name)) is not None:
@@ -371,7 +371,7 @@ class ModelRegistry:
             return str(self.pull(there.reference, confirm=confirm))
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
-            f"{version.reference}: is a delta on {base.name} ({base.digest}), which is not on this machine",
+            f"{version.reference} is a delta on {base.name} ({base.digest}), which is not on this machine",
             f"fetch it: gym models pull {base.name}; or pass its folder with --base",
         )
 

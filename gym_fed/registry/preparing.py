@@ -139,7 +139,7 @@ def _draft(
     except ValidationError as error:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{path}: cannot be published: {plain(first_problem(error), 300)}",
+            f"{path} cannot be published: {plain(first_problem(error), 300)}",
             "shorten or rename the field that the message names",
         ) from error
 

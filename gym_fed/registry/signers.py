@@ -111,7 +111,7 @@ class Pins:
             if _parsed_fingerprint(expected) != signer.fingerprint:
                 raise GymError(
                     ErrorCode.SIGNATURE_INVALID,
-                    f"{signed}: is signed by {signer.fingerprint}, not by {_parsed_fingerprint(expected)}",
+                    f"{signed} is signed by {signer.fingerprint}, not by {_parsed_fingerprint(expected)}",
                     "ask its author for the fingerprint of the key",
                 )
             self.add(name, signer)
@@ -122,13 +122,13 @@ class Pins:
             pinned = ", ".join(Signer(key).fingerprint for key in known)
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"{signed}: is signed by a different key, {signer.fingerprint}; pinned for {name}: {pinned}",
+                f"{signed} is signed by a different key, {signer.fingerprint}; pinned for {name}: {pinned}",
                 f"ask its author; if the key is right, pass --signer {signer.fingerprint}",
             )
         if confirm is None:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
-                f"{signed}: is signed by {signer.fingerprint}, an unknown key",
+                f"{signed} is signed by {signer.fingerprint}, an unknown key",
                 f"compare it with its author's, then pass --signer {signer.fingerprint}",
             )
         if not confirm(signed, signer):

@@ -106,7 +106,7 @@ class VersionStore:
             move, signer, _ = opened(self._objects.read(path, _MAX_SMALL_BYTES), TagMove, where)
             if (move.name, move.tag, move.number) != (name, tag, number):
                 raise GymError(
-                    ErrorCode.STATE_CORRUPT, f"{where}: is move {move.number} of {move.name}:{move.tag}"
+                    ErrorCode.STATE_CORRUPT, f"{where} is move {move.number} of {move.name}:{move.tag}"
                 )
             moves.append((move, signer))
         return moves
@@ -212,7 +212,7 @@ def _next_number(taken: Sequence[int], name: str) -> int:
     if number > _MOST_NUMBER:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"{name}: has the number {_MOST_NUMBER}, the highest possible",
+            f"{name} has the number {_MOST_NUMBER}, the highest possible",
             "the number is implausible: check the store for a file that does not belong there",
         )
     return number

@@ -126,7 +126,7 @@ class WebKeys(KeyRing[WebKey]):
             GymError: ``FILE_EXISTS`` for a name that has a key; ``USAGE`` for an invalid name; errors from ``all``.
         """
         if name in (TOKEN, PUBLIC.name):
-            raise GymError(ErrorCode.USAGE, f"no key may have the name {name}", "choose another name")
+            raise GymError(ErrorCode.USAGE, f"the key name {name} is reserved", "choose another name")
         secret = _PREFIX + secrets.token_hex(32)
         salt = secrets.token_bytes(16)
         try:
@@ -217,7 +217,7 @@ class Access:
         if visitor is None:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
-                "this page needs a login",
+                "this page requires a login",
                 "open the URL with the token that the command printed, or log in with a key",
             )
         if visitor.role < role:
@@ -333,8 +333,8 @@ class Access:
         if key is None:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
-                "the token or key is unknown here",
-                "a token is new at every start: take the URL that the command printed last",
+                "unknown token or key",
+                "the token changes at every start: use the URL that the command printed last",
             )
         return Visitor(key.name, Role[key.role.upper()], key_id=key.key_id)
 

@@ -164,7 +164,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
     def page(request: Request, path: str) -> Response:
         """Return the page, which is the same for every screen; its script reads the path."""
         if path.startswith(("api/", "events", "static/", "screens/")):
-            raise GymError(ErrorCode.NOT_FOUND, f"/{path} is not here")
+            raise GymError(ErrorCode.NOT_FOUND, f"/{path} does not exist")
         return page_of(request)
 
     _handle_errors(app)
@@ -309,7 +309,7 @@ class _Guarded:
         except Exception:  # noqa: BLE001 (the app's own handler would answer without the headers)
             _log.exception("%r failed", scope["path"])
             if not begun:
-                defect = GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace")
+                defect = GymError(ErrorCode.INTERNAL, "the server failed", "see the traceback in its log")
                 await _answer(defect)(scope, receive, sending)
 
 

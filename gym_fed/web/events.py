@@ -109,8 +109,8 @@ class Feed:
         if len(self._readers) >= MAX_READERS or self._addresses.get(address, 0) >= MAX_READERS_OF_ADDRESS:
             raise GymError(
                 ErrorCode.QUOTA_EXCEEDED,
-                "as many pages are open as this server feeds",
-                "close some, and reload",
+                "too many pages are open",
+                "close some of them, and reload",
             )
         last = whole_number(last_event_id or "", 18)
         return StreamingResponse(

@@ -241,7 +241,9 @@ class Jobs:
         except FileNotFoundError as error:
             raise GymError(ErrorCode.NOT_FOUND, f"there is no job {id}") from error
         except TypeError as error:
-            raise GymError(ErrorCode.STATE_CORRUPT, f"{place / 'job.json'}: is not a job's file") from error
+            raise GymError(
+                ErrorCode.STATE_CORRUPT, f"{place / 'job.json'} is not a valid job file"
+            ) from error
         job = replace(begun, stops=self._stops(place))
         is_running = self._is_running(job)  # checked before the status, which the wrapper writes last
         try:

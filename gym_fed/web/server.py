@@ -45,14 +45,15 @@ class WebServer:
         face: Site to serve.
         listen: Address as ``host:port``; port 0 for a free port.
         keys: File of keys, for an address that other machines can reach.
-        public: True if everyone is a viewer.
+        public: True if everyone may view the site.
         tls: TLS certificate; None for plain HTTP, on loopback or behind a proxy.
         add_key: Command that adds a key, for the hint.
-        proxies: Reverse proxies in front of it. With a trusted proxy, keys replace the token of the printed URL.
+        proxies: Reverse proxies in front of it. With a trusted proxy, keys replace the token in the printed URL.
         unused_seconds: Seconds without an open page after which the server stops; None for never.
 
     Raises:
-        GymError: ``ADDRESS_IN_USE``; ``USAGE`` for an invalid address, or one that is reachable without a key.
+        GymError: ``ADDRESS_IN_USE``; ``USAGE`` for an invalid address, or one that others can reach while no
+            key exists.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class WebServer:
         if not is_local and not public and not keys.all():
             raise GymError(
                 ErrorCode.USAGE,
-                f"others reach {listen}, but nobody could log in: {keys.path} has no key",
+                f"{listen} is reachable from other machines, but nobody could log in: {keys.path} has no key",
                 f"add one: {add_key}",
             )
         self._listener = bound(listen)
@@ -128,7 +129,7 @@ class WebServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread of ``start``: streams end, and requests get some seconds to finish."""
+        """Stop the thread of ``start``: streams end, and requests get a few seconds to finish."""
         self.end()
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS + 2)
@@ -143,7 +144,7 @@ class WebServer:
         try:
             asyncio.run(self._serve())
         except (Exception, SystemExit):  # noqa: BLE001 (the hub keeps running; uvicorn exits if it cannot start)
-            _log.exception("the pages at %s ended", self.address)
+            _log.exception("the web server at %s failed", self.address)
 
     async def _serve(self) -> None:
         tasks = [

@@ -79,7 +79,7 @@ class Uploads:
                 f"use a file that ends with {', '.join(SUFFIXES)}, or one of these with .gz",
             )
         if not size_bytes:
-            raise GymError(ErrorCode.DATA_INVALID, f"{plain(name, 200)}: is empty", "choose a file with rows")
+            raise GymError(ErrorCode.DATA_INVALID, f"{plain(name, 200)} is empty", "choose a file with rows")
         folder = self._folder()
         with self._lock:
             self._forget_idle()

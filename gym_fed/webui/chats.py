@@ -1,4 +1,4 @@
-"""Saved conversations of the ``play`` screen: one JSON file each, in ``.chats`` below the runs, for operators only."""
+"""Saved conversations of the ``play`` screen: one JSON file each in ``.chats`` of the runs folder, operators only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SavedAnswer(StrictModel):
     first: float = Field(default=0, ge=0)
     """Milliseconds until the first token."""
     took: float = Field(default=0, ge=0)
-    """Milliseconds of the whole answer."""
+    """Milliseconds until the end of the answer."""
 
 
 Answers = Annotated[list[SavedAnswer], Field(min_length=1, max_length=2)]
@@ -154,7 +154,7 @@ class Chats:
             if len(self._files()) >= MAX_CHATS:
                 raise GymError(
                     ErrorCode.QUOTA_EXCEEDED,
-                    f"{counted(MAX_CHATS, 'conversation')} are kept, which is the maximum",
+                    f"{counted(MAX_CHATS, 'conversation')} are saved, which is the maximum",
                     "delete some of them",
                 )
             id = f"{int(time.time()):012d}-{secrets.token_hex(6)}"
@@ -204,7 +204,7 @@ class Chats:
             return SavedChat.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
             raise GymError(
-                ErrorCode.STATE_CORRUPT, f"{file}: not a readable conversation", "move it away"
+                ErrorCode.STATE_CORRUPT, f"{file}: not a readable conversation", "move the file elsewhere"
             ) from error
 
     def _write(self, id: str, chat: SavedChat) -> None:

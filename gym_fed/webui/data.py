@@ -227,4 +227,4 @@ def _free(folder: Path, name: str) -> str:
         candidate = f"{stem}.unique{'' if number == 1 else f'-{number}'}.jsonl"
         if not (folder / candidate).exists():
             return candidate
-    raise GymError(ErrorCode.FILE_EXISTS, f"{stem}.unique.jsonl: exists", "remove earlier results")
+    raise GymError(ErrorCode.FILE_EXISTS, f"{stem}.unique.jsonl already exists", "remove earlier results")

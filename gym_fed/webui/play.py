@@ -230,7 +230,7 @@ class Taught:
         try:
             Preference().read(row)
         except BadRow as error:
-            raise GymError(ErrorCode.DATA_INVALID, f"this is not a preference: {error}") from error
+            raise GymError(ErrorCode.DATA_INVALID, f"not a valid preference: {error}") from error
         with self._lock:
             file = self._path(base)
             make_folder(file.parent)
@@ -276,7 +276,7 @@ class Taught:
             pass
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{self.file(base)}: a line is not a preference",
+            f"{self.file(base)}: a line is not a valid preference",
             "repair it, or move it away",
         )
 

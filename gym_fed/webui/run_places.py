@@ -82,7 +82,7 @@ class RunPlaces:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
                 f"{text(outside)} is not among the known runs",
-                "add it on the page of runs, by its path",
+                "add its path on the runs page",
             )
         return folder
 
@@ -96,7 +96,7 @@ class RunPlaces:
         if folder is None or not (folder / "run.json").is_file():
             raise GymError(
                 ErrorCode.NOT_FOUND,
-                f"{text(path)}: contains no run of gym train",
+                f"{text(path)} contains no run of gym train",
                 "use the output_dir of a run, the folder with run.json",
             )
         with self._lock:

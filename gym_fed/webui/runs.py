@@ -329,11 +329,11 @@ def resume_run(workbench: Workbench, folder: Path, path: str) -> WebJob:
     """
     if is_held(folder) or not _has_ended(folder, workbench.jobs):
         raise GymError(
-            ErrorCode.STATE_LOCKED, f"{text(path)}: is already running", "wait for it, or stop it first"
+            ErrorCode.STATE_LOCKED, f"{text(path)} is already running", "wait for it, or stop it first"
         )
     if (folder / "result.json").exists():
         raise GymError(
-            ErrorCode.FILE_EXISTS, f"{text(path)}: is finished", "train a new run in another output_dir"
+            ErrorCode.FILE_EXISTS, f"{text(path)} is finished", "train a new run in another output_dir"
         )
     command = resume_command(workbench, folder)
     return workbench.jobs.start(command, title=f"train {text(path)}", folder=folder)

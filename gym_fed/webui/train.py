@@ -236,7 +236,7 @@ def started(workbench: Workbench, request: _StartRequest) -> dict[str, Any]:
     if state == "finished" and not request.overwrite:
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{path}: contains a finished run",
+            f"{path} contains a finished run",
             "choose another output_dir, or overwrite it",
         )
     if (unknown := missing(config)) and not request.yes:

@@ -109,7 +109,7 @@ class ViewProcess:
                 raise GymError(
                     ErrorCode.DEADLINE_EXCEEDED,
                     f"no answer came within {seconds:.0f} seconds",
-                    "choose less, or a smaller file",
+                    "select less, or use a smaller file",
                 )
         line = process.stdout.readline()
         if not line.endswith(b"\n"):
@@ -139,7 +139,7 @@ class ViewProcess:
 def _ended(process: subprocess.Popen[bytes]) -> GymError:
     return GymError(
         ErrorCode.INTERNAL,
-        f"the process that reads for this page has ended with {process.poll()}",
+        f"the process that reads this page's data ended with code {process.poll()}",
         "it may have lacked memory; choose a smaller file",
     )
 

@@ -165,7 +165,7 @@ def test_a_hub_that_repeats_another_variants_removal_is_not_believed(
     Path("poet.json").write_text(signed_by(key, {**cooks, "variant": "poet"}).to_json())
     (row,) = gym("receipt", "verify", "poet.json", "--json")["hubs"]
     assert (row["proven"], row["is_same_document"]) == (False, True)
-    assert "nothing here proves" in gym("receipt", "verify", "poet.json")
+    assert "nothing in this home proves" in gym("receipt", "verify", "poet.json")
     absent = [{**cooks["hubs"][0], "status": "absent"}]
     Path("absent.json").write_text(signed_by(key, {**cooks, "hubs": absent}).to_json())
     assert refused("receipt", "verify", "absent.json") is ErrorCode.SIGNATURE_INVALID

@@ -69,7 +69,7 @@ def test_a_layer_whose_factors_cannot_be_trained_or_sent_is_refused_before_a_rou
     error = CliRunner().invoke(server, ["run", "--check", "--dir", str(hub.folder)]).exception
     assert isinstance(error, GymError)
     assert error.code is ErrorCode.CONFIG_INVALID
-    assert f"recipe.lora.target_modules: names {target!r}" in error.message
+    assert f"recipe.lora.target_modules: contains {target!r}" in error.message
 
 
 @pytest.mark.parametrize("name", quick(ROUNDS, "layers by name"))

@@ -64,7 +64,7 @@ class _ServesByDefault(DefaultCommandGroup):
 
 app = App(
     cls=_ServesByDefault,
-    help="Serve variants over OpenAI's API, and manage keys: `gym api serving.yaml` is `gym api serve serving.yaml`.",
+    help="Serve variants over the OpenAI API, and manage keys. `gym api FILE` is short for `gym api serve FILE`.",
 )
 app.add_typer(keys_app, name="keys")
 
@@ -73,9 +73,7 @@ app.add_typer(keys_app, name="keys")
 def serve(
     config: Annotated[
         Path | None,
-        typer.Argument(
-            help="YAML file of gym api or LLaMA-Factory; by default your variants and their base."
-        ),
+        typer.Argument(help="Config of gym api or LLaMA-Factory; by default, your variants and their base."),
     ] = None,
     base: BaseOption = None,
     host: Annotated[str | None, HOST] = None,
@@ -84,7 +82,7 @@ def serve(
     variants: ServedVariants = None,
     api_keys: Annotated[
         Path | None,
-        typer.Option("--api-keys", metavar="FILE", help="File of keys, as `gym api keys add` writes it."),
+        typer.Option("--api-keys", metavar="FILE", help="API key file, written by `gym api keys add`."),
     ] = None,
     root_path: RootPathOption = None,
     trusted_proxy: TrustedProxyOption = None,
@@ -93,7 +91,7 @@ def serve(
         typer.Option(
             "--cors-origin",
             metavar="ORIGIN",
-            help="Let web pages of this origin call the API, such as https://chat.example.org; repeatable.",
+            help="Allow web pages from this origin, such as https://chat.example.org; repeatable.",
         ),
     ] = None,
     engine: Annotated[
@@ -103,10 +101,13 @@ def serve(
     chat_template: ChatTemplateOption = None,
     drain_seconds: Annotated[
         float,
-        typer.Option("--drain-seconds", min=0.0, help="Seconds for running answers after Ctrl-C or SIGTERM."),
+        typer.Option(
+            "--drain-seconds", min=0.0, help="Time limit of running answers after Ctrl-C or SIGTERM."
+        ),
     ] = 20.0,
     until_eof: Annotated[
-        bool, typer.Option("--until-eof", help="Exit when standard input ends, for use as a child process.")
+        bool,
+        typer.Option("--until-eof", help="Exit when standard input is closed, for use as a child process."),
     ] = False,
     yes: YesOption = False,
     as_json: AsJsonLines = False,
@@ -209,7 +210,7 @@ def _require_config(config: Path) -> None:
     """
     by_flag = f"pass a model with a flag: gym api --base {config}"
     if str(config) == "gym-nano" or (config / "config.json").is_file():
-        raise GymError(ErrorCode.USAGE, f"{config}: a model is not a config", by_flag)
+        raise GymError(ErrorCode.USAGE, f"{config}: this is a model, not a config", by_flag)
     if not config.exists() and config.suffix not in (".yaml", ".yml"):
         hint = f"pass the path of a YAML file; {by_flag}"
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no config file at {config}", hint)
@@ -248,9 +249,9 @@ def _introduce(address: str, serving: Serving) -> None:
         out.print(serving.description.note, markup=False, highlight=False)
     if sampling := serving.service.sampling_defaults:
         settings = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
-        out.print(f"defaults of requests: {settings}")
+        out.print(f"request defaults: {settings}")
     if (parser := serving.service.reasoning_parser) != "none":
-        origin = "of the chat template" if serving.config.reasoning_parser == "auto" else "configured"
+        origin = "from the chat template" if serving.config.reasoning_parser == "auto" else "configured"
         out.print(f"thoughts are returned as reasoning_content; parser: {parser} ({origin})")
     served = ServedModel(f"{address}/v1", model, key, bool(serving.tokenizer.chat_template))
     out.print(f"\n{openai_snippet(served)}")
@@ -261,21 +262,19 @@ def _introduce(address: str, serving: Serving) -> None:
 @app.command()
 def health(
     config: Annotated[
-        Path | None, typer.Argument(help="YAML file of the server; the defaults of gym api without one.")
+        Path | None, typer.Argument(help="The server's config; by default, the defaults of gym api.")
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Where the server listens.", show_default="that of the config"
-        ),
+        typer.Option(metavar="HOST:PORT", help="Address of the server.", show_default="the config's"),
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Check only that the process answers, not that a model is loaded.")
+        bool, typer.Option("--live", help="Check only that the process responds, not that a model is loaded.")
     ] = False,
     timeout: ProbeSeconds = 5.0,
     as_json: AsJson = False,
 ) -> None:
-    """Check that the running server answers: exit code 0 if it does, and its model is loaded."""
+    """Check the running server: exit code 0 if it responds and its model is loaded."""
     from gym_fed.cli.api.settings import serving_config
 
     settings = serving_config(config, [])
@@ -316,14 +315,15 @@ def _get(url: str, certificate: Path | None, timeout: float) -> None:
 
 @app.command()
 def usage(
-    file: Annotated[Path, typer.Argument(help="The file of usage_log in serving.yaml.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="The usage_log file set in serving.yaml.", show_default=False)],
     month: Annotated[
-        str | None, typer.Option(metavar="YYYY-MM", help="Restrict to a month, in UTC.", show_default="all")
+        str | None,
+        typer.Option(metavar="YYYY-MM", help="Include only this month, in UTC.", show_default="all"),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for a spreadsheet.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Sum the tokens of each key and user by month."""
+    """Show monthly token totals per key and user."""
     from gym_fed.core.console import TextTable
     from gym_fed.serving.http.usage_log import sum_usage
 
@@ -347,7 +347,7 @@ def usage(
         print_table(table)
     if report.unreadable:
         err.print(
-            f"{counted(report.unreadable, 'line')} of {file} could not be read and are not counted",
+            f"{counted(report.unreadable, 'line')} of {file} could not be parsed and are not included",
             markup=False,
         )
 

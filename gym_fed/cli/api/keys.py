@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 _DAY_SECONDS = 24 * 60 * 60
 
-keys_app = App(
-    help="Add, list and remove a server's keys, each of which allows some models.", no_args_is_help=True
-)
+keys_app = App(help="Add, list and remove API keys, each valid for certain models.", no_args_is_help=True)
 
-FileOption = Annotated[Path, typer.Option("--file", metavar="FILE", help="File of keys; `add` creates it.")]
+FileOption = Annotated[Path, typer.Option("--file", metavar="FILE", help="API key file; `add` creates it.")]
 DEFAULT_FILE = Path("api_keys.json")
 
 
@@ -42,7 +40,7 @@ def add(
     all_variants: Annotated[bool, typer.Option("--all-variants", help="Allow every variant.")] = False,
     base: Annotated[bool, typer.Option("--base/--no-base", help="Allow the base itself.")] = True,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Allow /metrics, which cover everybody's requests.")
+        bool, typer.Option("--metrics", help="Allow /metrics, which covers all users' requests.")
     ] = False,
     manage_variants: Annotated[
         bool, typer.Option("--manage-variants", help="Allow adding and removing variants over HTTP.")
@@ -61,7 +59,7 @@ def add(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add a key and print it, only this once: the file stores only its hash."""
+    """Add a key and print it once; the file stores only its hash."""
     from gym_fed.serving.http.keys import KeyFile
 
     expires_at = None if expires_days is None else int(time.time() + expires_days * _DAY_SECONDS)
@@ -86,7 +84,7 @@ def add(
 
 @keys_app.command("list")
 def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """List the keys, their owners, and what each may use."""
+    """List the keys, their owners and permissions."""
     from rich.text import Text
 
     from gym_fed.core.console import TextTable

@@ -36,7 +36,7 @@ def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Model folder or name, output_dir of a run, BASE:VARIANT, LLaMA-Factory file; with --api a name.",
+            help="Model folder or name, output_dir of a run, BASE:VARIANT or LLaMA-Factory file; with --api, a name.",
             autocompletion=models,
         ),
     ] = None,
@@ -46,7 +46,7 @@ def chat(
     attach: Annotated[
         list[Path] | None,
         typer.Option(
-            "--attach", metavar="FILE", help="Picture, sound or video for the first message; repeatable."
+            "--attach", metavar="FILE", help="Image, audio or video file for the first message; repeatable."
         ),
     ] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message of the chat.")] = None,
@@ -74,7 +74,7 @@ def chat(
             help="Set another sampling parameter, such as top_p=0.9; repeatable.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the sampling.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Sampling seed.")] = None,
     chat_template: ChatTemplateOption = None,
     device: Annotated[str | None, DEVICE] = None,
     api: Annotated[
@@ -110,8 +110,8 @@ def chat(
     else:
         refuse_options(
             {"--api-key-env": api_key_env},
-            "cannot be combined with a model of this machine (no --api)",
-            "leave one of them out",
+            "applies only with --api",
+            "pass the server's URL with --api, or leave it out",
         )
         if model is None:
             hint = "pass gym-nano, a model folder, a run, or --api URL"
@@ -168,7 +168,7 @@ def _in_parts(model: str, variant: str | None) -> tuple[str, str | None]:
         return model, variant
     if variant is not None:
         raise GymError(
-            ErrorCode.USAGE, f"{model} and --variant name different variants", "pass one of the two"
+            ErrorCode.USAGE, f"{model} and --variant are different variants", "pass one of the two"
         )
     return parts
 

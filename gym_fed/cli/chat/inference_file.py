@@ -22,7 +22,7 @@ def read(source: ParsedConfig | str | Path) -> dict[str, Any]:
     """Read ``model`` and ``sampling``, and ``system``, ``chat_template`` and ``dtype`` if given; print the notes.
 
     Raises:
-        GymError: As in ``load_inference``; ``CONFIG_INVALID`` for more than one adapter.
+        GymError: Errors of ``load_inference``; ``CONFIG_INVALID`` for more than one adapter.
     """
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.training_file import load_inference

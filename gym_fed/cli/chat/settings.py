@@ -40,7 +40,7 @@ class ChatSettings(StrictModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            hint = f"there are: {', '.join(cls.model_fields)}"
+            hint = f"settings: {', '.join(cls.model_fields)}"
             raise GymError(ErrorCode.USAGE, first_problem(error), hint) from error
 
     def changed(self, text: str) -> ChatSettings:
@@ -54,15 +54,13 @@ class ChatSettings(StrictModel):
             raise GymError(ErrorCode.USAGE, f"{text!r} is not name=value", "such as /set temperature=0.7")
         if name.strip() not in ChatSettings.model_fields:
             known = ", ".join(ChatSettings.model_fields)
-            raise GymError(
-                ErrorCode.USAGE, f"there is no setting {name.strip()[:80]!r}", f"there are: {known}"
-            )
+            raise GymError(ErrorCode.USAGE, f"unknown setting {name.strip()[:80]!r}", f"settings: {known}")
         is_text = name.strip() == "stop" and not value.strip().startswith("[")  # "###" is a comment in YAML
         try:
             unsets = value.strip().lower() in ("none", "")
             parsed = None if unsets else value if is_text else parse_value(value)
         except ValueError as error:
-            raise GymError(ErrorCode.USAGE, f"{name}: {value[:80]!r} is not a value") from error
+            raise GymError(ErrorCode.USAGE, f"{name}: {value[:80]!r} is not a valid value") from error
         return ChatSettings.of({**self.model_dump(), name.strip(): parsed})
 
     def over(self, model: Mapping[str, Any]) -> ChatSettings:

@@ -135,7 +135,7 @@ class Terminal:
             raise GymError(
                 ErrorCode.USAGE,
                 f"{name} is not a command; commands: {', '.join(_COMMANDS)} and /exit",
-                "to send a message that begins with a slash, type two",
+                "to send a message that begins with a slash, type two slashes",
             )
         command(self, argument.strip())
         return True

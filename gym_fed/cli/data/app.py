@@ -141,7 +141,7 @@ class SplitName(StrEnum):
 
 @app.command("tasks")
 def list_tasks(as_json: AsJson = False) -> None:
-    """List the tasks: base tasks gym-nano knows, contributor tasks it has never seen."""
+    """List the tasks: base tasks that gym-nano knows, and contributor tasks that it has never seen."""
     tasks = [(name, TASKS.new(name)) for name in TASKS.usable()]
     print_result(
         as_json,
@@ -159,13 +159,13 @@ def generate_file(
         list[str],
         typer.Option("--task", metavar="NAME", help="Task to generate; repeatable.", autocompletion=tasks),
     ],
-    num: Annotated[int, typer.Option("--num", "-n", min=1, help="Number of rows, over all tasks.")] = 1000,
+    num: Annotated[int, typer.Option("--num", "-n", min=1, help="Total number of rows.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the rows.")] = 0,
     rehearse: Annotated[
         float, typer.Option("--rehearse", min=0.0, max=0.9, help="Share of rows from the base's own tasks.")
     ] = 0.0,
     split: Annotated[
-        SplitName, typer.Option("--split", help="Split to write; the two have no prompt in common.")
+        SplitName, typer.Option("--split", help="Split to write; the two splits share no prompts.")
     ] = SplitName.train,
     overwrite: OverwriteOption = False,
     as_json: AsJson = False,
@@ -229,7 +229,7 @@ def push(
     description: Annotated[str, typer.Option("--description", help="Short description.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Push a file or folder as the next version of a dataset. A licence is needed."""
+    """Push a file or folder as the next version of a dataset. A licence is required."""
     from gym_fed.data.registry import DatasetRegistry
 
     manifest = DatasetRegistry(registry).push(name, path, licence=licence, description=description)

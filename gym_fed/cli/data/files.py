@@ -55,13 +55,13 @@ def convert(
     columns: ColumnsOption = None,
     allow_loss: Annotated[
         bool,
-        typer.Option("--allow-loss", help="Also write pairs as judgements, or only their chosen answer."),
+        typer.Option("--allow-loss", help="Also convert pairs to judgements, or to their chosen answer."),
     ] = False,
     overwrite: OverwriteOption = False,
     yes: AgreeOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a dataset in another format. A row that would lose something is refused, naming its position."""
+    """Write a dataset in another format. A row that would lose information is refused, with its position."""
     from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.formats.base import BadRow
     from gym_fed.data.reading import iter_rows, parse_columns, renaming
@@ -95,9 +95,9 @@ def mix(
         int | None,
         typer.Option("--num", "-n", min=1, help="Number of rows.", show_default="until a source ends"),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the order.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the row order.")] = 0,
     stopping: Annotated[
-        StoppingRule, typer.Option("--stopping", help="When the mixture ends.")
+        StoppingRule, typer.Option("--stopping", help="When to stop.")
     ] = StoppingRule.first_exhausted,
     overwrite: OverwriteOption = False,
     as_json: AsJson = False,
@@ -123,11 +123,13 @@ def mix(
     lines = [f"{counted(count, 'row')} in {file}"]
     lines += [f"  {part:8} ({part / max(count, 1):.1%}) from {path}" for path, part in shares.items()]
     if num is not None and count < num:
-        lines.append(f"fewer than the {num} of --num: a source has ended; see --stopping")
+        lines.append(f"fewer rows than --num {num}: a source has ended; see --stopping")
     ended = pipeline.report.ended
     if ended is not None:
         every = StoppingRule.all_exhausted_without_replacement.value
-        lines.append(f"{ended} has ended, but rows of the others may be left: --stopping {every} uses them")
+        lines.append(
+            f"{ended} has ended, but other sources may have rows left; to use them: --stopping {every}"
+        )
     figures = {"file": str(file), "num_rows": count, "rows_of_sources": shares, "seed": seed, "ended": ended}
     _print_figures(as_json, figures, lines)
 
@@ -138,11 +140,14 @@ def dedup(
     near: Annotated[
         float | None,
         typer.Option(
-            "--near", min=0.3, max=0.99, help="Also drop rows of at least this similarity, such as 0.8."
+            "--near",
+            min=0.3,
+            max=0.99,
+            help="Also drop rows at least this similar to an earlier one, such as 0.8.",
         ),
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact/--no-exact", help="Drop rows equal to an earlier one.")
+        bool, typer.Option("--exact/--no-exact", help="Drop exact duplicates of earlier rows.")
     ] = True,
     format: FormatOption = "auto",
     overwrite: OverwriteOption = False,
@@ -154,7 +159,7 @@ def dedup(
     from gym_fed.data.writing import check_output, write_rows
 
     if not exact and near is None:
-        raise GymError(ErrorCode.USAGE, "--no-exact without --near drops nothing", "give --near 0.8")
+        raise GymError(ErrorCode.USAGE, "--no-exact without --near drops nothing", "add --near 0.8")
     check_output(file, overwrite)
     report = Report()
     texts: list[str] = []
@@ -182,7 +187,7 @@ def dedup(
     dropped = ", ".join(counted(number, reason) for reason, number in sorted(report.dropped.items()))
     lines = [f"{count} of {counted(report.read, 'row')} in {file}; dropped: {dropped or 'nothing'}"]
     for duplicate, text in zip(report.duplicates, texts, strict=False):
-        alike = "equals" if duplicate.similarity == 1 else f"is {duplicate.similarity:.0%} alike to"
+        alike = "equals" if duplicate.similarity == 1 else f"is {duplicate.similarity:.0%} similar to"
         lines += [f"  {duplicate.place} {alike} {duplicate.earlier}", f"    {_excerpt(text)}"]
     if len(report.duplicates) > len(texts):
         lines.append(f"  ... and {len(report.duplicates) - len(texts)} more; --json lists all")

@@ -58,7 +58,7 @@ def show(
         typer.Option(
             "--against",
             metavar="A,B",
-            help="Search for evaluation rows of these suites or tasks.",
+            help="Search for rows of these evaluation suites or tasks.",
             show_default="every suite on this machine",
         ),
     ] = None,
@@ -72,7 +72,7 @@ def show(
     contamination = ContaminationCheck(filters_here(_names(against)))
     if source.endswith((".yaml", ".yml")):
         of_files = {"--format": format != "auto", "--columns": columns, "--max-length": max_length}
-        refuse_options(of_files, "is for data files", "set them in the config instead")
+        refuse_options(of_files, "applies only to data files", "set them in the config instead")
         from gym_fed.config.training_file import load_training_config
 
         config, notes = load_training_config(source, set_ or [], ignore_unsupported=ignore_unsupported)
@@ -81,7 +81,7 @@ def show(
         view = _config_rows(config, model, limit, contamination)
     else:
         of_configs = {"--set": set_, "--ignore-unsupported": ignore_unsupported}
-        refuse_options(of_configs, "is for training configs", "omit it")
+        refuse_options(of_configs, "applies only to training configs", "omit it")
         view = _file_view(source, model, format, columns, yes, max_length, limit, contamination)
 
     from gym_fed.base.models import quiet_loading
@@ -96,7 +96,7 @@ def show(
             if len(shown) < num:
                 shown.append((place, sequences))
     if not statistics.rows:
-        raise GymError(ErrorCode.DATA_INVALID, f"{source}: contains no rows", "add at least one row")
+        raise GymError(ErrorCode.DATA_INVALID, f"{source} contains no rows", "add at least one row")
     counts = view.counts or statistics.counts
     counts.unread, counts.forms = dict(view.unread), dict(view.forms)
     report, pictures = contamination.report, view.pictures
@@ -145,7 +145,7 @@ def _names(texts: list[str] | None) -> list[str] | None:
         return None
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     if not names:
-        raise GymError(ErrorCode.USAGE, "--against names no suite", "gym eval list shows them")
+        raise GymError(ErrorCode.USAGE, "--against: no suite given", "gym eval list shows the suites")
     return list(dict.fromkeys(names))
 
 

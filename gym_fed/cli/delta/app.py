@@ -33,7 +33,7 @@ def compare(
     base: BaseArgument,
     tuned: TunedArgument,
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="The .gymdelta files made from this pair.")
+        list[Path], typer.Argument(metavar="FILE...", help=".gymdelta files made from this pair.")
     ],
     data: Annotated[
         Path | None,

@@ -69,7 +69,7 @@ def encode(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Text that distils scales, weighs errors by the layers' inputs, and measures the gain.",
+            help="Text to distil scales, weight errors by layer inputs, and measure the gain.",
         ),
     ] = None,
     settings: Annotated[

@@ -158,7 +158,7 @@ class _RunsByDefault(DefaultCommandGroup):
 
 app = App(
     cls=_RunsByDefault,
-    help="Evaluate models on suites of tasks: `gym eval MODEL --suite tiny` is `gym eval run MODEL --suite tiny`.",
+    help="Evaluate models on suites of tasks: `gym eval MODEL` is short for `gym eval run MODEL`.",
     no_args_is_help=True,
 )
 app.command("run")(run_evaluation)

@@ -52,7 +52,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
     """Evaluate a model on the user's rows and print the result.
 
     Raises:
-        GymError: ``USAGE`` for several variants or a server; as in ``read_own_rows`` and ``OwnEvaluation.run``.
+        GymError: ``USAGE`` for several variants or a server; errors from ``read_own_rows`` and ``OwnEvaluation.run``.
     """
     from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.reading import parse_columns
@@ -69,7 +69,9 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
         )
     if len(request.variants) > 1 or (request.store is not None and not request.variants):
         raise GymError(
-            ErrorCode.USAGE, "--data FILE takes one variant at a time", "choose one with --variant NAME"
+            ErrorCode.USAGE,
+            "--data FILE accepts only one variant at a time",
+            "choose one with --variant NAME",
         )
     graders = graders_named(command.graders)
     if Path(command.data).expanduser().is_dir():

@@ -43,7 +43,7 @@ def probe_model(
         typer.Option(
             "--prompts",
             metavar="FILE",
-            help="Harmful requests to use instead of the package's: CSV or JSONL.",
+            help="CSV or JSONL file of harmful requests, instead of the built-in ones.",
         ),
     ] = None,
     variant: VariantsOption = None,
@@ -55,7 +55,7 @@ def probe_model(
             metavar="MODEL",
             help="Base of MODEL, if that is a .gymdelta.",
             autocompletion=models,
-            show_default="the one it names",
+            show_default="the base it was made from",
         ),
     ] = None,
     adapter: AdapterOption = None,

@@ -64,7 +64,7 @@ def compare_records(
         float, typer.Option("--confidence", help="Confidence level of the intervals.")
     ] = 0.95,
     shared_rows: Annotated[
-        bool, typer.Option("--shared-rows", help="If the rows differ, compare on those in both.")
+        bool, typer.Option("--shared-rows", help="If the rows differ, compare only the shared ones.")
     ] = False,
     folder: FolderOption = EVALS,
     as_json: AsJson = False,
@@ -363,7 +363,9 @@ def _print_notes(runs: Sequence[EvaluationRun]) -> None:
         passed = f" for {counted(models, 'model')} in one pass" if models != 1 else ""
         err.print(f"record: {run.record}, {run.results.seconds:.1f} s{passed}")
         if cut := sum(task.num_unfinished for task in run.results.tasks.values()):
-            err.print(f"{counted(cut, 'answer')} with cut reasoning scored as empty: raise max_gen_toks")
+            err.print(
+                f"{counted(cut, 'answer')} with truncated reasoning scored as empty: raise max_gen_toks"
+            )
 
 
 def _template(run: EvaluationRun) -> str:
@@ -371,7 +373,7 @@ def _template(run: EvaluationRun) -> str:
     tasks = run.results.tasks
     plain = [name for name, task in tasks.items() if not task.chat_template]
     if len(plain) == len(tasks):
-        return "not applied, prompts are plain"
+        return "not applied; prompts are plain text"
     if not plain:
         return "applied"
     applied, others = (

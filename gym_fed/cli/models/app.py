@@ -64,7 +64,7 @@ def push(
     base: BaseOption = None,
     parent: Annotated[
         list[str] | None,
-        typer.Option("--parent", metavar="NAME@VERSION", help="Version that it was made from; repeatable."),
+        typer.Option("--parent", metavar="NAME@VERSION", help="Parent version; repeatable."),
     ] = None,
     evals: Annotated[
         list[Path] | None,
@@ -102,7 +102,7 @@ def push(
     if to is Destination.HF:
         if model is None:
             own = {"--licence": licence, "--description": description, "--parent": parent, "--evals": evals}
-            refuse_options({**own, "--tag": label}, "needs a MODEL; a version in the registry has its own")
+            refuse_options({**own, "--tag": label}, "needs MODEL; a version from the registry keeps its own")
             facts = {}
         else:
             refuse_options(

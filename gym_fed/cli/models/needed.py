@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
 
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Accept downloads, and guesses of columns.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Accept downloads and guessed columns.")]
 _T = TypeVar("_T")
 
 

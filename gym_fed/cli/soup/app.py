@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gym_fed.core.registries import Kind
 
 
-app = App(help="Merge deltas, by robust rules or merge methods.", no_args_is_help=True)
+app = App(help="Merge deltas with robust rules or merge methods.", no_args_is_help=True)
 app.command()(merge)
 
 _KINDS = ("aggregator", "pre-aggregator", "merge method", "server optimizer")
@@ -97,7 +97,7 @@ def _rules() -> list[dict[str, Any]]:
 
 
 def _usable(kind: Kind[Any]) -> Iterator[Any]:
-    """Return the classes of a kind; warn about unusable members of other packages."""
+    """Return the classes of a kind; warn about unusable classes from other packages."""
     return map(kind.type_of, kind.usable())
 
 
@@ -128,7 +128,7 @@ def _method(rule: Any) -> dict[str, Any]:
 
 
 def _described(rule: Any, kind: str) -> dict[str, Any]:
-    """Return the columns shared by all kinds; ``needs`` names the data of complete updates that a rule reads."""
+    """Return the columns shared by all kinds; ``needs`` names a rule's inputs besides the updates, such as norms."""
     needs = {
         "nothing": "nothing",
         "norms": "norms",

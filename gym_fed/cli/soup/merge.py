@@ -54,7 +54,7 @@ def merge(
             metavar="MODEL",
             help="Model folder or name of the base of all updates.",
             autocompletion=models,
-            show_default="the one that the updates name",
+            show_default="the base the updates were made from",
         ),
     ] = None,
     output: DeltaFileOption = Path("soup.gymdelta"),
@@ -234,7 +234,7 @@ def _numbers(section: str, values: dict[str, Any], known: tuple[str, ...]) -> di
                 f"the keys are {', '.join(f'{section}.{name}' for name in known)}",
             )
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise GymError(ErrorCode.USAGE, f"--set {section}.{key}: {value!r} is not a number of 0 or more")
+            raise GymError(ErrorCode.USAGE, f"--set {section}.{key}: {value!r} is not a number >= 0")
     return values
 
 
@@ -285,7 +285,7 @@ def _settings(settings: list[str], steps: list[str]) -> tuple[dict[str, Any], di
         else:
             name = ".".join(map(str, path))
             raise GymError(
-                ErrorCode.USAGE, f"--set {name}: no step of that name", "write KEY=VALUE, or STEP.KEY=VALUE"
+                ErrorCode.USAGE, f"--set {name}: unknown step", "write KEY=VALUE, or STEP.KEY=VALUE"
             )
     return own, of_steps
 
@@ -302,7 +302,7 @@ def _weights(text: str | None, count: int) -> list[float]:
     if len(weights) != count:
         raise GymError(
             ErrorCode.USAGE,
-            f"--weight names {counted(len(weights), 'weight')} for {counted(count, 'update')}",
+            f"--weight has {counted(len(weights), 'weight')} for {counted(count, 'update')}",
             "pass one for each",
         )
     return weights
@@ -322,7 +322,7 @@ def _show(report: dict[str, Any]) -> None:
     if report["vocabulary"]:
         console.out.print(f"vocabulary: {report['vocabulary']}", markup=False)
     for name, what in report["not_merged"].items():
-        console.out.print(f"not in the soup, of {name}: {'; '.join(what)}", markup=False)
+        console.out.print(f"{name}: not in the soup: {'; '.join(what)}", markup=False)
     for step in report["found"].get("steps", ()):
         name = report["updates"][step["model"]]["update"]
         alone = "no score" if step["alone"] is None else f"score {step['alone']:.4f}"

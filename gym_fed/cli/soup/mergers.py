@@ -86,7 +86,7 @@ class SoupEvaluator:
         max_loss = self._base_loss["gate"] + self._tolerance
         if loss <= max_loss:
             return None
-        return f"has loss {loss:.4f} on {self._gate_file}, where at most {max_loss:.4f} is allowed"
+        return f"has loss {loss:.4f} on {self._gate_file}, above the limit of {max_loss:.4f}"
 
     def _loss(self, key: str, updates: list[DeltaFile]) -> SoupLoss:
         from gym_fed.evaluation.merge_statistics import SoupLoss
@@ -162,10 +162,10 @@ class MethodMerger(SoupMerger):
         self._method: MergeMethod = build(METHODS.type_of(name), values, "--set")
         kind = self._method.statistics
         if len(statistics) != (count if kind else 0):
-            needs = f"{kind} of each of {counted(count, 'update')}" if kind else "no statistics"
+            needs = f"{kind} statistics for each of {counted(count, 'update')}" if kind else "no statistics"
             raise GymError(
                 ErrorCode.USAGE,
-                f"merge method {name!r} needs {needs}, but --statistics is given {counted(len(statistics), 'time')}",
+                f"merge method {name!r} needs {needs}, but --statistics was given {counted(len(statistics), 'time')}",
                 "create them with gym soup statistics, one for each update" if kind else "omit --statistics",
             )
         if self._method.uses_score and heldout is None:

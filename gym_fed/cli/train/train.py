@@ -35,7 +35,7 @@ def train(
         bool,
         typer.Option(
             "--check/--no-check",
-            help="Measure gain and loss: held-out rows, three of your prompts, general knowledge.",
+            help="Measure held-out loss, answers to three of your prompts, and general knowledge.",
         ),
     ] = True,
     nproc: Annotated[
@@ -49,7 +49,7 @@ def train(
         typer.Option(
             "--rdzv-endpoint",
             metavar="HOST:PORT",
-            help="Rendezvous address of several machines, the same on all.",
+            help="Rendezvous address, the same on all machines.",
         ),
     ] = None,
     launch: Annotated[
@@ -57,14 +57,14 @@ def train(
         typer.Option(
             "--launch",
             click_type=MemberName(SCHEDULERS),
-            help="Print the job that a cluster scheduler runs for this config, and exit.",
+            help="Print a job script for this cluster scheduler, and exit.",
         ),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete the run in output_dir first, finished or not.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Continue an unfinished run, or refuse it.")
+        bool, typer.Option("--resume/--no-resume", help="Resume an unfinished run, or refuse to.")
     ] = True,
     ignore_unsupported: IgnoreUnsupported = False,
     yes: YesOption = False,
@@ -197,13 +197,13 @@ def _require_config(config: Path) -> None:
     if config.name.endswith((".jsonl", ".jsonl.gz", ".csv", ".tsv", ".parquet", ".txt")):
         raise GymError(
             ErrorCode.USAGE,
-            f"{config}: rows are not a config",
-            f"pass them with a flag: gym train --model MODEL --data {config}",
+            f"{config}: this is a data file, not a config",
+            f"pass it with a flag: gym train --model MODEL --data {config}",
         )
     if str(config) == "gym-nano" or (config / "config.json").is_file():
         raise GymError(
             ErrorCode.USAGE,
-            f"{config}: a model is not a config",
+            f"{config}: this is a model, not a config",
             f"pass it with a flag: gym train --model {config} --data rows.jsonl",
         )
 
@@ -222,7 +222,7 @@ def _preprocess(settings: TrainingConfig, as_json: bool) -> None:
         return
     for name, sha256 in index["files"].items():
         out.print(f"{settings.tokenized_path}/{name}: sha256 {sha256}")
-    out.print("train on them with the same file and: --set preprocess_only=false")
+    out.print("to train on these rows, use the same file with: --set preprocess_only=false")
 
 
 def _evaluate(settings: TrainingConfig, as_json: bool) -> None:
@@ -240,7 +240,7 @@ def _print_plan(settings: TrainingConfig, processes: int, check: bool, as_json: 
     from gym_fed.training.defaults import with_defaults
     from gym_fed.training.planning.plan import plan_run
 
-    err.print("planning, with a step of some blocks timed on this machine ...")
+    err.print("planning; timing a step of a few layers on this machine ...")
     plan = plan_run(with_defaults(settings, check=check), processes=processes)
     print_result(as_json, plan.facts(), lambda: print_columns(plan.lines(), indent=""))
 

@@ -50,7 +50,7 @@ def add(
     ] = None,
     sign: Annotated[
         bool,
-        typer.Option("--sign/--unsigned", help="Sign it; by default a server refuses unsigned variants."),
+        typer.Option("--sign/--unsigned", help="Sign the variant; by default, servers refuse unsigned ones."),
     ] = True,
     key: KeyOption = None,
     note: NoteOption = "",
@@ -88,8 +88,8 @@ def _rows(deltas: list[Path], name: str | None) -> list[dict[str, Any]]:
     if name is not None and len(deltas) > 1:
         raise GymError(
             ErrorCode.USAGE,
-            "--name names one variant, but there are several files",
-            "leave it out: each is named after its file; or list the names in a file for --from",
+            "--name applies to one file, but several were given",
+            "leave it out to name each variant after its file; or list the names in a file for --from",
         )
     missing = [path for path in deltas if not path.is_file()]
     if missing:
@@ -138,8 +138,8 @@ def _require_short_notes(rows: list[dict[str, Any]], note: str) -> None:
 
     for row in rows:
         if (length := len(row.get("note", note))) > MAX_NOTE:
-            message = f"{row['file']}: a note of {counted(length, 'character')}"
-            raise GymError(ErrorCode.USAGE, message, f"at most {MAX_NOTE}")
+            message = f"{row['file']}: the note has {counted(length, 'character')}"
+            raise GymError(ErrorCode.USAGE, message, f"shorten it to at most {MAX_NOTE}")
 
 
 def _incoming(row: dict[str, Any], user: str | None, note: str, signer: SigningKey | None) -> IncomingVariant:

@@ -51,7 +51,7 @@ def snippets(
             "--base",
             metavar="MODEL",
             help="The base model on this machine.",
-            show_default="the variant's name for it",
+            show_default="the name in the variant's record",
         ),
     ] = None,
     store: StoreOption = None,
@@ -116,7 +116,7 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
         tokenizer = load_tokenizer(base)  # raises if it is not a model
         if not reader_of(AutoConfig.from_pretrained(resolve(base), local_files_only=True)):
             words += ("--skip-check",)
-            note = "# nothing here can read this file back to check it; pip install llama-cpp-python can\n"
+            note = "# the file is not checked after writing; that needs: pip install llama-cpp-python\n"
     if is_chat and base_is_here:
         from gym_fed.export.modelfile import modelfile
 
@@ -128,7 +128,7 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
     if "\nMODELFILE\n" in text:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"the chat template of {base} ends a shell's document",
+            f"the chat template of {base} contains the line MODELFILE, which ends the shell's here-document",
             "write the Modelfile yourself",
         )
     create_command = command("ollama", "create", record.name, "-f", "Modelfile")
@@ -199,7 +199,7 @@ def verify(
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check variants byte by byte: hash, form, base, manifest, signature. The first fault gives the exit code."""
+    """Check variants byte by byte: hash, format, base, manifest, signature. The first failure sets the exit code."""
     if (name is None) is not all_:
         raise GymError(
             ErrorCode.USAGE, "pass either NAME or --all", "--all checks every variant of the store"
@@ -238,7 +238,7 @@ def trust(
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a key sign variants of a user, such as after a rotation; or refuse it permanently."""
+    """Allow a key to sign a user's variants, such as after a key rotation; or refuse it permanently."""
     if not re.fullmatch(r"[0-9a-f]{64}", public_key):
         raise GymError(ErrorCode.USAGE, f"{public_key[:80]!r} is not a public key", "64 hex digits")
     with open_store(store, create=not revoke) as opened:
@@ -314,11 +314,11 @@ def undo(
         record, earlier = make_newest(opened, name, signer, to=to)
     if record.base_digest != before.base_digest:
         console.err.print(
-            f"note: revision {earlier} needs base {record.base_model} ({record.base_digest[:19]}), not "
+            f"note: revision {earlier} requires base {record.base_model} ({record.base_digest[:19]}), not "
             f"{before.base_model} ({before.base_digest[:19]}) as before: serve that base"
         )
     facts = {**record.to_dict(), "restored": earlier}
-    print_result(as_json, facts, f"variant {name}: revision {record.revision} is revision {earlier} again")
+    print_result(as_json, facts, f"variant {name}: revision {record.revision} restores revision {earlier}")
 
 
 def _codecs(delta: Path) -> list[str]:

@@ -175,7 +175,7 @@ def rebase(
     ] = None,
     set_: SetOption = None,
     columns: ColumnsOption = None,
-    as_chat: Annotated[bool | None, _as_chat("as when the variant was created")] = None,
+    as_chat: Annotated[bool | None, _as_chat("the same as when the variant was created")] = None,
     held_out: HeldOut = 0.2,
     base: Annotated[
         str | None,
@@ -298,7 +298,7 @@ def training_overrides(settings: list[str] | None, steps: int | None) -> dict[st
             place = place.setdefault(str(key), {})
             if not isinstance(place, dict):
                 raise GymError(
-                    ErrorCode.CONFIG_INVALID, f"--set {path[0]}: is given as a value and as a section"
+                    ErrorCode.CONFIG_INVALID, f"--set {path[0]}: is set both to a value and as a section"
                 )
         place[str(path[-1])] = value
     return values if steps is None else {**values, "max_steps": steps}

@@ -1,4 +1,4 @@
-"""`gym variant remove` and `gym receipt verify`: delete a variant here and on hubs, and check the signed receipt."""
+"""`gym variant remove` and `gym variant receipt verify`: delete a variant, also on hubs, and check its receipt."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def remove(
 ) -> None:
     """Remove a variant: all revisions, their files and unfinished work. A signed receipt lists what was removed.
 
-    Running requests for the variant finish, new ones are refused. Hubs come first: if one cannot be reached, nothing is
-    removed here. Run the same command again to continue.
+    Running requests for the variant finish; new ones are refused. Hubs come first: if one cannot be reached, nothing is
+    removed on this machine. Run the same command again to continue.
     """
     from gym_client.cli.options import open_home
     from gym_client.cli.terminal import confirm
@@ -83,9 +83,9 @@ def remove(
     validate_name(name)
     with open_store(store) as opened:
         folder, record = opened.folder, _record(opened, name)
-    where = "here and at every hub" if everywhere else "here"
+    where = "on this machine and on every hub" if everywhere else "on this machine"
     if not yes and not confirm(
-        f"All revisions of {name} are deleted {where}, and this cannot be undone. Continue?",
+        f"All revisions of {name} will be deleted {where}. This cannot be undone. Continue?",
         f"removing {name} needs your consent",
     ):
         raise GymError(ErrorCode.INTERRUPTED, "nothing was removed")
@@ -103,7 +103,7 @@ def remove(
                 HubRemoval(address=pin.address, server=pin.server, status="not asked")
                 for pin in pushed_to(at, name)
             ]
-        traces = _forget_traces(served, name)  # first, so that a failure can be repeated
+        traces = _forget_traces(served, name)  # first, so that the command can be repeated after a failure
         try:
             local = remove_variant(folder, name)
         except GymError as error:
@@ -124,7 +124,7 @@ def verify(
     home: HomeFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a receipt: its signature, and the ledger entries of its hubs, by the keys pinned in this home."""
+    """Check a receipt: its signature, and its hubs' ledger entries, with the keys pinned in this home."""
     from gym_client.identity.home import Home
     from gym_client.variant_removal import check_hubs
 
@@ -134,11 +134,11 @@ def verify(
     signed.verify()
     hubs = check_hubs(Home.open(home), signed)
     facts = {**_facts(signed), "hubs": hubs, "valid": True}
-    whose = "a key that had not signed the variant"
+    whose = "a key that did not sign the variant"
     if signed.is_owners:
         whose = "its owner's key"
     elif signed.is_variants:
-        whose = "according to the receipt the key that had signed the variant"
+        whose = "according to the receipt, the key that signed the variant"
     removed_at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(signed.removal.removed_at))
     lines = [
         f"valid: variant {signed.removal.variant} of {signed.removal.owner}, "
@@ -244,7 +244,7 @@ def _reserved(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, signed: SignedRemoval) -> None:
-    """Write the receipt; if that fails, such as on a full disk, print it, because there is no other copy."""
+    """Write the receipt; if that fails, for example on a full disk, print it, because there is no other copy."""
     from gym_fed.core.files import write_atomically
 
     try:
@@ -255,7 +255,7 @@ def _write(path: Path, signed: SignedRemoval) -> None:
 
 
 def _text(file: Path) -> str:
-    """Read a receipt, bounded by the size that a receipt can have.
+    """Read a receipt, up to the maximum size of a receipt.
 
     Raises:
         GymError: ``FILE_NOT_FOUND`` if the file cannot be read as text.
@@ -266,7 +266,7 @@ def _text(file: Path) -> str:
         with file.open("rb") as stream:
             return stream.read(MAX_RECEIPT_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{file}: cannot be read as text") from error
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{file} cannot be read as text") from error
 
 
 def _facts(signed: SignedRemoval) -> dict[str, Any]:
@@ -291,9 +291,9 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
         out.print(f"  unfinished work deleted: {folder}")
     outcomes = {
         "removed": "no longer readable there; the hub deletes the file within two days",
-        "absent": "it had no variant of this name",
+        "absent": "it had no variant with this name",
         "another's": "not requested: your account there does not own it",
-        "not asked": "this home has left its account there; a copy may remain"
+        "not asked": "this home has left that hub; a copy may remain"
         if everywhere
         else "a copy is kept there: gym variant hub remove NAME",
     }
@@ -303,7 +303,7 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
         out.print(
             f"  {removal.usage_log}: {counted(removal.usage_lines, 'line')} no longer name it or its callers"
         )
-    for what, names in (("removed", removal.keys_removed), ("without it", removal.keys_changed)):
+    for what, names in (("removed", removal.keys_removed), ("changed", removal.keys_changed)):
         if names:
             out.print(f"  API keys {what}: {', '.join(names)}")
     out.print(f"  not covered: {'; '.join(removal.not_covered)}")
@@ -316,5 +316,5 @@ def _proven(hub: dict[str, Any]) -> str:
         return f"{where}: removed by entry {hub['ledger_sequence']} of its ledger"
     if "ledger_sequence" in hub:
         entry = f"entry {hub['ledger_sequence']} of its ledger"
-        return f"{where}: {entry} removed a variant, but nothing here proves that it was this one"
-    return f"{where}: {hub['status']}, not proven here"
+        return f"{where}: {entry} removed a variant, but nothing in this home proves that it was this one"
+    return f"{where}: {hub['status']}, not proven in this home"

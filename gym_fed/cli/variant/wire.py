@@ -236,7 +236,9 @@ def _keep(store: VariantStore, path: Path, signed: SignedVariant, owner: str) ->
 
 def _readers(listed: str | None, public: bool, private: bool) -> list[str] | None:
     if (listed is not None) + public + private > 1:
-        raise GymError(ErrorCode.USAGE, "--readers, --public and --private exclude each other", "give one")
+        raise GymError(
+            ErrorCode.USAGE, "--readers, --public and --private are mutually exclusive", "pass only one"
+        )
     if public:
         return ["*"]
     if private:

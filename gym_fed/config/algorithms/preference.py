@@ -41,7 +41,7 @@ class RewardModelSettings(PreferenceSettings):
     """Settings of reward models, which score chosen answers above rejected ones (Bradley and Terry 1952)."""
 
     center_rewards_coefficient: float | None = Field(default=None, ge=0)
-    """Pulls mean rewards towards zero (Eisenstein et al. 2023, equation 2); TRL's recommendation is 0.01."""
+    """Coefficient that centres mean rewards on zero (Eisenstein et al. 2023, equation 2); TRL recommends 0.01."""
 
 
 class ReferenceSettings(PreferenceSettings):
@@ -61,7 +61,7 @@ class DpoSettings(ReferenceSettings):
     """Strength of the penalty that keeps the policy near the reference. For ``ipo`` it is the paper's tau."""
 
     loss_type: list[DpoLoss] = Field(default=["sigmoid"], min_length=1)
-    """Loss, or list of losses to sum. ``sft`` is the chosen answer's own loss per token: ``[sigmoid, sft]`` is
+    """Loss, or list of losses to sum. ``sft`` is the loss per token of the chosen answer: ``[sigmoid, sft]`` is
     RPO (Pang et al. 2024)."""
 
     loss_weights: list[float] | None = None

@@ -31,11 +31,11 @@ class SftSettings(StrictModel):
     @model_validator(mode="after")
     def _validate_loss_type(self) -> SftSettings:
         if self.eaft_alpha != 1.0 and self.loss_type != "eaft":
-            raise ValueError(f"eaft_alpha: applies to loss_type eaft, not to {self.loss_type}")
+            raise ValueError(f"eaft_alpha applies to loss_type eaft, not to {self.loss_type}")
         if self.asft_alpha != 0.1 and self.loss_type != "asft":
-            raise ValueError(f"asft_alpha: applies to loss_type asft, not to {self.loss_type}")
+            raise ValueError(f"asft_alpha applies to loss_type asft, not to {self.loss_type}")
         if self.label_smoothing and self.loss_type != "nll":
-            raise ValueError(f"label_smoothing: applies to loss_type nll, not to {self.loss_type}")
+            raise ValueError(f"label_smoothing applies to loss_type nll, not to {self.loss_type}")
         return self
 
 

@@ -9,7 +9,7 @@ from gym_fed.config.schema.endpoint import Endpoint
 
 MAX_MIRRORS = 16
 LEAST_PORT = 1024
-"""Minimum port of a mirror; lower ports belong to other services, to which contributors must not be directed."""
+"""Minimum port of a mirror, so that contributors cannot be directed to other services."""
 
 
 class MirrorConfig(StrictModel):

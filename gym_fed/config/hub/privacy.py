@@ -102,8 +102,8 @@ class ReleasePrivacy(StrictModel):
         if not self.accounts_for(soup.aggregator):
             yield Problem(
                 "soup.aggregator",
-                f"{soup.aggregator!r}: what one contributor can change in it has no known bound, so no noise accounts "
-                f"for it; with privacy.mechanism {self.mechanism!r} use {' or '.join(self.accounted())}",
+                f"{soup.aggregator!r}: the effect of one contributor has no known bound, so no noise can cover it; "
+                f"with privacy.mechanism {self.mechanism!r} use {' or '.join(self.accounted())}",
             )
         if soup.pre_aggregators:
             yield Problem(
@@ -112,7 +112,9 @@ class ReleasePrivacy(StrictModel):
                 "effect of all others; remove them (privacy.clipping_norm caps the norms)",
             )
         if soup.max_norm is not None:
-            yield Problem("soup.max_norm", ": privacy.clipping_norm clips; remove it")
+            yield Problem(
+                "soup.max_norm", "has no effect, since privacy.clipping_norm clips updates; remove it"
+            )
         if soup.weighting != "uniform":
             yield Problem(
                 "soup.weighting",
@@ -143,14 +145,14 @@ class PrivacyConfig(ReleasePrivacy):
             return self
         if self.mechanism == "discrete_gaussian":
             raise ValueError(
-                "adaptive_clipping: votes on signs all have one norm, and there is nothing to adapt; use "
+                "adaptive_clipping: sign votes all have the same norm, so there is nothing to adapt; use "
                 "mechanism: gaussian"
             )
         count_noise, lower_bound = self.adaptive_clipping.count_noise_std, 0.5 * self.noise_multiplier
         if count_noise <= lower_bound:
             raise ValueError(
-                f"adaptive_clipping.count_noise_std must be above noise_multiplier / 2 = {lower_bound:g}, or the count "
-                "alone costs more than a round may"
+                f"adaptive_clipping.count_noise_std must be above noise_multiplier / 2 = {lower_bound:g}; otherwise "
+                "the count alone exceeds the privacy cost of a round"
             )
         sum_noise = (self.noise_multiplier**-2 - (2 * count_noise) ** -2) ** -0.5
         if sum_noise > _MAX_MULTIPLIER:

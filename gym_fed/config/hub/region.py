@@ -25,4 +25,4 @@ class RegionConfig(StrictModel):
 
     def in_words(self) -> str:
         """Describe the terms in one line."""
-        return f"merged rounds go on to root hub {self.root}"
+        return f"merged rounds are sent to root hub {self.root}"

@@ -242,7 +242,7 @@ class LimitsConfig(StrictModel):
     ``quota-exceeded``; others are not slowed down."""
 
     nodes_per_account: int = Field(8, ge=1)
-    """Maximum installations (``instance``) per account; beyond it, the one idle the longest is forgotten."""
+    """Maximum installations (``instance``) per account; beyond it, the longest-idle one is removed."""
     streams_per_account: int = Field(4, ge=1)
     """Maximum concurrent work streams. One node per account gets a round's task."""
     calls_per_account: int = Field(8, ge=1)
@@ -256,7 +256,7 @@ class LimitsConfig(StrictModel):
     connections: int = Field(8000, ge=16)
     """Maximum number of TCP connections, within the process's limit of open files."""
     connections_per_address: int = Field(256, ge=1)
-    """Maximum connections per address; those without a call are closed first. A class or company may need more."""
+    """Maximum connections per address; those without a call are closed first. A school or company may need more."""
     handshake_seconds: float = Field(5, gt=0)
     """Time limit of a TLS handshake."""
     idle_upload_seconds: float = Field(30, gt=0)
@@ -310,7 +310,7 @@ class DashboardConfig(StrictModel):
     prompts: list[Annotated[str, Field(min_length=1, max_length=500)]] = Field(
         default_factory=list, max_length=10
     )
-    """Prompts that every version answers, greedily."""
+    """Prompts that every version answers, with greedy decoding."""
     ask_by: Literal["operators", "viewers"] = "operators"
     """Who may ask the newest version their own questions, if ``ask`` is true. With ``viewers``, viewers may too at hubs
     with ``enrolment.policy: open``: all of them together one question at a time and six per minute."""

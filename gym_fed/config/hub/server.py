@@ -122,7 +122,7 @@ class ServerConfig(ServerSections):
         gate = self.gate
         self.rewards.check_gate(gate.heldout is not None, bool(gate.evals))
         if self.root is not None and self.root.data == self.gate.heldout and "task:" not in self.root.data:
-            text = "is the gate's held-out set: data that judges updates must not be trained on"
+            text = "is the gate's held-out set, which must not be trained on"
             raise Problems("", [Problem("root.data", text)])
         limit = self.admission.max_update_bytes
         if (self.variants.max_bytes or 0) > limit:
@@ -210,8 +210,8 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
     if config.gate.screen_updates:
         yield Problem(
             "gate.screen_updates",
-            "rejects by what single updates do to the held-out loss; write gate: {screen_updates: false} (the gate "
-            "still tries the soup, which is noised)",
+            "rejects single updates by their effect on the held-out loss; write gate: {screen_updates: false} (the "
+            "gate still tests the noised soup)",
         )
     rule = AGGREGATORS.type_of(config.soup.aggregator)
     if config.root is not None and not (rule.bounds_one and rule.needs_root()):
@@ -223,7 +223,7 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
     if config.recipe.sends_factors and not config.recipe.lora.freeze_a:
         yield Problem(
             "recipe.finetuning",
-            "lora trains two factors, so noise on both is multiplied with itself; write recipe: {lora: {freeze_a: "
+            "lora trains two factors, whose noise would be multiplied; write recipe: {lora: {freeze_a: "
             "true}}, or finetuning: full",
         )
     yield from config.rewards.looks_into_updates("privacy")
@@ -247,22 +247,24 @@ def _about_rounds(config: ServerSections) -> Iterator[Problem]:
     if begin < stay:
         yield Problem(
             "secure_aggregation.begin_with",
-            f"{begin} is fewer than must stay until the end, {stay}; raise it, by one for each contributor that may "
-            "drop out",
+            f"{begin} is below {stay}, the minimum at the end of a round; raise it, by one for each contributor that "
+            "may drop out",
         )
     if 2 * secure.threshold <= begin:
         yield Problem(
             "secure_aggregation.threshold",
-            f"{secure.threshold} is not more than half of the {begin} with whom a round begins, so a hub could show "
-            f"different participants to two halves of them; set it to at least {begin // 2 + 1}",
+            f"{secure.threshold} is not more than half of the {begin} contributors that begin a round, so a hub could "
+            f"show each half different participants; set it to at least {begin // 2 + 1}",
         )
     if config.privacy is None and secure.step_norm is None:
         yield Problem(
             "secure_aggregation.step_norm",
-            "is missing: votes are signs, and it sets how far they move the model",
+            "is missing: it sets how far a sign vote moves the model",
         )
     if config.privacy is not None and secure.step_norm is not None:
-        yield Problem("secure_aggregation.step_norm", "is privacy.clipping_norm here; remove it")
+        yield Problem(
+            "secure_aggregation.step_norm", "has no effect, since privacy.clipping_norm is used; remove it"
+        )
     if config.privacy is not None and config.privacy.mechanism != "discrete_gaussian":
         yield Problem(
             "privacy.mechanism", "clips floats that the hub does not see; set it to discrete_gaussian"
@@ -281,7 +283,7 @@ def _about_updates(config: ServerSections) -> Iterator[Problem]:
         yield Problem("admission.norm_ratio", "compares single updates; set it to null")
     if config.gate.screen_updates:
         yield Problem(
-            "gate.screen_updates", "tries single updates; set it to false (the gate still tries the soup)"
+            "gate.screen_updates", "tests single updates; set it to false (the gate still tests the soup)"
         )
     if config.root is not None:
         yield Problem("root", "judges single updates; remove it")
@@ -301,11 +303,11 @@ def _about_soup(config: ServerSections) -> Iterator[Problem]:
     if soup.max_norm is not None:
         yield Problem("soup.max_norm", "clips single updates, and votes all have one norm; remove it")
     if soup.weighting != "uniform":
-        yield Problem("soup.weighting", f"{soup.weighting!r} multiplies single updates; set it to uniform")
+        yield Problem("soup.weighting", f"{soup.weighting!r} scales single updates; set it to uniform")
     if soup.num_malicious_nodes:
         yield Problem(
             "soup.num_malicious_nodes",
-            ": nobody can check what is under a mask, so one malicious client may move the sum at will; set it to 0",
+            ": masked updates cannot be checked, so one malicious client can change the sum arbitrarily; set it to 0",
         )
 
 
@@ -327,7 +329,7 @@ def _about_regions(config: ServerSections) -> Iterator[Problem]:
     if config.soup.server_optimizer != "none":
         yield Problem(
             "soup.server_optimizer",
-            f"{config.soup.server_optimizer!r} keeps a state over versions that the root replaces; set it to none",
+            f"{config.soup.server_optimizer!r} keeps state across versions, which the root replaces; set it to none",
         )
     if config.privacy is not None and not config.privacy.end_when_spent:
         yield Problem(
@@ -354,7 +356,8 @@ def _about_audits(config: ServerSections, audit: AuditConfig) -> Iterator[Proble
         )
     if recipe.lora.lora_dropout:
         yield Problem(
-            "recipe.lora.lora_dropout", "draws numbers that another machine cannot repeat; set it to 0"
+            "recipe.lora.lora_dropout",
+            "uses random numbers that another machine cannot reproduce; set it to 0",
         )
     if config.codec.quantises_factors:
         yield Problem(

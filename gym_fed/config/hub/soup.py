@@ -118,11 +118,11 @@ class SoupRecipe(StrictModel):
     def _validate_combinations(self) -> SoupRecipe:
         if (self.weighting == "num_examples") != (self.num_examples_cap is not None):
             raise ValueError(
-                "num_examples_cap is required for weighting: num_examples and allowed for no other"
+                "num_examples_cap is required for weighting: num_examples, and not allowed otherwise"
             )
         if (self.weighting == "reputation") != (self.reputation_floor is not None):
             raise ValueError(
-                "reputation_floor is required for weighting: reputation and allowed for no other"
+                "reputation_floor is required for weighting: reputation, and not allowed otherwise"
             )
         for key in ("aggregator_options", "server_optimizer_options"):
             if _MALICIOUS in getattr(self, key):
@@ -228,9 +228,9 @@ class DeltaSoupConfig(AcceptsAliases):
     """Maximum ``num_examples`` by which contributions are weighted; by default all have equal weight."""
 
     differential_privacy: ReleasePrivacy | None = None
-    """Clip every contribution and noise the soup, which hides whether any one of them was zero; the result reports
-    epsilon. By default ``method`` is then the accounted one that keeps the most accuracy under attack (``root_gate``
-    with ``root``), and ``norm_ratio`` is None."""
+    """Clip every contribution and add noise to the soup: zero-out differential privacy per contribution. The result
+    reports epsilon. By default ``method`` is then the accounted one that keeps the most accuracy under attack
+    (``root_gate`` with ``root``), and ``norm_ratio`` is None."""
 
     enable_rewards: bool = False
     """Split ``reward_pool`` evenly among the contributors whose updates are in the soup."""
@@ -252,7 +252,7 @@ class DeltaSoupConfig(AcceptsAliases):
         for key in ("codec", "soup_codec"):
             if getattr(self, key).error_feedback:
                 raise ValueError(
-                    f"{key}.error_feedback: a DeltaSoup keeps nothing between soups; set it to false"
+                    f"{key}.error_feedback: a DeltaSoup keeps no state between soups; set it to false"
                 )
         rule = self._rule
         if self.root is None and rule is not None and rule.needs_root():
@@ -303,6 +303,6 @@ class DeltaSoupConfig(AcceptsAliases):
 def _refuse_methods(method: AggregationMethod, privacy: ReleasePrivacy) -> None:
     if not privacy.accounts_for(method.value):
         raise ValueError(
-            f"method {method.value!r}: what one contribution can change in it has no known bound, so no noise accounts "
-            f"for it; with differential_privacy use {' or '.join(privacy.accounted())}"
+            f"method {method.value!r}: the effect of one contribution has no known bound, so no noise can cover it; "
+            f"with differential_privacy use {' or '.join(privacy.accounted())}"
         )

@@ -248,10 +248,10 @@ def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     """Raise ``Problems`` if the codec's distillation has no values to train or would bypass the noise."""
     problems = []
     if codec.distill_steps and recipe.privacy is not None:
-        text = ": distillation uses the data without noise, but recipe.privacy is set; set it to 0"
+        text = ": distillation uses the data without noise, but recipe.privacy is set; use 0 steps"
         problems.append(Problem("codec.distill_steps", text))
     if codec.distill_steps and recipe.sends_factors:
-        text = f"is for full deltas; with recipe.finetuning {recipe.finetuning} set it to 0"
+        text = f"is for full deltas; set it to 0 with recipe.finetuning: {recipe.finetuning}"
         problems.append(Problem("codec.distill_steps", text))
     if problems:
         raise Problems("", problems)

@@ -142,7 +142,7 @@ class Chosen:
         if isinstance(entry, str):
             MemberOf(kind)._validate_name(entry)
             raise ValueError(
-                f"{entry!r} alone is not an entry; write {{{key}: {entry}}}, with its other keys"
+                f"{entry!r} is not a complete entry; write {{{key}: {entry}}}, with its other keys"
             )
         if isinstance(entry, Mapping):
             if entry.get(key) not in kind.names():  # only the name is refused

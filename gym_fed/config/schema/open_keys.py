@@ -160,7 +160,7 @@ class OpenModel(AcceptsAliases):
         for key, kind in self.choices:
             chosen = getattr(self, key)
             for name in self._idle(kind, chosen):
-                raise ValueError(f"{name}: is given, but {key} is {chosen}; remove the section")
+                raise ValueError(f"{name} is given, but {key} is {chosen}; remove the section")
         return self
 
     def _idle(self, kind: Kind[Any], chosen: str) -> Iterator[str]:

@@ -156,7 +156,7 @@ def only_recorded(recorded: Sequence[PluginRecord], where: str) -> Iterator[None
 def _unrecorded(used: PluginRecord, where: str) -> GymError:
     return GymError(
         ErrorCode.MISSING_DEPENDENCY,
-        f"{where} names {used.kind} {used.name!r} without a package, but here it is from {used.distribution} "
+        f"{where} lists {used.kind} {used.name!r} without a package, but here it is from {used.distribution} "
         f"{used.version}",
         f"remove {used.distribution}, or update gym-fed",
     )

@@ -16,7 +16,7 @@ class VllmConnection(StrictModel):
     """Interpreter of an environment with vLLM; by default the one that `make vllm` creates."""
 
     url: str | None = Field(default=None, pattern=r"^https?://")
-    """URL of a running vLLM with gym-fed's plug-in; by default gym-fed starts one, watches it and restarts it."""
+    """URL of a running vLLM with gym-fed's plug-in; by default, gym-fed starts, monitors and restarts one."""
 
     api_key_file: LocalPath | None = None
     """File with the API key of the vLLM at ``url``."""

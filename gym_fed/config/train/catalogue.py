@@ -54,7 +54,7 @@ class CatalogueEntry(StrictModel):
     """Format of the rows, a name in ``gym_fed.core.registries.FORMATS``."""
 
     columns: dict[str, str] = Field(default_factory=dict)
-    """Columns to read, by the format's names; by default the format's names themselves."""
+    """Dataset columns by the format's column names; by default, the two are the same."""
 
     speakers: dict[str, str] = Field(default_factory=dict)
     """Role names unknown to the format, mapped to known roles."""
@@ -87,7 +87,7 @@ class CatalogueEntry(StrictModel):
 
     @property
     def read_columns(self) -> dict[str, str]:
-        """The columns to read, by the format's names for them."""
+        """The dataset columns to read, by the format's column names."""
         return self.columns or {name: name for name in _OWN_NAMES[self.format]}
 
     @property
@@ -113,7 +113,7 @@ def catalogue_entry(name: str) -> CatalogueEntry:
     by_name = entries | {other: entry for entry in entries.values() for other in entry.also}
     if name not in by_name:
         close = difflib.get_close_matches(name, by_name, n=3) or list(entries)[:8]
-        reason = f"the catalogue has no data set {name!r}"
+        reason = f"the catalogue has no dataset {name!r}"
         remedy = f"use another name, such as {', '.join(close)}; `gym data catalogue` lists all"
         raise GymError(ErrorCode.NOT_FOUND, reason, remedy)
     return by_name[name]

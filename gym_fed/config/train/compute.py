@@ -129,7 +129,7 @@ class ComputeSections(StrictModel):
     @model_validator(mode="after")
     def _validate_features(self) -> ComputeSections:
         if self.torch_compile_backend is not None and not self.torch_compile:
-            raise ValueError("torch_compile_backend: is set, but torch_compile is off")
+            raise ValueError("torch_compile_backend is set, but torch_compile is off")
         if self.mixed_precision != "no" and self.dtype != "float32":
             raise ValueError(
                 f"mixed_precision: {self.mixed_precision} keeps weights in float32, but dtype is {self.dtype}"

@@ -190,17 +190,19 @@ class DataSections(StrictModel):
     @model_validator(mode="after")
     def _validate_rows(self) -> DataSections:
         if self.preprocess_only and self.tokenized_path is None:
-            raise ValueError("preprocess_only: needs tokenized_path, the folder for the encoded rows")
+            raise ValueError("preprocess_only needs tokenized_path, the folder for the encoded rows")
         if self.group_by_length and not self.shuffle:
             raise ValueError("group_by_length determines the order of the rows; remove shuffle: false")
         if self.train_on_prompt and self.assistant_only_loss:
-            raise ValueError("train_on_prompt and assistant_only_loss exclude each other")
+            raise ValueError("train_on_prompt and assistant_only_loss are mutually exclusive")
         if self.mask_history and (self.train_on_prompt or self.assistant_only_loss is False):
             raise ValueError(
                 "mask_history learns only the last answer, but train_on_prompt learns everything"
             )
         if self.mask_history and self.packing is True:
-            raise ValueError("mask_history and packing exclude each other; packing: bfd does not")
+            raise ValueError(
+                "mask_history and packing: true are mutually exclusive; use packing: bfd, or remove one"
+            )
         return self
 
     @property
@@ -223,5 +225,6 @@ class DataSections(StrictModel):
                 )
             if self.mask_history and (source.roles_to_train is not None or source.train_on_eos == "all"):
                 raise ValueError(
-                    f"data: {key} and mask_history (which learns only the last answer) exclude each other; remove one"
+                    f"data: {key} and mask_history, which trains only on the last answer, are mutually exclusive; "
+                    "remove one"
                 )

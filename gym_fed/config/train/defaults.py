@@ -206,7 +206,7 @@ def high_rate(config: TrainingConfig) -> str | None:
     usual, reason = learning_rate(config.algorithm, config.finetuning, config.optimizer)
     if config.learning_rate <= _HIGH_RATE * usual:
         return None
-    times = f"{config.learning_rate / usual:.0f} times the {usual:g} that is usual {reason}"
+    times = f"{config.learning_rate / usual:.0f} times the usual {usual:g} {reason}"
     remedy = f"--learning-rate {usual:g}"
     return f"learning_rate {config.learning_rate:g} is {times}; the model can lose what it knows: {remedy}"
 

@@ -157,7 +157,7 @@ class RunSections(StrictModel):
                     f"{kind}_steps: {steps} has no effect with {kind}_strategy: {strategy}; remove one"
                 )
         if self.early_stopping is not None and self.eval_strategy == "no":
-            raise ValueError("early_stopping: needs evaluations, and eval_strategy is no")
+            raise ValueError("early_stopping needs evaluations, and eval_strategy is no")
         if isinstance(self.resume_from_checkpoint, str):
             for key in ("early_stopping", "loss_spikes", "auto_batch_size"):
                 if getattr(self, key) is not None:

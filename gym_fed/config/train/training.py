@@ -98,7 +98,7 @@ class TrainingConfig(
         if self.model is not None and self.model_init is not None:
             raise ValueError("give either model or model_init, not both")
         if self.adapter and self.model_init is not None:
-            raise ValueError("adapter: needs a trained model, not model_init")
+            raise ValueError("adapter needs a trained model, not model_init")
         if self.new_adapter and not TUNING.type_of(self.finetuning).is_adapter:
             raise ValueError(
                 f"new_adapter: finetuning {self.finetuning} trains no adapter; remove it: all adapters are merged"
@@ -106,7 +106,9 @@ class TrainingConfig(
         if self.model_init is not None and TUNING.type_of(self.finetuning).is_adapter:
             raise ValueError(f"finetuning: {self.finetuning} needs a trained model, not model_init")
         if self.packing is True and self.assistant_only_loss:
-            raise ValueError("packing and assistant_only_loss exclude each other; packing: bfd does not")
+            raise ValueError(
+                "packing: true and assistant_only_loss are mutually exclusive; use packing: bfd, or remove one"
+            )
         if self.mask_history or self.is_about_turns:
             learns_all = not ALGORITHMS.type_of(self.algorithm).assistant_only_default
             if self.mask_history and learns_all and not self.assistant_only_loss:

@@ -1,4 +1,4 @@
-"""Settings of the trained weights: ``finetuning`` method, initial adapters and frozen parts."""
+"""Settings that select the weights to train: ``finetuning`` method, initial adapters and frozen parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Folders = Annotated[list[str], BeforeValidator(_listed)]
 
 
 class AdapterSettings(StrictModel):
-    """The common settings of adapters: the adapted layers."""
+    """Settings that adapters have in common: the layers to adapt."""
 
     target_modules: list[str] | str = "all-linear"
     """Names of linear layers, or ``all-linear`` for all but the output head. Any other string is a regular expression
@@ -62,15 +62,15 @@ class LoraSettings(AdapterSettings):
     """Biases of the model to train as well; removing the adapter does not restore them."""
 
     use_dora: bool = False
-    """Train the direction by LoRA and the magnitude by a separate vector (DoRA, Liu et al. 2024)."""
+    """Train the direction with LoRA and the magnitude as a separate vector (DoRA, Liu et al. 2024)."""
 
     use_rslora: bool = False
     """Scale by ``lora_alpha / sqrt(r)`` instead of ``lora_alpha / r`` (rsLoRA, Kalajdzievski 2023)."""
 
     init_lora_weights: InitLoraWeights = "default"
-    """Initial values of A and B. ``pissa`` (or ``pissa_niter_4``: by a fast SVD of 4 iterations) and ``olora`` start at
-    the principal directions of the weights and save a plain LoRA of twice the rank for the original model. ``loftq``
-    compensates for the error of ``quantization`` to 4 bits."""
+    """Initial values of A and B. ``pissa`` starts at the principal directions of the weights (``pissa_niter_4``: with a
+    fast SVD of 4 iterations), and ``olora`` at their QR decomposition; both save a plain LoRA of twice the rank for the
+    original model. ``loftq`` compensates for the error of ``quantization`` to 4 bits."""
 
     loftq_iter: int = Field(default=1, ge=1, le=100)
     """Iterations of LoftQ; each one quantises the residual and factorises the error."""
@@ -93,15 +93,15 @@ class LoraSettings(AdapterSettings):
         if self.target_parameters and (option := self.needs_layers()) is not None:
             raise ValueError(f"target_parameters: PEFT does not support {option} for parameters; remove it")
         if self.freeze_a and self.lora_fa:
-            raise ValueError("freeze_a and lora_fa exclude each other")
+            raise ValueError("freeze_a and lora_fa are mutually exclusive")
         if self.loraplus_lr_ratio is not None and (self.lora_fa or self.freeze_a):
-            raise ValueError("loraplus_lr_ratio sets separate rates for A and B, but A is not trained here")
+            raise ValueError("loraplus_lr_ratio needs a trained A, but freeze_a and lora_fa freeze it")
         if "loftq_iter" in self.model_fields_set and self.loftq_iter != 1 and start != "loftq":
             raise ValueError(f"loftq_iter applies only to init_lora_weights: loftq, not to {start}")
         if start == "orthogonal" and any(r % 2 for r in (self.r, *self.rank_pattern.values())):
             raise ValueError("init_lora_weights: orthogonal needs an even r")
         if self.lora_fa and self.lora_dropout:
-            raise ValueError("lora_fa projects gradients by A and has no dropout; set lora_dropout to 0")
+            raise ValueError("lora_fa projects gradients with A, without dropout; set lora_dropout to 0")
         return self
 
     def needs_layers(self) -> str | None:
@@ -195,7 +195,7 @@ class OftSettings(AdapterSettings):
 
     eps: float = Field(default=6e-5, gt=0)
     block_share: bool = False
-    """Share one block between all positions."""
+    """Share one rotation between all blocks of a layer."""
 
     use_cayley_neumann: bool = True
     """Invert by a Neumann series (fast) instead of exactly."""
@@ -261,7 +261,7 @@ class Ia3Settings(StrictModel):
 
 _QUANTISERS = {"bitsandbytes": (4, 8), "hqq": (2, 3, 4, 5, 6, 8), "torchao": (2, 3, 4, 5, 6, 8)}
 """Bits of each method."""
-_STORED = "its models are stored quantised; set model to the folder or name of one"
+_STORED = "it does not quantise while loading; set model to a model that is stored quantised"
 _UNSUPPORTED_METHODS = {
     "quanto": "it compiles its kernels for 2 and 4 bits on first use; use hqq or torchao",
     **dict.fromkeys(("aqlm", "awq", "gptq"), _STORED),
@@ -294,7 +294,7 @@ class QuantizationSettings(StrictModel):
     @classmethod
     def _validate_method(cls, method: Any) -> Any:
         if (reason := _UNSUPPORTED_METHODS.get(method) if isinstance(method, str) else None) is not None:
-            raise ValueError(f"{method} does not quantise while loading: {reason}")
+            raise ValueError(f"{method} is not supported: {reason}")
         return method
 
     @model_validator(mode="after")
@@ -328,7 +328,7 @@ class TuningSections(StrictModel):
 
 
 class AdapterSections(StrictModel):
-    """Top-level keys of the YAML file."""
+    """Top-level keys for initial adapters and the reference model."""
 
     adapter: Folders = Field(default_factory=list)
     """Adapters of ``model`` to start from: folders, finished runs or cached names. All but the last are merged into
@@ -355,7 +355,7 @@ class AdapterSections(StrictModel):
 
 
 class VisionSections(StrictModel):
-    """Top-level keys of the YAML file."""
+    """Top-level keys for vision-language models."""
 
     freeze_vision_tower: bool = True
     """Freeze the vision tower under every ``finetuning`` method; it gets no adapters."""

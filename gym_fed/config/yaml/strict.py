@@ -37,7 +37,7 @@ def read_config_text(file: Path) -> str:
         with file.open("rb") as stream:
             data = stream.read(_MAX_CONFIG_BYTES + 1)
     except OSError as error:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: cannot be read: {error.strerror}") from error
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{file} cannot be read: {error.strerror}") from error
     if len(data) > _MAX_CONFIG_BYTES:
         raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: larger than {_MAX_CONFIG_BYTES} bytes")
     try:
@@ -84,14 +84,14 @@ def read_run_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.yaml"
     if not file.is_file():
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"{folder}: contains no run", "use a folder written by gym train"
+            ErrorCode.FILE_NOT_FOUND, f"{folder} contains no run", "use a folder written by gym train"
         )
     try:
         config = parse_config(file, read_config_text(file))[0]
     except GymError as error:
         raise GymError(ErrorCode.STATE_CORRUPT, error.message) from error
     if not config:
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: contains no settings")
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file} contains no settings")
     return config
 
 

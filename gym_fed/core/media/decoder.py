@@ -29,7 +29,7 @@ _CODECS = {
 }
 """The decoders, besides PCM, that untrusted bytes may reach; FFmpeg has a hundred more."""
 _HEAD_BYTES = 16
-_REMEDY = "save sound as WAV, FLAC, MP3 or Ogg, and video as MP4 or WebM"
+_REMEDY = "save audio as WAV, FLAC, MP3 or Ogg, and video as MP4 or WebM"
 
 
 def decode_sound(source: dict[str, str], rate: int, max_seconds: float) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def decode_sound(source: dict[str, str], rate: int, max_seconds: float) -> dict[
                     ErrorCode.TOO_LARGE, f"is longer than {max_seconds:g} s", "cut it into shorter files"
                 )
     if not count:
-        raise GymError(ErrorCode.USAGE, "has no sound in it", _REMEDY)
+        raise GymError(ErrorCode.USAGE, "contains no audio", _REMEDY)
     samples = np.concatenate(chunks, dtype=np.float32)
     chunks.clear()  # the child's memory holds only a few copies of 10 minutes of samples
     return {"samples": base64.b64encode(samples.data).decode("ascii")}
@@ -186,7 +186,7 @@ def _opened(source: dict[str, str], kind: str) -> Iterator[tuple[Any, Any]]:
     """Open a file's first stream of a kind, decoded by one thread; FFmpeg's errors become ``USAGE``."""
     import av
 
-    name = "sound" if kind == "audio" else "video"
+    name = "audio" if kind == "audio" else "video"
     try:
         data = source.get("data")
         with BytesIO(base64.b64decode(data)) if data else Path(source["path"]).open("rb") as file:
@@ -197,7 +197,7 @@ def _opened(source: dict[str, str], kind: str) -> Iterator[tuple[Any, Any]]:
             with av.open(file, format=format, metadata_errors="ignore") as container:
                 streams = getattr(container.streams, kind)
                 if not streams:
-                    raise GymError(ErrorCode.USAGE, f"has no {name} in it", _REMEDY)
+                    raise GymError(ErrorCode.USAGE, f"contains no {name}", _REMEDY)
                 codec = streams[0].codec_context.codec.canonical_name
                 if codec not in _CODECS[kind] and not (kind == "audio" and codec.startswith("pcm_")):
                     raise GymError(

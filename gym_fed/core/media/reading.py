@@ -166,7 +166,7 @@ def _given(source: Source) -> dict[str, str]:
     match = _URL.match(text[:400])
     if match is None:
         raise GymError(
-            ErrorCode.USAGE, "is not a base64 data URL of sound or video", "send data:audio/wav;base64,..."
+            ErrorCode.USAGE, "is not a base64 data URL of audio or video", "send data:audio/wav;base64,..."
         )
     data = text[match.end() :]
     _require_bytes(len(data) // 4 * 3, MAX_URL_BYTES)
@@ -183,7 +183,7 @@ def _require_bytes(size: int, most: int) -> None:
 
 
 def _evaluated(function: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str, Any]:
-    require_package("av", "reading sound or video", "media")
+    require_package("av", "reading audio or video", "media")
     if not _free.acquire(timeout=_SECONDS):
         raise GymError(
             ErrorCode.BUSY, f"waited {_SECONDS:g} s for other media to be decoded", "try again later"

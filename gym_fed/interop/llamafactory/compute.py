@@ -46,7 +46,7 @@ def translate_optimizer(translator: Translator) -> None:
     base = str(translator.take("optim", "adamw_torch"))
     translator.put("optimizer", _NAMES.get(base, base), "optim")
     translator.lose_if("optim_args", "write them as optimizer_args")
-    translator.lose_if("optim_target_modules", "the projected optimisers apply to every linear layer")
+    translator.lose_if("optim_target_modules", "projected optimisers apply to all linear layers")
     epsilon = translator.take("adam_epsilon", 1e-8)
     if float(epsilon) != 1e-8:
         translator.put("optimizer_args.eps", float(epsilon), "adam_epsilon")
@@ -62,7 +62,7 @@ def translate_optimizer(translator: Translator) -> None:
         for start, switch in _READ_BY.items():
             if key.startswith(start) and key != "badam_verbose":
                 translator.take(key)
-                translator.note(key, f"read with {switch} only")
+                translator.note(key, f"used only with {switch}")
 
 
 def _projected(translator: Translator, family: str, base: str) -> None:
@@ -76,19 +76,17 @@ def _projected(translator: Translator, family: str, base: str) -> None:
         key = f"{family}_{name}"
         value: Any = translator.take(key, default)
         translator.put(f"optimizer_args.{ours}", value, key)
-    translator.lose_if(f"{family}_target", "every linear layer is projected", harmless=("all", ["all"]))
+    translator.lose_if(f"{family}_target", "all linear layers are projected", harmless=("all", ["all"]))
     if translator.take(f"{family}_layerwise", False):
-        translator.note(
-            f"{family}_layerwise", "layers are updated together: the result is the same, the memory is not"
-        )
+        translator.note(f"{family}_layerwise", "all layers are updated together: same result, more memory")
     if family == "apollo":
-        translator.lose_if("apollo_scale_front", "the norm-growth limiter comes after the scaling")
+        translator.lose_if("apollo_scale_front", "the norm-growth limiter is applied after scaling")
 
 
 def _badam(translator: Translator) -> None:
     mode = str(translator.take("badam_mode", "layer"))
     if mode != "layer":
-        translator.lose("badam_mode", f"{mode} is not supported, only layer")
+        translator.lose("badam_mode", f"{mode} is not supported; only layer is")
     for ours, (key, default) in _BADAM.items():
         value = translator.take(key, default)
         if value is not None:
@@ -97,7 +95,7 @@ def _badam(translator: Translator) -> None:
         translator.take(key)
 
 
-_NO_ZERO = "give a DeepSpeed file, with zero_optimization: {stage: 2} or 3"
+_NO_ZERO = "use a DeepSpeed file with zero_optimization: {stage: 2} or {stage: 3}"
 
 
 def translate_distributed(translator: Translator, processes: int | None) -> None:
@@ -111,7 +109,7 @@ def translate_distributed(translator: Translator, processes: int | None) -> None
 
 
 def offloading(translator: Translator, key: str, file: str, processes: int | None) -> None:
-    """Translate the DeepSpeed file that ``key`` names; even in one process, it offloads the optimiser to CPU memory."""
+    """Translate the DeepSpeed file that ``key`` names; also in one process."""
     stage, offload = _zero(file)
     if stage is None:
         translator.lose(key, f"{file} does not exist, and its name does not contain the ZeRO stage")
@@ -119,29 +117,31 @@ def offloading(translator: Translator, key: str, file: str, processes: int | Non
         settings = {"strategy": "deepspeed", "zero_stage": stage, "cpu_offload": offload}
         shard(translator, key, settings, processes)
         if "distributed" in translator.result.values:
-            translator.note(key, "only stage and offloading are read from the file")
+            translator.note(key, "only the stage and offloading settings of the file are used")
     else:
-        translator.note(key, f"ZeRO stage {stage} shards no gradients: plain data-parallel processes do")
+        translator.note(
+            key, f"ZeRO stage {stage} shards no gradients; plain data parallelism is used instead"
+        )
 
 
 def shard(translator: Translator, key: str, settings: dict[str, Any], processes: int | None) -> None:
     """Write ``distributed``, unless the run has only one process."""
     if processes == 1:
         what = settings["strategy"]
-        translator.note(key, f"one process: {what} has nothing to distribute; use --nproc N")
+        translator.note(key, f"a single process has nothing to distribute with {what}; use --nproc N")
         return
     for name, value in settings.items():
         translator.put(f"distributed.{name}", value, key)
 
 
 def _zero(file: str) -> tuple[int | None, bool]:
-    """Return the stage and offloading of a DeepSpeed file, or by its name (``ds_z3_offload.json``) if it is missing."""
+    """Read ZeRO stage and offloading from a DeepSpeed file or, if it is missing, its name (``ds_z3_offload.json``)."""
     path = Path(file)
     if path.is_file():
         zero = read_object(path, ErrorCode.CONFIG_INVALID, _NO_ZERO).get("zero_optimization") or {}
         stage = zero.get("stage", 0) if isinstance(zero, dict) else None
         if stage not in (0, 1, 2, 3):
-            raise GymError(ErrorCode.CONFIG_INVALID, f"{path}: names no stage from 0 to 3", _NO_ZERO)
+            raise GymError(ErrorCode.CONFIG_INVALID, f"{path}: no ZeRO stage from 0 to 3", _NO_ZERO)
         return int(stage), any(key.startswith("offload_") for key in zero)
     match = re.search(r"z(?:ero)?_?([0123])", path.name)
     return (int(match.group(1)) if match else None), "offload" in path.name
@@ -160,7 +160,7 @@ def translate_precision(translator: Translator, *, adapter: bool) -> None:
         if not adapter:
             continue
         if "distributed" in translator.result.values:
-            translator.note(key, "frozen weights that are split over processes stay in float32 here")
+            translator.note(key, "sharded frozen weights stay in float32")
         else:
             translator.put("base_dtype", dtype, key)
     if translator.take("pure_bf16", False):
@@ -200,7 +200,7 @@ def translate_features(translator: Translator) -> None:
     attention = str(translator.take("flash_attn", "auto"))
     known = {"auto": "auto", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
     if attention not in known:
-        translator.lose("flash_attn", f"{attention} is not supported; fa2 is flash_attention_2")
+        translator.lose("flash_attn", f"{attention} is not supported; for flash_attention_2, write fa2")
     elif known[attention] != "auto":
         translator.put("attention", known[attention], "flash_attn")
     if translator.take("shift_attn", False):
@@ -209,7 +209,9 @@ def translate_features(translator: Translator) -> None:
     if depths == "convert":
         translator.put("mixture_of_depths", {"capacity": 0.125, "every": 2}, "mixture_of_depths")
     elif depths:
-        translator.lose("mixture_of_depths", "models that LLaMA-Factory converted are of another kind")
+        translator.lose(
+            "mixture_of_depths", "models converted by LLaMA-Factory have a different architecture"
+        )
     for key, ours in (("enable_liger_kernel", "liger"), ("use_unsloth", "unsloth")):
         if translator.take(key, False):
             translator.put(ours, True, key)
@@ -220,7 +222,7 @@ def translate_features(translator: Translator) -> None:
 
 
 def _rope(translator: Translator) -> None:
-    """Write RoPE scaling by the factor that ``cutoff_len`` needs, which depends on the model's config."""
+    """Write RoPE scaling with the factor that ``cutoff_len`` needs, which depends on the model's config."""
     kind = translator.take("rope_scaling")
     if kind is None:
         return
@@ -231,11 +233,11 @@ def _rope(translator: Translator) -> None:
     if wanted <= known:
         translator.note(
             "rope_scaling",
-            f"not needed: cutoff_len is {wanted}, and the model reads {counted(known, 'token')}",
+            f"not needed: cutoff_len is {wanted}, and the model's context is {counted(known, 'token')}",
         )
         return
     if not known:
-        translator.lose("rope_scaling", "the model's config does not set how long its rows may be")
+        translator.lose("rope_scaling", "the model's config has no max_position_embeddings")
         return
     extra = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
     translator.put(

@@ -23,7 +23,7 @@ from gym_fed.interop.llamafactory.translation import (
 )
 
 _BACKENDS = ("vllm", "sglang", "ktransformers")
-_PREFIXES = {"vllm_": "read by vLLM only", "sglang_": "read by SGLang only", **NOT_NEEDED_PREFIXES}
+_PREFIXES = {"vllm_": "used only by vLLM", "sglang_": "used only by SGLang", **NOT_NEEDED_PREFIXES}
 _OF_TRAINING = dict.fromkeys(
     (
         *("stage", "do_train", "do_predict", "do_eval", "finetuning_type", "lora_rank", "lora_target"),
@@ -48,7 +48,7 @@ def _translate_predict(given: dict[str, Any]) -> Translation:
     if translator.take("adapter_name_or_path") is not None:
         _adapters(translator, "adapter")
     translate_sources(translator, {"eval_dataset": "eval_data"})
-    translator.lose_if("dataset", "rows to predict on come from eval_dataset", harmless=())
+    translator.lose_if("dataset", "predictions are made on eval_dataset", harmless=())
     translator.move("cutoff_len", "max_length", 2048)
     translator.move("output_dir", "output_dir")
     translator.move("seed", "seed", 42)
@@ -60,7 +60,7 @@ def _translate_predict(given: dict[str, Any]) -> Translation:
     translator.move("enable_thinking", "enable_thinking")
     if translator.has("max_steps"):
         translator.take("max_steps")
-        translator.note("max_steps", "predictions cover every row")
+        translator.note("max_steps", "predictions are made for every row")
     translate_template(translator)
     _dtype(translator)
     translator.leave({**NOT_NEEDED, **_OF_TRAINING}, _PREFIXES)
@@ -107,12 +107,12 @@ def _translate_export(given: dict[str, Any]) -> Translation:
     translator.put("shard_size", f"{translator.take('export_size', 5)}GB", "export_size")
     kind = translator.take("infer_dtype", "auto")
     if kind != "auto" and flat.get("export_quantization_bit") is not None:
-        translator.note("infer_dtype", "unpacked weights are float16 with export_quantization_bit")
+        translator.note("infer_dtype", "with export_quantization_bit, unpacked weights are float16")
     elif kind != "auto":
         translator.put("dtype", str(kind), "infer_dtype")
     _quantisation(translator)
     translator.lose_if("export_hub_model_id", "nothing is uploaded", harmless=())
-    translator.lose_if("export_legacy_format", "weights are written as safetensors only")
+    translator.lose_if("export_legacy_format", "weights are written only as safetensors")
     translator.lose_if("quantization_bit", "adapters are not merged into quantised bases", harmless=())
     for key, why in (
         ("export_device", "weights are merged on the CPU"),

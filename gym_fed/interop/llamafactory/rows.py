@@ -29,11 +29,13 @@ def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
             sources = [{**_place(name, folder, info), **limit} for name in given]
             if catalogued := [source["name"] for source in sources if "name" in source]:
                 found = ", ".join(catalogued)
-                translator.note(key, f"{info} does not exist; read from gym data catalogue: {found}")
+                translator.note(
+                    key, f"{info} does not exist; read from the catalogue (gym data catalogue): {found}"
+                )
             translator.put(ours, sources, key)
     media = translator.take("media_dir")
     if media is not None and str(media) != folder:
-        translator.lose("media_dir", "images are resolved relative to the file that names them")
+        translator.lose("media_dir", "image paths are relative to the data file")
 
 
 def _place(name: str, folder: str, info: str) -> dict[str, str]:
@@ -66,13 +68,13 @@ def translate_rows(translator: Translator, algorithm: str) -> None:
     elif algorithm != "sft":
         for key, value in (("packing", packing), ("neat_packing", neat)):
             if value:
-                translator.note(key, "it applies only to pre-training and sft")
+                translator.note(key, "applies only to pre-training and sft")
     elif packing or neat:
         key = "neat_packing" if neat else "packing"
         translator.put("packing", "bfd", key)
         if not neat:
             translator.note(
-                key, "packed rows do not attend to each other here, as with LLaMA-Factory's neat_packing"
+                key, "packed rows do not attend to each other, as with LLaMA-Factory's neat_packing"
             )
     for key in ("train_on_prompt", "mask_history"):
         if translator.take(key, False) and algorithm == "sft":

@@ -12,7 +12,7 @@ _ALGORITHMS = {
     **{"pt": "pretrain", "sft": "sft", "rm": "reward_model", "ppo": "ppo", "dpo": "dpo", "kto": "kto"},
     **{name: name for name in _GROUPS},
 }
-"""Those of the last line are stages here only."""
+"""Algorithms by stage. The stages of the last line exist only in gym-fed."""
 _REWARD_MODELS = ("lora", "oft", "full")
 _DPO_LOSSES = ("sigmoid", "hinge", "ipo")
 _ALL = (
@@ -48,7 +48,7 @@ def translate_stage(translator: Translator, job: Job) -> str:
         translator.take("do_eval")
     if job == "preprocess":
         translator.put("preprocess_only", True, "tokenized_path")
-        translator.note("tokenized_path", "without do_train the rows are encoded, and nothing is trained")
+        translator.note("tokenized_path", "without do_train, rows are encoded but nothing is trained")
     algorithm = _ALGORITHMS.get(stage)
     if algorithm is None:
         translator.lose("stage", f"{stage!r} is not one of {', '.join(_ALGORITHMS)}")
@@ -61,13 +61,13 @@ def translate_stage(translator: Translator, job: Job) -> str:
         translator.move("pref_beta", "kto.beta", 0.1)
         translator.move("kto_chosen_weight", "kto.desirable_weight")
         translator.move("kto_rejected_weight", "kto.undesirable_weight")
-        translator.lose_if("pref_ftx", "kto has no supervised term", harmless=(0, 0.0))
+        translator.lose_if("pref_ftx", "kto has no supervised loss term", harmless=(0, 0.0))
     elif algorithm == "ppo":
         _ppo(translator)
     elif algorithm in _GROUPS:
         _group(translator, algorithm)
     translator.put("algorithm", algorithm, "stage")
-    unread = f"stage {stage} does not read it"
+    unread = f"not used by stage {stage}"
     for key in _ALL:
         if key in translator.untaken() and translator.has(key):
             translator.take(key)
@@ -111,7 +111,7 @@ def translate_preference(translator: Translator) -> str:
         if loss == "simpo":
             translator.move("simpo_gamma", "simpo.gamma", 0.5)
         if ftx:
-            translator.lose("pref_ftx", f"{loss} has no further supervised term here")
+            translator.lose("pref_ftx", f"{loss} has no additional supervised loss term")
         return loss
     translator.move("pref_beta", "dpo.beta", 0.1)
     if loss not in _DPO_LOSSES:
@@ -120,7 +120,7 @@ def translate_preference(translator: Translator) -> str:
         translator.put("dpo.loss_type", [loss, "sft"] if ftx else [loss], "pref_loss")
     if ftx:
         translator.put("dpo.loss_weights", [1.0, ftx], "pref_ftx")
-    translator.lose_if("dpo_label_smoothing", "the loss sigmoid is not smoothed here", harmless=(0, 0.0))
+    translator.lose_if("dpo_label_smoothing", "the sigmoid loss has no label smoothing", harmless=(0, 0.0))
     translator.move("ld_alpha", "dpo.ld_alpha")
     return "dpo"
 
@@ -129,7 +129,7 @@ def _reward(translator: Translator) -> None:
     reward_model_type = str(translator.take("reward_model_type", "lora"))
     model = translator.take("reward_model")
     if reward_model_type == "api":
-        translator.lose("reward_model_type", "use our grader remote, which has its own wire format")
+        translator.lose("reward_model_type", "use our grader remote, which has a different wire format")
     elif reward_model_type not in _REWARD_MODELS:
         translator.lose(
             "reward_model_type", f"{reward_model_type!r} is not one of {', '.join(_REWARD_MODELS)}, api"
@@ -167,10 +167,8 @@ def _ppo(translator: Translator) -> None:
     translator.move("top_k", "ppo.top_k", 50)
     translator.move("max_new_tokens", "ppo.max_completion_length", 1024)
     translator.move("repetition_penalty", "ppo.repetition_penalty")
-    translator.lose_if("num_beams", "answers are drawn, one by one", harmless=(1,))
-    translator.lose_if("do_sample", "answers are always drawn", harmless=(True,))
+    translator.lose_if("num_beams", "answers are sampled, without beam search", harmless=(1,))
+    translator.lose_if("do_sample", "answers are always sampled", harmless=(True,))
     translator.put("ppo.beta", 0.2)
     translator.take("ppo_target")
-    translator.note(
-        "stage", "ppo: the weight of the KL term stays at 0.2; LLaMA-Factory adapts it towards ppo_target"
-    )
+    translator.note("stage", "ppo: the KL weight is fixed at 0.2; LLaMA-Factory adapts it towards ppo_target")

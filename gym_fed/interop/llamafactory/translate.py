@@ -80,7 +80,7 @@ def _tuning(translator: Translator) -> str:
             for key in _SHAPE:
                 if translator.has(key):
                     translator.take(key)
-                    translator.note(key, "the existing adapter has its own")
+                    translator.note(key, "the value of the existing adapter is used")
             for key in ("lora_dropout", "loraplus_lr_ratio"):
                 translator.move(key, "lora." + key)
         else:
@@ -103,7 +103,7 @@ def _tuning(translator: Translator) -> str:
     for key in _METHOD_KEYS:
         if key in translator.untaken():
             translator.take(key)
-            translator.note(key, f"finetuning_type {method} does not read it")
+            translator.note(key, f"not used by finetuning_type {method}")
     _quantization(translator)
     return method
 
@@ -118,7 +118,9 @@ def _lora(translator: Translator) -> None:
     for key in ("use_dora", "use_rslora", "loraplus_lr_ratio"):
         translator.move(key, f"lora.{key}")
     translator.lose_if(
-        "loraplus_lr_embedding", "embeddings use B's learning rate", harmless=(1e-6, "1e-6", "1.0e-6", False)
+        "loraplus_lr_embedding",
+        "embeddings use the learning rate of B",
+        harmless=(1e-6, "1e-6", "1.0e-6", False),
     )
     steps = translator.take("pissa_iter", 16)
     if translator.take("pissa_init", False):
@@ -179,7 +181,7 @@ def _run(translator: Translator) -> None:
     translator.move("output_dir", "output_dir")
     translator.move("seed", "seed", 42)
     same_seed = (translator.result.values["seed"],)
-    translator.lose_if("data_seed", "seed also sets the order of the data", harmless=same_seed)
+    translator.lose_if("data_seed", "seed also determines the order of the data", harmless=same_seed)
     translator.move("logging_steps", "logging_steps", 500)
     _cadence(translator)
     if (patience := translator.take("early_stopping_steps")) is not None:
@@ -189,7 +191,7 @@ def _run(translator: Translator) -> None:
     if known:
         translator.put("tracking", known, "report_to")
     if others := [name for name in trackers if name not in known]:
-        translator.note("report_to", f"{', '.join(others)}: no such tracker; see tracking")
+        translator.note("report_to", f"{', '.join(others)}: unknown tracker; see tracking")
     if (name := translator.take("run_name")) is not None:
         translator.put("tracker.name", str(name), "run_name")
     translator.move("resume_from_checkpoint", "resume_from_checkpoint")

@@ -141,64 +141,64 @@ def job_of(given: dict[str, Any]) -> Job:
     return "inference" if not any(given.get(key) is not None for key in _TRAINS_ONLY) else "train"
 
 
-_VIDEOS = "videos and sounds are prepared as the model's own processor says"
+_VIDEOS = "video and audio are prepared by the model's own processor"
 
 NOT_NEEDED: dict[str, str] = {
     # Preparation of rows: caches depend on the settings, and the tokenizer uses every core.
-    "overwrite_cache": "encoded rows are named after everything they depend on",
-    "preprocessing_batch_size": "rows are encoded a thousand at a time",
-    "preprocessing_num_workers": "the tokenizer itself uses every core",
-    "data_shared_file_system": "the main process encodes rows for the others",
-    "dataloader_num_workers": "encoded rows are in memory or mapped",
-    "dataloader_pin_memory": "encoded rows are in memory or mapped",
-    "dataloader_prefetch_factor": "encoded rows are in memory or mapped",
-    "dataloader_persistent_workers": "encoded rows are in memory or mapped",
-    "remove_unused_columns": "each algorithm keeps the columns it reads",
-    "buffer_size": "rows are shuffled whole",
-    "streaming": "rows are stored once, mapped, and shuffled whole",
-    "ignore_pad_token_for_loss": "padding is never part of the loss",
+    "overwrite_cache": "cached rows are keyed by every setting that affects them",
+    "preprocessing_batch_size": "rows are encoded in batches of 1,000",
+    "preprocessing_num_workers": "the tokenizer already uses all cores",
+    "data_shared_file_system": "the main process encodes the rows for all processes",
+    "dataloader_num_workers": "encoded rows are in memory or memory-mapped",
+    "dataloader_pin_memory": "encoded rows are in memory or memory-mapped",
+    "dataloader_prefetch_factor": "encoded rows are in memory or memory-mapped",
+    "dataloader_persistent_workers": "encoded rows are in memory or memory-mapped",
+    "remove_unused_columns": "each algorithm keeps the columns that it uses",
+    "buffer_size": "the whole data set is shuffled",
+    "streaming": "rows are stored once, memory-mapped, and fully shuffled",
+    "ignore_pad_token_for_loss": "padding is never included in the loss",
     # Loading of models.
-    "use_fast_tokenizer": "the tokenizer of the model's folder is used",
+    "use_fast_tokenizer": "the tokenizer in the model's folder is used",
     "low_cpu_mem_usage": "transformers' default",
-    "cache_dir": "the Hugging Face cache is found by HF_HOME",
+    "cache_dir": "set HF_HOME to move the Hugging Face cache",
     "model_revision": "the snapshot in the local cache is used",
     "hf_hub_token": "nothing is downloaded",
     "ms_hub_token": "nothing is downloaded",
     "om_hub_token": "nothing is downloaded",
     "offload_folder": "nothing is offloaded to files",
-    "use_reentrant_gc": "checkpointing is never reentrant; the gradients are the same",
-    "use_unsloth_gc": "gradient checkpointing is transformers'",
+    "use_reentrant_gc": "checkpointing is always non-reentrant; the gradients are the same",
+    "use_unsloth_gc": "transformers' gradient checkpointing is used",
     "print_param_status": "for debugging",
     "use_kv_cache": "for generation only",
-    "gradient_checkpointing_kwargs": "checkpointing is never reentrant; the gradients are the same",
-    "use_v1_kernels": "kernels change the speed, not the result",
-    "fp8_backend": "read with fp8 only",
-    "fp8_enable_fsdp_float8_all_gather": "read with fp8 only",
+    "gradient_checkpointing_kwargs": "checkpointing is always non-reentrant; the gradients are the same",
+    "use_v1_kernels": "kernels affect speed, not results",
+    "fp8_backend": "used only with fp8",
+    "fp8_enable_fsdp_float8_all_gather": "used only with fp8",
     "fsdp_transformer_layer_cls_to_wrap": "fsdp2 wraps every block",
     "infer_backend": "for inference only",
     "infer_dtype": "for inference only",
-    "upcast_lmhead_output": "the loss is computed in float32 anyway",
+    "upcast_lmhead_output": "the loss is always computed in float32",
     "double_quantization_device_map": "for inference only",
     "quantization_device_map": "for inference only",
     # Reports of a run.
-    "plot_loss": "gym runs plot draws it",
+    "plot_loss": "use gym runs plot",
     "include_num_input_tokens_seen": "always counted",
     "include_tokens_per_second": "always counted",
     "include_effective_tokens_per_second": "always counted",
     "include_mfu": "not measured",
-    "logging_first_step": "every step is kept",
-    "logging_strategy": "every step is kept",
-    "logging_dir": "figures are in the run folder",
-    "disable_tqdm": "the progress bar is shown on terminals only",
+    "logging_first_step": "always logged",
+    "logging_strategy": "every step is recorded",
+    "logging_dir": "metrics are written to the run folder",
+    "disable_tqdm": "the progress bar is shown only on terminals",
     "log_level": "not needed",
     "log_on_each_node": "not needed",
-    "compute_accuracy": "the accuracy of tokens (or of preferences) is logged always",
+    "compute_accuracy": "token (or preference) accuracy is always logged",
     "eval_accumulation_steps": "not needed",
     "per_device_eval_batch_size": "evaluation uses per_device_train_batch_size",
-    "eval_on_each_dataset": "one figure is given for all of eval_data",
-    "do_eval": "happens when there is eval_data",
+    "eval_on_each_dataset": "all of eval_data is evaluated together",
+    "do_eval": "done if eval_data is set",
     "eval_on_start": "not done",
-    "save_only_model": "checkpoints hold the optimiser too, so that a run can be continued",
+    "save_only_model": "checkpoints include the optimiser state, so that a run can resume",
     "save_safetensors": "always",
     "push_to_hub": "nothing is uploaded",
     "hub_model_id": "nothing is uploaded",
@@ -209,7 +209,7 @@ NOT_NEEDED: dict[str, str] = {
     "local_rank": "set by the launcher",
     "full_determinism": "see reproducibility.deterministic",
     "badam_verbose": "nothing is printed",
-    "trust_remote_code": "code that comes with a model is never run; its architecture must be one of transformers'",
+    "trust_remote_code": "code shipped with a model is never run; transformers must support its architecture",
     "video_max_pixels": _VIDEOS,
     "video_min_pixels": _VIDEOS,
     "video_fps": _VIDEOS,
@@ -221,7 +221,7 @@ NOT_NEEDED: dict[str, str] = {
     "use_ray": "gym train runs on this machine",
 }
 
-_MEGATRON = "Megatron's, which is not used; it changes the speed, not the result"
+_MEGATRON = "Megatron is not used; this setting affects speed, not results"
 
 NOT_NEEDED |= dict.fromkeys(
     (
@@ -240,62 +240,62 @@ NOT_NEEDED |= dict.fromkeys(
 )
 
 NOT_NEEDED_PREFIXES = {
-    "kt_": "read with use_kt only",
+    "kt_": "used only with use_kt",
     "ray_": NOT_NEEDED["use_ray"],
     "swanlab_": NOT_NEEDED["use_swanlab"],
 }
 
-_PIXELS = "images are prepared as the model's own processor does it"
+_PIXELS = "images are prepared by the model's own processor"
 
 _TOKENS = (
-    "a run adds no tokens to a model; add them once (transformers: tokenizer.add_tokens, "
-    "model.resize_token_embeddings, save_pretrained of both), give that folder as model_name_or_path, and under LoRA "
-    "train what is new by additional_target: embed_tokens,lm_head"
+    "training does not add tokens to a model; add them first (transformers: tokenizer.add_tokens, "
+    "model.resize_token_embeddings, save_pretrained of both), set model_name_or_path to that folder, and under LoRA "
+    "train the new rows with additional_target: embed_tokens,lm_head"
 )
 
 _PARALLEL = (
-    "Megatron's parallel strategies are not supported; fsdp, deepspeed or our distributed.strategy tensor_parallel "
-    "or pipeline_parallel split a model"
+    "Megatron's parallel strategies are not supported; use fsdp, deepspeed, or our distributed.strategy "
+    "tensor_parallel or pipeline_parallel"
 )
 
-_TEMPLATE = "the tokenizer's chat template writes conversations"
+_TEMPLATE = "the tokenizer's chat template renders conversations"
 
 NO_COUNTERPART: dict[str, str] = {
-    "interleave_probs": "sources are joined; give each a weight in our data list",
+    "interleave_probs": "sources are concatenated; give each a weight in our data list",
     "tool_format": _TEMPLATE,
     "preserve_thinking": _TEMPLATE,
-    "split_special_tokens": "special tokens in the text stay whole",
+    "split_special_tokens": "special tokens in the text are never split",
     "add_tokens": _TOKENS,
     "add_special_tokens": _TOKENS,
     "new_special_tokens_config": _TOKENS,
     "resize_vocab": _TOKENS,
     "image_do_pan_and_scan": _PIXELS,
     "crop_to_patches": _PIXELS,
-    "train_from_scratch": "write the sizes in our model_init",
+    "train_from_scratch": "set the model's dimensions in our model_init",
     "moe_aux_loss_coef": "the model's own coefficient is used",
-    "upcast_layernorm": "all weights have one type",
-    "additional_adapters": "one adapter is trained",
-    "adapter_folder": "write the whole path in adapter_name_or_path",
-    "ref_model_quantization_bit": "the reference is the model at the start",
-    "reward_model_adapters": "give a finished reward model's folder",
+    "upcast_layernorm": "all weights have the same dtype",
+    "additional_adapters": "only one adapter is trained",
+    "adapter_folder": "write the full path in adapter_name_or_path",
+    "ref_model_quantization_bit": "the reference is the initial model",
+    "reward_model_adapters": "set reward_model to the folder of a finished reward model",
     "reward_model_quantization_bit": "the reward model is not quantised",
-    "pref_bco_weight": "that term is not added",
-    "ppo_score_norm": "rewards are not normalised; advantages are whitened",
-    "ppo_whiten_rewards": "rewards are not whitened; advantages are",
-    "average_tokens_across_devices": "tokens are averaged over the batch",
-    "fp8": "products in float8 need a GPU that has them (H100) and torchao; bf16: true trains the same in 16 bits",
-    "use_kt": "KTransformers computes experts with its own CPU kernels (AMX); without it, the model must fit a GPU",
+    "pref_bco_weight": "this loss term is not supported",
+    "ppo_score_norm": "advantages are whitened instead of the rewards",
+    "ppo_whiten_rewards": "advantages are whitened instead of the rewards",
+    "average_tokens_across_devices": "the loss is averaged over all tokens of the batch",
+    "fp8": "float8 training needs torchao and a GPU with float8 support (H100); bf16: true trains in 16 bits",
+    "use_kt": "KTransformers computes experts with its own CPU kernels (AMX); without it, the model must fit on a GPU",
     "tensor_model_parallel_size": _PARALLEL,
     "pipeline_model_parallel_size": _PARALLEL,
     "virtual_pipeline_model_parallel_size": _PARALLEL,
     "expert_model_parallel_size": _PARALLEL,
     "context_parallel_size": _PARALLEL,
     "use_packed_sequences": "write packing",
-    "megatron_pretrained_checkpoint": "give a model in the form of transformers as model_name_or_path",
+    "megatron_pretrained_checkpoint": "set model_name_or_path to a model in transformers' format",
     "extra_config": "Megatron's own settings have no counterpart",
     "load_best_model_at_end": "use early_stopping, which keeps the best checkpoint",
     "metric_for_best_model": "use our early_stopping.metric",
-    "callbacks": "no code of others is run",
+    "callbacks": "user code is never run",
 }
 """Keys without a counterpart that change the result unless they are off."""
 

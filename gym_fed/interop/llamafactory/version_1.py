@@ -26,21 +26,21 @@ _STRATEGIES = ("fsdp2", "deepspeed", "fsdpturbo")
 _PAIRS_ONLY = ("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha")
 
 NOT_NEEDED = {
-    "trust_remote_code": "code that comes with a model is never run; its architecture must be one of transformers'",
+    "trust_remote_code": "code shipped with a model is never run; transformers must support its architecture",
     "sample_backend": "for sampling only",
     "max_new_tokens": "for sampling only",
-    "batching_workers": "the tokenizer itself uses every core",
+    "batching_workers": "the tokenizer already uses all cores",
     "dp_size": "computed from the number of processes",
     "mp_shard_size": "computed from the number of processes",
-    "cp_mode": "rows are not split over processes",
-    "save_ckpt_as_hf": "checkpoints hold the optimiser too, so that a run can be continued",
+    "cp_mode": "rows are not split across processes",
+    "save_ckpt_as_hf": "checkpoints include the optimiser state, so that a run can resume",
     "full_determinism": "see reproducibility.deterministic",
     "dist_timeout": "see distributed.timeout_seconds",
 }
 _PREFIXES = {
-    "kernel_config.": "kernels change the speed, not the result",
-    "init_config.": "how memory is filled at the start changes nothing afterwards",
-    "dist_config.": "how weights are split changes nothing in the result",
+    "kernel_config.": "kernels affect speed, not results",
+    "init_config.": "how weights are initialised in memory does not affect results",
+    "dist_config.": "how weights are sharded does not affect results",
 }
 
 
@@ -80,17 +80,19 @@ def _algorithm(translator: Translator) -> str:
     if kind == "cls":
         algorithm = "reward_model"
     elif kind != "llm":
-        translator.lose("model_class", f"{kind!r} has no head that could be trained; it is llm or cls")
+        translator.lose("model_class", f"{kind!r} is not supported; use llm or cls")
         return "sft"
     elif pairs or any(translator.has(key) for key in _PAIRS_ONLY):
         algorithm = translate_preference(translator)
-        translator.note("train_dataset", f"its rows are pairs: {algorithm}; for another: --set algorithm=...")
+        translator.note(
+            "train_dataset", f"the rows are pairs: {algorithm} is used; to change this: --set algorithm=X"
+        )
     else:
         algorithm = "sft"
     for key in _PAIRS_ONLY:
         if key in translator.untaken():
             translator.take(key)
-            translator.note(key, f"{algorithm} does not read it")
+            translator.note(key, f"not used by {algorithm}")
     return algorithm
 
 
@@ -108,12 +110,13 @@ def _data(translator: Translator) -> None:
         translator.put("chat_template", str(template), "custom_chat_template")
     strategy = str(translator.take("batching_strategy", "normal"))
     if strategy == "padding_free":
-        translator.note("batching_strategy", "batches are padded here; the result is the same")
+        translator.note("batching_strategy", "batches are padded; the result is the same")
     elif strategy in ("dynamic_batching", "dynamic_padding_free"):
         translator.put("packing", "bfd", "batching_strategy")
         translator.note(
             "batching_strategy",
-            "whole rows share a row of cutoff_len tokens and do not see each other; micro_batch_size counts those",
+            "unsplit rows are packed into rows of cutoff_len tokens and do not attend to each other; micro_batch_size "
+            "counts packed rows",
         )
     elif strategy != "normal":
         translator.lose("batching_strategy", f"{strategy!r} is unknown")
@@ -132,12 +135,12 @@ def _compute(translator: Translator) -> None:
     if "liger_kernel" in kernels:
         translator.put("liger", True, "kernel_config.name")
     if others := [name for name in kernels if name not in ("auto", "liger_kernel")]:
-        translator.note(
-            "kernel_config.name", f"{', '.join(others)}: kernels change the speed, not the result"
-        )
+        translator.note("kernel_config.name", f"{', '.join(others)}: kernels affect speed, not results")
     translator.take("init_config.name")
     if (rows := translator.take("cp_size", 1)) != 1:
-        why = f"{rows}: rows are split by distributed.strategy sequence_parallel, which shards no weights"
+        why = (
+            f"{rows}: to split rows, use distributed.strategy sequence_parallel, which does not shard weights"
+        )
         translator.lose("cp_size", why)
 
 
@@ -177,7 +180,7 @@ def _lora(translator: Translator) -> None:
     translator.put("lora.target_modules", modules, f"{section}.target_modules")
     for key in ("export_dir", "export_size", "infer_dtype", "export_hub_model_id", "export_legacy_format"):
         if translator.take(f"{section}.{key}") is not None:
-            translator.note(f"{section}.{key}", "read by gym export only")
+            translator.note(f"{section}.{key}", "used only by gym export")
 
 
 def _without_dropout(translator: Translator, algorithm: str) -> None:
@@ -185,7 +188,7 @@ def _without_dropout(translator: Translator, algorithm: str) -> None:
     section = translator.result.values.get("lora", {})
     if algorithm in ("dpo", "orpo", "simpo") and section.get("lora_dropout"):
         section["lora_dropout"] = 0.0
-        translator.note("peft_config.lora_dropout", f"{algorithm} switches dropout off")
+        translator.note("peft_config.lora_dropout", f"{algorithm} disables dropout")
 
 
 def _quantization(translator: Translator) -> None:
@@ -215,7 +218,7 @@ def _optimizer(translator: Translator) -> None:
         translator.put("weight_decay", 0.01)
         return
     if name != "muon":
-        translator.lose("optim_config.name", f"{name!r} is not muon, the only one of version 1")
+        translator.lose("optim_config.name", f"{name!r} is unknown; version 1 has only muon")
         return
     translator.put("optimizer", "muon", "optim_config.name")
     translator.move("optim_config.wd", "weight_decay", 0.1)
@@ -226,7 +229,7 @@ def _optimizer(translator: Translator) -> None:
     translator.put("adam_beta2", betas[1], "optim_config.adamw_betas")
     translator.move("optim_config.adamw_eps", "optimizer_args.adamw_eps", 1e-8)
     if translator.take("optim_config.lr") is not None:
-        translator.note("optim_config.lr", "learning_rate decides, as there")
+        translator.note("optim_config.lr", "learning_rate is used, as in LLaMA-Factory")
 
 
 def _schedule(translator: Translator) -> None:
@@ -234,7 +237,7 @@ def _schedule(translator: Translator) -> None:
     if (schedule := translator.take("lr_scheduler_config.name")) is None:
         translator.put("lr_scheduler_type", "constant")
     else:
-        translator.lose("lr_scheduler_config.name", f"{schedule!r} is a plug-in; write our lr_scheduler_type")
+        translator.lose("lr_scheduler_config.name", f"{schedule!r} is a plug-in; use our lr_scheduler_type")
     translator.move("num_train_epochs", "num_train_epochs", 3)
     translator.move("max_steps", "max_steps")
     translator.move("max_grad_norm", "max_grad_norm", 1.0)
@@ -246,7 +249,7 @@ def _schedule(translator: Translator) -> None:
     translator.move("save_total_limit", "save_total_limit")
     epochs = translator.take("save_epochs")
     if epochs is not None:
-        translator.lose("save_epochs", "checkpoints are saved every N steps; write save_steps")
+        translator.lose("save_epochs", "checkpoints are saved every N steps; use save_steps")
     translator.move("resume_from_checkpoint", "resume_from_checkpoint")
 
 
@@ -263,7 +266,7 @@ def _distributed(translator: Translator, processes: int | None) -> None:
             translator.put("gradient_accumulation_steps", batch // share, "global_batch_size")
         if processes is None:
             translator.note("global_batch_size", "computed for one process")
-    translator.lose_if("mp_replicate_size", "weights are split over all processes", harmless=(1,))
+    translator.lose_if("mp_replicate_size", "weights are sharded over all processes", harmless=(1,))
     if name is None:
         return
     if name not in _STRATEGIES:
@@ -275,7 +278,7 @@ def _distributed(translator: Translator, processes: int | None) -> None:
     elif processes != 1:
         translator.lose("dist_config.name", "fsdpturbo's parallel experts are not supported; use fsdp2")
     else:
-        translator.note("dist_config.name", "one process: nothing is split")
+        translator.note("dist_config.name", "a single process has nothing to shard")
 
 
 _FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "pair": "preference"}
@@ -298,7 +301,7 @@ def _sources_of(name: str) -> tuple[list[dict[str, Any]], list[str]]:
         line, column = marks[(entry,)]
         where = f"{path}:{line}:{column}: {entry}"
         if not isinstance(settings, dict) or "path" not in settings:
-            raise GymError(ErrorCode.CONFIG_INVALID, f"{where}: has no path")
+            raise GymError(ErrorCode.CONFIG_INVALID, f"{where}: path is missing")
         if unknown := [key for key in settings if key not in _KEYS]:
             raise GymError(ErrorCode.CONFIG_INVALID, f"{where}: unknown key {unknown[0]!r}")
         source, remark = _source(where, settings)
@@ -335,11 +338,11 @@ def _source(where: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[
         source["format"] = _FORMATS[converter]
     if (size := settings.get("size")) is not None:
         source["num_examples"] = size
-        remarks.append(f"size {size}: the first rows, where LLaMA-Factory draws as many, some of them twice")
+        remarks.append(f"size {size}: the first rows are used; LLaMA-Factory draws as many with replacement")
     if (weight := settings.get("weight")) is not None:
         source["weight"] = weight
     if settings.get("streaming"):
-        remarks.append("rows are stored once, mapped, and shuffled whole")
+        remarks.append("rows are stored once, memory-mapped, and fully shuffled")
     return source, remarks
 
 

@@ -113,7 +113,7 @@ def _hex(value: object) -> str | None:
 
 FILE = "contributors.json"
 MAX_SHOWN = 100
-"""Maximum number of contributors that a card names."""
+"""Maximum number of contributors listed in a card."""
 
 
 @dataclass(frozen=True)
@@ -287,21 +287,21 @@ def read_evaluations(
             file, other = documents[0]
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: has no record of this model, whose digest is {identities[0][0]}; {file.name} belongs to "
+                f"{place} has no record of this model, whose digest is {identities[0][0]}; {file.name} belongs to "
                 f"{plain(other.model_info.name, 120)} ({plain(' '.join(other.identity), 160)})",
                 "evaluate this model: gym eval MODEL",
             )
         if not documents:
-            raise GymError(ErrorCode.DATA_INVALID, f"{place}: has no record", "gym eval MODEL writes one")
+            raise GymError(ErrorCode.DATA_INVALID, f"{place} has no record", "gym eval MODEL writes one")
         for file, document in matching:
             if documents_by_digest.setdefault(file.name, (file, document))[0] != file:
                 raise GymError(
-                    ErrorCode.DATA_INVALID, f"{file}: has the name of {documents_by_digest[file.name][0]}"
+                    ErrorCode.DATA_INVALID, f"{file} has the same name as {documents_by_digest[file.name][0]}"
                 )
     if len(documents_by_digest) > _MAX_RECORDS:
         raise GymError(
             ErrorCode.USAGE,
-            f"{counted(len(documents_by_digest), 'record')} of evaluations",
+            f"{counted(len(documents_by_digest), 'evaluation record')}",
             f"at most {_MAX_RECORDS} are allowed",
         )
     if not identities and len({document.identity for _, document in documents_by_digest.values()}) > 1:
@@ -352,15 +352,13 @@ def _object(text: str) -> dict[str, Any]:
 
 def _read(file: Path) -> _EvalDocument:
     if not file.is_file():
-        raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"no record of an evaluation at {file}", "see: gym eval show"
-        )
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no evaluation record at {file}", "see: gym eval show")
     try:
         return _EvalDocument.model_validate(read_object(file, ErrorCode.DATA_INVALID))
     except ValidationError as error:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{file}: is not a valid record of an evaluation: {first_problem(error)}",
+            f"{file} is not a valid evaluation record: {first_problem(error)}",
             "use the JSON that gym eval writes",
         ) from error
 

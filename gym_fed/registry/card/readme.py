@@ -215,13 +215,13 @@ def _contributors(folder: Path | None) -> list[str]:
     ]
     left = len(contributors) - len(rows)
     more = f"\n\n{counted(left, 'contributor')} more." if left else ""
-    text = "Shares follow the credits of the rounds. Only contributors who agreed to it are named."
+    text = "Shares are proportional to the credits of the rounds. Only contributors who consented are named."
     return ["## Contributors\n\n" + text + "\n\n" + _table(("contributor", "share"), rows) + more]
 
 
 def _evaluation(figures: Sequence[CardFigure]) -> str:
     if not figures:
-        return f"## Evaluation\n\n{UNKNOWN.capitalize()}: no record of an evaluation came with it."
+        return f"## Evaluation\n\n{UNKNOWN.capitalize()}: no evaluation record was published with it."
     rows = []
     for figure in figures:
         error = UNKNOWN if figure.stderr is None else f"{figure.stderr:.2g}"
@@ -241,10 +241,10 @@ def _evaluation(figures: Sequence[CardFigure]) -> str:
 
 def _licences(manifest: ModelManifest) -> str:
     own = UNKNOWN if manifest.licence == NOT_STATED else _md(manifest.licence)
-    text = f"## Licence\n\nOf the model: {own}."
+    text = f"## Licence\n\nModel: {own}."
     if manifest.base is not None:
         of_base = manifest.base.licence
-        text += f" Of the base: {UNKNOWN if of_base == NOT_STATED else _md(of_base)}."
+        text += f" Base: {UNKNOWN if of_base == NOT_STATED else _md(of_base)}."
     problems = conflicts(manifest)
     if problems:
         text += "\n\nCheck before you redistribute it:\n\n" + "\n".join(

@@ -41,7 +41,7 @@ function summary(found) {
     found.next === null && !dropped.length && el("p", {}, `${count(found.rows, "row")}, no duplicates.`),
     dropped.length > 0 && facts([["Rows compared", number(found.rows)], ...dropped.map(([reason, count]) => [`${reason}s`, number(count)])]),
     found.duplicates.length > 0 && table([
-      {name: "Row", of: (one) => el("span", {}, el("span", {class: "mono small"}, line(one.place)), el("br"), one.similarity === 1 ? "equals " : `${Math.round(100 * one.similarity)}% alike to `, el("span", {class: "mono small"}, line(one.earlier)))},
+      {name: "Row", of: (one) => el("span", {}, el("span", {class: "mono small"}, line(one.place)), el("br"), one.similarity === 1 ? "equals " : `${Math.round(100 * one.similarity)}% similar to `, el("span", {class: "mono small"}, line(one.earlier)))},
       {name: "Text", of: (one) => el("span", {class: "small clamp"}, one.text), class: "reason"},
     ], found.duplicates.slice(0, 50), {label: "Duplicates"}),
   ];

@@ -132,7 +132,7 @@ def test_commands_change_what_is_asked_next(
 
 
 def test_a_setting_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(GymError, match="there is no setting 'top_n'") as caught:
+    with pytest.raises(GymError, match="unknown setting 'top_n'") as caught:
         ChatSettings.of({}).changed("top_n=3")
     assert "top_p" in caught.value.hint
 

@@ -207,7 +207,7 @@ def test_a_model_without_template_continues_the_text(shared_folder: Path) -> Non
             ["chat", "--api", "http://127.0.0.1:1", "--variants", "x"],
             "--variants cannot be combined with --api",
         ),
-        (["chat", "gym-nano", "--api-key-env", "KEY"], "--api-key-env cannot be combined with"),
+        (["chat", "gym-nano", "--api-key-env", "KEY"], "--api-key-env applies only with --api"),
         (["chat", "--api", "http://127.0.0.1:1", "--api-key-env", "NOT_SET_AT_ALL"], "is not set"),
         (["chat", "--api", "127.0.0.1"], "is not a URL"),
         (["chat", "gym-nano", "--set", "top_p=2"], "top_p"),

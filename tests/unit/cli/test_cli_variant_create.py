@@ -95,6 +95,6 @@ def test_it_says_what_was_learnt_and_how_to_try_it(tiny_base: Path, tmp_path: Pa
 def test_settings_are_those_of_gym_train() -> None:
     found = training_overrides(["lora.r=4", "lora.lora_alpha=8", "seed=3"], 7)
     assert found == {"lora": {"r": 4, "lora_alpha": 8}, "seed": 3, "max_steps": 7}
-    with pytest.raises(GymError, match="as a value and as a section") as caught:
+    with pytest.raises(GymError, match="to a value and as a section") as caught:
         training_overrides(["lora=4", "lora.r=2"], None)
     assert caught.value.code is ErrorCode.CONFIG_INVALID

@@ -174,7 +174,7 @@ def test_without_a_consent_nothing_is_removed(home: Path, monkeypatch: pytest.Mo
     with pytest.raises(GymError, match="nothing was removed"):
         gym("remove", "ada", "--everywhere")
     assert asked == [
-        "All revisions of ada are deleted here and at every hub, and this cannot be undone. Continue?"
+        "All revisions of ada will be deleted on this machine and on every hub. This cannot be undone. Continue?"
     ]
     assert "ada" in gym("list")
     assert not list((home / "variants").glob("receipts/*"))

@@ -144,7 +144,7 @@ def test_recipes_with_the_same_rows_go_into_one_folder(tmp_path: Path) -> None:
         assert "root of the repository" not in (tmp_path / f"{name}.yaml").read_text()
     rows = tmp_path / "data/prefer-capitals.jsonl"
     rows.write_text("mine")
-    with pytest.raises(GymError, match=r"prefer-capitals\.jsonl: exists"):
+    with pytest.raises(GymError, match=r"prefer-capitals\.jsonl already exists"):
         gym("copy", "nano-dpo-lora", tmp_path)
     assert rows.read_text() == "mine"
 
@@ -216,13 +216,13 @@ def test_a_llamafactory_file_is_written_in_our_words(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(COMMON))
     gym("import", file, "-o", ours)
     assert ours.read_text().startswith("# Translated from theirs.yaml")
-    assert "# plot_loss: gym runs plot draws it" in ours.read_text()
+    assert "# plot_loss: use gym runs plot" in ours.read_text()
     assert load_config(ours, TrainingConfig).lora.r == 8
     assert yaml.safe_load(gym("import", file).stdout) == yaml.safe_load(ours.read_text())
     with pytest.raises(GymError, match="exists"):
         gym("import", file, "-o", ours)
     reply = json.loads(gym("import", file, "-o", tmp_path / "b.yaml", "--json").stdout)
-    assert "# plot_loss: gym runs plot draws it" in reply["notes"]
+    assert "# plot_loss: use gym runs plot" in reply["notes"]
     assert "note:" in gym("validate", file, "--schema-only").stderr
     file.write_text(yaml.safe_dump({**COMMON, "fp8": True}))
     with pytest.raises(GymError, match="fp8"):

@@ -84,7 +84,7 @@ def test_show_takes_a_config_as_the_trainer_does(tmp_path: Path) -> None:
     assert found["share_learnt"] > 0.9
     assert found["rows_shown"][0]["place"] == "packed row 1"
     assert figures("show", config, "--set", "max_length=24")["tokens_max"] == 24
-    assert "--set is for training configs" in error_of(gym("show", file, "--set", "seed=1")).message
+    assert "--set applies only to training configs" in error_of(gym("show", file, "--set", "seed=1")).message
     config.write_text(f"algorithm: dpo\nmodel: gym-nano\ndata: [{{path: {file}}}]\noutput_dir: run\n")
     assert "preference rows are needed" in error_of(gym("show", config)).message
 
@@ -248,7 +248,7 @@ def test_mix_follows_the_weights_and_the_seed(tmp_path: Path) -> None:
     assert 640 < found["rows_of_sources"][str(a)] < 760
     assert text == mixed("2.jsonl", 1)[0] != mixed("3.jsonl", 2)[0]
     done = gym("mix", a, b, "-o", tmp_path / "4.jsonl", "--num", 5000)
-    assert "fewer than the 5000" in done.output
+    assert "fewer rows than --num 5000" in done.output
     assert "not a weight" in error_of(gym("mix", f"{a}:much", "-o", tmp_path / "5.jsonl")).message
 
 

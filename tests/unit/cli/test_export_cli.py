@@ -164,8 +164,8 @@ def test_the_line_about_a_rounded_export_says_what_rounding_changed() -> None:
     check = {"read_by": "onnxruntime 1", "read_back": figures, "against_the_source": {**figures, "max": 0.0}}
     record = {"bytes": 1000, "seconds": {"all": 3}, "check": check, "unchecked": False}
     assert _summary(record) == (
-        "1.0 kB in 3 s, read back by onnxruntime 1, logits at most 1.1 off (the largest is 19), "
-        "same most likely token at 98.4% of positions; against the source the same logits"
+        "1.0 kB in 3 s, read back by onnxruntime 1, logits differ by at most 1.1 (largest: 19), "
+        "same top token at 98.4% of positions; against the source the same logits"
     )
 
 

@@ -210,7 +210,7 @@ def test_the_gate_forbids_a_soup_that_does_worse_and_leaves_no_trace(
     words = ("merge", bad, "-o", tmp_path / "s.gymdelta", "--base", tiny_base, "--gate", text, "--rule")
     error = error_of(gym(*words, "linear"))
     assert error.code is ErrorCode.UPDATE_REFUSED
-    assert "text.jsonl, where at most" in str(error)
+    assert "text.jsonl, above the limit of" in str(error)
     assert list(tmp_path.iterdir()) == []
     error = error_of(gym(*words, "greedy_soup", "--heldout", text))
     assert "no model may join" in str(error)
@@ -256,7 +256,7 @@ def test_wrong_words_are_refused_before_anything_is_written(
         (("--rule", "mean", "--weight", "1,2,3"), ErrorCode.CONFIG_INVALID, "weights differ"),
         (("--rule", "mean", "--weight", "1,2"), ErrorCode.USAGE, "2 weights for 3 updates"),
         (("--rule", "mean", "--weight", "1,2,x"), ErrorCode.USAGE, "not numbers"),
-        (("--rule", "mean", "--set", "nnm.k=3"), ErrorCode.USAGE, "no step of that name"),
+        (("--rule", "mean", "--set", "nnm.k=3"), ErrorCode.USAGE, "unknown step"),
         (("--rule", "mean", "--statistics", fisher), ErrorCode.USAGE, "--statistics"),
         (("--rule", "mean", "--root", folder / "0.gymdelta"), ErrorCode.USAGE, "root"),
         (("--rule", "mean", "--set", "gate.tolerance=1"), ErrorCode.USAGE, "needs --gate"),

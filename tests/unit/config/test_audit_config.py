@@ -21,7 +21,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "full": ({"recipe": {}}, "recipe.finetuning audits repeat steps of LoRA"),
     "dropout": (
         {"recipe": {**LORA, "lora": {"lora_dropout": 0.1}}},
-        "recipe.lora.lora_dropout draws numbers",
+        "recipe.lora.lora_dropout uses random numbers",
     ),
     "algorithm": ({"recipe": {**LORA, "algorithm": "dpo"}}, "recipe.algorithm dpo cannot be audited"),
     "codec": ({"codec": {"factors": "int4"}}, "codec.factors 'int4' loses more"),

@@ -21,7 +21,7 @@ PRIVATE = {"mechanism": "discrete_gaussian", "epsilon": 100.0}
 NO_STEP = {"threshold": 3, "begin_with": 4}
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "screens": ({"gate": {}}, "gate.screen_updates tries single updates; set it to false"),
+    "screens": ({"gate": {}}, "gate.screen_updates tests single updates; set it to false"),
     "norm-ratio": ({"admission": {}}, "admission.norm_ratio compares single updates; set it to null"),
     "max-norm": ({"admission": {"norm_ratio": None, "max_norm": 1.0}}, "admission.max_norm measures"),
     "rewards": ({"rewards": {}}, "rewards.similarity_threshold"),
@@ -32,7 +32,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "root": ({"root": {"data": "x.jsonl"}}, "root judges single updates; remove it"),
     "aggregator": ({"soup": {"aggregator": "median"}}, "use majority_vote or mean"),
     "pre-aggregators": ({"soup": {"pre_aggregators": ["nnm"]}}, "soup.pre_aggregators compare"),
-    "malicious clients": ({"soup": {"num_malicious_nodes": 1}}, "nobody can check what is under a mask"),
+    "malicious clients": ({"soup": {"num_malicious_nodes": 1}}, "masked updates cannot be checked"),
     "clip": ({"soup": {"max_norm": 1.0}}, "soup.max_norm clips single updates"),
     "weights": ({"soup": {"weighting": "num_examples", "num_examples_cap": 9}}, "set it to uniform"),
     "lora": ({"recipe": {"finetuning": "lora"}}, "set finetuning: full"),
@@ -40,13 +40,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no-step": ({"secure_aggregation": NO_STEP}, "step_norm is missing"),
     "half": (
         {"secure_aggregation": {"threshold": 3, "begin_with": 6, "step_norm": 1.0}},
-        "not more than half of the 6 with whom a round begins",
+        "not more than half of the 6 contributors that begin a round",
     ),
     "too-few": (
         {"secure_aggregation": {"threshold": 4, "begin_with": 3, "step_norm": 1.0}},
-        "begin_with 3 is fewer than must stay until the end, 4",
+        "begin_with 3 is below 4, the minimum at the end of a round",
     ),
-    "two-steps": ({"privacy": PRIVATE}, "step_norm is privacy.clipping_norm here; remove it"),
+    "two-steps": (
+        {"privacy": PRIVATE},
+        "step_norm has no effect, since privacy.clipping_norm is used; remove it",
+    ),
     "gaussian": (
         {"privacy": {"epsilon": 9.0}, "secure_aggregation": NO_STEP},
         "set it to discrete_gaussian",

@@ -61,7 +61,7 @@ def test_show_and_convert_read_renamed_columns(asked: Path, tmp_path: Path) -> N
     config.write_text("model: gym-nano")
     done = gym("data", "show", config, "--columns", WORDS)
     assert isinstance(done.exception, GymError)
-    assert "--columns is for data files" in done.exception.message
+    assert "--columns applies only to data files" in done.exception.message
 
 
 def test_a_variants_rows_may_have_columns_of_their_own(asked: Path) -> None:

@@ -230,7 +230,7 @@ def test_a_mixture_says_which_source_ended_it(tmp_path: Path) -> None:
     out = ["-o", str(tmp_path / "mixed.jsonl"), "--overwrite"]
     done = CliRunner().invoke(app, ["data", "mix", *sources, *out])
     said = " ".join(done.output.split())
-    assert f"{sources[0]} has ended, but rows of the others may be left" in said
+    assert f"{sources[0]} has ended, but other sources may have rows left" in said
     rule = ["--stopping", "all_exhausted_without_replacement", "--json"]
     whole = json.loads(CliRunner().invoke(app, ["data", "mix", *sources, *out, *rule]).stdout)
     assert (whole["num_rows"], whole["ended"]) == (52, None)

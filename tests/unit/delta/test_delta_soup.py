@@ -174,12 +174,12 @@ def test_too_few_contributions_are_distinguished_from_a_rule_that_needs_more() -
         ({"method": "fltrust_caf"}, "root update"),
         ({"method": "krum", "root": "own.gymdelta"}, "krum takes no root update"),
         ({"method": "ties", "root": "own.gymdelta"}, "ties takes no root update"),
-        ({"method": "fltrust", "root": "own.gymdelta", "differential_privacy": {}}, "'fltrust': what one"),
+        ({"method": "fltrust", "root": "own.gymdelta", "differential_privacy": {}}, "'fltrust': the effect"),
         ({"norm_ratio": 0.5}, "norm_ratio"),
         ({"norm_ratio": 4.0, "differential_privacy": {}}, "write norm_ratio: null"),
         (
             {"method": "byzantine_robust", "differential_privacy": {}},
-            "'byzantine_robust': what one contribution can change",
+            "'byzantine_robust': the effect of one contribution",
         ),
         (
             {"method": "mean", "norm_ratio": None, "num_examples_cap": 3, "differential_privacy": {}},

@@ -143,7 +143,7 @@ def test_rows_without_any_that_can_be_answered_and_keys_that_are_not_read_are_re
     with pytest.raises(GymError, match="no answer can be generated for 1 row: 1 without an answer"):
         predict(config(tmp_path, file, eval_data=[{"path": str(file)}]))
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ValueError, match="temperature: applies only with do_sample: true"):
+    with pytest.raises(ValueError, match="temperature applies only with do_sample: true"):
         config(tmp_path, file, temperature=0.5)
 
 

@@ -84,6 +84,6 @@ def test_of_two_exports_to_one_name_the_later_one_leaves_the_record_of_the_first
     with companion_files(path, {record.name: b"first"}, "", licences=True):
         path.write_text("first")
     again: Any = companion_files(path, {record.name: b"second"}, "", licences=True)
-    with pytest.raises(GymError, match="another process wrote it"), again:
+    with pytest.raises(GymError, match="another process has just written it"), again:
         pytest.fail("nothing is written")
     assert record.read_text() == path.read_text() == "first"

@@ -49,7 +49,7 @@ def test_a_folder_has_a_card_with_licence_base_and_data_of_the_run(tuned: Path, 
     assert record["files"]["README.md"] == file_sha256(tmp_path / "out/README.md")
     assert front_matter(text)["license"] == "mit"
     assert "| Base | llama |" in text
-    assert "Of the model: MIT. Of the base: MIT." in text
+    assert "Model: MIT. Base: MIT." in text
     assert "| tasks of gym-fed: double | Apache-2.0 |" in text
     assert "| files of the trainer | not stated |" in text
     assert "sft, lora" in text
@@ -104,7 +104,7 @@ def test_what_no_record_says_is_not_stated(base: Path, tmp_path: Path) -> None:
     export(open_source(str(plain)), "huggingface", tmp_path / "out", Options(), check=False)
     text = (tmp_path / "out/README.md").read_text()
     assert front_matter(text)["license"] == "unknown"
-    assert "Of the model: not stated." in text
+    assert "Model: not stated." in text
     assert "## Data\n\nNot stated." in text
     again = open_source(str(tmp_path / "out"))
     export(again, "huggingface", tmp_path / "again", Options(), check=False)

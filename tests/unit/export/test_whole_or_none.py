@@ -44,7 +44,7 @@ def test_of_two_at_once_the_first_to_end_wins_and_the_other_is_refused(tmp_path:
                 fill(inner, "first")
             assert content(outer) == "late"
 
-    with pytest.raises(GymError, match="another process wrote it meanwhile") as raised:
+    with pytest.raises(GymError, match="another process has just written it") as raised:
         write_late()
     assert raised.value.code is ErrorCode.FILE_EXISTS
     assert content(path) == "first"

@@ -73,7 +73,10 @@ def test_a_flag_without_a_counterpart_is_refused_with_two_lines(flag: str) -> No
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--model vllm --model_args pretrained=x", "--model vllm: a folder is evaluated by our own engine"),
+        (
+            "--model vllm --model_args pretrained=x",
+            "--model vllm: a model folder is evaluated with gym-fed's own",
+        ),
         ("--model hf", "--model hf: no model is given"),
         ("--model hf --model_args pretrained=x,max_length=9", "--model_args max_length: unknown"),
         ("--model hf --model_args pretrained", "--model_args pretrained: no value"),

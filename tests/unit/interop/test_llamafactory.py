@@ -450,7 +450,7 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
             {"stage": "ppo", "reward_model": "x", "reward_model_type": "fool"},
             "'fool' is not one of lora, oft, full",
         ),
-        ({"fp8": True, "fp8_backend": "torchao"}, "fp8: no counterpart: products in float8 need a GPU"),
+        ({"fp8": True, "fp8_backend": "torchao"}, "fp8: no counterpart: float8 training needs torchao"),
         ({"use_kt": True, "kt_weight_path": "x"}, "use_kt: no counterpart: KTransformers computes"),
         ({"pipeline_model_parallel_size": 2}, "pipeline_model_parallel_size: no counterpart: Megatron's"),
         (
@@ -489,7 +489,7 @@ def test_all_of_them_are_named_at_once_and_may_be_left_out(tmp_path: Path) -> No
     config, notes = load_training_config(file, ["max_steps=3"], ignore_unsupported=True)
     assert config.max_steps == 3
     assert sum("no counterpart" in note for note in notes) == 3
-    assert "# fp8: products in float8" in as_yaml(file, ignore_unsupported=True)[0]
+    assert "# fp8: float8 training" in as_yaml(file, ignore_unsupported=True)[0]
 
 
 def test_a_wrong_value_is_reported_with_the_line_of_the_file(tmp_path: Path) -> None:
@@ -548,7 +548,7 @@ def test_a_set_of_the_hub_is_the_catalogues_where_there_is_no_list_of_theirs(
     wanted = [{"dataset": "alpaca_en_demo", **info}, {"dataset": "mine", **info}]
     assert done.values["data"] == [{"name": "alpaca_gpt4_en", "num_examples": 1000}, *wanted]
     assert (
-        "data/dataset_info.json does not exist; read from gym data catalogue: alpaca_gpt4_en"
+        "data/dataset_info.json does not exist; read from the catalogue (gym data catalogue): alpaca_gpt4_en"
         in done.notes["dataset"]
     )
     with pytest.raises(

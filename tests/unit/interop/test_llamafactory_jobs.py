@@ -79,7 +79,7 @@ def test_a_file_that_predicts_is_read_with_the_drawing_of_there(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dataset": "rivers"}, r"theirs.yaml:\d+:1: dataset: no counterpart: rows to predict on"),
+        ({"dataset": "rivers"}, r"theirs.yaml:\d+:1: dataset: no counterpart: predictions are made on"),
         ({"max_new_tokns": 3}, "did you mean 'max_new_tokens'"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_file_that_merges_and_quantises_becomes_gptq_with_its_rows(tmp_path: P
     assert any("calibration uses 32 samples of 128 tokens" in note for note in notes)
     values, notes = load_export(written(tmp_path, {**MERGES, **quantised, "infer_dtype": "bfloat16"}))
     assert "dtype" not in values
-    assert any("float16 with export_quantization_bit" in note for note in notes)
+    assert any("unpacked weights are float16" in note for note in notes)
     values, notes = load_export(
         written(tmp_path, {**MERGES, "export_quantization_dataset": "data/c4_demo.jsonl"})
     )

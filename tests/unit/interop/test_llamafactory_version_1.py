@@ -176,10 +176,10 @@ def test_several_processes_share_the_model_and_one_says_that_it_does_not(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"cp_size": 2}, "rows are split by distributed.strategy sequence_parallel"),
+        ({"cp_size": 2}, "to split rows, use distributed.strategy sequence_parallel"),
         ({"peft_config": {"name": "oft"}}, "'oft' is not one of lora, freeze"),
         ({"peft_config": {"name": "lora", "rank": 4}}, "peft_config.rank: no counterpart: unknown key"),
-        ({"optim_config": {"name": "lion"}}, "'lion' is not muon"),
+        ({"optim_config": {"name": "lion"}}, "'lion' is unknown; version 1 has only muon"),
         ({"lr_scheduler_config": {"name": "mine"}}, "is a plug-in"),
         ({"quant_config": {"name": "hqq"}}, "'hqq' is not one of auto, bnb"),
         ({"global_batch_size": 7}, "7 is not a multiple of the 3 rows"),
@@ -201,7 +201,7 @@ def test_what_has_no_counterpart_stops_the_run_with_its_line(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("talk:\n  source: local\n", r"talk.yaml:1:1: talk: has no path"),
+        ("talk:\n  source: local\n", r"talk.yaml:1:1: talk: path is missing"),
         ("talk:\n  path: x\n  source: s3\n", "source 's3' is not one of"),
         ("talk:\n  path: x\n  converter: mine\n", "converter 'mine' is not one of"),
         ("talk:\n  path: x\n  sise: 3\n", "unknown key 'sise'"),

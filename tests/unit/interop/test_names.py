@@ -757,7 +757,7 @@ def test_a_note_or_refusal_of_a_key_that_moved_names_the_line_that_it_stands_on(
 def test_a_word_and_ours_with_another_value_are_refused() -> None:
     Path("run.yaml").write_text("model: gym-nano\nunsloth: false\nuse_unsloth: true\n")
     with pytest.raises(
-        GymError, match=r"run\.yaml:3:1: use_unsloth: is called unsloth here, but both are given"
+        GymError, match=r"run\.yaml:3:1: use_unsloth: is called unsloth in gym-fed, but both are given"
     ):
         load_config("run.yaml", TrainingConfig)
 
@@ -807,8 +807,8 @@ def test_a_refused_flag_is_named_as_it_was_typed_and_a_setting_as_a_setting() ->
             "--max_steps: no value",
             "VALUE",
         ),
-        (("my.jsonl",), "my.jsonl: rows are not a config", "--data my.jsonl"),
-        (("gym-nano", "--max_steps", "1"), "gym-nano: a model is not a config", "--model gym-nano"),
+        (("my.jsonl",), "my.jsonl: this is a data file, not a config", "--data my.jsonl"),
+        (("gym-nano", "--max_steps", "1"), "gym-nano: this is a model, not a config", "--model gym-nano"),
     ],
 )
 def test_a_word_in_the_wrong_place_is_refused_with_the_flag_to_write(

@@ -130,7 +130,7 @@ def test_what_a_push_says_to_fetch_it_with_names_the_registry(gym: Any, store: P
         (("push", "me/tiny", "MODEL", "--tag", "latest"), "always refers to the newest"),
         (("push", "me/tiny", "MODEL", "--tag", "3"), "is not a valid tag"),
         (("push", "me/tiny", "MODEL", "--parent", "me/none@1"), "no model me/none"),
-        (("push", "me/tiny", "MODEL", "--evals", "nowhere"), "no record of an evaluation at nowhere"),
+        (("push", "me/tiny", "MODEL", "--evals", "nowhere"), "no evaluation record at nowhere"),
         (("push", "me/tiny", "MODEL", "--description", "x" * 2001), "description"),
         (("push", "me/tiny", "MODEL", "--repo", "me/tiny"), "--repo needs --to hf"),
         (("push", "me/tiny", "MODEL", "--to", "hf"), "--registry applies only to a registry"),

@@ -208,7 +208,7 @@ def test_a_tag_on_a_version_that_was_replaced_is_refused(
     registry.tag(f"{NAME}@1", "stable")
     other = signed(manifest | {"version": 1, "description": "another"}, own_key())
     (store / f"models/{NAME}/000001.json").write_bytes(other)
-    with pytest.raises(GymError, match="the tag is for a different me/tiny@1") as caught:
+    with pytest.raises(GymError, match="the tag refers to a different me/tiny@1") as caught:
         registry.pull(f"{NAME}:stable", tmp_path / "out")
     assert caught.value.code is ErrorCode.SIGNATURE_INVALID
 

@@ -40,12 +40,12 @@ REASONS = {
     "answer/plain.yaml": "runs",
     "join/few_bits.yaml": "refused: export_quantization_bit: no counterpart: GPTQ export supports only 4 and 8 bits",
     "learn/adapter.yaml": "runs",
-    "learn/eight_bits.yaml": "refused: fp8: no counterpart: products in float8 need a GPU",
+    "learn/eight_bits.yaml": "refused: fp8: no counterpart: float8 training needs torchao",
     "learn/experts.yaml": "refused: use_kt: no counterpart: KTransformers computes",
     "learn/pictures.yaml": "runs",
     "learn/stages.yaml": "refused: pipeline_model_parallel_size: no counterpart: Megatron's",
     "learn/typing_error.yaml": "refused: lora_rnak: no counterpart: unknown key (did you mean 'lora_rank'?)",
-    "next/ring.yaml": "refused: cp_size: no counterpart: 2: rows are split by distributed.str",
+    "next/ring.yaml": "refused: cp_size: no counterpart: 2: to split rows, use distributed.str",
 }
 
 

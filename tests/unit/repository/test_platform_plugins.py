@@ -72,7 +72,7 @@ def test_a_grader_is_read_with_its_settings_and_written_again(tmp_path: Path) ->
             "run.yaml:3:6: graders.0.grader: unknown grader 'pollite'; did you mean 'polite'? (known: code_tests",
         ),
         ("{word: x}", "run.yaml:3:5: graders.0.grader: required, but missing"),
-        ("polite", "run.yaml:3:5: graders.0: 'polite' alone is not an entry; write {grader: polite}"),
+        ("polite", "run.yaml:3:5: graders.0: 'polite' is not a complete entry; write {grader: polite}"),
     ],
 )
 def test_what_is_wrong_in_an_entry_of_rewards_is_said_with_its_line(

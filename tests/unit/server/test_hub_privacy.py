@@ -89,7 +89,7 @@ def change(hub: PrivateRounds, section: str, **values: Any) -> None:
         ({"rewards": {}}, "rewards.similarity_threshold"),
         ({"soup": {"aggregator": "krum", "num_malicious_nodes": 0}}, "has no known bound"),
         ({"soup": {"aggregator": "mean", "weighting": "num_examples", "num_examples_cap": 3}}, "use uniform"),
-        ({"soup": {"aggregator": "mean", "max_norm": 1.0}}, "clipping_norm clips; remove it"),
+        ({"soup": {"aggregator": "mean", "max_norm": 1.0}}, "clipping_norm clips updates; remove it"),
     ],
     ids=[
         "norm_ratio",

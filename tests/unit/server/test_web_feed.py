@@ -232,10 +232,10 @@ async def test_streams_are_bounded_for_an_address_and_for_all(monkeypatch: pytes
 
     await opened("a")
     await opened("a")
-    with pytest.raises(GymError, match="as many pages"):
+    with pytest.raises(GymError, match="too many pages"):
         feed.response(None, "a")
     await opened("b")
-    with pytest.raises(GymError, match="as many pages"):
+    with pytest.raises(GymError, match="too many pages"):
         feed.response(None, "c")
     await streams[0].aclose()
     await opened("a")

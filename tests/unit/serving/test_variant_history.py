@@ -160,7 +160,7 @@ def test_history_and_undo_at_the_terminal(tmp_path: Path, monkeypatch: pytest.Mo
     for seed, more in ((1, ()), (2, ("--replace",))):
         small_delta(Path("x.gymdelta"), seed=seed)
         gym("add", "x.gymdelta", "--name", "ada", "--user", "ada", "--note", f"draw {seed}", *more)
-    assert gym("undo", "ada") == "variant ada: revision 3 is revision 1 again\n"
+    assert gym("undo", "ada") == "variant ada: revision 3 restores revision 1\n"
     rows = json.loads(gym("history", "ada", "--json"))
     assert [row["revision"] for row in rows] == [3, 2, 1]
     assert rows[0]["sha256"] == rows[2]["sha256"] != rows[1]["sha256"]

@@ -401,7 +401,7 @@ def test_the_norm_moves_towards_the_quantile(write: Write, tmp_path: Path) -> No
     ("changes", "reason"),
     [
         ({"aggregator": "krum"}, "has no known bound"),
-        ({"max_norm": 1.0}, "clipping_norm clips; remove it"),
+        ({"max_norm": 1.0}, "clipping_norm clips updates; remove it"),
         ({"pre_aggregators": ["nnm"], "aggregator": "median"}, "compare updates with each other"),
         ({"weighting": "num_examples", "num_examples_cap": 5, "aggregator": "median"}, "use uniform"),
     ],

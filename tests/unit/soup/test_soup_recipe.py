@@ -24,7 +24,7 @@ from gym_fed.soup.building import build_aggregator
         ("weighting: num_examples", "num_examples_cap is required for weighting: num_examples"),
         (
             "num_examples_cap: 10",
-            "num_examples_cap is required for weighting: num_examples and allowed for no other",
+            "num_examples_cap is required for weighting: num_examples, and not allowed otherwise",
         ),
         ("max_norm: 0", "max_norm: Input should be greater than 0"),
         ("server_learning_rate: -1", "server_learning_rate"),

@@ -148,7 +148,7 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_written(tmp_path: Pat
     (tmp_path / "tokens/mine.txt").write_text("kept")
     with pytest.raises(GymError, match=r"is not empty \(mine\.txt\)"):
         preprocess(config(tmp_path, rows))
-    with pytest.raises(ValueError, match="preprocess_only: needs tokenized_path"):
+    with pytest.raises(ValueError, match="preprocess_only needs tokenized_path"):
         config(tmp_path, rows, tokenized_path=None, preprocess_only=True)
     with pytest.raises(GymError, match="preprocess_only: nothing to train"):
         Trainer(config(tmp_path, rows, preprocess_only=True)).train()

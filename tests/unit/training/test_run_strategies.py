@@ -99,7 +99,7 @@ def test_held_out_rows_are_left_alone_where_evaluation_is_off(tiny_base: Path, t
             {"eval_strategy": "epoch", "eval_steps": 5},
             "eval_steps: 5 has no effect with eval_strategy: epoch",
         ),
-        ({"eval_strategy": "no", "early_stopping": {}}, "early_stopping: needs evaluations"),
+        ({"eval_strategy": "no", "early_stopping": {}}, "early_stopping needs evaluations"),
     ],
 )
 def test_strategies_that_contradict_other_keys_are_refused(keys: dict[str, Any], problem: str) -> None:

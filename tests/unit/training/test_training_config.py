@@ -39,7 +39,7 @@ def test_a_recipe_loads_names_a_registered_algorithm_and_survives_a_round_trip(
     ("values", "problem"),
     [
         ({"model": "gym-nano", "model_init": {}}, "model_init"),
-        ({"packing": True, "assistant_only_loss": True}, "exclude each other"),
+        ({"packing": True, "assistant_only_loss": True}, "mutually exclusive"),
         ({"data": [{"tasks": ["copy"]}]}, "tasks need num_examples"),
         ({"data": [{}]}, "one of path, tasks"),
         ({"lr": 1.0}, "did you mean|known"),

@@ -161,7 +161,7 @@ def test_a_rate_far_above_the_usual_one_is_reported_before_the_model_is_loaded(
         warnings.simplefilter("always")
         defaults.for_rows(defaults.for_method(settings), None, ROWS)
 
-    expected = "learning_rate 0.005 is 25 times the 0.0002 that is usual for lora under sft"
+    expected = "learning_rate 0.005 is 25 times the usual 0.0002 for lora under sft"
     assert sum(expected in str(one.message) for one in caught) == warns
 
 
