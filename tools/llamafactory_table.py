@@ -110,11 +110,10 @@ def run_file(file: Path, repo: Path, work: Path) -> Outcome:
     from gym_fed.interop.llamafactory.translation import job_of
 
     name = file.relative_to(repo / "examples").as_posix()
-    job_config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    job = job_of(job_config)
-    kind = kind_of(str(job_config.get("model_name_or_path", job_config.get("model"))))
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    job, kind = job_of(config), kind_of(str(config.get("model_name_or_path", config.get("model"))))
+    small = smaller(config, job, kind, work)
     copy = work / file.name
-    small = smaller(job_config, job, kind, work)
     copy.write_text(yaml.safe_dump(small, sort_keys=False), encoding="utf-8")
     result, settings, first = _run(copy, job, []), [], ""
     while not isinstance(result, str | None) and job == "train":
@@ -185,9 +184,9 @@ def prepare(repo: Path, work: Path, files: list[Path]) -> None:
     info_file = work / "data" / "dataset_info.json"
     info = json.loads(info_file.read_text(encoding="utf-8"))
     for file in files:
-        job_config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
         for key in ("dataset", "eval_dataset"):
-            for name in str(job_config.get(key) or "").replace(" ", "").split(","):
+            for name in str(config.get(key) or "").replace(" ", "").split(","):
                 if name and not (work / "data" / info.get(name, {}).get("file_name", "?")).is_file():
                     info[name] = _stand_in(info, name, work / "data")
     info_file.write_text(json.dumps(info), encoding="utf-8")
@@ -314,16 +313,16 @@ def _run(file: Path, job: str, settings: list[str]) -> Any:
 
 def _missing_result(file: Path, job: str, printed: str) -> str | None:
     """Return which result of a job is missing or wrong; None if all are as expected."""
-    job_config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    values = yaml.safe_load(file.read_text(encoding="utf-8"))
     if job == "inference":
         return None if json.loads(printed)["finish_reason"] in ("stop", "length") else "DEFECT: no answer"
     if job == "export":
-        folder = Path(job_config.get("export_dir") or job_config["peft_config"]["export_dir"])
+        folder = Path(values.get("export_dir") or values["peft_config"]["export_dir"])
         return None if (folder / "config.json").is_file() else f"DEFECT: nothing in {folder}"
     results = {
-        "train": [Path(job_config["output_dir"]) / "result.json"],
-        "predict": [Path(job_config["output_dir"]) / "generated_predictions.jsonl"],
-        "preprocess": [Path(str(job_config.get("tokenized_path")))],
+        "train": [Path(values["output_dir"]) / "result.json"],
+        "predict": [Path(values["output_dir"]) / "generated_predictions.jsonl"],
+        "preprocess": [Path(str(values.get("tokenized_path")))],
     }.get(job, [])
     missing = [str(path) for path in results if not path.exists()]
     return f"DEFECT: no {missing[0]}" if missing else None

@@ -333,7 +333,7 @@ def test_arrays_of_whole_numbers_and_half_precision_keep_their_kind() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"aggregator": "krum", "num_malicious_nodes": 2, "min_train_nodes": 5}, "takes 7"),
+        ({"aggregator": "krum", "num_malicious_nodes": 2, "min_train_nodes": 5}, "needs 7"),
         (
             {"aggregator": "krum", "num_malicious_nodes": 0, "num_examples_cap": 5, "min_train_nodes": 9},
             "one vote",

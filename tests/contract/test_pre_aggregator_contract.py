@@ -190,7 +190,7 @@ def test_arc_clips_more_updates_than_lie() -> None:
 
 
 def test_arc_and_mixing_need_honest_updates() -> None:
-    for name, count, message in (("arc", 4, "takes 5"), ("nnm", 2, "needs 3 updates, not 2")):
+    for name, count, message in (("arc", 4, "needs 5"), ("nnm", 2, "needs 3 updates, not 2")):
         with pytest.raises(GymError, match=message) as caught:
             step(name, 2).rows(count)
         assert caught.value.code is ErrorCode.CONFIG_INVALID

@@ -252,7 +252,7 @@ def test_wrong_words_are_refused_before_anything_is_written(
             ErrorCode.CONFIG_INVALID,
             "withstands no malicious client",
         ),
-        (("--rule", "krum", "--num-malicious-nodes", "1"), ErrorCode.CONFIG_INVALID, "takes 5"),
+        (("--rule", "krum", "--num-malicious-nodes", "1"), ErrorCode.CONFIG_INVALID, "needs 5"),
         (("--rule", "mean", "--weight", "1,2,3"), ErrorCode.CONFIG_INVALID, "weights differ"),
         (("--rule", "mean", "--weight", "1,2"), ErrorCode.USAGE, "2 weights for 3 updates"),
         (("--rule", "mean", "--weight", "1,2,x"), ErrorCode.USAGE, "not numbers"),

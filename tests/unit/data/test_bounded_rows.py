@@ -243,11 +243,11 @@ def test_half_a_character_is_refused_with_row_and_column(
     file = tmp_path / "a.jsonl"
     file.write_text("\n" + json.dumps(row) + "\n")
     with pytest.raises(
-        GymError, match=rf"a\.jsonl:2: '{key}' holds \\u[0-9a-f]{{4}} at character \d"
+        GymError, match=rf"a\.jsonl:2: '{key}' has \\u[0-9a-f]{{4}} at character \d"
     ) as caught:
         load_rows(file)
     assert caught.value.code is ErrorCode.DATA_INVALID
-    with pytest.raises(GymError, match=f"row 1: '{key}' holds"):
+    with pytest.raises(GymError, match=f"row 1: '{key}' has"):
         rows_of_run(TrainingConfig(algorithm="dpo" if "chosen" in row else "sft"), [row], None)
 
 

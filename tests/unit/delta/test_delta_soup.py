@@ -149,7 +149,7 @@ def test_a_soup_is_saved_once_and_applies_to_its_base_only(tmp_path: Path) -> No
         ({"method": "greedy_soup"}, "held-out score"),
         ({"method": "ties", "pre_aggregators": ["nnm"]}, "trusts every model"),
         ({"method": "ties", "num_malicious_nodes": 1}, "trusts every model"),
-        ({"method": "krum", "num_malicious_nodes": 3}, "takes 9"),
+        ({"method": "krum", "num_malicious_nodes": 3}, "needs 9"),
         ({"method": "trimmed_mean", "method_options": {"colour": 1}}, "colour"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_round_with_too_few_updates_for_its_malicious_clients_is_refused(
     updates: list[DeltaFile], tmp_path: Path
 ) -> None:
     recipe = SoupRecipe(aggregator="median", num_malicious_nodes=2, codec=EXACT)
-    with pytest.raises(GymError, match=r"4 updates are too few .* takes 5") as caught:
+    with pytest.raises(GymError, match=r"4 updates are too few .* needs 5") as caught:
         merge(updates[:4], [1.0] * 4, recipe, tmp_path / "soup.gymdelta", SPEC)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 

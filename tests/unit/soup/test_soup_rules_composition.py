@@ -65,7 +65,7 @@ def test_honest_updates_that_are_equal_survive_every_step_and_rule(steps: list[s
 def test_buckets_are_counted_before_the_rule_is_asked() -> None:
     """Krum withstands 2 malicious clients among 7 updates; 12 updates in buckets of two are 6."""
     pipeline("krum", ["bucketing"], 2).check(torch.ones(13))
-    with pytest.raises(GymError, match=r"6 updates are too few for aggregator 'krum' .* takes 7") as caught:
+    with pytest.raises(GymError, match=r"6 updates are too few for aggregator 'krum' .* needs 7") as caught:
         pipeline("krum", ["bucketing"], 2).check(torch.ones(12))
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 

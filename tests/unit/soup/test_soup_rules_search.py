@@ -140,8 +140,8 @@ def test_a_search_that_is_cut_short_says_so() -> None:
     [
         ("minimum_diameter", 21, {}, 60, r"num_malicious_nodes up to 20, not 21 .*choose multi_krum"),
         ("multi_krum", 2, {"num_selected": 6}, 7, r"num_selected 6 exceeds the 5 honest updates"),
-        ("krum", 2, {}, 6, r"6 updates are too few .* takes 7"),
-        ("bulyan", 2, {}, 10, r"10 updates are too few .* takes 11"),
+        ("krum", 2, {}, 6, r"6 updates are too few .* needs 7"),
+        ("bulyan", 2, {}, 10, r"10 updates are too few .* needs 11"),
         ("trimmed_mean", 0, {"trim": 3}, 6, "trim 3 leaves none of 6 updates"),
     ],
 )
