@@ -102,7 +102,9 @@ def test_ids_next_to_a_text_are_tokens_if_they_have_labels_or_are_chosen() -> No
 )
 @pytest.mark.parametrize("more", [{"system": "S"}, {"tools": [{"name": "f"}]}, {"images": ["a.png"]}])
 def test_context_that_a_format_would_drop_is_refused(row: Row, more: Row) -> None:
-    assert f"has {next(iter(more))!r} next to {next(iter(row))!r}" in refusal({**row, **more})
+    assert f"has {next(iter(more))!r}, which rows with {next(iter(row))!r} do not support" in refusal(
+        {**row, **more}
+    )
 
 
 # Weights and masks

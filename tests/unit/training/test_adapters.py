@@ -235,7 +235,7 @@ def test_what_cannot_be_gone_on_with_is_refused_by_name(tiny_base: Path, sft: Pa
     refused("finetuning: ia3, but the adapter .* is lora", finetuning="ia3")
     refused("contains no adapter", adapter=str(tiny_base))
     refused("quantised weights", adapter=str(sft), new_adapter=True, quantization={"bits": 4})
-    refused("needs one for SEQ_CLS", algorithm="reward_model")
+    refused("needs SEQ_CLS", algorithm="reward_model")
     split = settings(
         tmp_path / "b", model=str(tiny_base), adapter=str(sft), distributed={"strategy": "fsdp2"}
     )

@@ -39,7 +39,7 @@ def test_a_weight_that_is_missing_or_called_otherwise_is_named(tiny_base: Path) 
     assert caught.value.code is ErrorCode.MODEL_INVALID
     with pytest.raises(GymError, match=r"has 1 weight that the model does not have, such as final\.weight"):
         loaded(model, {**weights, "model.norm.weight": norm, "final.weight": norm})
-    with pytest.raises(GymError, match=r"lacks \d+ weights .* and has \d+ that"):
+    with pytest.raises(GymError, match=r"lacks \d+ weights .* and has \d+ weights that"):
         loaded(model, {f"decoder.{name}": value for name, value in weights.items()})
 
 

@@ -95,7 +95,7 @@ def test_rows_and_models_that_are_missing_are_said_before_the_start(
         assert said in problem["message"]
         assert str(tmp_path) not in json.dumps(problem)
         assert "choose" not in problem
-        if "no format" in said:
+        if "no known format" in said:
             assert problem["hint"].endswith('add: columns: {"prompt": "question", "completion": "answer"}')
     for source in (
         "{path: fine.jsonl}",
