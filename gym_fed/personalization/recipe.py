@@ -95,7 +95,9 @@ def training_config(
     given = set_keys(overrides)
     for key in given:
         if key in _OWNED:
-            raise GymError(ErrorCode.CONFIG_INVALID, f"training: {key} cannot be set here", _OWNED[key])
+            raise GymError(
+                ErrorCode.CONFIG_INVALID, f"training: {key} cannot be set for a variant", _OWNED[key]
+            )
     default = _DEFAULT_ALGORITHM[rows.kind]
     algorithm = given.get("algorithm", default)
     if not _learns_from(algorithm, rows.kind):

@@ -320,7 +320,9 @@ class ServedVariant:
     def _open(self) -> Serving:
         if self._serving is None:
             raise GymError(
-                ErrorCode.USAGE, f"variant {self.name!r} is no longer served here", "serve it again"
+                ErrorCode.USAGE,
+                f"variant {self.name!r} is no longer served by this process",
+                "serve it again",
             )
         return self._serving
 

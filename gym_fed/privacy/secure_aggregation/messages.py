@@ -270,7 +270,7 @@ def check_tasks(participants: Sequence[SignedAdvert], task: str) -> None:
         raise GymError(
             ErrorCode.TASKS_DIFFER,
             f"the hub gave {', '.join(others[:8])}{' and others' if len(others) > 8 else ''} a different task from "
-            f"{task[:16]}, the one that it gave here, in the same secure round; nothing was revealed",
+            f"{task[:16]}, the one that it gave this contributor, in the same secure round; nothing was revealed",
             "no participant is at fault: the hub is cheating or defective; ask its coordinator before you continue",
         )
 

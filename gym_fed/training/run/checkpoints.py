@@ -227,7 +227,7 @@ def another_run(named: Path, error: GymError) -> GymError:
     """Create the error for a checkpoint from a run with different settings. ``error`` describes the difference."""
     return GymError(
         ErrorCode.CONFIG_INVALID,
-        f"resume_from_checkpoint: {named} cannot be resumed here: {error.message}",
+        f"resume_from_checkpoint: {named} cannot be resumed in this run: {error.message}",
         "only keys that set where and how often files are written may differ; to continue training its result, set "
         "model or adapter",
     )

@@ -61,7 +61,7 @@ def test_what_cannot_be_made_is_refused_with_nothing_written(tmp_path: Path, dat
     create = ("create", "--data", data, "--user", "ada")
     for words, problem in (
         ((*create, "--method", "magic"), "method 'magic' is unknown"),
-        ((*create, "--set", "finetuning=full"), "finetuning cannot be set here"),
+        ((*create, "--set", "finetuning=full"), "finetuning cannot be set for a variant"),
         ((*create, "--codec", "zip"), "codec 'zip' is unknown"),
         (("create", "--data", tmp_path / "none.jsonl", "--user", "ada"), "none.jsonl"),
         ((*create, "--unsigned", "--key", data), "--unsigned cannot be combined with --key"),

@@ -72,7 +72,7 @@ def test_what_is_set_wins_and_what_is_not_the_users_to_set_is_refused() -> None:
         "dtype": "bfloat16",
         "eval_split": 0.1,
     }.items():
-        with pytest.raises(GymError, match=f"training: {key} cannot be set here") as caught:
+        with pytest.raises(GymError, match=f"training: {key} cannot be set for a variant") as caught:
             config(read_rows(TEXTS), {key: value})
         assert caught.value.code is ErrorCode.CONFIG_INVALID
     with pytest.raises(GymError, match="learning_rat"):

@@ -103,7 +103,7 @@ class GgufImporter(Importer):
         if parts != len(headers):
             raise invalid(
                 source,
-                f"is one of {plain(str(parts), 40)} parts, but {len(headers)} are here",
+                f"is one of {plain(str(parts), 40)} parts, but the folder has {len(headers)}",
                 "keep the names that it was published with: NAME-00001-of-0000N.gguf",
             )
         tensors: dict[str, Any] = {}

@@ -159,7 +159,7 @@ def test_parts_are_read_together_and_a_missing_one_is_named(qwen3: Path, tmp_pat
     with pytest.raises(GymError, match=r"model-00002-of-00002\.gguf: no such file"):
         imported(tmp_path / "model-00001-of-00002.gguf")
     shutil.move(tmp_path / "model-00001-of-00002.gguf", tmp_path / "part.gguf")
-    with pytest.raises(GymError, match="is one of 2 parts, but 1 are here"):
+    with pytest.raises(GymError, match="is one of 2 parts, but the folder has 1"):
         imported(tmp_path / "part.gguf")
 
 
