@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from demo.end_together import end_together
 from gym_fed.core import child_process
 from tests.support import postgres as _postgres
+from tests.support.quick import mark_beyond_few
 from tests.support.rooms import seconds_by_room
 
 end_together()  # a suite that is killed leaves no hub and no contributor behind
@@ -58,6 +59,12 @@ def pytest_collection() -> Iterator[Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Apply the marker ``few`` before pytest applies ``-m``."""
+    mark_beyond_few(items)
 
 
 @pytest.hookimpl(tryfirst=True)

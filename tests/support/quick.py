@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,6 +27,30 @@ def first_of_each(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
         parameters.append(pytest.param(*case, marks=[pytest.mark.slow] if case[0] in seen else []))
         seen.add(case[0])
     return parameters
+
+
+def mark_beyond_few(items: Iterable[pytest.Item]) -> None:
+    """Give ``slow`` to those cases of tests marked ``few(n)`` that the quick suite leaves out.
+
+    Cases that are slow already are not counted.
+
+    Raises:
+        pytest.UsageError: For a marker whose ``n`` is not a positive integer, or for a test without parameters.
+    """
+    groups: dict[tuple[pytest.Item, str], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and (marker := item.get_closest_marker("few")):
+            n = marker.args[0] if marker.args else None
+            if type(n) is not int or n < 1 or not hasattr(item, "callspec"):
+                raise pytest.UsageError(f"{item.nodeid}: few(n) needs a parametrised test and an n above 0")
+            if item.get_closest_marker("slow") is None:
+                groups[item.parent, item.originalname].append(item)
+    for cases in groups.values():
+        n = cases[0].get_closest_marker("few").args[0]
+        kept = {round(i * (len(cases) - 1) / max(1, n - 1)) for i in range(n)}
+        for position, case in enumerate(cases):
+            if position not in kept:
+                case.add_marker(pytest.mark.slow)
 
 
 def _values(name: Any) -> tuple[Any, ...]:
