@@ -55,6 +55,7 @@ def test_tiles_decode_to_the_bits_that_the_codec_decodes_to(
     assert float(whole.abs().max()) <= kept.largest() * 1.0001
 
 
+@pytest.mark.few(10, "groups and formats are independent")
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 @pytest.mark.parametrize(("name", "params"), FORMS, ids=str)
 def test_products_by_look_up_agree_on_every_path_and_with_the_decoded_delta(

@@ -65,6 +65,7 @@ def truth(x: Tensor, variants: list[SignMatrix], index: list[int]) -> Tensor:
     )
 
 
+@pytest.mark.few(61, "paths, modes and layers are independent")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("out", "cols", "scales"), LAYERS)

@@ -52,6 +52,7 @@ def results(x: Tensor, path: str) -> dict[str, np.ndarray]:
         return {name: rule(x).numpy().view(np.int32) for name, rule in rules(len(x)).items()}
 
 
+@pytest.mark.few(19, "numbers up to 70")
 @pytest.mark.parametrize("n", [*range(1, 71), 130])
 def test_every_path_gives_the_same_bits_for_any_number_of_contributors(n: int) -> None:
     for d, ties in ((WIDTHS[n % 4], False), (WIDTHS[(n + 1) % 3], True)):

@@ -48,6 +48,7 @@ def test_packing_and_unpacking_agree_with_the_reference(path: str, shape: tuple[
         assert torch.equal(kernels.unpack_signs(packed, shape[1]), torch.where(delta >= 0, 1.0, -1.0))
 
 
+@pytest.mark.few(58, "paths, groups and shapes are independent")
 @pytest.mark.parametrize("path", NATIVE)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
