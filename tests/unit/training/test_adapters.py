@@ -64,6 +64,7 @@ def test_dpo_trains_on_the_adapter_of_sft_and_is_held_against_it(
     assert before.keys() == after.keys()
 
 
+@pytest.mark.few(3, "one path for every kind")
 @pytest.mark.parametrize(
     "name",
     quick(

@@ -47,6 +47,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sibling("Llama", tmp_path_factory.mktemp("peft") / "base")
 
 
+@pytest.mark.few(8, "the contract of PEFT adapters has every kind")
 @pytest.mark.parametrize("name", quick(ADAPTERS, *QUICKLY))
 def test_an_adapter_of_peft_computes_the_same_here_and_merged_and_saved(
     base: Path, tmp_path: Path, name: str

@@ -30,6 +30,7 @@ def split(model: Any) -> tuple[set[torch.dtype], set[torch.dtype]]:
     return trained, {value.dtype for value in model.parameters() if not value.requires_grad}
 
 
+@pytest.mark.few(3, "one path for every adapter")
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_in_float32_learns_on_a_base_in_bfloat16(
     tiny_base: Path, tmp_path: Path, name: str

@@ -151,6 +151,7 @@ def test_every_algorithm_has_a_case() -> None:
     assert {name for name, _ in CASES} == set(ALGORITHMS.own())
 
 
+@pytest.mark.few(6, "one normalisation for every algorithm")
 @pytest.mark.parametrize(("algorithm", "changes"), first_of_each(CASES))
 def test_batches_of_a_step_may_be_cut_as_one_likes(
     algorithm: str,

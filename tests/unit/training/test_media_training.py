@@ -99,6 +99,7 @@ def transformers_batch(processor: Any, given: list[dict[str, Any]]) -> Any:
     return batch
 
 
+@pytest.mark.few(6, "one path for every class")
 @pytest.mark.parametrize("kind", [*MAKERS, *SIBLINGS])
 def test_the_first_loss_is_that_of_transformers_and_two_steps_of_lora_lower_it(
     kind: str, tmp_path: Path

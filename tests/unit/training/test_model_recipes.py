@@ -118,6 +118,7 @@ def small(config: TrainingConfig, model: Path, out: Path) -> TrainingConfig:
     return TrainingConfig(**values)
 
 
+@pytest.mark.few(4, "one path for every family")
 @pytest.mark.parametrize(("name", "size", "kind"), QUICK)
 def test_a_recipe_trains_its_models_sibling_and_what_it_saves_is_used(
     name: str, size: str, kind: str, tmp_path: Path

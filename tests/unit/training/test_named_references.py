@@ -87,6 +87,7 @@ def plain(base: Path, adapter: Path | None = None) -> Any:
     return model if adapter is None else PeftModel.from_pretrained(model, str(adapter))
 
 
+@pytest.mark.few(4, "one path for every algorithm")
 @pytest.mark.parametrize("algorithm", SECTIONS)
 @pytest.mark.parametrize("named", ["reference_adapter", "reference_model"])
 def test_the_policy_starts_from_its_adapter_and_is_held_against_the_named_model(

@@ -79,6 +79,7 @@ def test_every_optimiser_is_tried_here_or_needs_a_gpu() -> None:
     assert "soap" in caught.value.hint
 
 
+@pytest.mark.few(4, "one checkpoint for every optimiser")
 @pytest.mark.parametrize(
     "name",
     quick(SETTINGS, "adamw", "adamw_8bit", "lion", "muon", "galore_adamw", "badam", "schedulefree_adamw"),

@@ -56,6 +56,7 @@ TRIED = quick(CASES, *set(METHODS) - {"boft"}, "dora", "pissa", "olora", "lora_f
 """The others differ from one of these in a setting that PEFT alone reads."""
 
 
+@pytest.mark.few(5, "one path for every method")
 @pytest.mark.parametrize("name", TRIED)
 def test_the_loss_falls(runs: TunedRuns, name: str, tiny_base: Path) -> None:
     result, _ = runs[name]

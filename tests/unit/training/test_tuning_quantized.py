@@ -45,6 +45,7 @@ def logits(loaded: Any) -> torch.Tensor:
         return loaded.model(loaded.tokenizer("hello world", return_tensors="pt")["input_ids"]).logits
 
 
+@pytest.mark.few(4, "one path for every method")
 @pytest.mark.parametrize("name", CASES)
 def test_the_loss_falls_and_the_adapter_fits_the_original_base(
     tiny_base: Path, tmp_path: Path, name: str
