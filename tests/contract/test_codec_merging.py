@@ -111,6 +111,7 @@ def largest(updates: Sequence[DeltaFile]) -> float:
     return max(float(update.decode(name).abs().max()) for update in updates for name in update.names)
 
 
+@pytest.mark.few(5, "one decoder for every codec")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rule_makes_of_any_codec_the_soup_of_the_decoded_updates(tmp_path: Path, name: str) -> None:
     with rounds_of(tmp_path, name) as (updates, floats):

@@ -17,6 +17,7 @@ RUNS = [check for check in CHECKS if check.on_cpu is None]
 PROCESSES = ("`gym api`", "a federated round")
 
 
+@pytest.mark.few(4, "one runner for every check")
 @pytest.mark.parametrize(
     "check",
     [

@@ -61,6 +61,7 @@ def test_it_solves_unseen_prompts_of_its_own_tasks(nano: LoadedModel, name: str)
     assert exact_match(nano.model, nano.tokenizer, generate(name, 64, seed=7, split="heldout")) >= 0.8
 
 
+@pytest.mark.few(4, "one measurement for every task")
 @pytest.mark.parametrize("name", FOREIGN)
 def test_it_cannot_do_what_contributors_teach(nano: LoadedModel, name: str) -> None:
     rows = generate(name, 64, seed=7, split="heldout")

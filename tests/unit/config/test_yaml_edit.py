@@ -97,6 +97,7 @@ def test_an_empty_text_and_one_without_a_last_line_end_take_keys() -> None:
     )
 
 
+@pytest.mark.few(12, "one editor for every recipe")
 @pytest.mark.parametrize("file", [recipe.file for recipe in recipes()], ids=lambda file: file.stem)
 def test_every_recipe_can_be_edited(file: Path) -> None:
     text = file.read_text(encoding="utf-8")

@@ -254,6 +254,7 @@ def test_a_full_delta_of_low_rank_is_written_as_float32_factors(tmp_path: Path) 
     assert distance(tmp_path / "d", products(lora(0))) < 1e-5
 
 
+@pytest.mark.few(9, "ranks and codecs are independent")
 @pytest.mark.parametrize("rank", [1, 3, 8, 13])
 @pytest.mark.parametrize("factors", ["int8", "int4", "int2", "ternary", "binary", "auto"])
 def test_factors_of_any_rank_are_quantised(factors: str, rank: int, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_methods_of_the_enumeration_are_the_rules_of_the_registry() -> None:
     assert {m.value for m in AggregationMethod} == {*AGGREGATORS.names(), *METHODS.names()}
 
 
+@pytest.mark.few(9, "test_soup_cli has every rule")
 @pytest.mark.parametrize("method", [m for m in AggregationMethod if m not in NEEDS_MORE])
 def test_every_method_moves_the_base_where_the_contributors_moved_it(method: AggregationMethod) -> None:
     moved = change(soup_of(HONEST, method=method))

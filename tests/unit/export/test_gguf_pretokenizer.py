@@ -58,6 +58,7 @@ PUBLISHED: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 }
 
 
+@pytest.mark.few(2, "one comparison for every name")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_tuned_tokenizer_is_recognised_by_how_it_splits(name: str) -> None:
     tokenizer = made(PUBLISHED[name]())

@@ -60,6 +60,7 @@ def test_a_class_with_its_own_head_or_embedding_is_served_with_variants(tmp_path
         assert off(torch.stack([step[number] for step in found]), logits) < 1e-4, number
 
 
+@pytest.mark.few(4, "one path for every class of experts")
 @pytest.mark.parametrize(
     "kind", ["Mixtral", "Qwen3Moe", "Olmoe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "GptOss", "Lfm2Moe"]
 )

@@ -103,6 +103,7 @@ def test_any_combination_is_the_product_of_stacked_factors(spread: float) -> Non
     assert error(rows_of(found, 0, ROWS).double().reshape(-1), wanted) < 1e-7
 
 
+@pytest.mark.few(31, "rules and steps are independent")
 @pytest.mark.parametrize("steps", [(), ("nnm",), ("norm_cap",), ("arc", "nnm"), ("bucketing",)], ids=str)
 @pytest.mark.parametrize(("name", "malicious"), WEIGHING)
 def test_rules_that_weigh_updates_give_what_they_give_on_the_matrices(

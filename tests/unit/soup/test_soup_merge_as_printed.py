@@ -128,6 +128,7 @@ def test_readmes_line_merges_what_delta_encode_and_delta_diff_made(clean: Path, 
         assert f"base gym-nano {soup.manifest.base_digest}" in done.output
 
 
+@pytest.mark.few(7, "test_soup_cli has every rule")
 @pytest.mark.parametrize("rule", RULES)
 def test_readmes_line_runs_with_every_rule_that_needs_updates_alone(
     rule: str, clean: Path, tiny_base: Path

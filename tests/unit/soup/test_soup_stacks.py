@@ -91,6 +91,7 @@ FACTORS = [("lora", {"rank": 1 + i % 4}) for i in range(9)]
 MIXED = [SIGNS[0], ROW_SIGNS[0], FACTORS[1], ("dense", {}), ("int4", {})] * 2
 
 
+@pytest.mark.few(18, "codecs, rules and steps are independent")
 @pytest.mark.parametrize(
     "rule", ["mean", "multi_krum", "geometric_median", "median", "trimmed_mean", "majority_vote"]
 )
