@@ -113,7 +113,7 @@ class EventReporter(Display):
     def _restart(self, activity: str) -> None:
         self._what, self._since, self._next = activity, self._clock(), _SILENT_SECONDS
 
-    def look(self) -> None:
+    def report_activity(self) -> None:
         """Print the current activity if nothing was printed for long enough."""
         with self._lock:
             seconds = self._clock() - self._since
@@ -123,7 +123,7 @@ class EventReporter(Display):
 
     def _watch(self) -> None:
         while not self._closed.wait(_TICK_SECONDS):
-            self.look()
+            self.report_activity()
 
 
 class PhaseLines:

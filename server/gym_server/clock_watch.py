@@ -58,7 +58,7 @@ class ClockWatch:
         self._reported = 0.0
         self._slept = 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Compare the clocks once."""
         step = self._clock.keep()
         if step:

@@ -56,10 +56,10 @@ from gym_server.rounds.recipes import ConfigText, LiveConfig, RecipeChanges, set
 from gym_server.rounds.round_store import RoundStore
 from gym_server.rounds.steering import Steering
 from gym_server.state import HubState
-from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.hub_lock import HubLock, locked_file
 from gym_server.store.objects import ObjectStore
+from gym_server.store.unavailable import StoreUnavailable
 from gym_server.strategy.lease_history import LeaseHistoryCache
 from gym_server.traffic import HubTraffic
 from gym_server.variants.variants import HubVariants
@@ -225,7 +225,7 @@ class Federation:
         """
         try:
             lock = HubLock(self.database)
-        except StoreAway as away:
+        except StoreUnavailable as away:
             raise away.refusal from None
         try:
             yield lock

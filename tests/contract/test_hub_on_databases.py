@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from gym_server.federation import Federation
 from gym_server.rounds.admission import Receipt
-from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import credits, updates
+from gym_server.store.unavailable import StoreUnavailable
 from sqlalchemy import select
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -33,7 +33,7 @@ def hub(tmp_path: Path, tiny_base: Path, database_url: str) -> Iterator[PrivateR
         found = PrivateRounds(federation)
         found.keys["dan"] = SigningKey.generate()
         for key in found.keys.values():
-            federation.accounts.meet(key.public_key)
+            federation.accounts.get_or_create(key.public_key)
         yield found
 
 
@@ -107,10 +107,10 @@ def test_an_object_store_that_is_away_is_no_verdict_on_an_update(
     path = hub.delta("ann", 1)
 
     def away(self: ObjectStore, sha256: str) -> Path:
-        raise StoreAway(GymError(ErrorCode.UNAVAILABLE, "503"))
+        raise StoreUnavailable(GymError(ErrorCode.UNAVAILABLE, "503"))
 
     monkeypatch.setattr(ObjectStore, "local_path", away)
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnavailable):
         hub.send("ann", 1, path)
     monkeypatch.undo()
     with hub.fed.database.reading() as tx:

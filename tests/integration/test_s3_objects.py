@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from gym_server.backup.place import Place, object_name
-from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
+from gym_server.store.unavailable import StoreUnavailable
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
@@ -73,7 +73,7 @@ def test_a_store_that_goes_on_answering_503_is_away_and_asked_no_more(
     store: ObjectStore, proxy: s3.FailingProxy
 ) -> None:
     proxy.failing = 1000
-    with pytest.raises(StoreAway) as refusal:
+    with pytest.raises(StoreUnavailable) as refusal:
         store.has("0" * 64)
     assert refusal.value.refusal.code is ErrorCode.UNAVAILABLE
     assert len(proxy.seen) == 6
@@ -88,7 +88,7 @@ def test_bytes_that_are_not_those_that_were_put_are_not_used(
     digest = store.put_bytes(b"as it was put")
     (store.staging / f"{digest}.copy").unlink()
     proxy.spoil = True
-    with pytest.raises(StoreAway, match="has different bytes"):
+    with pytest.raises(StoreUnavailable, match="has different bytes"):
         store.local_path(digest)
     assert not list(store.staging.iterdir())
 
@@ -97,7 +97,7 @@ def test_a_bucket_that_is_not_there_is_reported_at_the_first_object(
     proxy: s3.FailingProxy, tmp_path: Path
 ) -> None:
     store = ObjectStore("s3://nobody-made-it/objects", tmp_path / "staging")
-    with pytest.raises(StoreAway, match=r"nobody-made-it.*404 Not Found") as refusal:
+    with pytest.raises(StoreUnavailable, match=r"nobody-made-it.*404 Not Found") as refusal:
         store.put_bytes(b"lost")
     assert "check the object store" in str(refusal.value.refusal.hint)
 

@@ -150,7 +150,7 @@ class PacedRoom:
 
     def _enrol(self, member: Member) -> None:
         fed = self.fed
-        contributor = fed.accounts.meet(member.key.public_key)
+        contributor = fed.accounts.get_or_create(member.key.public_key)
         with fed.database.transaction() as tx:
             member.node = node_of(tx, contributor, f"instance{len(member.name):08d}", 1, fed.clock.now())
         fed.accounts.connected(member.node, fed.clock.now() + 1e6)

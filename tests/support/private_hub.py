@@ -84,7 +84,7 @@ class PrivateRounds:
             )
         )
         for key in self.keys.values():
-            self.fed.accounts.meet(key.public_key)
+            self.fed.accounts.get_or_create(key.public_key)
         for name in NAMES if send else ():
             self.send(name, number, self.delta(name, number, scale))
         return number

@@ -305,7 +305,7 @@ class Agent:
             self._agreement.require(spec)
         if self._promises is not None:
             status = self._retrying(self.client.status, lease)
-            self._clock_report.look(self.client.clocks)
+            self._clock_report.update(self.client.clocks)
             require_as_promised(self.policy, self._promises, Promises.parse(status.privacy_json))
             require_sums(self._promises, spec.secure_aggregation)
         if spec.server != self.client.pin.server:

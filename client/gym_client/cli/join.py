@@ -143,7 +143,7 @@ class _Joining:
         """
         self._display.busy(f"requesting the terms of {client.address}")
         status: pb.StatusReply = self._with_restores(client, lambda: self._retrying(client, client.status))
-        self._clock_report.look(client.clocks)
+        self._clock_report.update(client.clocks)
         from gym_client.cli.announced import (
             announced,
             announced_mirrors,

@@ -97,7 +97,7 @@ class ClockReport:
         self._display = display
         self._reported = 0.0
 
-    def look(self, clocks: Clocks | None) -> None:
+    def update(self, clocks: Clocks | None) -> None:
         """Report the clocks from the last ``Status`` if their difference is new or has changed."""
         if clocks is None or not clocks.differ:
             self._reported = 0.0

@@ -174,7 +174,7 @@ class RunHooks(TrainerCallback):
         if self._watch is None:
             return False
         norms = [float(e["grad_norm"]) for e in state.log_history[:-1] if "loss" in e and "grad_norm" in e]
-        spike = self._watch.look(state.global_step, loss, self.losses, logs.get("grad_norm"), norms)
+        spike = self._watch.check(state.global_step, loss, self.losses, logs.get("grad_norm"), norms)
         if spike is None or not self._watch.settings.rollback:
             return False
         self.spike = spike

@@ -68,7 +68,7 @@ class SpikeWatch:
         self.settings = settings
         self._file = folder / "spikes.json"
 
-    def look(
+    def check(
         self,
         step: int,
         loss: float,

@@ -145,7 +145,7 @@ class Accounts:
         with self._database.reading() as tx:
             return key_row(tx, public_key) is None
 
-    def meet(self, public_key: bytes) -> str:
+    def get_or_create(self, public_key: bytes) -> str:
         """Register a key that signed a reply on a stock Flower grid, which has no enrolment and cannot carry invites.
 
         Raises:

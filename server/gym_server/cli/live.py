@@ -17,12 +17,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.text import counted, plain
-from gym_server.cli.snapshot import Snapshot, TaskProgress, look
+from gym_server.cli.snapshot import Snapshot, TaskProgress, read_snapshot
 from gym_server.state import HubState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-from gym_server.store.away import StoreAway
+from gym_server.store.unavailable import StoreUnavailable
 from gym_server.strategy.lease_history import LeaseHistoryCache
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Watcher(AbstractContextManager["Watcher"]):
         self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
     def __enter__(self) -> Watcher:
-        self._before = self._look(None) or Snapshot()  # changes before the thread starts are reported too
+        self._before = self._read(None) or Snapshot()  # changes before the thread starts are reported too
         self._thread.start()
         return self
 
@@ -177,7 +177,7 @@ class Watcher(AbstractContextManager["Watcher"]):
                 live.update(region(before, self._footer))
 
     def _step(self, before: Snapshot) -> Snapshot:
-        now = self._look(before)
+        now = self._read(before)
         if now is None:
             return before
         events = changes(before, now)
@@ -189,10 +189,13 @@ class Watcher(AbstractContextManager["Watcher"]):
                 self._on_event(HubEvent("more", f"and {counted(more, 'more change')}", {"number": more}))
         return now
 
-    def _look(self, before: Snapshot | None) -> Snapshot | None:
+    def _read(self, before: Snapshot | None) -> Snapshot | None:
         try:
-            snapshot = look(self._state, self._config, self._lease_histories, before)
-        except (SQLAlchemyError, StoreAway) as error:  # the hub continues; the display keeps the last state
+            snapshot = read_snapshot(self._state, self._config, self._lease_histories, before)
+        except (
+            SQLAlchemyError,
+            StoreUnavailable,
+        ) as error:  # the hub continues; the display keeps the last state
             if not self._is_blind:
                 log.warning("cannot show the state, retrying: %s", error)
             self._is_blind = True

@@ -38,7 +38,7 @@ from gym_server.cli.mirror import mirror
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 from gym_server.cli.steering import add_steering_commands
 from gym_server.cli.steering import app as recipe_app
-from gym_server.store.away import StoreAway
+from gym_server.store.unavailable import StoreUnavailable
 
 if TYPE_CHECKING:
     from gym_server.evaluations.change import VersionChange
@@ -316,7 +316,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         run_app(app)
-    except StoreAway as away:
+    except StoreUnavailable as away:
         fail(away.refusal)
 
 

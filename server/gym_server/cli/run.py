@@ -41,8 +41,8 @@ from gym_server.rpc.health import Health
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.rpc.threads import heavily
-from gym_server.store.away import StoreAway
 from gym_server.store.hub_lock import HubLock
+from gym_server.store.unavailable import StoreUnavailable
 from gym_server.strategy.durable import DurableDeltaSoup
 from gym_server.strategy.grid import HubGrid
 
@@ -312,7 +312,7 @@ class _Server:
             await asyncio.sleep(_TENURE_SECONDS)
             try:
                 await asyncio.to_thread(self._hub_lock.keep)
-            except StoreAway as away:
+            except StoreUnavailable as away:
                 log.debug("%s", away)  # the strategy reports it
             except GymError as error:
                 self._failure = error
@@ -325,8 +325,8 @@ class _Server:
         while True:
             await asyncio.sleep(_TENURE_SECONDS)
             try:
-                await asyncio.to_thread(watch.look)
-            except (StoreAway, OSError, SQLAlchemyError) as error:
+                await asyncio.to_thread(watch.check)
+            except (StoreUnavailable, OSError, SQLAlchemyError) as error:
                 log.debug("%s", error)  # the strategy reports it
 
     async def _follow_root(self) -> None:
@@ -335,8 +335,8 @@ class _Server:
         while region is not None:
             await asyncio.sleep(_TENURE_SECONDS)
             try:
-                await asyncio.to_thread(region.look)
-            except (StoreAway, OSError, SQLAlchemyError) as error:
+                await asyncio.to_thread(region.poll_root)
+            except (StoreUnavailable, OSError, SQLAlchemyError) as error:
                 log.debug("%s", error)  # the strategy reports it
 
     async def _collect_garbage(self) -> None:
@@ -346,7 +346,7 @@ class _Server:
         while True:
             try:
                 await heavily(gc_pass, self._fed.state, self._fed.config)
-            except (StoreAway, GymError, OSError, SQLAlchemyError) as error:
+            except (StoreUnavailable, GymError, OSError, SQLAlchemyError) as error:
                 GC_PASSES.labels("failed").inc()
                 log.warning("gc failed; trying again in %s: %s", readable_seconds(PASS_SECONDS), error)
             except Exception:  # one unreadable row must not prevent later passes
@@ -369,7 +369,7 @@ class _Server:
                         self._stop.is_set,
                     )
                     break
-                except StoreAway as away:  # the stored round is resumed, as after a restart
+                except StoreUnavailable as away:  # the stored round is resumed, as after a restart
                     log.warning("%s; trying again in %.0f s", away, _AWAY_SECONDS)
                     if self._stop.wait(_AWAY_SECONDS):
                         break

@@ -114,7 +114,7 @@ class Snapshot:
         return sum(not task.outcome for task in self.tasks.values())
 
 
-def look(
+def read_snapshot(
     state: HubState, config: ServerConfig, lease_histories: LeaseHistoryCache, before: Snapshot | None = None
 ) -> Snapshot:
     """Read the hub's state without writing and without waiting for a writer.

@@ -27,8 +27,8 @@ from gym_server.federation import objects_url
 from gym_server.rounds.job_process import JobFailed, JobProcess
 from gym_server.rounds.recipes import LiveConfig
 from gym_server.state import HubState
-from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
+from gym_server.store.unavailable import StoreUnavailable
 
 if TYPE_CHECKING:
     from gym_server.evaluations.change import VersionChange
@@ -76,7 +76,7 @@ class ChangeRun:
         try:
             job = self._job()
             return VersionChange.model_validate_json(self._process.run(job)[0]) if job.height else None
-        except (JobFailed, OSError, ValidationError, SQLAlchemyError, StoreAway) as error:
+        except (JobFailed, OSError, ValidationError, SQLAlchemyError, StoreUnavailable) as error:
             if not self._is_stopped:
                 reason = error.output[-1] if isinstance(error, JobFailed) and error.output else str(error)
                 log.warning("the newest version was not compared with version 0: %s", plain(reason, 300))
@@ -114,7 +114,7 @@ def main() -> None:
         store = ObjectStore(job.objects, job.staging, job.max_local_copy_bytes, read_only=True)
         model = HubModel(BaseSpec.from_dict(job.base), job.source, store, job.gate, job.folder)
         found = measure_change(model, job.soups, job.height)
-    except StoreAway as away:
+    except StoreUnavailable as away:
         fail(away.refusal)
     except GymError as error:
         fail(error)

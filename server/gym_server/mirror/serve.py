@@ -105,7 +105,7 @@ async def _serve(
             await asyncio.wait_for(stopping.wait(), _REFRESH_SECONDS)
         except TimeoutError:
             service.refresh()
-            follower.look(service.content is not None and service.content.halted != "")
+            follower.restart_if_ended(service.content is not None and service.content.halted != "")
             if follower.failure is not None and service.content is None:
                 stopping.set()
     await server.stop(_GRACE_SECONDS)
@@ -134,7 +134,7 @@ class _FollowerProcess:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=self._environment
         )
 
-    def look(self, halted: bool) -> None:
+    def restart_if_ended(self, halted: bool) -> None:
         """Restart an ended process after a delay, unless it has a permanent reason to stop following the hub."""
         status = None if self._process is None else self._process.poll()
         if self._process is not None and status is None:

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, select
 
 from gym_fed.core.tracing import begin_child
 from gym_server.observe.instruments import MERGE_PHASE_SECONDS
-from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.tables import settings
+from gym_server.store.unavailable import StoreUnavailable
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -81,7 +81,7 @@ class MergeProgress:
         """Write the state, ignoring an unreachable or full database, which the merge itself reports."""
         try:
             self._database.set(_SETTING, text)
-        except StoreAway as error:
+        except StoreUnavailable as error:
             log.debug("the progress of the merge is not shown: %s", error)
 
 

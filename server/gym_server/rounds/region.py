@@ -5,8 +5,8 @@ fetch it like any soup and get exactly the root's weights, and both ledgers name
 rounds of the region build on it until the root has a newer version. They are then abandoned, as after a rollback, since
 the root's version contains what the root merged of them.
 
-Versions are taken over between rounds, on the strategy's thread. ``look`` runs on a different thread and only ends a
-round.
+Versions are taken over between rounds, on the strategy's thread. ``poll_root`` runs on a different thread and only ends
+a round.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Region:
         """Return the exchange with the root; None for a hub that is not a region."""
         return None if live_config.current.region is None else cls(state, live_config, steering)
 
-    def look(self) -> None:
+    def poll_root(self) -> None:
         """Record receipts, and end the current round if the root has a new version."""
         try:
             self._record_receipts()

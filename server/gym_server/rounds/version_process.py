@@ -18,8 +18,8 @@ from gym_fed.core.console import fail
 from gym_fed.core.errors import GymError
 from gym_fed.core.files import full_disk_named, make_folder, write_atomically
 from gym_fed.delta.base import BaseSpec
-from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
+from gym_server.store.unavailable import StoreUnavailable
 
 WRITTEN_NAME = "version.json"
 """File that describes the folder's content; it is written last."""
@@ -55,7 +55,7 @@ def write(job: VersionJob) -> None:
 
     Raises:
         GymError: Errors from ``HubModel`` and ``DeltaFile.open``; ``DISK_FULL``.
-        StoreAway: If the object store does not answer.
+        StoreUnavailable: If the object store does not answer.
     """
     from gym_server.rounds.hub_model import HubModel
 
@@ -77,7 +77,7 @@ def main() -> None:
     leave_at_eof()
     try:
         write(job)
-    except StoreAway as away:
+    except StoreUnavailable as away:
         fail(away.refusal)
     except GymError as error:
         fail(error)

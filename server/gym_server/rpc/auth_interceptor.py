@@ -27,7 +27,7 @@ from gym_server.accounts.accounts import Session
 from gym_server.accounts.keys import RevokedKey
 from gym_server.observe.instruments import CALL_SECONDS, timed
 from gym_server.rpc.limits import CallSlots, TokenBuckets, address_of
-from gym_server.store.away import StoreAway
+from gym_server.store.unavailable import StoreUnavailable
 from gym_server.traffic import HubTraffic
 
 log = logging.getLogger("gym_server")
@@ -229,7 +229,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             await asyncio.to_thread(self._accounts.note_revoked, error.contributor, method)
         if isinstance(error, Busy):
             await self._wait_with_refusal()
-        if isinstance(error, StoreAway):
+        if isinstance(error, StoreUnavailable):
             self._refusals.note("the hub", method, error.refusal, logging.ERROR)
             error = error.outside
         elif isinstance(error, GymError):

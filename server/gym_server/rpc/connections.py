@@ -118,7 +118,7 @@ class ConnectionLimiter:
                 if len(self._callers) > _MAX_CALLERS:
                     self._callers.popitem(last=False)
 
-    def look(self) -> int:
+    def close_excess(self) -> int:
         """Close the connections beyond each address's limit; return the number of closed ones."""
         now, by_address = time.monotonic(), dict[str, list[tuple[bool, float, tuple[str, int], int]]]()
         since: dict[tuple[str, int], float] = {}
@@ -145,7 +145,7 @@ class ConnectionLimiter:
         while not self._stop.wait(pause):
             began = time.monotonic()
             try:
-                self.look()
+                self.close_excess()
             except OSError as error:  # for example, no free file descriptors; the next check may succeed
                 log.warning("checking the connections failed: %s", error)
             pause = max(_PAUSE_SECONDS, (time.monotonic() - began) / _LARGEST_SHARE)

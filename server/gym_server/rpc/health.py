@@ -12,8 +12,8 @@ from sqlalchemy import select
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.trust.wire.service import HUB
-from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
+from gym_server.store.unavailable import StoreUnavailable
 
 log = logging.getLogger("gym_server")
 
@@ -51,7 +51,7 @@ class Health:
         try:
             with self._database.reading() as tx:
                 tx.execute(select(1))
-        except StoreAway as away:
+        except StoreUnavailable as away:
             log.debug("%s", away)  # the strategy reports it
             return False
         return True

@@ -25,10 +25,10 @@ from sqlalchemy.exc import DatabaseError
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.observe.instruments import DATABASE_SECONDS, timed
-from gym_server.store.away import StoreAway, WriteConflict
 from gym_server.store.failures import lock_timeout, mapped_errors, parse_url, shown
 from gym_server.store.schema import check_version, create_tables
 from gym_server.store.tables import settings
+from gym_server.store.unavailable import StoreUnavailable, WriteConflict
 
 LOCK_SECONDS = 30
 """How long a write transaction waits for the previous one, in seconds."""
@@ -107,7 +107,7 @@ class Database:
             else:
                 with database.transaction() as tx:
                     create_tables(tx, database.shown)
-        except StoreAway as away:
+        except StoreUnavailable as away:
             raise away.refusal from None
         except DatabaseError as error:
             raise GymError(
@@ -136,7 +136,7 @@ class Database:
 
         Raises:
             GymError: ``PERMISSION_DENIED`` if the database was opened read-only.
-            StoreAway: If the database is unreachable; it is then unknown whether a running commit was stored.
+            StoreUnavailable: If the database is unreachable; it is then unknown whether a running commit was stored.
         """
         if self.read_only:
             raise GymError(

@@ -11,7 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.system_errors import system_error
-from gym_server.store.away import StoreAway, WriteConflict
+from gym_server.store.unavailable import StoreUnavailable, WriteConflict
 
 _CONFLICTS = {"40001", "40P01"}  # serialization_failure, deadlock_detected
 _LOCK_TIMEOUT = "55P03"
@@ -59,10 +59,10 @@ def shown(url: URL) -> str:
 
 @contextmanager
 def mapped_errors(url: URL) -> Iterator[None]:
-    """Convert database errors inside the block to ``StoreAway`` or ``GymError``.
+    """Convert database errors inside the block to ``StoreUnavailable`` or ``GymError``.
 
     Raises:
-        StoreAway: If the database is unreachable, too busy, full or read-only, or rolled the transaction back
+        StoreUnavailable: If the database is unreachable, too busy, full or read-only, or rolled the transaction back
             (``WriteConflict``).
         GymError: ``USAGE`` for text that the database cannot store.
     """
@@ -98,13 +98,15 @@ def _meaning(url: URL, error: DBAPIError) -> Exception | None:
     return None if refused is None else _away(name, refused.message, refused.code, refused.hint)
 
 
-def lock_timeout(url: URL) -> StoreAway:
+def lock_timeout(url: URL) -> StoreUnavailable:
     """Create the error for a write transaction that waited too long for the previous one."""
     return _away(shown(url), "another transaction has held the lock for too long")
 
 
-def _away(name: str, what: str, code: ErrorCode = ErrorCode.BUSY, hint: str = "try later") -> StoreAway:
-    return StoreAway(GymError(code, f"{name}: {what}", hint))
+def _away(
+    name: str, what: str, code: ErrorCode = ErrorCode.BUSY, hint: str = "try later"
+) -> StoreUnavailable:
+    return StoreUnavailable(GymError(code, f"{name}: {what}", hint))
 
 
 def _never_connected(error: DBAPIError, state: str) -> bool:

@@ -18,9 +18,9 @@ from sqlalchemy.exc import DBAPIError
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import lock
-from gym_server.store.away import StoreAway
 from gym_server.store.database import HUBS, Database
 from gym_server.store.tables import settings
+from gym_server.store.unavailable import StoreUnavailable
 
 _TOKEN = "running_hub"
 _STALE_LOCK_SECONDS = 2.0
@@ -31,7 +31,7 @@ class HubLock:
 
     Raises:
         GymError: ``STATE_LOCKED`` if another hub runs on it.
-        StoreAway: If the database is unreachable.
+        StoreUnavailable: If the database is unreachable.
     """
 
     def __init__(self, database: Database) -> None:
@@ -57,7 +57,7 @@ class HubLock:
 
         Raises:
             GymError: ``STATE_LOCKED`` if another hub has taken over the database.
-            StoreAway: If the database is unreachable.
+            StoreUnavailable: If the database is unreachable.
         """
         if self._file is not None:
             return
@@ -72,7 +72,7 @@ class HubLock:
         self._session = self._take()
         if self._session is None:
             what = f"{self._database.shown}: the lock of this hub's broken connection is not released yet"
-            raise StoreAway(GymError(ErrorCode.BUSY, what))
+            raise StoreUnavailable(GymError(ErrorCode.BUSY, what))
 
     def release(self) -> None:
         """Release the lock, so that another hub can start."""

@@ -72,7 +72,7 @@ class ObjectStore:
         """Return True if the store has an object.
 
         Raises:
-            StoreAway: If a remote store does not answer.
+            StoreUnavailable: If a remote store does not answer.
         """
         path = self._path(sha256)
         return Path(path).exists() if self._remote is None else self._remote.has(path)
@@ -82,7 +82,7 @@ class ObjectStore:
 
         Raises:
             GymError: ``NOT_FOUND`` if the store does not have it.
-            StoreAway: If a remote store does not answer, or returns other bytes.
+            StoreUnavailable: If a remote store does not answer, or returns other bytes.
         """
         path = self._path(sha256)
         try:
@@ -137,7 +137,7 @@ class ObjectStore:
 
         Raises:
             GymError: ``HASH_MISMATCH``; the file is then deleted, since resuming the upload cannot fix it.
-            StoreAway: If a remote store does not accept it; the file is kept.
+            StoreUnavailable: If a remote store does not accept it; the file is kept.
         """
         found = file_sha256(part)
         if found != sha256:

@@ -23,7 +23,7 @@ import fsspec
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import copy_hashed
 from gym_fed.core.text import counted
-from gym_server.store.away import StoreAway
+from gym_server.store.unavailable import StoreUnavailable
 
 log = logging.getLogger("gym_server")
 
@@ -62,7 +62,7 @@ class RemoteObjects:
                     left.unlink()
 
     def has(self, path: str) -> bool:
-        """Return True if the store has the object; raise ``StoreAway`` if the store does not answer."""
+        """Return True if the store has the object; raise ``StoreUnavailable`` if the store does not answer."""
         try:
             with self.mapped_errors():
                 self.fs.info(path)
@@ -75,7 +75,7 @@ class RemoteObjects:
 
         Raises:
             FileNotFoundError: If the store does not have it.
-            StoreAway: If the store does not answer, or returns bytes other than those stored.
+            StoreUnavailable: If the store does not answer, or returns bytes other than those stored.
         """
         copy = self._copies / f"{sha256}.copy"
         with suppress(FileNotFoundError):
@@ -86,7 +86,7 @@ class RemoteObjects:
             found = _looked_for(lambda: self._fetch(path, part))
             if found != sha256:
                 what = f"{self.shown}: object {sha256} has different bytes, with sha256 {found}"
-                raise StoreAway(GymError(ErrorCode.HASH_MISMATCH, what, "restore it from a backup"))
+                raise StoreUnavailable(GymError(ErrorCode.HASH_MISMATCH, what, "restore it from a backup"))
             os.replace(part, copy)
         finally:
             part.unlink(missing_ok=True)
@@ -97,7 +97,7 @@ class RemoteObjects:
         """Store a file whose sha256 was verified; the file becomes the local copy.
 
         Raises:
-            StoreAway: If the store does not accept the file or does not list it afterwards; the file is kept.
+            StoreUnavailable: If the store does not accept the file or does not list it afterwards; the file is kept.
         """
         size = part.stat().st_size
         try:
@@ -106,15 +106,17 @@ class RemoteObjects:
             shown = _looked_for(lambda: self._size(path))
         except FileNotFoundError:
             what = f"{self.shown} does not list an object that was just stored"
-            raise StoreAway(GymError(ErrorCode.UNAVAILABLE, what, "check that the bucket exists")) from None
+            raise StoreUnavailable(
+                GymError(ErrorCode.UNAVAILABLE, what, "check that the bucket exists")
+            ) from None
         if shown != size:
             what = f"{self.shown}: object {sha256} was stored with {counted(size, 'byte')}, but has {shown}"
-            raise StoreAway(GymError(ErrorCode.HASH_MISMATCH, what, "check the object store"))
+            raise StoreUnavailable(GymError(ErrorCode.HASH_MISMATCH, what, "check the object store"))
         os.replace(part, self._copies / f"{sha256}.copy")
         self.evict()
 
     def delete(self, path: str) -> None:
-        """Delete an object; raise ``StoreAway`` if the store does not answer in time."""
+        """Delete an object; raise ``StoreUnavailable`` if the store does not answer in time."""
         with self.mapped_errors():
             self._deleting.rm_file(path)
 
@@ -138,15 +140,15 @@ class RemoteObjects:
 
     @contextmanager
     def mapped_errors(self) -> Iterator[None]:
-        """Convert errors of the store inside the block to ``StoreAway``, except for missing files."""
+        """Convert errors of the store inside the block to ``StoreUnavailable``, except for missing files."""
         try:
             yield
-        except (FileNotFoundError, GymError, StoreAway):
+        except (FileNotFoundError, GymError, StoreUnavailable):
             raise
         except Exception as error:  # noqa: BLE001 (each implementation raises its own exceptions)
             what = f"{self.shown}: {_first_line(error)}"
             hint = "check the object store, and the credentials in the environment"
-            raise StoreAway(GymError(ErrorCode.UNAVAILABLE, what, hint)) from None
+            raise StoreUnavailable(GymError(ErrorCode.UNAVAILABLE, what, hint)) from None
 
     def _fetch(self, path: str, part: Path) -> str:
         with self.mapped_errors():

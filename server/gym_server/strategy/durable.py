@@ -35,9 +35,9 @@ from gym_server.rounds.region import Region
 from gym_server.rounds.round_store import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
 from gym_server.rounds.soups import discard
 from gym_server.rounds.steering import is_coordinators
-from gym_server.store.away import StoreAway
 from gym_server.store.database import rerun
 from gym_server.store.room import raise_if_full, wait_for_room
+from gym_server.store.unavailable import StoreUnavailable
 from gym_server.strategy.backoff import RoundBackoff, wait_while_paused
 from gym_server.strategy.continuous_pace import pace_of
 from gym_server.strategy.grid import HubGrid
@@ -165,7 +165,7 @@ class DurableDeltaSoup(Strategy):
 
         Raises:
             GymError: If a later round could not succeed either, for example because of corrupt state.
-            StoreAway: If the database or the object store is unreachable; `gym-server run` waits and starts again.
+            StoreUnavailable: If the database or the object store is unreachable; `gym-server run` waits and restarts.
         """
         self.summary()
         wanted = num_rounds or self._config.rounds.num_rounds
@@ -207,7 +207,7 @@ class DurableDeltaSoup(Strategy):
             current = self._rounds.open_next()
         try:
             ended = self._run_round(current, grid)
-        except (OSError, SQLAlchemyError, StoreAway):
+        except (OSError, SQLAlchemyError, StoreUnavailable):
             raise
         except Exception as error:  # noqa: BLE001 (an error in one round must not stop the hub)
             ended = self._abort_for(current.server_round, error)

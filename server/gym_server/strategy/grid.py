@@ -28,9 +28,9 @@ from gym_server.rounds.recipes import LiveConfig
 from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
 from gym_server.rounds.soup_record import Judgement
 from gym_server.state import HubState
-from gym_server.store.away import StoreAway
 from gym_server.store.database import insert_if_absent
 from gym_server.store.tables import nodes, readers, updates
+from gym_server.store.unavailable import StoreUnavailable
 
 log = logging.getLogger("gym_server")
 
@@ -173,7 +173,7 @@ class HubGrid(Grid):
     def _reply(self, message: QueuedMessage) -> Message | None:
         try:
             return self._message(message, **self._outcome(message))
-        except StoreAway:  # not a fault of the reply; the caller waits for the store
+        except StoreUnavailable:  # not a fault of the reply; the caller waits for the store
             raise
         except OSError as error:  # a failure of this machine, not of the reply: it is requested again
             log.error("the reply to task %s cannot be read now: %s", message.message_id, error)

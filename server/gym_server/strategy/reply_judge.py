@@ -12,8 +12,8 @@ from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.federation import Federation
 from gym_server.rounds.admission import UpdateSubmission
 from gym_server.rounds.payload import Payloads
-from gym_server.store.away import StoreAway
 from gym_server.store.room import raise_if_full
+from gym_server.store.unavailable import StoreUnavailable
 from gym_server.strategy.grid import LOST
 from gym_server.strategy.tasks import update_in
 
@@ -47,7 +47,7 @@ class ReplyJudge:
         else:
             try:
                 self._judge(server_round, reply.metadata.reply_to_message_id, reply.content)
-            except (OSError, SQLAlchemyError, StoreAway):
+            except (OSError, SQLAlchemyError, StoreUnavailable):
                 raise
             except Exception as error:  # untrusted content, whose parsers raise no fixed set of exceptions
                 raise_if_full(error)
@@ -68,7 +68,7 @@ class ReplyJudge:
                 return
             contributor, signer = accounts.keys.owner(key), key
         else:
-            contributor = accounts.meet(key)
+            contributor = accounts.get_or_create(key)
             signer = accounts.public_key(contributor)
         submission = UpdateSubmission(contributor, signer, message_id, server_round, manifest, signature)
         receipt = self._admission.judge(submission, lambda tx, receipt: None)

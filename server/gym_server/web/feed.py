@@ -18,8 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from gym_fed.web.events import RELOAD, Feed, PageEvent
 from gym_server.rounds.recipes import LiveConfig
 from gym_server.state import HubState
-from gym_server.store.away import StoreAway
 from gym_server.store.tables import ledger
+from gym_server.store.unavailable import StoreUnavailable
 from gym_server.strategy.lease_history import LeaseHistoryCache
 from gym_server.web.entries import entry_events
 from gym_server.web.home import snapshot
@@ -95,7 +95,10 @@ class HubFeed:
                         else:
                             self._skip(counter())
                         is_blind = False
-            except (SQLAlchemyError, StoreAway) as error:  # the hub continues; pages keep the last state
+            except (
+                SQLAlchemyError,
+                StoreUnavailable,
+            ) as error:  # the hub continues; pages keep the last state
                 if not is_blind:
                     log.warning("the dashboard cannot read the state, and keeps trying: %s", error)
                 is_blind, self._seen, self._shown = True, None, None

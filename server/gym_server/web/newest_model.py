@@ -25,7 +25,7 @@ from gym_server.federation import PASSPHRASE_VARIABLE
 from gym_server.rounds.recipes import LiveConfig
 from gym_server.rounds.versions import Version
 from gym_server.state import HubState
-from gym_server.store.away import StoreAway
+from gym_server.store.unavailable import StoreUnavailable
 from gym_server.web.newest_answers import MAX_TOKENS, FixedAnswer, NewestAnswers
 from gym_server.web.version_folder import NotWritten, VersionFolder
 
@@ -175,7 +175,7 @@ class NewestModel:
                     self._again.clear()
                     self._serve(version)
                     tried = version.digest
-            except (SQLAlchemyError, StoreAway) as error:
+            except (SQLAlchemyError, StoreUnavailable) as error:
                 log.debug("the newest version cannot be determined: %s", error)
             self._woken.wait(_LOOK_SECONDS)
 
@@ -185,7 +185,7 @@ class NewestModel:
         self._show(phase="writing", version=version.height, num_bytes=0, output=())
         try:
             self._write_and_ask(version)
-        except (SQLAlchemyError, StoreAway):
+        except (SQLAlchemyError, StoreUnavailable):
             raise
         except NotWritten as failure:
             if not self._ended.is_set():

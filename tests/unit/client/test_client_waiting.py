@@ -308,17 +308,17 @@ def test_a_silence_is_broken_by_what_goes_on_and_not_when_nothing_does() -> None
     shown = []
     for _ in range(100):  # ten seconds
         clock.now += 0.1
-        narrator.look()
+        narrator.report_activity()
         shown = inner.texts("still")
     assert [float(text.split()[-1]) for text in shown] == pytest.approx([1.5, 3.0, 6.0], abs=0.11)
     narrator.progress("train", 1, 10, 2.0)  # a step that takes long
     clock.now += 60
-    narrator.look()
+    narrator.report_activity()
     assert inner.texts("still") == [*shown, "training 1/10 60"]
     for silent in (lambda: narrator.progress("train", 10, 10, 2.0), lambda: narrator.busy("")):
         silent()
         clock.now += 60
-        narrator.look()
+        narrator.report_activity()
         assert len(inner.texts("still")) == len(shown) + 1
     narrator.close()
 
@@ -342,7 +342,7 @@ def test_news_begin_the_silence_anew() -> None:
     for _ in range(10):
         clock.now += 1.4
         narrator.report("notice", "round 2 begins")
-        narrator.look()
+        narrator.report_activity()
     assert inner.texts("still") == []
     narrator.close()
 

@@ -32,7 +32,7 @@ class Collecting:
     def __init__(self, folder: Path) -> None:
         self.hub = LoopbackHub(folder / "hub")
         self.fed, self.key = self.hub.fed, SigningKey.generate()
-        self.contributor = self.fed.accounts.meet(self.key.public_key)
+        self.contributor = self.fed.accounts.get_or_create(self.key.public_key)
         self.fed.round_store.start_collecting(
             1,
             new_task(
@@ -169,7 +169,7 @@ def test_a_contributor_has_one_update_in_a_round_and_sends_no_copy_of_merged_wor
     assert (again.verdict, "already sent update" in again.reason) == ("refused", True)
     collecting.path, first = mine, collecting.contributor
     collecting.key = SigningKey.generate()
-    collecting.contributor = collecting.fed.accounts.meet(collecting.key.public_key)
+    collecting.contributor = collecting.fed.accounts.get_or_create(collecting.key.public_key)
     with collecting.fed.database.transaction() as tx:
         known = updates.c.update_id == sent.update
         tx.execute(updates.update().where(known).values(server_round=0, verdict="merged"))
@@ -194,7 +194,7 @@ def test_a_contributor_has_one_update_in_a_round_and_sends_no_copy_of_merged_wor
 def test_two_people_with_the_same_rows_may_send_the_same_bytes_in_one_round(collecting: Collecting) -> None:
     assert collecting.send().verdict == "admitted"
     collecting.key = SigningKey.generate()
-    collecting.contributor = collecting.fed.accounts.meet(collecting.key.public_key)
+    collecting.contributor = collecting.fed.accounts.get_or_create(collecting.key.public_key)
     assert collecting.send().verdict == "admitted"
 
 

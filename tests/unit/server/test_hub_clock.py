@@ -159,7 +159,7 @@ def test_a_machine_that_sleeps_between_rounds_does_not_put_the_hub_behind_and_th
     watch = ClockWatch(fed.clock, fed.contributor_clocks)
     for _ in range(2):
         machine.sleeps(8 * HOUR)
-        watch.look()
+        watch.check()
         assert fed.clock.now() == pytest.approx(machine.wall)
     assert caplog.text.count("this machine slept for 8 h") == 2
     assert "was set" not in caplog.text
@@ -200,9 +200,9 @@ def test_a_hub_whose_clock_differs_from_three_contributors_is_named_as_the_wrong
     watch = ClockWatch(fed.clock, fed.contributor_clocks)
     for number, name in enumerate("abc", start=1):
         fed.contributor_clocks.note(name, right, fed.clock.now())
-        watch.look()
+        watch.check()
         assert (f"6 h 0 min {side} the median of 3 contributors' clocks" in caplog.text) == (number == 3)
-    watch.look()
+    watch.check()
     assert caplog.text.count("probably wrong") == 1
 
 

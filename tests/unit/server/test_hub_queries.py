@@ -13,9 +13,9 @@ from gym_server.federation import Federation
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.store import database as database_module
-from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.tables import messages
+from gym_server.store.unavailable import StoreUnavailable
 from sqlalchemy import event, func, select
 
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
@@ -155,7 +155,7 @@ def test_a_writer_whose_turn_does_not_come_is_refused_as_busy(
         try:
             with database.transaction():
                 refused.append("nothing")
-        except StoreAway as away:
+        except StoreUnavailable as away:
             refused.append(away.refusal.code.value)
 
     with database.transaction():

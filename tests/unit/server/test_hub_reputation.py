@@ -286,7 +286,7 @@ def test_nothing_looks_into_updates_that_are_promised_to_be_hidden(section: str)
 
 def test_an_account_reports_scores_credits_and_reputation(hub: Callable[..., Judged]) -> None:
     here = hub()
-    ann = here.fed.accounts.meet(SigningKey.generate().public_key)
+    ann = here.fed.accounts.get_or_create(SigningKey.generate().public_key)
     here.round({ann: moved(here, 1), "bob": moved(here, 2)})
     reported = json.loads(Hub(here.fed, Wakeups())._account(ann).rewards_json)
     assert (reported["reputation"], reported["balance"]) == (0.2, 500)

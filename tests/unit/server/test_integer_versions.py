@@ -16,7 +16,7 @@ from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.replay import replay
 from gym_server.rounds.sums import CombinedSoups, sum_to
 from gym_server.rounds.versions import VersionSums
-from gym_server.store.away import StoreAway
+from gym_server.store.unavailable import StoreUnavailable
 from gym_server.strategy.tasks import new_task
 
 from gym_fed.config.hub.task import bytes_to_join, check_lineage
@@ -336,7 +336,7 @@ def test_a_model_that_could_not_follow_stays_at_its_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def away(store: Any, sha256: str) -> Path:
-        raise StoreAway(GymError(ErrorCode.UNAVAILABLE, "the store does not answer"))
+        raise StoreUnavailable(GymError(ErrorCode.UNAVAILABLE, "the store does not answer"))
 
     for _ in range(2):
         merge_next(hub, model)
@@ -346,7 +346,7 @@ def test_a_model_that_could_not_follow_stays_at_its_version(
     follower.release()
     with monkeypatch.context() as patch:
         patch.setattr(type(hub.store), "local_path", away)
-        with pytest.raises(StoreAway):
+        with pytest.raises(StoreUnavailable):
             follower.follow(third)
     follower.follow(second)
     assert (tensors_digest(follower.model), follower.digest) == (expected, digest)

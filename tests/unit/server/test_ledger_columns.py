@@ -68,7 +68,7 @@ class Filled:
     def __init__(self, folder: Path) -> None:
         self.hub = LoopbackHub(folder / "hub", rewards={"hold_seconds": 0})
         self.fed, self.folder = self.hub.fed, folder
-        self.ids = [self.fed.accounts.meet(key.public_key) for key in KEYS]
+        self.ids = [self.fed.accounts.get_or_create(key.public_key) for key in KEYS]
         self.round(1, committed=True)
         self.round(2, committed=False)
         self.others()

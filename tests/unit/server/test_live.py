@@ -14,10 +14,10 @@ import pytest
 from gym_server.cli import live
 from gym_server.cli.live import MAX_SHOWN, HubEvent, Watcher, changes, region
 from gym_server.cli.show import status_of, status_table
-from gym_server.cli.snapshot import Snapshot, TaskProgress, VersionLoss, look
+from gym_server.cli.snapshot import Snapshot, TaskProgress, VersionLoss, read_snapshot
 from gym_server.federation import Federation
-from gym_server.store.away import StoreAway
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
+from gym_server.store.unavailable import StoreUnavailable
 from sqlalchemy.exc import OperationalError
 
 from gym_fed.core.console import TextConsole, err, out
@@ -60,11 +60,11 @@ def task(fed: Federation, number: int, progress: str) -> None:
 
 def test_the_terminal_follows_a_round_from_joining_to_the_loss(fed: Federation) -> None:
     seen: list[str] = []
-    before = look(fed.state, fed.config, fed.lease_histories)
+    before = read_snapshot(fed.state, fed.config, fed.lease_histories)
 
     def news() -> list[str]:
         nonlocal before
-        now = look(fed.state, fed.config, fed.lease_histories)
+        now = read_snapshot(fed.state, fed.config, fed.lease_histories)
         found = [event.text for event in changes(before, now)]
         before = now
         seen.extend(found)
@@ -101,14 +101,16 @@ def test_the_terminal_follows_a_round_from_joining_to_the_loss(fed: Federation) 
     assert news() == []
     with fed.database.transaction() as tx:
         tx.execute(versions.update().values(heldout_after=0.5))
-    assert look(fed.state, fed.config, fed.lease_histories).losses == {1: VersionLoss(1, 0.5, "held-out")}
+    assert read_snapshot(fed.state, fed.config, fed.lease_histories).losses == {
+        1: VersionLoss(1, 0.5, "held-out")
+    }
 
 
 def test_a_thousand_that_join_at_once_are_a_few_lines(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crowd = Snapshot(members={f"c{n}": f"n{n}" for n in range(1000)})
-    monkeypatch.setattr(live, "look", lambda *_: crowd)
+    monkeypatch.setattr(live, "read_snapshot", lambda *_: crowd)
     events: list[HubEvent] = []
     Watcher(fed.state, fed.config, fed.lease_histories, events.append, None)._step(Snapshot())
     assert len(events) == live._MAX_LINES + 1
@@ -159,12 +161,12 @@ def test_the_watcher_outlives_a_database_that_is_away_and_the_log_says_so_once(
         tries.append(1)
         if len(tries) == 3:
             raise OperationalError("SELECT 1", {}, Exception("locked"))
-        raise StoreAway(GymError(ErrorCode.UNAVAILABLE, "postgresql://hub@host/db: gone"))
+        raise StoreUnavailable(GymError(ErrorCode.UNAVAILABLE, "postgresql://hub@host/db: gone"))
 
     monkeypatch.setattr(live, "_POLL_SECONDS", 0.01)
     with Watcher(fed.state, fed.config, fed.lease_histories, events.append, None):
         with monkeypatch.context() as patch:
-            patch.setattr(live, "look", away)
+            patch.setattr(live, "read_snapshot", away)
             end = time.monotonic() + SECONDS
             while len(tries) < 5:
                 assert time.monotonic() < end, "the watcher is gone"
@@ -223,9 +225,9 @@ def test_losses_that_are_known_are_not_worked_out_again_unless_the_version_is_an
     with fed.database.transaction() as tx:
         tx.execute(versions.insert().values(**version(), heldout_after=0.5))
     known = Snapshot(losses={1: VersionLoss(1, 9.0, "held-out")})
-    assert look(fed.state, fed.config, fed.lease_histories, known).losses == known.losses
+    assert read_snapshot(fed.state, fed.config, fed.lease_histories, known).losses == known.losses
     other = Snapshot(losses={1: VersionLoss(7, 9.0, "held-out")})
-    assert look(fed.state, fed.config, fed.lease_histories, other).losses == {
+    assert read_snapshot(fed.state, fed.config, fed.lease_histories, other).losses == {
         1: VersionLoss(1, 0.5, "held-out")
     }
 
@@ -237,10 +239,10 @@ def test_after_a_rollback_the_terminal_counts_and_shows_only_what_leads_to_the_c
         for height, parent in ((1, 0), (2, 1), (3, 2)):
             own = {"height": height, "server_round": height, "digest": f"d{height}", "parent": parent}
             tx.execute(versions.insert().values(**{**version(), **own}, heldout_after=float(height)))
-    before = look(fed.state, fed.config, fed.lease_histories)
+    before = read_snapshot(fed.state, fed.config, fed.lease_histories)
     assert (before.version, before.committed) == (3, 3)
     fed.steering.rollback(1, "")
-    now = look(fed.state, fed.config, fed.lease_histories, before)
+    now = read_snapshot(fed.state, fed.config, fed.lease_histories, before)
     assert [event.text for event in changes(before, now)] == [
         "version 1 is the current one again; the next round starts from it"
     ]
@@ -252,7 +254,7 @@ def test_after_a_rollback_the_terminal_counts_and_shows_only_what_leads_to_the_c
         for height, parent in ((4, 1), (5, 4)):
             own = {"height": height, "server_round": height, "digest": f"d{height}", "parent": parent}
             tx.execute(versions.insert().values(**{**version(), **own}, heldout_after=float(height)))
-    after = look(fed.state, fed.config, fed.lease_histories, now)
+    after = read_snapshot(fed.state, fed.config, fed.lease_histories, now)
     assert [event.kind for event in changes(now, after)] == ["version", "version"]
     assert after.committed == 3
     assert "loss of versions 1, 4 to 5: 1.0000 4.0000 5.0000" in rendered(region(after))

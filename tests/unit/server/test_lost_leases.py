@@ -77,7 +77,7 @@ def test_an_account_waits_before_it_gets_a_lost_task_again_whichever_of_its_node
 ) -> None:
     """Each new installation has a node id of its own, and loses the task that it is handed."""
     queue, accounts = room.fed.queue, room.fed.accounts
-    account = accounts.meet(room.members["ann"].key.public_key)
+    account = accounts.get_or_create(room.members["ann"].key.public_key)
     accounts.connected(room.members["ann"].node, 0.0)
     room.members["ben"].seconds = DEADLINE + 100
     room.strategy._collecting(room.fed.round_store.open_next().server_round)

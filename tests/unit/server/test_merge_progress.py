@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gym_server.cli.live import changes, region
 from gym_server.cli.show import rounds_of, status_of, status_table
-from gym_server.cli.snapshot import Snapshot, VersionLoss, look
+from gym_server.cli.snapshot import Snapshot, VersionLoss, read_snapshot
 from gym_server.rounds.merge_progress import MergeProgress, merge_state
 from gym_server.store.database import Database
 from gym_server.strategy.durable import DurableDeltaSoup
@@ -31,13 +31,13 @@ def test_each_phase_of_a_merge_is_on_the_terminal_in_json_and_on_the_dashboard(
     )
     seen: list[tuple[str, str, Any, Any]] = []
     events: list[str] = []
-    before = look(room.fed.state, room.fed.config, room.fed.lease_histories)
+    before = read_snapshot(room.fed.state, room.fed.config, room.fed.lease_histories)
     write = MergeProgress._write
 
     def observed(progress: MergeProgress) -> None:
         nonlocal before
         write(progress)
-        now = look(room.fed.state, room.fed.config, room.fed.lease_histories)
+        now = read_snapshot(room.fed.state, room.fed.config, room.fed.lease_histories)
         events.extend(event.text for event in changes(before, now) if event.kind == "merging")
         before = now
         status, page = (
@@ -81,7 +81,7 @@ def test_each_phase_of_a_merge_is_on_the_terminal_in_json_and_on_the_dashboard(
         assert len(events) == len(phases) + 1, (
             "other checks run before and after the held-out loss is checked"
         )
-        over = look(room.fed.state, room.fed.config, room.fed.lease_histories)
+        over = read_snapshot(room.fed.state, room.fed.config, room.fed.lease_histories)
         assert over.merge == ""
         assert (
             status_of(
@@ -122,7 +122,9 @@ def test_a_round_that_does_not_merge_has_no_phase_though_a_killed_hub_left_one(
     try:
         MergeProgress(room.fed.database).begin("running checks", 3)
         DurableDeltaSoup(room.fed)._collecting(1)
-        assert look(room.fed.state, room.fed.config, room.fed.lease_histories).merge == Snapshot().merge
+        assert (
+            read_snapshot(room.fed.state, room.fed.config, room.fed.lease_histories).merge == Snapshot().merge
+        )
         assert (
             status_of(
                 room.fed.state, room.fed.config, room.fed.steering, room.fed.payouts, room.fed.fingerprint

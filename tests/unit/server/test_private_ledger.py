@@ -78,7 +78,7 @@ class Run:
         """Updates at these seconds of the hour, the merge after them; the ledger's lines as they are published."""
         self.clock.now = float(HOUR)
         for key in self.hub.keys.values():
-            self.fed.accounts.meet(key.public_key)
+            self.fed.accounts.get_or_create(key.public_key)
         self.clock.now = HOUR + 300.0
         number = self.hub.collect(send=False)
         with self.fed.database.transaction() as tx:

@@ -100,10 +100,10 @@ def test_a_running_round_ends_when_the_root_has_a_new_version(
     give(root, region, tmp_path, 1)
     assert side.may_begin(lambda: False)
     running = store.open_next()
-    side.look()
+    side.poll_root()
     assert store.require(running.server_round).state == "open", "nothing is new"
     give(root, region, tmp_path, 2)
-    side.look()
+    side.poll_root()
     ended = store.require(running.server_round)
     assert ended.state == "aborted"
     assert NEW_ROOT in ended.reason
@@ -130,7 +130,7 @@ def test_receipts_are_recorded_once_and_both_ledgers_are_compared(
     assert side.may_begin(lambda: False)
     for _ in range(2):
         exchange.put_receipt(receipt)
-        side.look()
+        side.poll_root()
     assert not exchange.receipts()
     entries = list(region.fed.ledger.entries())
     assert [entry.kind for entry in entries].count("root-update") == 1
@@ -152,7 +152,7 @@ def test_a_receipt_that_the_root_did_not_sign_is_not_recorded(
     receipt = receipt_of(root)
     receipt["proof"]["head"]["signature"] = "0" * 128
     RegionExchange(region.fed.folder).put_receipt(receipt)
-    side_of(region).look()
+    side_of(region).poll_root()
     assert "root-update" not in {entry.kind for entry in region.fed.ledger.entries()}
 
 
@@ -166,7 +166,7 @@ def test_receipts_that_are_not_the_root_s_are_set_aside_and_hold_up_nothing(
     exchange.put_receipt({**forged, "update": "0" * 64})  # the first in order
     (region.fed.folder / "region" / "receipts" / "1.json").write_text("{")
     exchange.put_receipt(good)
-    side.look()
+    side.poll_root()
     assert [entry.kind for entry in region.fed.ledger.entries()].count("root-update") == 1
     assert not exchange.receipts()
     assert len(list((region.fed.folder / "region" / "receipts").glob("*.refused"))) == 2

@@ -50,7 +50,7 @@ def test_beyond_the_share_the_oldest_that_never_called_go_first() -> None:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         pairs, limiter = connected(stack, listener, 5), watching(listener, 3)
         limiter.called(f"ipv4:127.0.0.1:{pairs[0][0].getsockname()[1]}")
-        assert limiter.look() == 2
+        assert limiter.close_excess() == 2
         still = [is_open(client) for client, _ in pairs]
         assert still == [True, False, False, True, True], (
             "the first one made a call; of the others the oldest go"
@@ -58,7 +58,7 @@ def test_beyond_the_share_the_oldest_that_never_called_go_first() -> None:
         for client, accepted in pairs:
             if not is_open(client):
                 accepted.close()  # as gRPC does
-        assert limiter.look() == 0, "three are within the share"
+        assert limiter.close_excess() == 0, "three are within the share"
         assert limiter.hung_up == 2
 
 
@@ -110,7 +110,7 @@ def test_looking_gives_up_no_lock_of_a_file_that_the_process_holds(tmp_path: Pat
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         connected(stack, listener, 5)
         before = sorted(os.listdir("/proc/self/fd"))
-        assert watching(listener, 2).look() == 3
+        assert watching(listener, 2).close_excess() == 3
         assert sorted(os.listdir("/proc/self/fd")) == before, "and opens or closes none"
         other = f"import fcntl; fcntl.lockf(open({str(file.name)!r}, 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
         done = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True)

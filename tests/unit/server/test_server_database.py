@@ -14,11 +14,11 @@ import pytest
 import yaml
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.ledger.chain import Ledger
-from gym_server.store.away import StoreAway, WriteConflict
 from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.failures import mapped_errors, parse_url
 from gym_server.store.hub_lock import HubLock
 from gym_server.store.tables import readers, settings
+from gym_server.store.unavailable import StoreUnavailable, WriteConflict
 from sqlalchemy import func, select, text, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
@@ -150,7 +150,7 @@ def test_a_server_that_ends_within_a_transaction_is_reported_as_away(
             postgres.restart()
             tx.execute(settings.insert().values(key="other half", value="done"))
 
-    with pytest.raises(StoreAway) as refusal:
+    with pytest.raises(StoreUnavailable) as refusal:
         write()
     assert refusal.value.refusal.code is ErrorCode.UNAVAILABLE
     with database.transaction() as tx:  # the lock of the one that was broken off is free
@@ -193,7 +193,7 @@ def test_a_password_in_the_drivers_own_words_is_masked() -> None:
     url = parse_url(f"postgresql+psycopg://hub:{PASSWORD}@127.0.0.1/gym")
     error = OperationalError("SELECT 1", {}, Exception(f"cannot parse\n{PASSWORD} as a host"))
     error.connection_invalidated = True
-    with pytest.raises(StoreAway) as caught, mapped_errors(url):
+    with pytest.raises(StoreUnavailable) as caught, mapped_errors(url):
         raise error
     assert PASSWORD not in "".join(traceback.format_exception(caught.value))
     assert "cannot parse *** as a host" in caught.value.refusal.message

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from gym_server.cli.main import app
-from gym_server.store.away import StoreAway
+from gym_server.store.unavailable import StoreUnavailable
 from typer.testing import CliRunner, Result
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -50,7 +50,7 @@ def test_a_hub_whose_database_is_away_is_alive_and_not_ready(
     hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away() -> None:
-        raise StoreAway(GymError(ErrorCode.UNAVAILABLE, "no database at db.example.org"))
+        raise StoreUnavailable(GymError(ErrorCode.UNAVAILABLE, "no database at db.example.org"))
 
     monkeypatch.setattr(type(hub.fed.database), "reading", lambda self: away())
     assert ask(hub, "--live").exit_code == 0

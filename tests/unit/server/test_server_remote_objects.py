@@ -17,8 +17,8 @@ from typing import Any
 import fsspec
 import pytest
 from gym_server.store import remote
-from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
+from gym_server.store.unavailable import StoreUnavailable
 
 from gym_fed.core import files
 from gym_fed.core.errors import ErrorCode, GymError
@@ -119,7 +119,7 @@ def test_bytes_of_another_hash_are_not_used_and_nothing_of_them_stays(
     (store.staging / f"{sha256}.copy").unlink()
     memory = fsspec.filesystem("memory")
     memory.pipe_file(f"/{tmp_path.name}/{sha256[:2]}/{sha256}", b"something else")
-    with pytest.raises(StoreAway, match="has different bytes") as refusal:
+    with pytest.raises(StoreUnavailable, match="has different bytes") as refusal:
         store.local_path(sha256)
     assert refusal.value.refusal.code is ErrorCode.HASH_MISMATCH
     assert not list(store.staging.iterdir())
@@ -152,7 +152,7 @@ def test_an_upload_that_the_store_does_not_show_stays_on_this_machine(
     file_system = type(fsspec.filesystem("memory"))
     with monkeypatch.context() as patch:
         patch.setattr(file_system, "put_file", lambda *_, **__: None)
-        with pytest.raises(StoreAway, match="does not list an object that was just stored"):
+        with pytest.raises(StoreUnavailable, match="does not list an object that was just stored"):
             store.adopt(part, hashlib.sha256(b"kept").hexdigest())
     assert part.read_bytes() == b"kept"
     assert store.adopt(part, hashlib.sha256(b"kept").hexdigest()) == 4
@@ -201,6 +201,6 @@ def test_a_deletion_that_a_store_does_not_answer_ends_within_its_limit(
             monkeypatch.setenv(name, value)
         store = ObjectStore("s3://bucket/hub", tmp_path / "staging")
         began = time.monotonic()
-        with pytest.raises(StoreAway):
+        with pytest.raises(StoreUnavailable):
             store.delete("0" * 64)
         assert time.monotonic() - began < 60, "of the 300 s of other calls"

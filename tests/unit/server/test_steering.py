@@ -14,7 +14,7 @@ import pytest
 from gym_server.cli.live import changes, region
 from gym_server.cli.main import app
 from gym_server.cli.show import status_of, status_table
-from gym_server.cli.snapshot import look
+from gym_server.cli.snapshot import read_snapshot
 from gym_server.federation import Federation
 from gym_server.rounds.steering import MAX_WHY, is_coordinators
 from gym_server.strategy import DeltaSoup
@@ -139,7 +139,7 @@ def test_contributors_get_a_notice_of_a_pause_and_of_its_end(hub: LoopbackHub, t
 
 
 def test_status_live_view_and_dashboard_show_the_pause(fed: Federation) -> None:
-    before = look(fed.state, fed.config, fed.lease_histories)
+    before = read_snapshot(fed.state, fed.config, fed.lease_histories)
     fed.steering.pause(BACKUP)
     said = f"the hub is paused: {BACKUP}"
     assert said in str(
@@ -149,7 +149,7 @@ def test_status_live_view_and_dashboard_show_the_pause(fed: Federation) -> None:
         status_of(fed.state, fed.config, fed.steering, fed.payouts, fed.fingerprint)["pause"]["why"] == BACKUP
     )
     assert snapshot(fed.state, fed.config, fed.lease_histories)["pause"] == said
-    now = look(fed.state, fed.config, fed.lease_histories)
+    now = read_snapshot(fed.state, fed.config, fed.lease_histories)
     assert [(event.kind, event.text) for event in changes(before, now)] == [("paused", said)]
     assert [event.kind for event in changes(now, before)] == ["resumed"]
     assert said in str(region(now))

@@ -58,14 +58,14 @@ def train(settings: TrainingConfig, rows: list[dict[str, Any]], **hooks: Any) ->
 
 def test_a_spike_is_a_loss_far_above_the_median_and_anything_that_is_not_finite(tmp_path: Path) -> None:
     watch = SpikeWatch(LossSpikes(factor=2.0, window=3, grad_norm_factor=4.0), tmp_path)
-    assert watch.look(4, 2.01, [9.0, 1.0, 1.0, 1.0], None, []) is not None
-    assert watch.look(4, 2.0, [9.0, 1.0, 1.0, 1.0], None, []) is None
-    assert watch.look(3, 99.0, [1.0, 1.0], None, []) is None, "too few losses to judge by"
-    assert watch.look(1, float("nan"), [], None, []) is not None
-    by_norm = watch.look(4, 1.0, [1.0] * 3, 4.1, [1.0] * 3)
+    assert watch.check(4, 2.01, [9.0, 1.0, 1.0, 1.0], None, []) is not None
+    assert watch.check(4, 2.0, [9.0, 1.0, 1.0, 1.0], None, []) is None
+    assert watch.check(3, 99.0, [1.0, 1.0], None, []) is None, "too few losses to judge by"
+    assert watch.check(1, float("nan"), [], None, []) is not None
+    by_norm = watch.check(4, 1.0, [1.0] * 3, 4.1, [1.0] * 3)
     assert by_norm is not None
     assert by_norm.metric == "grad_norm"
-    assert watch.look(4, 1.0, [1.0] * 3, 3.9, [1.0] * 3) is None
+    assert watch.check(4, 1.0, [1.0] * 3, 3.9, [1.0] * 3) is None
 
 
 def test_skipped_batches_leave_what_came_before_in_its_place_and_the_length_as_it_was() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gym_fed.core.errors import ErrorCode, GymError
 
 
-class StoreAway(Exception):
+class StoreUnavailable(Exception):
     """Raised if a store is unreachable. Nothing is known to be stored, and the call can be retried safely.
 
     It is not a ``GymError``, so that code that converts a ``GymError`` into a verdict cannot refuse work because of an
@@ -29,7 +29,7 @@ class StoreAway(Exception):
         )
 
 
-class WriteConflict(StoreAway):
+class WriteConflict(StoreUnavailable):
     """Raised if the database rolled a transaction back because of a concurrent one; ``BUSY`` after the last retry."""
 
     def __init__(self, shown: str) -> None:
