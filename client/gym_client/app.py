@@ -74,25 +74,25 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query(ACTIONS[ADVERTISE])
 def advertise_keys(message: Message, context: Context) -> Message:
-    """First stage of secure aggregation: send signed public keys for the round."""
+    """Send signed public keys for the round, in the first stage of secure aggregation."""
     return _stage(message, context, lambda secure, text: secure.advertise())
 
 
 @app.query(ACTIONS[SHARE])
 def share_keys(message: Message, context: Context) -> Message:
-    """Second stage: split the round's secrets among the participants."""
+    """Split the round's secrets among the participants, in the second stage."""
     return _stage(message, context, lambda secure, text: secure.share(text))
 
 
 @app.query(ACTIONS[CONFIRM])
 def confirm(message: Message, context: Context) -> Message:
-    """Fourth stage: sign the list of contributors whose votes are in the sum."""
+    """Sign the list of contributors whose votes are in the sum, in the fourth stage."""
     return _stage(message, context, lambda secure, text: secure.confirm(text))
 
 
 @app.query(ACTIONS[UNMASK])
 def unmask(message: Message, context: Context) -> Message:
-    """Last stage: reveal the shares that remove the masks from the sum."""
+    """Reveal the shares that remove the masks from the sum, in the last stage."""
     return _stage(message, context, lambda secure, text: secure.unmask(text))
 
 

@@ -62,7 +62,7 @@ class TimeLimit:
         self._until = time.monotonic() + policy.max_seconds
 
     def is_over(self) -> bool:
-        """True if the time limit is reached."""
+        """Return True if the time limit is reached."""
         return time.monotonic() > self._until
 
     def require(self, phase: str) -> None:

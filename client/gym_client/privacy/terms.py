@@ -179,7 +179,7 @@ class PrivacyTerms:
 
 
 def planned(recipe: TrainingRecipe, num_rows: int) -> Plan:
-    """Plan a private round before training; raises the errors of ``make_plan``.
+    """Plan a private round before training. Raises the errors of ``make_plan``.
 
     Args:
         recipe: Recipe of the round.
