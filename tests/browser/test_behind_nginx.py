@@ -93,7 +93,7 @@ def test_behind_nginx_every_screen_works_below_a_prefix(
     with nginx_server.nginx(tmp_path / "nginx", {prefix: address}, removes_prefix=removes_prefix) as site:
         page, watch = open_page()
         page.goto(f"{site}{prefix}/")
-        page.get_by_label("Key, or the token of the printed URL").fill(key)
+        page.get_by_label("Key, or the token in the printed URL").fill(key)
         page.get_by_role("button", name="Log in").click()
         page.wait_for_selector("#connection[data-state=live]")
         chromium.settled(page)

@@ -37,7 +37,7 @@ def test_from_a_recipe_with_a_typo_to_an_exported_variant(webui: Served, open_pa
     page, _ = open_page()
     page.goto(webui.url)
     page.goto(f"{webui.address}/train?tab=yaml")
-    recipe = page.get_by_label("Begin with a recipe")
+    recipe = page.get_by_label("Start from a recipe")
     value = recipe.locator("option", has_text="nano-sft").first.get_attribute("value")
     recipe.select_option(value)
     text = page.locator("textarea.code").first

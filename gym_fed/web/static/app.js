@@ -147,7 +147,7 @@ function onVisibility() {
 async function again(then = () => {}) {
   try {
     Object.assign(session, {visitor: null, role: "", csrf: ""}, await api("session"));
-    if (session.visitor === null) { stream?.close(); loginScreen("The server was started anew, and every start has a new token. Take the URL that it printed last, or log in here."); return; }
+    if (session.visitor === null) { stream?.close(); loginScreen("The server was restarted, and each start has a new token. Use the URL that it printed last, or log in here."); return; }
   } catch { setTimeout(() => again(then), 3000); return; }
   connect();
   then();
@@ -269,7 +269,7 @@ function loginScreen(why = "") {
     event.preventDefault();
     try { await post("login", {key: field.value}); location.reload(); } catch (error) { replace(said, message(error)); }
   }}, el("h1", {}, "Log in"), why && el("p", {class: "quiet"}, why),
-  el("label", {for: "key"}, "Key, or the token of the printed URL"), field,
+  el("label", {for: "key"}, "Key, or the token in the printed URL"), field,
   el("button", {class: "primary"}, "Log in"), said);
   replace(document.getElementById("main"), form);
   field.focus();
@@ -294,7 +294,7 @@ export const message = (error) => (error.hint ? `${sentence(error.message)} ${se
 export function failed(error, again) {
   if (!(error instanceof ApiError)) console.error(error);
   return el("div", {class: "state failed", role: "alert"},
-    el("h1", {}, error.status === 403 ? "Not allowed" : error.status === 404 ? "Not found" : "This did not work"),
+    el("h1", {}, error.status === 403 ? "Not allowed" : error.status === 404 ? "Not found" : "This failed"),
     el("p", {}, capital(message(error))),
     again && el("button", {onclick: () => again()}, "Try again"));
 }

@@ -10,7 +10,7 @@ export async function show(root) {
     el("header", {}, el("h1", {}, "Data"), el("p", {class: "quiet small mono"}, folder)),
     filesSection(files, total),
     section("Registry", registry),
-    el("details", {ontoggle: (event) => event.target.open && !catalogue.childNodes.length && showCatalogue(catalogue)}, el("summary", {}, "Catalogue of data sets that a config may name"), catalogue));
+    el("details", {ontoggle: (event) => event.target.open && !catalogue.childNodes.length && showCatalogue(catalogue)}, el("summary", {}, "Catalogue of datasets that a config can use by name"), catalogue));
   await showRegistry(registry);
 }
 
@@ -22,7 +22,7 @@ function filesSection(files, total) {
   ];
   const none = empty("There is no data file below this folder.", el("p", {}, "Rows are read from .jsonl, .json, .csv and .parquet files. Copy one here, or make one:"), copyable("gym data generate train.jsonl --task reverse"));
   if (!files.length) return section("Files", none);
-  const {field, holder} = filtered("Filter files", files, (file) => file.name, (shown) => table(columns, shown, {label: "Data files", none: "No file has such a name."}));
+  const {field, holder} = filtered("Filter files", files, (file) => file.name, (shown) => table(columns, shown, {label: "Data files", none: "No matching files."}));
   return el("section", {}, el("div", {class: "spread"}, el("h2", {}, "Files"), field), holder,
     total > files.length && el("p", {class: "quiet"}, `The first ${number(files.length)} of ${count(total, "file")}.`));
 }
@@ -50,7 +50,7 @@ async function showRegistry(holder) {
     {name: "Files", of: (row) => row.files.length, number: true},
     {name: "Size", of: (row) => bytes(row.files.reduce((sum, file) => sum + file.num_bytes, 0)), number: true},
     mayChange() && {name: "", of: pull},
-  ].filter(Boolean), found.datasets, {label: "Registry", none: "No data set has been pushed to this store. gym data push does so, with a licence."}));
+  ].filter(Boolean), found.datasets, {label: "Registry", none: "No datasets in this store yet. gym data push adds one, with a licence."}));
 }
 
 async function showCatalogue(holder) {
@@ -64,6 +64,6 @@ async function showCatalogue(holder) {
     {name: "Size", of: (row) => bytes(row.bytes), number: true},
     {name: "Licence", of: (row) => row.licence || "not stated"},
     {name: "Place", of: (row) => row.place, class: "mono"},
-  ], shown, {label: "Catalogue", none: "No data set has such a name."}));
-  replace(holder, el("div", {class: "stack"}, el("p", {class: "quiet"}, "In a config: ", el("code", {}, "data: [{name: NAME}]"), ". What a licence or a size is not certain of is not stated."), field, rows));
+  ], shown, {label: "Catalogue", none: "No matching datasets."}));
+  replace(holder, el("div", {class: "stack"}, el("p", {class: "quiet"}, "In a config: ", el("code", {}, "data: [{name: NAME}]"), ". Licences and sizes that are uncertain are omitted."), field, rows));
 }

@@ -31,7 +31,7 @@ export async function show(root, {name}, query) {
 
   const load = async () => {
     const mine = ++turn, start = Number(values.start) || 0;
-    replace(rows, loading("Loading. The first rows wait for a process that reads and tokenises, some seconds"));
+    replace(rows, loading("Loading. Starting the process that reads and tokenises rows takes a few seconds"));
     said.textContent = "";
     let shown = [], next = start, answer = null;
     try {
@@ -115,8 +115,8 @@ function pager(start, next, change) {
 }
 
 function nothing(start, values, change) {
-  if (FILTERS.some((key) => values[key] !== "")) return empty("No row passes these filters.", el("button", {type: "button", onclick: () => change({...Object.fromEntries(FILTERS.map((key) => [key, ""])), start: ""})}, "Clear the filters"));
-  return start ? empty("The file ends before this row.", el("button", {type: "button", onclick: () => change({start: ""})}, "Go to the first row")) : empty("The file holds no rows.", el("a", {href: "/data"}, "Choose another"));
+  if (FILTERS.some((key) => values[key] !== "")) return empty("No rows match these filters.", el("button", {type: "button", onclick: () => change({...Object.fromEntries(FILTERS.map((key) => [key, ""])), start: ""})}, "Clear the filters"));
+  return start ? empty("The file ends before this row.", el("button", {type: "button", onclick: () => change({start: ""})}, "Go to the first row")) : empty("The file contains no rows.", el("a", {href: "/data"}, "Choose another"));
 }
 
 // Choose the question and answer columns of a file that no format recognises.
@@ -130,7 +130,7 @@ export function columnChooser({names, guess}, columns, change) {
   return el("form", {class: "stack hint", "aria-label": "Columns", onsubmit: (event) => {
     event.preventDefault();
     const chosen = {...(question.value && {prompt: question.value}), ...(answer.value && {[question.value ? "completion" : "text"]: answer.value})};
-    if (question.value && question.value === answer.value) { answer.setCustomValidity("Choose another column than the question's."); answer.reportValidity(); return; }
+    if (question.value && question.value === answer.value) { answer.setCustomValidity("Choose a column other than the question's."); answer.reportValidity(); return; }
     change({columns: Object.keys(chosen).length ? columnsText(chosen) : "", start: ""});
   }, onchange: () => answer.setCustomValidity("")},
   el("p", {}, columns ? "These columns are read:" : "No known layout has these columns. Which of them are the question and the answer?"),
@@ -146,7 +146,7 @@ function rowOf(row, reading) {
   const body = el("div", {class: "stack"}, bodyOf(row));
   const whole = action("More of this row", async () => {
     const found = await api(`data/row?${new URLSearchParams({...reading(), start: row.number})}`);
-    replace(body, bodyOf(found), el("details", {open: Boolean(row.problem)}, el("summary", {}, "As it stands in the file"), el("pre", {class: "raw"}, found.raw || "–")));
+    replace(body, bodyOf(found), el("details", {open: Boolean(row.problem)}, el("summary", {}, "As stored in the file"), el("pre", {class: "raw"}, found.raw || "–")));
     whole.remove();
   });
   return el("article", {class: "datarow", "aria-label": row.place},

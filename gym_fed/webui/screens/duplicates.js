@@ -1,7 +1,7 @@
 // Duplicate rows of a file: searched here if it is small, otherwise by a job.
 import {action, api, commandOf, copyable, count, el, facts, leave, mayChange, message, number, pathUrl, post, replace, table} from "../static/app.js";
 
-const NEAR = [["0.8", "equal, or 80% alike"], ["0.9", "equal, or 90% alike"], ["", "equal"]];
+const NEAR = [["0.8", "equal, or 80% similar"], ["0.9", "equal, or 90% similar"], ["", "equal"]];
 
 // duplicates(reading) -> {node, begin()}.
 export function duplicates(reading) {
@@ -58,7 +58,7 @@ async function follow(job, isWanted, report) {
     if (now.exit_code === 0) {
       const rows = (name) => { const found = text.match(new RegExp(`"${name}": (\\d+)`)); return found ? number(Number(found[1])) : null; };
       replace(report, copyable(command), facts([["Rows read", rows("rows_read")], ["Kept", rows("num_rows")], ["Exact duplicates", rows("exact duplicate")], ["Near duplicates", rows("near duplicate")], ["Written to", el("a", {href: `/data/${pathUrl(job.folder)}`}, job.folder)]]));
-    } else replace(report, copyable(command), el("pre", {class: "raw"}, text.slice(-2000)), el("p", {class: "problem"}, "It did not end well."));
+    } else replace(report, copyable(command), el("pre", {class: "raw"}, text.slice(-2000)), el("p", {class: "problem"}, "The job failed."));
     return;
   }
 }

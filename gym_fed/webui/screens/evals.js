@@ -70,7 +70,7 @@ function startForm(suites, folder, started) {
     await post("evals/start", {model: model.value.trim(), ...rows, folder, ...(limit.value && {limit: Number(limit.value)})});
     started();
   }, {primary: true});
-  const fields = [["Model", model], ["Suite", suite], ["File of rows", data], ["Its columns", columns], ["Most rows of a task", limit]];
+  const fields = [["Model", model], ["Suite", suite], ["File of rows", data], ["Its columns", columns], ["Maximum rows per task", limit]];
   const form = el("form", {class: "fields", onsubmit: (event) => event.preventDefault()},
     ...fields.map(([label, field]) => el("div", {class: "field"}, el("label", {for: field.id}, label), field)), mayChange() && begin);
   draw();
@@ -81,7 +81,7 @@ function jobOf(job) {
   const kinds = {running: ["half", "running"], ended: job.exit_code === 0 ? ["filled", "finished"] : ["struck", `failed with ${job.exit_code}`], killed: ["struck", "was killed"]};
   const [shape, text] = kinds[job.status] || ["hollow", job.status];
   const output = el("pre", {class: "raw"}, "");
-  const look = async () => { const {text: said} = await api(`jobs/${job.id}/output?offset=-4000`); output.textContent = said || "It has printed nothing yet."; output.scrollTop = output.scrollHeight; };
+  const look = async () => { const {text: said} = await api(`jobs/${job.id}/output?offset=-4000`); output.textContent = said || "No output yet."; output.scrollTop = output.scrollHeight; };
   if (job.status === "running") look().catch(() => {});
   return el("details", {open: job.status === "running", ontoggle: (event) => event.target.open && look()},
     el("summary", {}, state(shape, text), ` ${job.title}, `, ago(job.started_at)),
@@ -118,7 +118,7 @@ async function compare(holder, folder, chosen) {
   const rows = found.tasks.flatMap((task) => Object.entries(task.metrics).map(([metric, difference]) => ({task, metric, ...difference, up: task.higher_is_better[metric]})));
   const reach = Math.max(...rows.flatMap((row) => [Math.abs(row.lower), Math.abs(row.upper)]), 1e-9);
   replace(holder, section("First minus second, row by row",
-    el("p", {}, el("span", {class: "quiet"}, "First "), found.first, el("span", {class: "quiet"}, ", second "), found.second, `. Intervals are of ${Math.round(100 * found.confidence)}%; one that leaves out 0 shows a difference.`),
+    el("p", {}, el("span", {class: "quiet"}, "First "), found.first, el("span", {class: "quiet"}, ", second "), found.second, `. Intervals are of ${Math.round(100 * found.confidence)}%; an interval without 0 shows a difference.`),
     table([
       {name: "Task", of: (row) => row.task.task, class: "reason"},
       {name: "Metric", of: (row) => (row.up ? row.metric : `${row.metric}, lower is better`)},
@@ -130,7 +130,7 @@ async function compare(holder, folder, chosen) {
       {name: "", of: (row) => `${signed(row.lower)} to ${signed(row.upper)}`, number: true},
       {name: "p", of: (row) => row.p_value.toFixed(4), number: true},
       {name: "McNemar p", of: (row) => (row.mcnemar_p === null ? null : row.mcnemar_p.toFixed(4)), number: true},
-    ], rows, {label: "Comparison", none: "The two have no task in common."}),
+    ], rows, {label: "Comparison", none: "The two records have no task in common."}),
     found.tasks.flatMap((task) => [...task.notes.map((note) => `${task.task}: ${note}`), (task.only_first || task.only_second) && `${task.task}: left out: ${count(task.only_first, "row")} of the first alone and ${task.only_second} of the second alone`]).filter(Boolean).map((note) => el("p", {class: "quiet small"}, note)),
     found.missing.length > 0 && el("p", {class: "quiet small"}, `Only in one of them: ${found.missing.join(", ")}`)));
 }
@@ -139,7 +139,7 @@ async function showBoard(holder) {
   let found;
   try { found = await api("evals/board"); } catch (error) { replace(holder, failed(error, () => showBoard(holder))); return; }
   if (!found.total) {
-    replace(holder, el("div", {class: "state empty"}, el("p", {}, "There is no leaderboard in this folder. A record becomes its first line by:"), copyable("gym leaderboard add RECORD --model-name NAME --organization WHO")));
+    replace(holder, el("div", {class: "state empty"}, el("p", {}, "There is no leaderboard in this folder. To add a record as its first line:"), copyable("gym leaderboard add RECORD --model-name NAME --organization WHO")));
     return;
   }
   const shape = (row) => (row.disputed_by.length ? "struck" : row.reproduced_by.length ? "filled" : "hollow");
@@ -151,7 +151,7 @@ async function showBoard(holder) {
     {name: "Figures", of: (row) => el("div", {}, row.tasks.slice(0, 8).map((task) => el("div", {class: "small nowrap"}, `${task.task} ${task.main_metric} `, el("strong", {}, task.figures[task.main_metric].value.toFixed(4)), el("span", {class: "quiet"}, ` n ${number(task.num_samples)}`))), row.tasks.length > 8 && el("div", {class: "small quiet"}, `and ${row.tasks.length - 8} more`))},
     {name: "Key", of: (row) => short(row.signer, 12)},
     {name: "At", of: (row) => ago(row.at), number: true},
-  ], found.submissions, {label: "Leaderboard", none: "The board has no line yet."}),
-  el("p", {class: "quiet small"}, "Self-reported: signed by who submitted it, and by nobody else. Another key reproduces a line with gym leaderboard verify."),
+  ], found.submissions, {label: "Leaderboard", none: "The board has no lines yet."}),
+  el("p", {class: "quiet small"}, "Self-reported: signed only by the submitter. Others can reproduce a line with gym leaderboard verify."),
   el("p", {class: "quiet small mono wrap"}, `head ${found.head}`));
 }

@@ -18,7 +18,7 @@ export function jobState(job) {
 
 function stopButton(job, after = () => {}) {
   const text = ["Stop", "End now", "Kill"][Math.min(job.stops, 2)];
-  return action(text, async () => after(await post(`jobs/${job.id}/stop`)), {confirm: job.stops ? "End it now? What it has not saved is lost." : ""});
+  return action(text, async () => after(await post(`jobs/${job.id}/stop`)), {confirm: job.stops ? "End it now? Unsaved progress will be lost." : ""});
 }
 
 // A job's command, status and live output; `after(job)` is called when it has ended.
@@ -73,7 +73,7 @@ export async function show(root, {id}) {
       {name: "Status", of: jobState},
       {name: "Command", class: "mono", of: (job) => short(commandOf(job), 70)},
       {name: "Began", of: (job) => ago(job.started_at), number: true},
-    ], jobs, {label: "Jobs"}) : empty("Nothing was started from these pages yet.", el("a", {class: "button", href: "/train"}, "Train a model")));
+    ], jobs, {label: "Jobs"}) : empty("No jobs have been started from these pages yet.", el("a", {class: "button", href: "/train"}, "Train a model")));
   };
   on("job", draw);
   on("resumed", draw);

@@ -53,7 +53,7 @@ export function lengths(reading, choose) {
 
 // A bar for each range of equal width up to the 99th percentile, and one for the rest.
 function bars(sorted, choose) {
-  if (!sorted.length) return el("p", {class: "quiet"}, "No row has a length.");
+  if (!sorted.length) return el("p", {class: "quiet"}, "No rows have a length.");
   const most = sorted[Math.ceil(0.99 * sorted.length) - 1], width = nice(most / BINS), counts = [];
   for (const length of sorted) { const at = Math.min(Math.floor(length / width), Math.ceil((most + 1) / width)); counts[at] = (counts[at] || 0) + 1; }
   const top = Math.max(...counts.filter(Boolean));

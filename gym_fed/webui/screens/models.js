@@ -14,7 +14,7 @@ export async function show(root, parameters, query) {
   const chosen = query.get("model"), model = found.models.find((one) => one.id === chosen);
   const again = () => navigate("/models");
   if (chosen) {
-    replace(root, model ? await oneModel(model, found, kinds, again) : empty(`“${chosen}” is not on this machine any more.`, el("a", {href: "/models"}, "All models")));
+    replace(root, model ? await oneModel(model, found, kinds, again) : empty(`“${chosen}” is no longer on this machine.`, el("a", {href: "/models"}, "All models")));
     return;
   }
   const registry = el("div", {}, loading());
@@ -30,7 +30,7 @@ export async function show(root, parameters, query) {
     ], found.models, {label: "Models"})),
     found.models.length < 2 && empty("Models that you train are listed here when they are finished.", el("a", {class: "button", href: "/train"}, "Train one")),
     section("Variants", variants(found, kinds, () => show(root, parameters, query))),
-    mayChange() && found.models.length > 2 && section("Merge", el("p", {class: "quiet"}, "Fine-tunes of one base become one delta, by a merge method or a robust rule."), mergeForm(found, kinds)),
+    mayChange() && found.models.length > 2 && section("Merge", el("p", {class: "quiet"}, "Combine fine-tunes of one base into one delta, with a merge method or a robust rule."), mergeForm(found, kinds)),
     section("Registry", registry));
   await showRegistry(registry);
 }
@@ -45,7 +45,7 @@ async function showRegistry(registry) {
       {name: "Size", number: true, of: (one) => bytes(one.bytes)},
       {name: "State", of: (one) => one.problem || "whole"},
       {name: "Fetch", class: "mono", of: (one) => `gym models pull ${one.name} -o FOLDER`},
-    ], models, {label: "Registry", none: "The registry holds no models yet. gym models push puts one there."}));
+    ], models, {label: "Registry", none: "The registry has no models yet. gym models push adds one."}));
   } catch (error) { replace(registry, failed(error, () => showRegistry(registry))); }
 }
 
@@ -75,7 +75,7 @@ async function oneModel(model, found, kinds, again) {
       ["In use", about.uses.join("; ") || "no"], ["Base of", about.dependents.join(", ") || "nothing here"]]),
     mayChange() && section("Export", exportForm(model, kinds, null)),
     mayChange() && MOVABLE.includes(model.kind) && el("section", {id: "share"}, el("h2", {}, "Share"), shareForm(model)),
-    mayChange() && others.length > 0 && model.kind !== "gguf" && section("Encode as a delta", el("p", {class: "quiet"}, "The difference to its base in few bits, as contributors send it and variants are kept."), encodeForm(model, others, kinds, about.base)),
+    mayChange() && others.length > 0 && model.kind !== "gguf" && section("Encode as a delta", el("p", {class: "quiet"}, "The difference from its base in few bits, the format of updates and variants."), encodeForm(model, others, kinds, about.base)),
     mayChange() && MOVABLE.includes(model.kind) && section("Rename or delete", changes(model, about, again)),
   ];
 }
@@ -87,10 +87,10 @@ function changes(model, about, again) {
   return el("div", {class: "row"}, el("label", {for: "new-name"}, "Name"), name,
     action("Rename", async () => {
       const to = await post("models/rename", {model: model.id, to: name.value, confirmed});
-      say(`It is called ${to.model} now`);
+      say(`Renamed to ${to.model}`);
       navigate(`/models?${new URLSearchParams({model: to.model})}`);
     }, {confirm: warning && `${warning}Rename it?`}),
-    action("Delete", async () => { await post("models/delete", {model: model.id, confirmed}); say(`${model.id} is deleted`); again(); }, {confirm: `${warning}Delete ${model.id} and all that its folder holds (${bytes(model.bytes)})?`}));
+    action("Delete", async () => { await post("models/delete", {model: model.id, confirmed}); say(`${model.id} is deleted`); again(); }, {confirm: `${warning}Delete ${model.id} and everything in its folder (${bytes(model.bytes)})?`}));
 }
 
 // ---- actions: a form, its command, its job ----

@@ -45,7 +45,7 @@ export async function show(root, parameters, query) {
   let teaching = null;
   replace(root,
     el("header", {}, el("h1", {}, "Play"), el("button", {type: "button", onclick: () => open("", null)}, "New conversation")),
-    el("div", {class: "play"}, el("div", {class: "conversation"}, sides, talk, mayChange() ? compose : el("p", {class: "quiet"}, "A viewer may look, and not ask.")), settings()),
+    el("div", {class: "play"}, el("div", {class: "conversation"}, sides, talk, mayChange() ? compose : el("p", {class: "quiet"}, "Viewers cannot send prompts.")), settings()),
     status, taught);
 
   on("serving", (news) => { servers = news; drawSides(); drawButtons(); });
@@ -121,7 +121,7 @@ export async function show(root, parameters, query) {
       else if (server.status === "loading") replace(place, state("half", `loading, ${Math.round(server.seconds)} s`));
       else if (server.status === "ready") replace(place, el("span", {class: "row"}, state("filled", `ready, loaded in ${number(server.seconds, 2)} s`), mayChange() && el("button", {type: "button", class: "plain", "aria-label": `Unload ${option.label}`, onclick: () => { memory.chosen[Number(place.dataset.at)] = ""; choose(); }}, "Unload")));
       else if (!place.querySelector("details")) {
-        replace(place, state("struck", "did not load"), el("details", {open: true}, el("summary", {}, "What it printed"), el("pre", {class: "output"}, server.output.join("\n") || "Nothing.")), action("Load again", serve));
+        replace(place, state("struck", "failed to load"), el("details", {open: true}, el("summary", {}, "What it printed"), el("pre", {class: "output"}, server.output.join("\n") || "Nothing.")), action("Load again", serve));
       }
     }
   }
@@ -172,13 +172,13 @@ export async function show(root, parameters, query) {
     saved = saved.then(async () => {
       chat.id = await history.keep(chat.id, said);
       history.draw();
-    }).catch((error) => replace(problem, `The conversation is not kept: ${message(error)}`));
+    }).catch((error) => replace(problem, `The conversation was not saved: ${message(error)}`));
   }
 
   // Edit a prompt: the saved conversation keeps what followed it, and a new conversation continues from here.
   function edit(turn) {
     const at = memory.turns.indexOf(turn);
-    if (running || (!memory.chat.id && at < memory.turns.length - 1 && !window.confirm("This conversation is not kept. Replace all that follows?"))) return;
+    if (running || (!memory.chat.id && at < memory.turns.length - 1 && !window.confirm("This conversation is not saved. Replace everything after this prompt?"))) return;
     memory.turns = memory.turns.slice(0, at);
     memory.chat = {id: ""};
     prompt.value = turn.prompt;
@@ -245,7 +245,7 @@ export async function show(root, parameters, query) {
     const began = performance.now();
     try {
       await streamed("play/chat", asked(answer, answer.heard), signal, (data) => take(answer, data, began));
-      if (!answer.finish && !answer.error) answer.error = "The answer broke off.";
+      if (!answer.finish && !answer.error) answer.error = "The answer was interrupted.";
     } catch (error) {
       if (error.name === "AbortError") answer.finish = "stopped";
       else answer.error = message(error);
@@ -271,7 +271,7 @@ export async function show(root, parameters, query) {
   }
 
   function drawTurns() {
-    if (!memory.turns.length) { replace(talk, empty(options.size > 1 ? "Ask something. Conversations are kept on this machine alone." : "gym-nano comes with gym-fed; models that you train are listed beside it.", !memory.chosen[0] && options.has("gym-nano") && el("button", {type: "button", onclick: () => { memory.chosen[0] = "gym-nano"; choose(); }}, "Load gym-nano"))); return; }
+    if (!memory.turns.length) { replace(talk, empty(options.size > 1 ? "Ask something. Conversations are stored only on this machine." : "gym-nano comes with gym-fed; models that you train are listed next to it.", !memory.chosen[0] && options.has("gym-nano") && el("button", {type: "button", onclick: () => { memory.chosen[0] = "gym-nano"; choose(); }}, "Load gym-nano"))); return; }
     replace(talk, memory.turns.map((turn) => el("article", {class: "exchange"},
       el("div", {class: "asked"}, el("h2", {class: "who"}, "You"), el("p", {class: "said"}, turn.prompt),
         !running && mayChange() && el("div", {class: "row small"}, el("button", {type: "button", class: "plain", onclick: () => edit(turn)}, "Edit"), turn === memory.turns.at(-1) && el("button", {type: "button", class: "plain", disabled: !isReady(), onclick: answerLast}, "Ask again"), attemptsOf(turn))),
@@ -295,7 +295,7 @@ export async function show(root, parameters, query) {
       answer.node.root,
       isGoing && !answer.text && loading(),
       answer.error && el("p", {class: "problem", role: "alert"}, answer.error),
-      !isGoing && !answer.error && !answer.text && el("p", {class: "quiet"}, answer.finish === "stopped" ? "Stopped before the first word." : "An empty answer."),
+      !isGoing && !answer.error && !answer.text && el("p", {class: "quiet"}, answer.finish === "stopped" ? "Stopped before the first word." : "The answer is empty."),
       !isGoing && el("div", {class: "row small quiet"}, el("span", {}, figures.join(" · ")), answer.text && copyButton(answer.text, answer.node.root, {kind: "plain"}), answer.text && mayChange() && el("button", {type: "button", class: "plain", onclick: () => better(place, answer)}, "Teach a better answer")),
       place);
   }
@@ -355,6 +355,6 @@ export async function show(root, parameters, query) {
     stop.hidden = !running;
     send.hidden = Boolean(running);
     send.disabled = !isReady() || !prompt.value.trim();
-    hint.textContent = isReady() ? "Enter sends, Shift+Enter begins a line" : picked().length ? "It can be asked when it is ready" : "Choose a model first";
+    hint.textContent = isReady() ? "Enter sends, Shift+Enter starts a new line" : picked().length ? "Wait until the model is ready" : "Choose a model first";
   }
 }

@@ -22,7 +22,7 @@ export function taughtPanel({bases, refresh, compareWith}) {
     };
     drawCommand();
     const make = async () => {
-      if (!/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/.test(name.value)) throw new Error("A name has letters, digits, dots, dashes and underscores");
+      if (!/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/.test(name.value)) throw new Error("Use letters, digits, dots, dashes and underscores");
       const {jobPanel} = await import("./jobs.js");
       const variant = name.value, begun = await post("play/variant", {base, name: variant});
       replace(job, jobPanel(begun.id, {after: async (ended) => {

@@ -21,7 +21,7 @@ export function tokenView(tokens) {
     target.tabIndex = 0;
     replace(about, alternatives(token));
   };
-  const alternatives = (token) => [el("p", {class: "small"}, el("code", {}, spoken(token.token)), ` had ${percent(Math.exp(token.logprob))}. The likeliest were:`),
+  const alternatives = (token) => [el("p", {class: "small"}, el("code", {}, spoken(token.token)), ` had ${percent(Math.exp(token.logprob))}. The most likely were:`),
     el("ol", {class: "alternatives"}, token.top_logprobs.map((one) => alternative(one, one.token === token.token)))];
   const hover = (target, token) => {
     replace(card, alternatives(token));

@@ -20,9 +20,9 @@ export async function record(root, folder, id) {
       {name: "", of: (row) => row.interval && `${row.interval[0].toFixed(4)} to ${row.interval[1].toFixed(4)}`, number: true},
       {name: "n", of: (row) => number(row.num_samples), number: true},
       {name: "Examples in the prompt", of: (row) => number(row.task.num_fewshot), number: true},
-    ], rows, {label: "Figures"}), el("p", {class: "quiet small"}, "Intervals of shares of right answers are Wilson's; of other figures, 1.96 standard errors to either side.")),
+    ], rows, {label: "Figures"}), el("p", {class: "quiet small"}, "Intervals of accuracies are Wilson score intervals; others are ±1.96 standard errors.")),
     section("Samples", browser),
-    el("details", {}, el("summary", {}, "What the figures depend on"), facts(Object.entries(found.identity).map(([name, value]) => [name, el("span", {class: "mono"}, value)])), copyable(`gym eval show ${found.id} --output ${folder}`)));
+    el("details", {}, el("summary", {}, "Evaluation settings"), facts(Object.entries(found.identity).map(([name, value]) => [name, el("span", {class: "mono"}, value)])), copyable(`gym eval show ${found.id} --output ${folder}`)));
   if (single.length) await samples(browser, folder, found.id, single);
 }
 
@@ -40,7 +40,7 @@ async function samples(holder, folder, id, tasks) {
     try { found = await api(`evals/samples?${new URLSearchParams({folder, record: id, task: task.value, only: only.value, text: words.value, start, limit: PAGE})}`); } catch (error) { replace(list, failed(error, () => load(start))); return; }
     if (mine !== turn) return;
     said.textContent = count(found.total, "sample");
-    replace(list, found.samples.length ? found.samples.map(sampleOf) : el("p", {class: "state"}, "No sample passes these filters."));
+    replace(list, found.samples.length ? found.samples.map(sampleOf) : el("p", {class: "state"}, "No samples match these filters."));
     replace(pages, el("button", {type: "button", disabled: start === 0, onclick: () => load(Math.max(0, start - PAGE))}, "Earlier"), el("button", {type: "button", disabled: start + PAGE >= found.total, onclick: () => load(start + PAGE)}, "Next"));
   };
   for (const field of [task, only]) field.addEventListener("change", () => load(0));

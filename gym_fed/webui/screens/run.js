@@ -93,7 +93,7 @@ export async function show(root, {path}, query) {
   function drawTop() {
     const {figures} = run, total = totalSteps(), isRunning = ["running", "running?", "starting", "stopping"].includes(run.status);
     replace(state, runState(run.status));
-    replace(buttons, mayChange() && isRunning && action(run.status === "stopping" ? "End now" : "Stop", stop, {confirm: run.status === "stopping" ? "End it now? What it has not saved is lost." : ""}), mayChange() && run.status === "unfinished" && action("Resume", resume, {primary: true}),
+    replace(buttons, mayChange() && isRunning && action(run.status === "stopping" ? "End now" : "Stop", stop, {confirm: run.status === "stopping" ? "End it now? Unsaved progress will be lost." : ""}), mayChange() && run.status === "unfinished" && action("Resume", resume, {primary: true}),
       mayChange() && !isRunning && run.config && el("button", {type: "button", onclick: again}, "Train again…"));
     const speed = figures["performance/tokens_per_second"], memory = Math.max(...Object.entries(figures).filter(([key]) => /^performance\/peak_.*bytes$/.test(key)).map(([, one]) => one), 0);
     const left = ["running", "running?"].includes(run.status) && total && run.steps < total ? timeLeft(total) : "";
@@ -115,7 +115,7 @@ export async function show(root, {path}, query) {
   // What the run is doing before its first step and after its last; in between, the metrics show it.
   function phaseLine(total) {
     const isStep = !run.phase || run.phase.startsWith("step "), isDone = total && run.steps >= total;
-    return (!isStep || isDone) && el("p", {class: "small quiet wrap"}, isStep ? "All steps are done. The model is measured and saved." : run.phase);
+    return (!isStep || isDone) && el("p", {class: "small quiet wrap"}, isStep ? "All steps are done. The model is being evaluated and saved." : run.phase);
   }
 
   // The counts of rows, since a run that trains on half of them looks like any other.
@@ -142,7 +142,7 @@ export async function show(root, {path}, query) {
   function again() {
     const name = path.replace(/-\d+$/, ""), number = Number(/-(\d+)$/.exec(path)?.[1] || 1) + 1;
     const before = localStorage.getItem("gym.train.draft");
-    if (before && before !== run.config && !window.confirm("Replace the text that is being written in Train?")) return;
+    if (before && before !== run.config && !window.confirm("Replace your draft in Train?")) return;
     localStorage.setItem("gym.train.draft", run.config.replace(/^output_dir:.*$/m, (line) => line.replace(path, `${name}-${number}`)));
     navigate("/train");
   }
@@ -157,7 +157,7 @@ export async function show(root, {path}, query) {
     const textOf = AXES[view.x].text || ((value) => number(Math.round(value)));
     const zoom = view.low !== null && el("button", {type: "button", onclick: () => zoomTo(null, null)}, `${AXES[view.x].label} ${textOf(view.low)} to ${textOf(view.high)}: show all`);
     const across = el("select", {id: "across", onchange: () => { Object.assign(view, {x: across.value, low: null, high: null}); restore(); load().catch((error) => say(error.message)); }}, Object.entries(AXES).map(([name, {label}]) => el("option", {value: name, selected: name === view.x}, label)));
-    const others = el("select", {"aria-label": "Lay another run over it", onchange: (event) => { if (event.target.value) overlay([...view.others, event.target.value]); }}, el("option", {value: ""}, "Compare with…"));
+    const others = el("select", {"aria-label": "Overlay another run", onchange: (event) => { if (event.target.value) overlay([...view.others, event.target.value]); }}, el("option", {value: ""}, "Compare with…"));
     const fillOthers = async () => {
       if (others.children.length > 1) return;
       const {runs} = await api("runs");
@@ -190,7 +190,7 @@ export async function show(root, {path}, query) {
 
   function make(spec) {
     const {label, text} = AXES[view.x];
-    const plot = chart({title: spec.title, xLabel: label, ...(text && {xText: text}), group: "run", height: spec.wide ? 280 : 220, log: view.log && spec.log !== false, onZoom: (low, high) => (low === null ? zoomTo(null, null) : zoomTo(Math.max(0, Math.floor(low)), Math.ceil(high))), none: label === "step" ? undefined : `No values by ${label}: this run does not count them.`, range: view.low === null ? null : [view.low, view.high]});
+    const plot = chart({title: spec.title, xLabel: label, ...(text && {xText: text}), group: "run", height: spec.wide ? 280 : 220, log: view.log && spec.log !== false, onZoom: (low, high) => (low === null ? zoomTo(null, null) : zoomTo(Math.max(0, Math.floor(low)), Math.ceil(high))), none: label === "step" ? undefined : `No values by ${label}: this run did not record them.`, range: view.low === null ? null : [view.low, view.high]});
     if (spec.wide) plot.node.classList.add("wide");
     return {spec, plot};
   }
@@ -243,7 +243,7 @@ export async function show(root, {path}, query) {
     if (run.others.length) parts.push(differences());
     if (run.marks.length) {
       parts.push(section("Spikes and roll-backs", table([
-        {name: "Step", number: true, of: (mark) => number(mark.step)}, {name: "What", of: (mark) => (mark.kind === "rollback" ? `went back to step ${mark.to_step}` : "spike, written down")},
+        {name: "Step", number: true, of: (mark) => number(mark.step)}, {name: "What", of: (mark) => (mark.kind === "rollback" ? `went back to step ${mark.to_step}` : "spike, only recorded")},
         {name: "Figure", of: (mark) => mark.metric}, {name: "Value", number: true, of: (mark) => shown(Number(mark.value))}, {name: "Usual", number: true, of: (mark) => shown(mark.usual)},
       ], run.marks, {label: "Spikes and roll-backs"})));
     }

@@ -31,7 +31,7 @@ function measured({held_out: held, retention, warnings = [], skipped = [], promp
 async function goOn(run) {
   const name = `${run.base.replace(/-\d+$/, "")}-${Number(/-(\d+)$/.exec(run.base)?.[1] || 1) + 1}`;
   const before = localStorage.getItem("gym.train.draft");
-  if (before && before !== run.config && !window.confirm("Replace the text that is being written in Train?")) return;
+  if (before && before !== run.config && !window.confirm("Replace your draft in Train?")) return;
   const values = run.is_adapter ? {adapter: run.base} : {model: run.base}; // an adapter is trained further on its base
   const {text: plain} = await post("train/edit", {text: run.config, values: run.is_adapter ? {adapter: null} : {}}); // it may be a list
   const {text} = await post("train/edit", {text: plain, values: {...values, output_dir: name}});

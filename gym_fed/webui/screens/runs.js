@@ -18,7 +18,7 @@ export async function show(root, parameters, query) {
 
   function elsewhere() {
     const folder = el("input", {id: "run-folder", class: "mono", placeholder: "/path/to/output_dir", maxlength: 1000, spellcheck: "false"});
-    return el("details", {}, el("summary", {}, "Add a run of another folder"), el("div", {class: "stack"}, el("p", {class: "small quiet"}, "Runs below this folder of runs, in saves/, and those that gym train started lately on this account are listed without it."),
+    return el("details", {}, el("summary", {}, "Add a run from another folder"), el("div", {class: "stack"}, el("p", {class: "small quiet"}, "Runs below this folder of runs, in saves/, and runs that gym train started recently under this account are listed automatically."),
       el("div", {class: "row ends"}, el("div", {class: "field grow"}, el("label", {for: "run-folder"}, "Folder with run.json"), folder), action("Add", async () => { const {path} = await post("runs", {folder: folder.value.trim()}); navigate(runLink(path)); }))));
   }
 
@@ -39,7 +39,7 @@ export async function show(root, parameters, query) {
     drawChoice();
     const begun = waiting.map((job) => ({...job, isJob: true}));
     if (!lines.length && !begun.length) {
-      replace(list, search.value ? empty(`No run matches “${search.value}”.`, el("button", {type: "button", onclick: () => { search.value = ""; load(); }}, "Show all"))
+      replace(list, search.value ? empty(`No runs match “${search.value}”.`, el("button", {type: "button", onclick: () => { search.value = ""; load(); }}, "Show all"))
         : empty(`No runs in ${place} yet. The first takes about half a minute.`, el("a", {class: "button primary", href: "/train?recipe=nano-sft"}, "Train gym-nano")));
       return;
     }

@@ -23,7 +23,7 @@ export async function search(root, path) {
     }
     if (found.job && !found.is_running && found.job.exit_code) {
       const {text} = await api(`jobs/${found.job.id}/output?offset=-3000`);
-      replace(output, section("What it printed last", el("pre", {class: "raw"}, text)));
+      replace(output, section("Latest output", el("pre", {class: "raw"}, text)));
     } else replace(output);
   };
 
@@ -42,9 +42,9 @@ export async function search(root, path) {
       {name: found.metric, of: (trial) => (found.best && trial.number === found.best.number ? el("strong", {}, number(trial.value, 5)) : number(trial.value, 5)), number: true},
       ...keys.map((key) => ({name: key, of: (trial) => (key in trial.parameters ? valueOf(trial.parameters[key]) : null), number: true})),
       {name: "Why", of: (trial) => (found.best && trial.number === found.best.number ? "best" : trial.why), class: "reason"},
-    ], rows, {label: "Trials", none: "No trial has begun yet."}));
+    ], rows, {label: "Trials", none: "No trial has started yet."}));
     replace(best, found.best_text ? [el("pre", {class: "raw"}, found.best_text), el("div", {class: "row"}, el("button", {type: "button", onclick: () => {
-      if (localStorage.getItem("gym.train.draft") && !window.confirm("Replace the text that is being written there?")) return;
+      if (localStorage.getItem("gym.train.draft") && !window.confirm("Replace your draft there?")) return;
       localStorage.setItem("gym.train.draft", found.best_text);
       navigate("/train");
     }}, "Open in Train"), copyable(`gym train ${found.best_file}`))] : el("p", {class: "state"}, "The first finished trial writes it."));

@@ -31,8 +31,8 @@ export async function show(root, parameters, query) {
     yaml.changed(1);
   };
   const choices = choicesPanel({offered, text: () => text.value, set});
-  const recipe = el("select", {"aria-label": "Begin with a recipe", disabled: !mayChange(), onchange: () => recipe.value && begin(recipe.value)},
-    el("option", {value: ""}, "Begin with a recipe…"), recipes.flatMap((one) => (one.sizes.length > 1 ? one.sizes.map((size) => el("option", {value: `${one.name}\u0000${size}`}, `${one.name}, ${size}`)) : [el("option", {value: one.name}, one.name)])));
+  const recipe = el("select", {"aria-label": "Start from a recipe", disabled: !mayChange(), onchange: () => recipe.value && begin(recipe.value)},
+    el("option", {value: ""}, "Start from a recipe…"), recipes.flatMap((one) => (one.sizes.length > 1 ? one.sizes.map((size) => el("option", {value: `${one.name}\u0000${size}`}, `${one.name}, ${size}`)) : [el("option", {value: one.name}, one.name)])));
   const summary = el("p", {class: "small quiet"}), actions = el("div", {class: "before"}), more = el("div");
   const panels = {choices: choices.node, more, yaml: el("div", {class: "stack"}, yaml.node)};
 
@@ -102,10 +102,10 @@ export async function show(root, parameters, query) {
     const choose = checked.problems.map((one) => one.choose).filter(Boolean), next = choose.length === checked.problems.length ? `Choose ${choose.join(" and ")} first` : "Correct the problems first";
     replace(actions, fields, !isValid && el("div", {class: "row"}, el("button", {type: "button", class: "primary", disabled: true, "aria-describedby": "start-waits"}, "Start"), el("span", {id: "start-waits", class: "quiet small"}, next)), isValid && [
       missing.length > 0 && download(missing),
-      taken === "unfinished" && el("p", {class: "problem"}, `${path} was stopped. The same configuration goes on from its checkpoint; another is refused.`),
+      taken === "unfinished" && el("p", {class: "problem"}, `${path} was stopped. The same configuration resumes from its checkpoint; a different one is refused.`),
       taken === "unfinished" && other,
-      taken === "finished" && el("div", {class: "stack"}, el("p", {}, `${path} holds a finished run.`), other, el("label", {class: "choice"}, el("input", {type: "checkbox", checked: overwrite, onchange: (event) => { overwrite = event.target.checked; drawStart(); }}), " Or delete it first")),
-      taken === "running" && el("p", {class: "problem"}, "A run is at work there. ", el("a", {href: `/runs/${pathUrl(path)}`}, "Watch it"), ", or choose another folder."),
+      taken === "finished" && el("div", {class: "stack"}, el("p", {}, `${path} contains a finished run.`), other, el("label", {class: "choice"}, el("input", {type: "checkbox", checked: overwrite, onchange: (event) => { overwrite = event.target.checked; drawStart(); }}), " Or delete it first")),
+      taken === "running" && el("p", {class: "problem"}, "A run is in progress there. ", el("a", {href: `/runs/${pathUrl(path)}`}, "Watch it"), ", or choose another folder."),
       taken === "running" && other,
       el("div", {class: "row"}, start, estimate),
       el("div", {}, el("h3", {}, "What leaves this machine"), leaves.length ? el("ul", {}, leaves.map((line) => el("li", {}, line))) : el("p", {}, "Nothing.")),
@@ -122,7 +122,7 @@ export async function show(root, parameters, query) {
       const {path} = await post("train/start", {text: text.value, yes: agreed, overwrite});
       localStorage.setItem(DRAFT, text.value); // a failed run leads back to it
       navigate(`/runs/${pathUrl(path)}`);
-    }, {primary: true, confirm: overwrite ? "Delete the finished run, and train anew?" : ""});
+    }, {primary: true, confirm: overwrite ? "Delete the finished run, and train again?" : ""});
     button.querySelector("button").disabled = isBlocked;
     replace(start, button);
   }
@@ -134,7 +134,7 @@ export async function show(root, parameters, query) {
         const offers = [];
         for (const name of missing) offers.push(await post("train/offer", {name}));
         replace(said, offers.map((offer) => el("p", {class: "wrap"}, offer.describe)), el("label", {class: "choice"}, el("input", {type: "checkbox", onchange: (event) => { agreed = event.target.checked; drawStart(); }}), " Fetch it when the run starts"));
-      }), said, el("p", {class: "small quiet"}, "Without a network: fetch it where there is one by `gym models pull`, copy the folder here, and give its path as model."));
+      }), said, el("p", {class: "small quiet"}, "Without a network: fetch it on another machine with `gym models pull`, copy the folder here, and give its path as model."));
   }
 
   // The estimate for the newest valid text; for a model on the Hub only on request, since its config is read from there.
@@ -180,9 +180,9 @@ export async function show(root, parameters, query) {
   function showPlan(found, timed) {
     const time = found.steps && found.seconds_per_step ? `about ${duration(found.steps * found.seconds_per_step)}, ` : timed && "time not known, ";
     replace(estimate, el("div", {class: "stack"}, el("p", {}, time, bytes(found.peak_bytes), found.available_bytes && ` of ${bytes(found.available_bytes)}`), el("p", {}, fit(found) || state("hollow", `this machine has no ${found.device}`)),
-      !timed && loading("Timing a step on this machine", null), lengthChoice(found), found.seconds_per_step && el("p", {class: "small quiet"}, "Loading, and measuring before and after the training, come on top."),
+      !timed && loading("Timing a step on this machine", null), lengthChoice(found), found.seconds_per_step && el("p", {class: "small quiet"}, "Loading, and measuring before and after training, take additional time."),
       el("details", {}, el("summary", {class: "small"}, "How it is made up"), facts([
-        ["Steps", found.steps ? number(found.steps) : "as many as the rows give"],
+        ["Steps", found.steps ? number(found.steps) : "determined by the rows"],
         ["Time per step", found.seconds_per_step ? `${found.seconds_per_step.toFixed(2)} s` : "not known"],
         ...checked.chosen.map((one) => [one.key, el("span", {title: one.reason}, String(one.value))]),
         ["Weights", `${number(found.weights)}, of which ${number(found.trained)} are trained`], ["Device", found.device],
@@ -204,12 +204,12 @@ export async function show(root, parameters, query) {
     return el("div", {class: "field"}, el("label", {for: "run-length"}, "Length"), control);
   }
 
-  if (!mayChange()) { replace(yaml.problems, el("p", {class: "quiet"}, "You may look; an operator trains.")); choices.draw({given: {}, problems: [], chosen: []}); }
+  if (!mayChange()) { replace(yaml.problems, el("p", {class: "quiet"}, "Only operators can start training.")); choices.draw({given: {}, problems: [], chosen: []}); }
   if (query.get("data")) {
     const draft = localStorage.getItem(DRAFT), columns = namedColumns(query.get("columns") || ""), format = query.get("format") || "auto";
     const rows = {path: query.get("data"), ...(format !== "auto" && {format}), ...(Object.keys(columns).length && {columns})};
     remember({data: "", columns: "", format: ""});
-    if (!draft || draft === FIRST || window.confirm("Replace the rows in the text that is being written here?")) await set({data: [rows]});
+    if (!draft || draft === FIRST || window.confirm("Replace the rows in your draft?")) await set({data: [rows]});
   } else if (query.get("recipe") && recipes.some((one) => one.name === query.get("recipe"))) { localStorage.removeItem(DRAFT); await begin(query.get("recipe")); }
 }
 

@@ -87,7 +87,7 @@ function modelChoice({offered, text, change}) {
   async function searchHub() {
     said = "Searching the Hub…";
     drawList();
-    try { ({models: found} = await post("train/search", {query: search.value.trim()})); said = found.length ? "" : "The Hub has no such model. "; } catch (error) { said = `${message(error)} `; }
+    try { ({models: found} = await post("train/search", {query: search.value.trim()})); said = found.length ? "" : "No such model on the Hub. "; } catch (error) { said = `${message(error)} `; }
     drawList();
   }
 
@@ -122,7 +122,7 @@ function dataChoice({offered, change, rows, redraw: redrawGoal}) {
     part.checked = checked;
     const given = sources(checked.given), only = given.length === 1 ? given[0] : null, path = only?.path;
     redraw(holder, el("label", {for: "rows-here"}, "or a file of this folder"),
-      el("select", {id: "rows-here", disabled: !mayChange(), onchange: (event) => event.target.value && choose(event.target.value)}, el("option", {value: ""}, files.length ? "Choose a file" : "There is none yet"),
+      el("select", {id: "rows-here", disabled: !mayChange(), onchange: (event) => event.target.value && choose(event.target.value)}, el("option", {value: ""}, files.length ? "Choose a file" : "There are none yet"),
         [...new Set([...(path && !files.includes(path) ? [path] : []), ...files])].map((name) => el("option", {value: name, selected: name === path}, name))),
       !given.length && mayChange() && el("button", {type: "button", id: "rows-made", onclick: () => change({data: [{tasks: ["double"], num_examples: 2000}]})}, "No rows at hand? Generate 2,000"));
     const now = JSON.stringify([given, checked.given.model, checked.missing]);
@@ -150,8 +150,8 @@ function dataChoice({offered, change, rows, redraw: redrawGoal}) {
         el("p", {class: "small"}, el("b", {class: "wrap"}, only.path), ` · ${found.num_rows === null ? "about " : ""}${count(found.about_rows ?? 0, "row")} · `, found.format === "auto" ? "layout not recognised" : `layout ${found.format}`, " · ", el("a", {href: `/data/${pathUrl(only.path)}${columns ? `?${new URLSearchParams({columns: JSON.stringify(columns)})}` : ""}`}, "all rows")),
         el("p", {class: "small quiet wrap"}, columns ? `Columns: ${Object.entries(columns).map(([ours, theirs]) => `${ours} is “${theirs}”`).join(", ")}. Not read: ${found.columns.filter((name) => !Object.values(columns).includes(name)).join(", ") || "none"}.` : `Columns: ${found.columns.join(", ") || "not readable"}.`),
         found.choices && columnChooser(found.choices, columns ? JSON.stringify(columns) : "", ({columns: chosen}) => change({data: [{...only, columns: namedColumns(chosen)}]})),
-        !isHere && el("p", {class: "small quiet"}, "Cut into tokens as gym-nano does, until the model is on this machine."),
-        found.note && el("p", {class: "small quiet wrap"}, `Cut into tokens as gym-nano does: ${message(found.note)}`));
+        !isHere && el("p", {class: "small quiet"}, "Tokenised as for gym-nano, until the model is on this machine."),
+        found.note && el("p", {class: "small quiet wrap"}, `Tokenised as for gym-nano: ${message(found.note)}`));
       replace(preview, el("div", {class: "spread"}, el("h2", {}, "The first rows as the model reads them"), el("div", {class: "legend"}, el("span", {class: "lit"}, "learnt"), el("span", {class: "unlit"}, "only read"))),
         found.rows.map((row) => el("article", {class: "datarow", "aria-label": row.place}, headOf(row), bodyOf(row))));
     } catch (error) { if (mine === turn) replace(about, failed(error)); }
@@ -194,8 +194,8 @@ function goalChoice({offered, change, rows}) {
       el("input", {type: "radio", name: "goal", id: `goal-${goal.name}`, checked: goal === now, disabled: !mayChange(), onchange: () => choose(goal, kind, algorithm)}),
       el("span", {}, goal.title), el("span", {class: "small quiet"}, goal.help)))),
     now?.graded && graderChoice(),
-    lacks && el("p", {class: "problem"}, `These rows have no column “${now.needs}”, so no tool is taught.`),
-    el("p", {class: "small quiet"}, now ? `Algorithm: ${algorithm}` : `Algorithm: ${algorithm}, chosen in the YAML`));
+    lacks && el("p", {class: "problem"}, `These rows have no column “${now.needs}”, so tool calls are not trained.`),
+    el("p", {class: "small quiet"}, now ? `Algorithm: ${algorithm}` : `Algorithm: ${algorithm}, set in the YAML`));
   }
 
   function choose(goal, kind, algorithm) {
@@ -209,7 +209,7 @@ function goalChoice({offered, change, rows}) {
     const now = checked.given.graders?.length === 1 ? checked.given.graders[0].grader : "";
     return el("div", {class: "field"}, el("label", {for: "grader"}, "Who scores the answers"),
       el("select", {id: "grader", disabled: !mayChange(), onchange: (event) => event.target.value && change({graders: [{grader: event.target.value}]})},
-        !offered.graders.includes(now) && el("option", {value: "", selected: true}, now ? `${now}, as the YAML says` : "several, as the YAML says"), offered.graders.map((name) => el("option", {value: name, selected: name === now}, name))),
+        !offered.graders.includes(now) && el("option", {value: "", selected: true}, now ? `${now}, set in the YAML` : "several, set in the YAML"), offered.graders.map((name) => el("option", {value: name, selected: name === now}, name))),
       el("span", {class: "help"}, "exact, numeric and math_verify compare with the row’s answer; others need keys: add them in the YAML."));
   }
 

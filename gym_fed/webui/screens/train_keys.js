@@ -35,7 +35,7 @@ export function keysPanel({form, area, set, append, goTo}) {
       const typed = event.target.value.trim();
       if (typed === "") { change(field, null, event.target); return; }
       const parsed = isNumber ? Number(typed) : typed;
-      if (isNumber && !Number.isFinite(parsed)) { event.target.setAttribute("aria-invalid", "true"); say(`${field.key}: ${typed} is no number.`); return; }
+      if (isNumber && !Number.isFinite(parsed)) { event.target.setAttribute("aria-invalid", "true"); say(`${field.key}: ${typed} is not a number.`); return; }
       change(field, parsed, event.target);
     }});
   }
@@ -67,7 +67,7 @@ export function keysPanel({form, area, set, append, goTo}) {
     const focused = document.activeElement?.id, words = search.value.trim().toLowerCase();
     if (words) {
       const found = fields.filter((field) => field.key.includes(words) || field.help.toLowerCase().includes(words)).sort((one, other) => other.key.includes(words) - one.key.includes(words)).slice(0, 30);
-      replace(holder, found.length ? found.map(row) : el("p", {class: "quiet"}, `No key matches “${search.value}”.`));
+      replace(holder, found.length ? found.map(row) : el("p", {class: "quiet"}, `No keys match “${search.value}”.`));
     } else {
       const first = form.first.map((key) => fields.find((field) => field.key === key)).filter(Boolean);
       replace(holder, first.map(row), form.groups.map((group) => {

@@ -43,12 +43,12 @@ function listOf(searches) {
     {name: "Best", of: (one) => one.best && number(one.best.value, 5), number: true},
     {name: "Best settings", of: (one) => one.best && settingsOf(one.best.parameters), class: "reason small"},
     {name: "Changed", of: (one) => ago(one.changed), number: true},
-  ], searches, {label: "Searches", none: "No search yet. Describe one below and start it."});
+  ], searches, {label: "Searches", none: "No searches yet. Describe one below and start it."});
 }
 
 function newSearch(form) {
   const space = el("div", {class: "form"}), actions = el("div", {class: "before"});
-  if (!mayChange()) replace(space, el("p", {class: "quiet"}, "You may look; an operator starts searches."));
+  if (!mayChange()) replace(space, el("p", {class: "quiet"}, "Only operators can start searches."));
   const yaml = editor({
     label: "Configuration of the search, YAML", value: localStorage.getItem(DRAFT) || FIRST, readonly: !mayChange(),
     check: (given) => (mayChange() ? post("tune/check", {text: given}) : null),
@@ -58,7 +58,7 @@ function newSearch(form) {
       replace(space, ...spaceForm(form, found.search, (changed) => { text.value = withSearch(text.value, changed); yaml.changed(0); }));
       if (focused && focused !== "yaml") document.getElementById(focused)?.focus();
       replace(actions, found.problems.length ? null : [
-        found.exists && el("p", {class: "quiet"}, `${found.path} holds a search. The same text resumes it, another is refused.`),
+        found.exists && el("p", {class: "quiet"}, `${found.path} contains a search. The same text resumes it; a different one is refused.`),
         el("div", {class: "row"}, action(found.exists ? "Resume the search" : "Start the search", async () => {
           const {path} = await post("tune/start", {text: text.value});
           navigate(`/tune?${new URLSearchParams({search: path})}`);
