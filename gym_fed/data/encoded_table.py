@@ -132,7 +132,7 @@ def largest_ids(file: Path) -> dict[str, int]:
             if pa.types.is_list(column.type):
                 least = pc.min(column.flatten()).as_py()
                 if least is not None and least < 0 and (least != IGNORED or not name.endswith("labels")):
-                    raise ValueError(f"{name} holds {least}, which is not a token")
+                    raise ValueError(f"{name} contains {least}, which is not a token")
         if {"labels", "input_ids"} <= set(batch.schema.names) and not pc.list_value_length(
             batch.column("labels")
         ).equals(pc.list_value_length(batch.column("input_ids"))):

@@ -253,7 +253,7 @@ def require_fitting(training: TrainingConfig, encoding: Encoding) -> None:
 
 
 def _finest_scales(spec: BaseSpec) -> tuple[dict[str, Any], str]:
-    """Return the policy keys for the finest scales with which a file stays within ``FULL_BITS``, and a description."""
+    """Return the policy keys for the finest scales that keep a file within ``FULL_BITS``, and a description."""
     from gym_fed.delta.budget import estimated_bytes
 
     ends = f"{_SIGNS}{ROW}"

@@ -228,7 +228,7 @@ NEW = Reputation(0.0, 0)
 
 
 def before(known: Reputation, height: int, absence: float) -> float:
-    """Return the reputation with which a contributor enters the round that creates version ``height``.
+    """Return a contributor's reputation at the start of the round that creates version ``height``.
 
     Args:
         known: Reputation after the last round in which they sent an update.

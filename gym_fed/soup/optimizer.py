@@ -56,7 +56,7 @@ class OptimizerState:
         made_by = {name.removeprefix(_RULE) for name in held if name.startswith(_RULE)}
         if held and made_by != {rule}:
             owners = ", ".join(sorted(made_by)) or "an unnamed optimiser"
-            log.warning("%s holds the moments of %s; %s starts from zero", path, owners, rule)
+            log.warning("%s contains the moments of %s; %s starts from zero", path, owners, rule)
             held = {}
         return cls({name: tensor for name, tensor in held.items() if not name.startswith(_RULE)}, rule)
 

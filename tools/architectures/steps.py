@@ -270,7 +270,7 @@ def _generated(model: Any) -> list[int]:
 
     ids = torch.tensor([PROMPT])
     model.generation_config.forced_eos_token_id = (
-        None  # BART forces its last token to be the end, whatever the logits
+        None  # BART forces its last token to be the end, regardless of the logits
     )
     with torch.inference_mode():
         tokens = model.generate(

@@ -2,8 +2,8 @@
 
 Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 2. The ``trim``
 largest and the ``trim`` smallest values of each coordinate are dropped, and the others averaged. Trimming counts
-contributors, not weights: with ``trim >= f``, every remaining value lies between two honest ones, whatever weight a
-malicious client claims.
+contributors, not weights: with ``trim >= f``, every remaining value lies between two honest ones, regardless of the
+weight that a malicious client claims.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Write the files with which schedulers start a run on several machines (``gym train --launch``)."""
+"""Write job files for schedulers that start a run on several machines (``gym train --launch``)."""

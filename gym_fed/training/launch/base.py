@@ -76,7 +76,7 @@ class ClusterJob:
 
 
 class ClusterScheduler(ABC):
-    """Writes the file with which a scheduler starts a run. Nothing is submitted."""
+    """Writes a scheduler's job file for a run. Nothing is submitted."""
 
     name: ClassVar[str]
 

@@ -15,7 +15,7 @@ _MARK = "packed_by"
 
 
 def packed_by(model: Any) -> str | None:
-    """Return the method with which ``pack_layers`` quantised a model; None for other models."""
+    """Return the method by which ``pack_layers`` quantised a model; None for any other model."""
     method = getattr(model, _MARK, None)
     return method if isinstance(method, str) else None
 

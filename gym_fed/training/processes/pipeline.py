@@ -133,7 +133,7 @@ class ModelPipeline:
         return BaseModelOutputWithPast(last_hidden_state=self._hidden)
 
     def _captured(self, run: Callable[[], Any]) -> dict[str, Any]:
-        """Return the arguments with which ``run`` calls the decoder; ``run`` is ended at that call."""
+        """Return the arguments that ``run`` passes to the decoder; ``run`` is aborted at that call."""
         self._captures = True
         try:
             run()

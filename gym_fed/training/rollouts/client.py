@@ -106,7 +106,7 @@ class RolloutClient:
         return asyncio.run_coroutine_threadsafe(job, self._loop).result()
 
     def require_sampling_logprobs(self, policy: RolloutPolicy, prompt: list[int]) -> None:
-        """Refuse a vLLM that reports other log-probabilities than those with which it samples.
+        """Refuse a vLLM whose reported log-probabilities differ from those that it samples from.
 
         With ``top_k`` 1, the most likely token must have probability 1.
 

@@ -48,7 +48,7 @@ def adapter_file(model: Any) -> bytes:
 
 
 def rank_for_vllm(model: Any) -> int:
-    """Return the smallest ``--max-lora-rank`` with which vLLM accepts the adapter of a PEFT model.
+    """Return the smallest ``--max-lora-rank`` for which vLLM accepts a PEFT model's adapter.
 
     Raises:
         GymError: ``MODEL_INVALID`` with a module that vLLM cannot adapt; ``CONFIG_INVALID`` if the rank is too high.

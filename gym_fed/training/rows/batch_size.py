@@ -190,7 +190,7 @@ def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | Non
 
 
 def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None:
-    """Return the largest of ``candidates`` (ascending) with which the process grows by at most ``budget`` bytes.
+    """Return the largest of ``candidates`` (ascending) for which the process grows by at most ``budget`` bytes.
 
     A size is not tried if extrapolation from the two previous sizes shows that it does not fit.
     """

@@ -26,7 +26,7 @@ from gym_fed.training.rows.tokenized import encoding_facts
 from gym_fed.training.vision.conversations import without_media
 
 _PRINTS_THE_DATE = ("strftime_now", "datetime")
-"""Functions with which a chat template prints the date, so that its tokens change from day to day."""
+"""Template functions that print the date, so that a chat template's tokens change from day to day."""
 
 _CHUNK_ROWS = 1000
 

@@ -92,7 +92,7 @@ def test_the_moments_of_another_rule_are_not_begun_from(
     state.stage(path, SPEC.digest)
     with caplog.at_level(logging.WARNING, logger="gym_fed"):
         loaded = OptimizerState.load(path, SPEC.digest, rule(then))
-    assert f"holds the moments of {rule(before)}; {rule(then)} starts from zero" in caplog.text
+    assert f"contains the moments of {rule(before)}; {rule(then)} starts from zero" in caplog.text
     assert (loaded.step, loaded.tensors()) == (1, ())
     update = {"a": torch.full((4, 8), 3.0)}
     fresh = soup_of(tmp_path, update, then, OptimizerState())

@@ -307,7 +307,7 @@ class ArchitectureKeys:
         return self._prefix + key in self._header.values
 
     def is_zero(self, key: str) -> bool:
-        """Return True if a count is 0, which stands for none of it."""
+        """Return True if a count is 0, which means none."""
         value = self._read(key, None)
         return isinstance(value, int) and value == 0
 
