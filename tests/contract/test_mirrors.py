@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 from gym_client.cli.announced import announced_mirrors
 from gym_client.hub.transfers import ObjectCache, download
 from gym_client.hub.transport import HubClient
@@ -18,9 +19,11 @@ from gym_client.mirror import follower, source
 from gym_client.mirror.source import Mirrors
 from gym_client.seeding.fetch import FetchTarget, begin_channel
 from gym_client.variants import push_variant, sign_variant
+from gym_server.mirror.service import MirrorService
 
 from gym_fed.config.hub.mirrors import MirrorConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import harmless
 from gym_fed.trust.ledger.export import verify_file
 from gym_fed.trust.mirrors.listing import SignedMirrors
 from gym_fed.trust.wire.service import HubStub
@@ -119,6 +122,41 @@ def test_a_mirror_serves_public_variants_and_proofs_to_accounts_and_nothing_to_s
         with pytest.raises(grpc.RpcError) as caught:
             stub.Submit(pb.SubmitRequest(), metadata=session)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("text", ["9" * 6000, "[red]\x1b[2J\n", "../../etc/passwd", "[" * 3000])
+def test_no_text_or_number_in_a_request_fails_a_mirror(
+    hub: LoopbackHub, mirror: LoopbackMirror, ann: HubClient, text: str
+) -> None:
+    mirror.take()
+    pem = (mirror.folder.keys / "tls.crt").read_bytes()
+    host, port = mirror.config.address.split(":")
+    with begin_channel(FetchTarget(host, int(port), pem.decode(), "the mirror")) as channel:
+        mirrors = Mirrors(ann, [mirror.config])
+        session = mirrors._metadata(mirrors._mirrors[0], channel)
+        for method in pb.DESCRIPTOR.services_by_name["Hub"].methods:
+            if method.name not in MirrorService.__dict__:
+                continue
+            request = GetMessageClass(method.input_type)()
+            for field in method.input_type.fields:
+                if field.type == field.TYPE_STRING:
+                    setattr(request, field.name, text)
+                elif field.type == field.TYPE_UINT64:
+                    setattr(request, field.name, 2**64 - 1)
+            error = failure(getattr(HubStub(channel), method.name), request, session)
+            details = "" if error is None else str(error.details())
+            assert error is None or error.code() is not grpc.StatusCode.INTERNAL, (method.name, details)
+            assert harmless(details) == details, method.name
+
+
+def failure(call: Any, request: Any, session: Any) -> Any:
+    """Return the error with which a call ends, or None."""
+    try:
+        answer = call(request, metadata=session)
+        list(answer if isinstance(answer, Iterator) else [answer])
+    except grpc.RpcError as error:
+        return error
+    return None
 
 
 @pytest.mark.parametrize(

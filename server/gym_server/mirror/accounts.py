@@ -11,6 +11,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.history import History
 from gym_fed.trust.identity.keys import verify_signature
 from gym_fed.trust.identity.login import login_claim
+from gym_fed.trust.identity.statements import require_fresh
 from gym_fed.trust.ledger.entries import Entry
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.accounts.accounts import SESSION_SECONDS, Session
@@ -28,10 +29,13 @@ class MirrorAccounts:
     Args:
         tls: Fingerprint of the mirror's TLS key. Logins name it, so they cannot be relayed to the hub.
         clock: Monotonic clock, in seconds.
+        now: Returns the Unix time, with which the age of a login is measured.
     """
 
-    def __init__(self, tls: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tls, self._clock = tls, clock
+    def __init__(
+        self, tls: str, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
+    ) -> None:
+        self._tls, self._clock, self._now = tls, clock, now
         self._server = ""
         self._history = History()
         self._status: dict[str, str] = {}
@@ -52,10 +56,11 @@ class MirrorAccounts:
         """Exchange a signature for a session: token, and seconds for which it is valid.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` for an account that is not in the ledger or not active;
-                ``SIGNATURE_INVALID``.
+            GymError: ``CLOCK_SKEWED`` for an old login; ``UNAUTHENTICATED`` for an account that is not in the ledger or
+                not active; ``SIGNATURE_INVALID``.
         """
         who = request.contributor
+        require_fresh("the request", request.issued_at_seconds, self._now())
         key = self._history.current(who)
         if key is None or self._status.get(who) not in (_ACTIVE, _LEFT):
             raise GymError(

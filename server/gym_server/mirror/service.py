@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, whole_number
 from gym_fed.trust.identity.variant import SignedVariant
 from gym_fed.trust.mirrors.folder import MirrorContent, MirrorFolder
 from gym_fed.trust.wire.protocol import require_contributor
@@ -119,7 +119,7 @@ class MirrorService:
     async def ListVariants(self, request: pb.ListVariantsRequest, context: Any) -> pb.ListVariantsReply:
         """Return a page of the public variants; the page token is the index of its first variant."""
         self._served()
-        start = int(request.page) if request.page.isascii() and request.page.isdecimal() else 0
+        start = whole_number(request.page) or 0
         end = start + min(request.page_size or _MAX_PAGE, _MAX_PAGE)
         found = [info for _, _, info in self._variants[start:end]]
         return pb.ListVariantsReply(variants=found, next_page=str(end) if end < len(self._variants) else "")
