@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.tracking.trackers.base import RunInfo, Tracker
 
 
@@ -17,6 +18,9 @@ class WandB(Tracker):
     package = "wandb"
 
     def open(self, run: RunInfo) -> None:
+        if run.online:
+            _require_no_settings_here()
+
         import wandb
 
         self._wandb: Any = wandb
@@ -59,3 +63,18 @@ class WandB(Tracker):
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _require_no_settings_here() -> None:
+    """Refuse settings of wandb in the working folder, whose ``base_url`` would receive the API key.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    for file in (Path.cwd() / name / "settings" for name in ("wandb", ".wandb")):
+        if os.path.lexists(file):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"tracking: wandb reads {file}, which may send its API key to another host",
+                "delete the file; WANDB_BASE_URL, WANDB_ENTITY and WANDB_PROJECT set the same",
+            )

@@ -14,6 +14,8 @@ import yaml
 
 from gym_fed import Experiment
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.tracking.trackers.base import RunInfo
+from gym_fed.tracking.trackers.wandb import WandB
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -158,6 +160,19 @@ def test_wandb_is_offline_unless_asked(tmp_path: Path, monkeypatch: pytest.Monke
     written = b"".join(file.read_bytes() for run in runs for file in run.glob("*.wandb"))
     assert b"rewards/exact" in written
     assert b"learning_rate" in written
+
+
+@pytest.mark.parametrize("folder", ["wandb", ".wandb"])
+def test_wandb_sends_no_key_to_the_host_that_a_file_of_the_working_folder_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
+    monkeypatch.chdir(tmp_path)
+    run = RunInfo(folder=tmp_path / "run", project="p", name="r", online=True)
+    with pytest.raises(GymError, match=f"{folder}/settings, which may send its API key to another host"):
+        WandB().open(run)
+    assert not run.folder.exists()
 
 
 def test_a_tracker_that_is_missing_or_unknown_is_refused_before_anything_is_written(
