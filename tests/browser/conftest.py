@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,8 +66,8 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., tuple[Page, chromium.Watch]]]:
+@contextmanager
+def watched_pages(browser: Browser) -> Iterator[Callable[..., tuple[Page, chromium.Watch]]]:
     """Opens pages, each in a fresh context; at the end none may have had a problem."""
     opened: list[tuple[Page, chromium.Watch]] = []
 
@@ -82,6 +83,13 @@ def open_page(browser: Browser) -> Iterator[Callable[..., tuple[Page, chromium.W
     for page, _ in opened:
         page.context.close()
     assert found == []
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., tuple[Page, chromium.Watch]]]:
+    """Opens pages for one test."""
+    with watched_pages(browser) as open_one:
+        yield open_one
 
 
 @pytest.fixture

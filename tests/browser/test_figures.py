@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.conftest import RUN, Served
+from tests.browser.conftest import RUN, Served, watched_pages
 from tests.support import chromium
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 
 def computed(page: Page, module: str, expression: str) -> Any:
@@ -21,6 +22,16 @@ def computed(page: Page, module: str, expression: str) -> Any:
     )
 
 
+@pytest.fixture(scope="module")
+def computing(webui: Served, browser: Browser) -> Iterator[Page]:
+    """A page that computes for many tests, which leave it as it is."""
+    with watched_pages(browser) as open_page:
+        page, _ = open_page()
+        page.goto(webui.url)
+        chromium.settled(page)
+        yield page
+
+
 @pytest.fixture
 def opened(webui: Served, page: Page) -> Page:
     page.goto(webui.url)
@@ -28,16 +39,18 @@ def opened(webui: Served, page: Page) -> Page:
     return page
 
 
-def test_smoothing_is_the_corrected_moving_average(opened: Page) -> None:
+def test_smoothing_is_the_corrected_moving_average(computing: Page) -> None:
     values, share = [4.0, 2.0, 8.0, 1.0, 1.0], 0.6
     mean, expected = 0.0, []
     for count, value in enumerate(values, 1):
         mean = share * mean + (1 - share) * value
         expected.append(mean / (1 - share**count))
-    found = computed(opened, "charts.js", f"m.smoothed({[[at, y] for at, y in enumerate(values)]}, {share})")
+    found = computed(
+        computing, "charts.js", f"m.smoothed({[[at, y] for at, y in enumerate(values)]}, {share})"
+    )
     assert [x for x, _ in found] == list(range(5))
     assert [y for _, y in found] == pytest.approx(expected)
-    assert computed(opened, "charts.js", "m.smoothed([[1, 5]], 0)") == [[1, 5]]
+    assert computed(computing, "charts.js", "m.smoothed([[1, 5]], 0)") == [[1, 5]]
 
 
 @pytest.mark.parametrize(
@@ -51,9 +64,9 @@ def test_smoothing_is_the_corrected_moving_average(opened: Page) -> None:
     ],
 )
 def test_the_labels_of_an_axis_have_one_notation_and_differ(
-    opened: Page, ticks: list[float | None], is_log: bool, texts: list[str]
+    computing: Page, ticks: list[float | None], is_log: bool, texts: list[str]
 ) -> None:
-    assert computed(opened, "charts.js", f"m.tickTexts({json.dumps([ticks, is_log])[1:-1]})") == texts
+    assert computed(computing, "charts.js", f"m.tickTexts({json.dumps([ticks, is_log])[1:-1]})") == texts
 
 
 @pytest.mark.parametrize(
@@ -81,13 +94,13 @@ def test_the_labels_of_an_axis_have_one_notation_and_differ(
         ("m.pathUrl('a b/c#1')", "a%20b/c%231"),
     ],
 )
-def test_formats(expression: str, text: str | None, opened: Page) -> None:
-    assert computed(opened, "app.js", expression) == text
+def test_formats(expression: str, text: str | None, computing: Page) -> None:
+    assert computed(computing, "app.js", expression) == text
 
 
-def test_markers_are_at_every_point_where_there_is_room_and_at_some_elsewhere(opened: Page) -> None:
-    assert computed(opened, "charts.js", "m.spaced([0, 50, 100], 100)") == [0, 1, 2]
-    crowded = computed(opened, "charts.js", "m.spaced([...Array(100).keys()], 100, 9)")
+def test_markers_are_at_every_point_where_there_is_room_and_at_some_elsewhere(computing: Page) -> None:
+    assert computed(computing, "charts.js", "m.spaced([0, 50, 100], 100)") == [0, 1, 2]
+    crowded = computed(computing, "charts.js", "m.spaced([...Array(100).keys()], 100, 9)")
     assert crowded == [9, 65]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -116,8 +117,9 @@ def most_colourful(png: bytes) -> int:
     """How far the channels of one pixel are apart, at most: 0 for a picture in greys."""
     from PIL import Image
 
-    pixels = np.asarray(Image.open(BytesIO(png)).convert("RGB")).astype(np.int16)
-    return int((pixels.max(axis=2) - pixels.min(axis=2)).max())
+    channels = [np.asarray(channel) for channel in Image.open(BytesIO(png)).convert("RGB").split()]
+    most, least = functools.reduce(np.maximum, channels), functools.reduce(np.minimum, channels)
+    return int((most - least).max())
 
 
 def looks(page: Page) -> Iterator[tuple[str, int, bytes]]:
