@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    """Parse a file of the checkout; the many tests that read all of them in a process parse each of them once."""
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
 
 
 def our_files(without: Path) -> list[Path]:

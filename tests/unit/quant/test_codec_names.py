@@ -7,7 +7,7 @@ import ast
 import pytest
 from gym_quant.registry import CODECS
 
-from tests.support.sources import ROOT, our_files
+from tests.support.sources import ROOT, our_files, parsed
 
 CODEC_FILES = ROOT / "quant" / "gym_quant" / "codecs"
 NAMES = frozenset(CODECS.own())
@@ -34,9 +34,8 @@ ALLOWED = {
 """File and line's text to the reason why a codec's name is tested there."""
 
 
-def named_lines(source: str) -> list[int]:
+def named_lines(tree: ast.Module) -> list[int]:
     """Lines that compare with a codec's name, look one up in a group, or ask for an instance of a codec's class."""
-    tree = ast.parse(source)
     groups = _groups(tree)
     lines = []
     for node in ast.walk(tree):
@@ -111,7 +110,7 @@ def _is_tuning(node: ast.expr) -> bool:
     ],
 )
 def test_the_search_finds_a_name_that_is_tested(line: str) -> None:
-    assert len(named_lines(line)) == 1
+    assert len(named_lines(ast.parse(line))) == 1
 
 
 @pytest.mark.parametrize(
@@ -123,13 +122,13 @@ def test_the_search_finds_a_name_that_is_tested(line: str) -> None:
     ],
 )
 def test_choosing_a_codec_or_testing_a_tuning_method_is_no_test_of_a_name(line: str) -> None:
-    assert named_lines(line) == []
+    assert named_lines(ast.parse(line)) == []
 
 
 def test_no_file_but_its_own_tests_a_codecs_name() -> None:
     found = {}
     for file in our_files(without=CODEC_FILES):
-        text = file.read_text(encoding="utf-8")
-        for line in named_lines(text):
-            found[f"{file.relative_to(ROOT)}: {text.splitlines()[line - 1].strip()}"] = line
+        for line in named_lines(parsed(file)):
+            text = file.read_text(encoding="utf-8").splitlines()[line - 1].strip()
+            found[f"{file.relative_to(ROOT)}: {text}"] = line
     assert sorted(found) == sorted(ALLOWED)

@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import gym_fed
+from tests.support.sources import parsed
 from tests.support.without_packages import TRAINER
 from tools.version import versions
 
@@ -55,14 +56,9 @@ def name_of(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
-@cache
-def tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
-
-
 def imported(file: Path) -> Iterator[str]:
     """Top-level names of everything a module imports, at any depth of it."""
-    for node in ast.walk(tree(file)):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -72,7 +68,7 @@ def imported(file: Path) -> Iterator[str]:
 def offences(file: Path) -> list[str]:
     """Calls that run code from data, or could."""
     found = [f"imports {name}" for name in imported(file) if name in UNSAFE_MODULES]
-    for node in ast.walk(tree(file)):
+    for node in ast.walk(parsed(file)):
         if not isinstance(node, ast.Call):
             continue
         words = {word.arg: ast.unparse(word.value) for word in node.keywords if word.arg in RISKY_WORDS}
@@ -126,7 +122,7 @@ def test_tables_of_the_packages_are_made_in_one_place() -> None:
     found = {
         name_of(file)
         for file in modules(*PACKAGES)
-        for node in ast.walk(tree(file))
+        for node in ast.walk(parsed(file))
         if isinstance(node, ast.ImportFrom) and node.module == "rich.table"
         if "Table" in {alias.name for alias in node.names}
     }
@@ -201,8 +197,8 @@ def named_modules() -> frozenset[str]:
     found: set[str] = set()
     for file in [*modules(*PACKAGES), ROOT / "app.py"]:
         found.update(imported(file))
-        prose = {id(n.value) for n in ast.walk(tree(file)) if isinstance(n, ast.Expr)}
-        for node in ast.walk(tree(file)):
+        prose = {id(n.value) for n in ast.walk(parsed(file)) if isinstance(n, ast.Expr)}
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
                 found.update(re.findall(r"\w+", node.value))
     return frozenset(found)

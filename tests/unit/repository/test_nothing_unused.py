@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gym_fed.core.registries import ALL
+from tests.support.sources import parsed
 
 ROOT = Path(__file__).resolve().parents[3]
 MEMBERS = tuple(f"{kind.package}." for kind in ALL)
@@ -34,7 +35,7 @@ def trees(root: Path) -> Trees:
         for file in base.glob("gym_*/**/*.py"):
             if not any(str(file.relative_to(root)).startswith(folder) for folder in CALLED_BY_OTHERS):
                 name = ".".join(file.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
-                found[name] = file, ast.parse(file.read_text(encoding="utf-8"))
+                found[name] = file, parsed(file)
     return found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.like_windows import FUNCTIONS, LIKE_WINDOWS, MODULES, SIGNALS
+from tests.support.sources import parsed
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("gym_fed", "server/gym_server", "client/gym_client", "quant/gym_quant")
@@ -55,7 +56,7 @@ def imported(node: ast.AST) -> set[str]:
 def test_no_module_imports_what_windows_lacks_when_it_is_loaded() -> None:
     found = []
     for file in modules():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = parsed(file)
         wrong = {name for node in run_when_loaded(tree) for name in imported(node)} & set(MODULES)
         found += [f"{file.relative_to(ROOT)} imports {name}" for name in sorted(wrong)]
     assert found == [], "import it in the function that needs it, and note what happens without"
@@ -65,7 +66,7 @@ def test_functions_flags_and_signals_that_windows_lacks_are_named_in_few_places(
     lacking = {"os": set(FUNCTIONS), "signal": set(SIGNALS)}
     found = set()
     for file in modules():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(file)):
             if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
                 continue
             if node.attr in lacking.get(node.value.id, ()):

@@ -6,7 +6,7 @@ import ast
 import re
 from functools import cache
 
-from tests.support.sources import ROOT
+from tests.support.sources import ROOT, parsed
 
 PACKAGES = ("gym_fed", "server/gym_server", "client/gym_client", "quant/gym_quant")
 TEMPLATES = {
@@ -36,11 +36,7 @@ def _modules() -> list[tuple[str, ast.Module]]:
     """Return every module outside ``gym_fed.core.bounded``, with its path."""
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     read = [(file.relative_to(ROOT).as_posix(), file) for file in files]
-    return [
-        (place, ast.parse(file.read_text(encoding="utf-8")))
-        for place, file in read
-        if not place.startswith("gym_fed/core/bounded/")
-    ]
+    return [(place, parsed(file)) for place, file in read if not place.startswith("gym_fed/core/bounded/")]
 
 
 def _names(tree: ast.Module) -> set[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from gym_fed.core.child_process import module_command
 from gym_fed.tracking.environment import _git
-from tests.support.sources import ROOT
+from tests.support.sources import ROOT, parsed
 
 PACKAGES = ("gym_fed", "server/gym_server", "client/gym_client", "quant/gym_quant")
 ISOLATED = {
@@ -74,7 +74,7 @@ def test_no_module_starts_the_interpreter_by_itself() -> None:
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
             place = file.relative_to(ROOT).as_posix()
-            tree = ast.parse(file.read_text())
+            tree = parsed(file)
             names = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
             if any(ast.unparse(node) == "sys.executable" for node in names):
                 found[place] = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]

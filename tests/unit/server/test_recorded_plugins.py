@@ -36,6 +36,7 @@ from gym_fed.core.registries import (
     SERVER_OPTIMIZERS,
 )
 from tests.support.installed import install
+from tests.support.sources import parsed
 
 ROOT = Path(__file__).parents[3]
 NOT_RULES = {"median", "linear", "adam", "fisher", "improvement"}
@@ -123,7 +124,7 @@ def test_no_rule_is_known_by_its_name_outside_its_file() -> None:
     found = []
     for folder in ("gym_fed/soup", "gym_fed/config", "gym_fed/privacy", "gym_fed/cli", "server", "client"):
         for file in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for node in ast.walk(parsed(file)):
                 if isinstance(node, ast.Compare):
                     words = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
                     found += [f"{file.relative_to(ROOT)}:{node.lineno}: {w}" for w in words & names]

@@ -11,7 +11,7 @@ import pytest
 from gym_fed.config.schema.open_keys import OpenModel
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS, FEATURES, TUNING
-from tests.support.sources import ROOT, our_files
+from tests.support.sources import ROOT, our_files, parsed
 
 CHOOSES = {"algorithm", "finetuning", "optimizer"}
 TRANSLATES = ROOT / "gym_fed" / "interop" / "llamafactory"
@@ -19,10 +19,10 @@ NAMED_FOR_ONE = ("gym_fed/train.py", "gym_fed/config/recipes.py")
 """``run_sft`` is for one algorithm, and presets of sizes are the rates of one."""
 
 
-def lines_by_name(source: str) -> list[int]:
+def lines_by_name(tree: ast.Module) -> list[int]:
     """Lines that hold what a config chooses against words."""
     lines = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         sides: list[ast.expr] = []
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
@@ -67,14 +67,14 @@ def _is_a_word(node: ast.expr) -> bool:
     ],
 )
 def test_the_search_finds_a_name_that_is_tested(line: str) -> None:
-    assert lines_by_name(line) == [1]
+    assert lines_by_name(ast.parse(line)) == [1]
 
 
 def test_nothing_is_known_by_the_name_of_an_algorithm_a_tuning_method_or_an_optimiser() -> None:
     found = {
         str(file.relative_to(ROOT)): lines
         for file in our_files(without=TRANSLATES)
-        if (lines := lines_by_name(file.read_text(encoding="utf-8")))
+        if (lines := lines_by_name(parsed(file)))
     }
     assert sorted(found) == sorted(NAMED_FOR_ONE)
 
