@@ -37,7 +37,8 @@ def mark_beyond_few(items: Iterable[pytest.Item]) -> None:
     Raises:
         pytest.UsageError: For a marker whose ``n`` is not a positive integer, or for a test without parameters.
     """
-    groups: dict[tuple[pytest.Item, str], list[pytest.Function]] = defaultdict(list)
+    groups: dict[tuple[Any, str], list[pytest.Function]] = defaultdict(list)
+    numbers: dict[tuple[Any, str], int] = {}
     for item in items:
         if isinstance(item, pytest.Function) and (marker := item.get_closest_marker("few")):
             n = marker.args[0] if marker.args else None
@@ -45,8 +46,9 @@ def mark_beyond_few(items: Iterable[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid}: few(n) needs a parametrised test and an n above 0")
             if item.get_closest_marker("slow") is None:
                 groups[item.parent, item.originalname].append(item)
-    for cases in groups.values():
-        n = cases[0].get_closest_marker("few").args[0]
+                numbers[item.parent, item.originalname] = n
+    for test, cases in groups.items():
+        n = numbers[test]
         kept = {round(i * (len(cases) - 1) / max(1, n - 1)) for i in range(n)}
         for position, case in enumerate(cases):
             if position not in kept:
