@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from demo.end_together import end_together
+from gym_fed.base.downloads import requests as download_requests
 from gym_fed.core import child_process
 from tests.support import postgres as _postgres
 from tests.support.quick import mark_beyond_few
@@ -38,6 +39,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # With other test processes on all cores, a process of low priority gets no time.
 child_process._LOW_PRIORITY = 0
+
+# Many configs name a public model, whose size is asked for: where there is no network, each would wait for the retry.
+download_requests.RETRY_SECONDS = 0.01
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
