@@ -127,7 +127,7 @@ def export(
     print_result(
         as_json,
         {"path": str(file), "public_key": key.public_key.hex()},
-        f"{file} holds the private key, encrypted with its passphrase",
+        f"{file} contains the private key, encrypted with its passphrase",
     )
 
 
