@@ -292,7 +292,7 @@ def serve_variant(
         max_steps: Optimiser steps.
 
     Raises:
-        GymError: As in ``PersonalizedTrainer.create_variant``; ``UNAVAILABLE`` if the server does not start.
+        GymError: Errors of ``PersonalizedTrainer.create_variant``; ``UNAVAILABLE`` if the server does not start.
     """
     from gym_fed.data.generated import generate
     from gym_fed.data.writing import write_rows

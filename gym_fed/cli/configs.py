@@ -112,7 +112,7 @@ def validate_file(
     if not as_json:
         for note in notes:
             err.print(f"note: {note}")
-    verdict = "a valid config" if schema_only else "a valid config that can run here"
+    verdict = "a valid config" if schema_only else "a valid config that can run on this machine"
     print_result(
         as_json,
         {

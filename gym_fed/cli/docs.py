@@ -45,11 +45,11 @@ CONFIG_FILES = {
 """The headings of the page, with the schema of each file."""
 _MAX_CHOICES = 12
 _MAX_WORDS = 22
-_TYPES = {"integer": "whole number", "string": "text", "boolean": "true or false", "object": "keys"}
+_TYPES = {"integer": "integer", "string": "text", "boolean": "true or false", "object": "keys"}
 _CONFIG_INTRODUCTION = """\
 # Every key of every file
 
-The keys of the four files that people write: what each takes, its default, and what it is for. A key that is not here
+The keys of the four config files: type, default and purpose. A key that is not listed
 is refused with file, line and column. `--set section.key=value` sets a key for one command.
 
 The schema has the full description of each key: `gym configs schema --output train.schema.json`. With
@@ -249,8 +249,8 @@ _FACTS = {
 _MEMBERS_INTRODUCTION = """\
 # Every name that a config may hold
 
-What each name is, what it can be combined with, and what it was tested with, on a CPU and with tiny models. Names that
-an installed package adds are not listed. Hardware and libraries: [what runs where](support.md).
+What each name means, what it can be combined with, and what it was tested with, on a CPU and with tiny models. Names
+that an installed package adds are not listed. Hardware and libraries: [what runs where](support.md).
 """
 
 

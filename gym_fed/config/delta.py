@@ -69,7 +69,7 @@ class CodecPolicy(StrictModel):
     """Codec of norms, biases, and other tensors with one dimension or at most ``small_max_elements`` elements."""
 
     small_max_elements: Annotated[int, Field(ge=0)] = 256
-    """Maximum elements of a small matrix."""
+    """Maximum number of elements of a small matrix."""
 
     symmetric: bool = True
     """Levels of the grids int8 to binary: symmetric about zero, or with an offset (ternary: a scale per sign)."""

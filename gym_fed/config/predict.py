@@ -36,10 +36,10 @@ class PredictConfig(StrictModel):
     """Value for the chat template of models with a thinking mode (Qwen3); None = the template's default."""
 
     max_length: int = Field(default=1024, ge=2)
-    """Maximum tokens of a prompt; rows with more are dropped and counted."""
+    """Maximum number of tokens per prompt; longer rows are dropped and counted."""
 
     max_new_tokens: int = Field(default=256, ge=1)
-    """Maximum tokens of an answer."""
+    """Maximum number of tokens per answer."""
 
     do_sample: bool = False
     """Sample answers with ``seed`` instead of decoding greedily."""

@@ -45,13 +45,13 @@ class EngineConfig(StrictModel):
     """Maximum number of waiting requests of one user."""
 
     max_batch_tokens: int = Field(default=512, ge=16)
-    """Maximum tokens per step: one per running request, the rest for chunks of prompts."""
+    """Maximum number of tokens per step: one per running request, the rest for chunks of prompts."""
 
     max_context: int | None = Field(default=None, ge=2)
-    """Maximum tokens of prompt and answer together; by default the model's limit."""
+    """Maximum number of tokens of prompt and answer together; by default the model's limit."""
 
     kv_cache_size: Annotated[Bytes, Field(gt=0)] = 4 * 2**30
-    """Maximum bytes of all KV caches together. A request waits until its prompt fits; if a running answer no longer
+    """Maximum size of all KV caches, in bytes. A request waits until its prompt fits; if a running answer no longer
     fits, another one is preempted, and its tokens are recomputed later."""
 
     prefix_cache: bool | Literal["shared"] = True
@@ -67,7 +67,7 @@ class EngineConfig(StrictModel):
     step verifies them, so answers do not change."""
 
     speculative_tokens: int = Field(default=4, ge=1, le=32)
-    """Maximum tokens per proposal."""
+    """Maximum number of tokens per proposal."""
 
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     """dtype of keys and values: auto follows ``dtype``; int8 has one scale per token and head."""
@@ -104,7 +104,7 @@ class ConnectionsConfig(StrictModel):
     """Maximum number of connections, within the process's limit of open files. Beyond it, idle ones are closed."""
 
     max_per_address: int = Field(default=256, ge=4)
-    """Maximum connections per address, by the same rule; trusted proxies are exempt."""
+    """Maximum number of connections per address, by the same rule; trusted proxies are exempt."""
 
     header_seconds: float = Field(default=10.0, gt=0)
     """Time limit for a request's headers, and for an idle connection."""
@@ -126,10 +126,10 @@ class StoredAnswersConfig(StrictModel):
     """Maximum age of an answer."""
 
     bytes_per_key: Bytes = 16 * 2**20
-    """Maximum bytes per API key; the oldest answers are deleted first. With 0, ``store: true`` is refused."""
+    """Maximum answer bytes per API key; the oldest are deleted first. With 0, ``store: true`` is refused."""
 
     max_bytes: Bytes = 256 * 2**20
-    """Maximum bytes over all keys; the oldest answers of the key with the most bytes are deleted first."""
+    """Maximum size of all answers, in bytes; the oldest answers of the key with the most bytes are deleted first."""
 
 
 class TlsConfig(StrictModel):

@@ -80,7 +80,7 @@ def load_predict_config(
     """Load the config of `gym predict` from a file with gym-fed's or a dialect's keys.
 
     Raises:
-        GymError: As in ``load_training_config``.
+        GymError: Errors of ``load_training_config``.
     """
     parsed = ParsedConfig.read(source)
     if parsed.dialect is None:
@@ -102,7 +102,7 @@ def load_export(source: Source) -> tuple[dict[str, Any], list[str]]:
     """Load the model, adapters and output of an export from a file in a dialect, with its notes.
 
     Raises:
-        GymError: As in ``load_inference``; ``USAGE`` for a file without an output.
+        GymError: Errors of ``load_inference``; ``USAGE`` for a file without an output.
     """
     parsed = ParsedConfig.read(source)
     values, notes = _plain_values(parsed, "export")

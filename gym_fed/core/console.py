@@ -36,7 +36,7 @@ from gym_fed.core.text import harmless, plain, wrapped
 from gym_fed.version import __version__
 
 MAX_CELL = 200
-"""Maximum characters of a cell."""
+"""Maximum number of characters per cell."""
 
 _SHORT_ID = 9
 """Minimum characters of a shortened id."""
@@ -72,7 +72,7 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
 
 
 MAX_ERROR = 8000
-"""Maximum characters of an error message."""
+"""Maximum length of an error message in characters."""
 
 PIPE_COLUMNS = 1000
 """Maximum width of a table that is not printed to a terminal; narrower content makes a narrower table."""

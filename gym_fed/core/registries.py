@@ -52,14 +52,14 @@ class Kind(Registry[T]):
         return UnusableMember.of(self.kind, name, message, hint)
 
     def new(self, name: str) -> T:
-        """Create a member without settings; raises like ``type_of``."""
+        """Create a member without settings; raises the errors of ``type_of``."""
         return self.type_of(name)()
 
     def usable(self, needed: Callable[[str], object] | None = None) -> tuple[str, ...]:
         """Return the names of usable members, sorted. Imports those of other packages, and warns about unusable ones.
 
         Args:
-            needed: Called with a member's name, and raises like ``type_of`` if it is unusable; defaults to ``type_of``.
+            needed: Called with a member's name; raises an error if it is unusable. Defaults to ``type_of``.
         """
         names = self.own()
         for name in (name for name in self.names() if name not in self.own()):

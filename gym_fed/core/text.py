@@ -13,7 +13,7 @@ from pathlib import Path
 from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_TEXT = 300
-"""Maximum characters of an untrusted text on one line."""
+"""Maximum length of an untrusted text on one line, in characters."""
 
 _UNITS = {
     "B": 1,

@@ -189,7 +189,7 @@ def refuse_added(tokens: AddedTokens, rows: AddedRows | None) -> None:
         changes.append(f"replaces embedding rows {rows.first} to {rows.size - 1}")
     raise GymError(
         ErrorCode.BASE_MISMATCH,
-        f"{' and '.join(changes)}{named}, but only the base's own vocabulary can be used here",
+        f"{' and '.join(changes)}{named}, but only the base's own vocabulary is supported",
         "apply it and use the model: gym delta apply BASE FILE -o FOLDER",
     )
 

@@ -106,7 +106,7 @@ class DeltaFile:
             manifest = Manifest.parse(text, cap)
             if spec is not None:
                 if sum(split_rows(record.name) is None for record in manifest.tensors) > len(spec.shapes):
-                    raise _invalid("the file lists more tensors than are allowed here")
+                    raise _invalid("the file lists more tensors than allowed")
                 _check_base(manifest, spec, any_version)
             _check_codecs(manifest, limits)
             manifest.require_canonical(text)

@@ -198,7 +198,7 @@ def _expand(row: Any, codecs: list[tuple[str, dict[str, ParamValue]]], room: int
         raise _invalid(f"tensor {name!r}: codec number {_short(codec)} is not in the table of {len(codecs)}")
     names = [name] if len(row) == 3 else _expand_names(name, row[1], room)
     if len(names) > room:
-        raise _invalid(f"tensor {name!r}: the file lists more tensors than are allowed here")
+        raise _invalid(f"tensor {name!r}: the file lists more tensors than allowed")
     return [TensorRecord(n, tuple(shape), codecs[codec][0], dict(codecs[codec][1])) for n in names]
 
 
@@ -210,7 +210,7 @@ def _expand_names(template: str, ranges: Any, room: int) -> list[str]:
         low, _, high = run.partition("-")
         first, last = int(low), int(high or low)
         if last - first >= room - len(names):
-            raise _invalid(f"tensor {template!r}: the file lists more tensors than are allowed here")
+            raise _invalid(f"tensor {template!r}: the file lists more tensors than allowed")
         names.extend(template.replace("*", str(index)) for index in range(first, last + 1))
     return names
 

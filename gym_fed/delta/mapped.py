@@ -22,9 +22,9 @@ class DeltaLimits:
     """Limits that are checked before anything is read or allocated.
 
     Attributes:
-        max_header_bytes: Maximum bytes of the safetensors header.
+        max_header_bytes: Maximum size of the safetensors header.
         max_tensors: Maximum tensors in the manifest; with a base, also at most the base's number.
-        max_file_bytes: Maximum bytes of the file.
+        max_file_bytes: Maximum size of the file.
         sums: False refuses codecs that add up (``Codec.adds_up``), whose payloads inflate to many times their bytes.
     """
 

@@ -154,7 +154,7 @@ def apply_with_tokens(
     """Apply a delta to a base in place, with its added tokens; return it with the tokenizer of the fine-tune.
 
     Raises:
-        GymError: As in ``DeltaFile.open`` and ``tuned_tokenizer``.
+        GymError: Errors of ``DeltaFile.open`` and ``tuned_tokenizer``.
     """
     with DeltaFile.open(path, spec, added_tokens=True) as delta:
         tokenizer = tuned_tokenizer(loaded.tokenizer, delta)
@@ -170,7 +170,7 @@ def adds_tokens(path: str | Path) -> bool:
 
 
 def extended_by(tokenizer: Any, tokens: AddedTokens, name: str) -> Any:
-    """Return a copy of a tokenizer (or processor) with added tokens; raises like ``extended_tokenizer``."""
+    """Return a copy of a tokenizer (or processor) with added tokens; raises the errors of ``extended_tokenizer``."""
     parts = (tokens.tokens, tokens.changed)
     added, changed = (tuple((t.id, t.text, t.flags) for t in part) for part in parts)
     return extended_tokenizer(tokenizer, TokenChanges(added, changed, tokens.roles), name)

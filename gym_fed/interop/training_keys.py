@@ -46,7 +46,7 @@ def _group_size(draft: Draft) -> None:
 
 
 def sources(value: Any) -> list[Any]:
-    """Resolve names in ``data`` to sources: files, or data sets of the catalogue or dataset_info.json."""
+    """Resolve names in ``data`` to sources: files, or datasets of the catalogue or dataset_info.json."""
     items = value if isinstance(value, list) else str(value).split(",")
     return [_source(str(item).strip()) if isinstance(item, str | Path) else item for item in items]
 

@@ -9,7 +9,7 @@ from gym_fed.core.text import counted
 from gym_fed.interop.draft import Draft, KeyAlias, Unsupported
 
 _MAX_AT_ONCE = 8
-"""Maximum rows per device if the config sets none; equal to the default of ``per_device_train_batch_size``."""
+"""Maximum number of rows per device if the config sets none; the default of ``per_device_train_batch_size``."""
 
 
 def split_batch(total: int, processes: int, at_once: int | None) -> tuple[int, int] | None:

@@ -154,7 +154,7 @@ FOLDER = ".eval_results"
 
 
 def _hub_results(figures: Sequence[CardFigure]) -> dict[str, str]:
-    """Return YAML by file path, one file for each record with a task whose data set is on the Hub.
+    """Return YAML by file path, one file for each record with a task whose dataset is on the Hub.
 
     Figures without a stated number of examples in the prompt are omitted, since they cannot be compared.
 
@@ -173,7 +173,7 @@ def _hub_results(figures: Sequence[CardFigure]) -> dict[str, str]:
 
 
 def _hub_datasets(tasks: Iterable[str]) -> dict[str, HubDataset]:
-    """Return the Hub data sets of tasks that are not built in."""
+    """Return the Hub datasets of tasks that are not built in."""
     datasets, task_names = {}, list(tasks)
     for name, entry in listing().tasks.items():
         hub = None if entry.dataset is None else listing().datasets[entry.dataset].hub
@@ -242,7 +242,7 @@ def upload(folder: Path, repo: str, *, public: bool = False) -> str:
         The address of the commit.
 
     Raises:
-        GymError: As in ``require_upload``; ``PERMISSION_DENIED`` or ``UNAUTHENTICATED`` for a token without write
+        GymError: Errors of ``require_upload``; ``PERMISSION_DENIED`` or ``UNAUTHENTICATED`` for a token without write
             access; ``DATA_INVALID`` for a card that the Hub refuses; ``UNAVAILABLE``.
     """
     from huggingface_hub import HfApi

@@ -224,7 +224,7 @@ class ModelRegistry:
             The version, and the files that are missing or damaged.
 
         Raises:
-            GymError: As in ``pull`` for the signature and the signer.
+            GymError: Errors of ``pull`` for the signature and the signer.
         """
         version = self.trusted(reference, confirm=confirm, signer=signer)
         damaged = []

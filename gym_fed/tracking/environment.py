@@ -16,7 +16,7 @@ _PACKAGES = (
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
 _REF = re.compile(r"refs/[^\x00-\x20\x7f~^:?*\[\\]{1,200}")
 _MOST_READ, _MOST_PACKED = 4096, 1 << 20
-"""Maximum bytes that are read from a file in a Git repository."""
+"""Maximum number of bytes read from a file in a Git repository."""
 
 
 def machine_facts() -> dict[str, Any]:

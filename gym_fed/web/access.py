@@ -85,8 +85,8 @@ PUBLIC = Visitor("public", Role.VIEWER)
 KEYS_NAME = "web_keys.json"
 _PREFIX = "gymweb-"
 _LOGINS_PER_MINUTE = 30
-"""Maximum logins per key and minute, since each needs 16 MB for scrypt. It is per key, so that no key locks out
-others."""
+"""Maximum number of logins per key and minute, since each needs 16 MB for scrypt. It is per key, so that no key locks
+out others."""
 
 
 class WebKey(NamedKey):

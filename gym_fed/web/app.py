@@ -45,9 +45,9 @@ EVENTS = "/events"
 """Path of the stream of events."""
 
 MAX_BODY_BYTES = 4 * 2**20
-"""Maximum bytes of an operator's request body."""
+"""Maximum size of an operator's request body in bytes."""
 MAX_LOGIN_BYTES = 4096
-"""Maximum bytes of all other request bodies, which are parsed before a route checks the sender."""
+"""Maximum size of other request bodies in bytes, which are parsed before a route checks the sender."""
 POLICY = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"

@@ -39,7 +39,7 @@ PROGRAMS = {
 }
 """The module to run, by the first word of a job's command; jobs never use a shell."""
 MAX_OUTPUT_BYTES = 64 * 2**10
-"""Maximum bytes of output per response; pages request the next part by its offset."""
+"""Maximum number of output bytes per response; pages request the next part by its offset."""
 _LAST_LINE_BYTES = 2000
 MAX_LISTED = 500
 _START_TOLERANCE_SECONDS = 2.0

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 MAX_POINTS = 2000
-"""Maximum points of one series in a response."""
+"""Maximum number of points per series in a response."""
 MAX_SERIES = 64
-"""Maximum series of one run, in the order of logging."""
+"""Maximum number of series per run, in the order of logging."""
 _MAX_READ_BYTES = 256 * 2**20
-"""Maximum bytes read from one file; later values are not drawn."""
+"""Maximum number of bytes read from one file; later values are not drawn."""
 _MAX_NAME = 120
 _KEPT_RUNS = 32
 _TAIL_BYTES = 64

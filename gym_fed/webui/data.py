@@ -92,7 +92,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/data/registry")
     def registry(visitor: Looking) -> dict[str, Any]:
-        """List the registry's data sets."""
+        """List the registry's datasets."""
         store = default_store()
         manifests = DatasetRegistry(store).list()
         return {
@@ -103,7 +103,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/data/catalogue")
     def entries(visitor: Looking) -> dict[str, Any]:
-        """List the catalogue of data sets that configs can name."""
+        """List the catalogue of datasets that configs can name."""
         return {
             "entries": [
                 {"name": name, "place": entry.place, **entry.model_dump(include=_SHOWN)}

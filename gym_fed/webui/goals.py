@@ -46,7 +46,7 @@ class Goal:
 
 GOALS = (
     Goal("answers", "Answers", "Questions or conversations, with the answers to give.", ("sft",)),
-    Goal("style", "A style", "Texts in that style. Every token is learned.", ("pretrain",)),
+    Goal("style", "A style", "Texts in that style. All tokens are trained on.", ("pretrain",)),
     Goal(
         "preferences",
         "Preferences",

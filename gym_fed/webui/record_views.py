@@ -27,7 +27,7 @@ Z_95 = 1.959964
 MAX_RECORDS = 200
 MAX_TASKS = 500
 ROOM = 4000
-"""Maximum characters of each text of a sample."""
+"""Maximum length of each text of a sample, in characters."""
 _CHOICES = 20
 _CACHE_SIZE = 3
 

@@ -28,11 +28,11 @@ from gym_fed.webui.row_parts import column_choices, column_names, parts_of, turn
 SECONDS = 1.5
 """Time limit for the work of one answer."""
 ROOM = 1500
-"""Maximum characters of a sequence on a page of rows."""
+"""Maximum length of a sequence on a page of rows, in characters."""
 ROOM_OF_RAW = 600
-"""Maximum characters of an unusable row."""
+"""Maximum length of an unusable row, in characters."""
 ROOM_OF_ONE = 100_000
-"""Maximum characters of a single viewed row."""
+"""Maximum length of a single viewed row, in characters."""
 _LENGTHS = 2000
 _DUPLICATES = 100
 _PROBLEMS = 20

@@ -32,7 +32,7 @@ from gym_fed.webui.workbench import Workbench, plain, resolved, text
 _BY_ROWS = (".jsonl", ".ndjson", ".csv", ".tsv")
 """Formats whose first row can be read without reading the whole file."""
 _MAX_WHOLE_BYTES = 4 * 2**20
-"""Maximum bytes of a file in another format, which is read completely."""
+"""Maximum size in bytes of a file in another format, which is read completely."""
 
 _Config = TypeVar("_Config", bound=TrainingConfig)
 

@@ -20,15 +20,15 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 JOBS_NAME = ".jobs"
 """The folder of jobs, below the runs."""
 MAX_ROWS = 500
-"""Maximum rows of a list in a response, which also contains the total number of rows."""
+"""Maximum number of rows of a list in a response, which also contains the total number of rows."""
 
 
 MAX_TEXT = 4000
-"""Maximum characters of a text in a response."""
+"""Maximum length of a text in a response, in characters."""
 
 
 MAX_ITEMS = 1000
-"""Maximum items of a list or mapping in a response."""
+"""Maximum number of items of a list or mapping in a response."""
 
 
 _MAX_DEPTH = 12

@@ -167,11 +167,11 @@ def test_gym_train_runs_an_algorithm_and_a_tuning_method_of_an_installed_package
     without = run(None, "gym", "train", tmp_path / "train.yaml")
     assert without.returncode != 0
     assert "algorithm 'example_sft' of gym-fed-example 1.0" in without.stderr
-    assert "which is not installed here" in without.stderr
+    assert "which is not installed" in without.stderr
     assert "pip install gym-fed-example==1.0" in without.stderr
     other = install(tmp_path / "source", tmp_path / "site", "1.1")
     refused = run(other, "gym", "train", tmp_path / "train.yaml")
-    assert "but here it is from gym-fed-example 1.1" in refused.stderr
+    assert "but the installed one is from gym-fed-example 1.1" in refused.stderr
 
 
 def test_gym_grade_and_gym_train_use_a_grader_of_an_installed_package(site: Path, tmp_path: Path) -> None:
@@ -354,9 +354,9 @@ def test_a_round_is_merged_recorded_and_replayed_with_members_of_an_installed_pa
     without = run(None, "gym-server", "ledger", "replay", "1", "--dir", hub)
     assert without.returncode != 0
     assert "round 1 needs aggregator 'example_middle' of gym-fed-example 1.0" in without.stderr
-    assert "which is not installed here" in without.stderr
+    assert "which is not installed" in without.stderr
     other = install(tmp_path / "source", tmp_path / "other", "1.1")
     refused = run(other, "gym-server", "ledger", "replay", "1", "--dir", hub)
     assert refused.returncode != 0
     assert "round 1 needs aggregator 'example_middle' of gym-fed-example 1.0" in refused.stderr
-    assert "but here it is from gym-fed-example 1.1" in refused.stderr
+    assert "but the installed one is from gym-fed-example 1.1" in refused.stderr

@@ -161,7 +161,7 @@ def serve(
         loading.close()
         err.print("ready")
         if serving.store is None and "variants" not in given.model_fields_set:
-            err.print("note: no variants have been created here yet; restart after creating one, to serve it")
+            err.print("note: there are no local variants yet; restart after creating one, to serve it")
         if as_json:
             sys.stdout.write(json.dumps(_description(address, serving)) + "\n")
             sys.stdout.flush()

@@ -16,7 +16,7 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
     """Return the file's settings, or the defaults, with overrides.
 
     Raises:
-        GymError: As in ``load_config``.
+        GymError: Errors of ``load_config``.
     """
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.serving import ServingConfig
@@ -44,7 +44,7 @@ def with_own_variants(settings: ServingConfig) -> ServingConfig:
     ``variants: null`` serves only the base.
 
     Raises:
-        GymError: As in ``base_of_store``.
+        GymError: Errors of ``base_of_store``.
     """
     from gym_fed.serving.store.naming import present_store
 

@@ -31,10 +31,10 @@ _WIDE = 150
 
 
 def list_catalogue(
-    name: Annotated[str | None, typer.Argument(help="Data set to show; by default all are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Dataset to show; by default all are listed.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the Hub data sets that have a name here, or show one with its columns, bytes and location.
+    """List the Hub datasets in the catalogue, or show one with its columns, bytes and location.
 
     Bytes are the unpacked size of the split; the download is smaller.
     """

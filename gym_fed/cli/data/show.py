@@ -277,7 +277,7 @@ def _print_figures(figures: dict[str, Any], model: str, max_length: int | None) 
     out.print(
         f"{counted(figures['rows'], 'row')}, {counted(figures['tokens'], 'token')} of {model}: {lengths}"
     )
-    out.print(f"{figures['share_learnt']:.1%} of the tokens are learnt")
+    out.print(f"{figures['share_learnt']:.1%} of the tokens are trained on")
     if max_length is not None:
         out.print(f"{counted(figures['sequences_cut'], 'sequence', 'are')} cut at max_length={max_length}")
     if figures["nothing_to_learn"]:
@@ -297,7 +297,7 @@ def _print_contamination(report: ContaminationReport) -> None:
 
 
 def _print_counts(counts: RowCounts, max_length: int | None) -> None:
-    """Describe what would be learned and what is not read, with a warning if much is lost."""
+    """Describe what would be trained on and what is not read, with a warning if much is lost."""
     from gym_fed.data.rows import unread_in_words
     from gym_fed.data.string_rows import forms_in_words
 

@@ -1,4 +1,4 @@
-"""`gym eval`: the group of commands, with `gym eval list` and `fetch` for suites and their data sets."""
+"""`gym eval`: the group of commands, with `gym eval list` and `fetch` for suites and their datasets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def list_suites(data: EvaluationSetsOption = None, sets: SetsOption = None, as_j
     if as_json:
         print_json({"suites": suites, "others": others})
         return
-    heading = ("task", "rows", "licence", "here", "what it measures")
+    heading = ("task", "rows", "licence", "local", "what it measures")
     rows: list[tuple[str, ...]] = [heading]
     for name, suite in suites.items():
         rows.append((f"{name}:", "", "", "", str(suite["about"])))
@@ -64,7 +64,7 @@ def list_suites(data: EvaluationSetsOption = None, sets: SetsOption = None, as_j
 
 
 def fetch_suites(
-    suite: Annotated[list[str], typer.Argument(metavar="SUITE...", help="Suites, tasks or data sets.")],
+    suite: Annotated[list[str], typer.Argument(metavar="SUITE...", help="Suites, tasks or datasets.")],
     update: Annotated[
         bool, typer.Option("--update", help="Fetch the newest commit instead of the locked one.")
     ] = False,

@@ -32,7 +32,7 @@ class OwnRowsCommand:
         columns: ``OURS=THEIRS`` pairs.
         graders: Values of ``--grader``.
         limit: Maximum number of rows to read.
-        max_tokens: Maximum tokens of an answer.
+        max_tokens: Maximum number of tokens per answer.
         compare: Model to compare with instead of the base.
         check: True to measure retention.
         yes: Consent to downloads, and to a guess of the columns.

@@ -321,7 +321,7 @@ def pull(
             "fetched_bytes": offer.missing_bytes,
             "licence": offer.licence,
         },
-        f"{name} is here: {folder}",
+        f"{name} is in {folder}",
         note=f"commit {offer.commit[:12]}; use it as model: {name}",
     )
 

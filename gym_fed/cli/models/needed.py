@@ -1,4 +1,4 @@
-"""Ensure that the models and data sets of a command are on this machine; offer to download missing ones."""
+"""Ensure that the models and datasets of a command are on this machine; offer to download missing ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ensure_models(names: Iterable[str | None], yes: bool) -> bool:
     """Fetch missing models with consent; return True if any was fetched.
 
     Raises:
-        GymError: As in ``gym_fed.base.downloads.ensure_model``.
+        GymError: Errors of ``gym_fed.base.downloads.ensure_model``.
     """
     from gym_fed.base.downloads import ensure_model
     from gym_fed.base.downloads.ensure import consent, progress
@@ -76,10 +76,10 @@ def open_rows(sources: Iterable[DataConfig]) -> None:
 
 
 def ensure_datasets(sources: Iterable[DataConfig], yes: bool) -> None:
-    """Ask for consent to stream Hub data sets that are not in the local cache.
+    """Ask for consent to stream Hub datasets that are not in the local cache.
 
     Raises:
-        GymError: As in ``gym_fed.base.downloads.ensure_dataset``.
+        GymError: Errors of ``gym_fed.base.downloads.ensure_dataset``.
     """
     from gym_fed.base.downloads import ensure_dataset, missing_dataset
     from gym_fed.base.downloads.config_needs import hub_places
@@ -104,7 +104,7 @@ def with_models(
         yes: Consent to downloads.
 
     Raises:
-        GymError: As in ``load`` and ``ensure_models``.
+        GymError: Errors of ``load`` and ``ensure_models``.
     """
     try:
         loaded = load()

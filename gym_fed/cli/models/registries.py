@@ -86,7 +86,7 @@ def pull_from_registry(
     pulled = registry.fetch(version.reference, output, confirm=confirm, base=base, as_is=as_is)
     note = f"use it as model: {pulled.folder}"
     if version.manifest.base is not None and version.manifest.kind == "adapter" and pulled.base is None:
-        note += f"; its base is not here: gym models pull {plain(version.manifest.base.name, 120)}"
+        note += f"; its base is not on this machine: gym models pull {plain(version.manifest.base.name, 120)}"
     print_result(
         as_json,
         {
@@ -103,7 +103,7 @@ def pull_from_registry(
             "base": pulled.base,
             "kept": pulled.kept,
         },
-        f"{version.reference} is here: {pulled.folder}{keeps(pulled.kept)}",
+        f"{version.reference} is in {pulled.folder}{keeps(pulled.kept)}",
         note=note,
     )
 
@@ -278,7 +278,7 @@ def confirmed(yes: bool) -> Confirm | None:
         return None
 
     def ask(what: str, signer: Signer) -> bool:
-        err.print(f"{what} is signed by a key that is new here for this model: {signer.fingerprint}")
+        err.print(f"{what} is signed by a key that is new for this model: {signer.fingerprint}")
         by = "--yes accepts it: it is pinned" if yes else "It would be pinned"
         err.print(
             f"{by}, and only this key is accepted from then on. Compare it with what its author published."
@@ -301,7 +301,7 @@ def _print_version(model: ModelVersion, pinned: bool, tags: dict[str, int], conf
         ("model", model.reference),
         ("kind", manifest.kind),
         ("licence", stated(manifest.licence)),
-        ("signed by", f"{model.signer.fingerprint} ({'trusted' if pinned else 'not yet trusted here'})"),
+        ("signed by", f"{model.signer.fingerprint} ({'trusted' if pinned else 'not yet trusted'})"),
         ("pushed", f"{_day(manifest.created_at)} UTC"),
         ("tags", ", ".join(label for label, version in tags.items() if version == model.version) or "none"),
     ]
@@ -309,7 +309,7 @@ def _print_version(model: ModelVersion, pinned: bool, tags: dict[str, int], conf
         rows.append(("digest", manifest.digest))
     if manifest.base is not None:
         base = manifest.base
-        there = f", {base.version} here" if base.version else ""
+        there = f", {base.version} in the same registry" if base.version else ""
         rows.append(("base", f"{plain(base.name)} ({base.digest or 'digest not stated'}{there})"))
         rows.append(("base's licence", stated(base.licence)))
     rows += [("made from", plain(parent.version)) for parent in lineage.parents]

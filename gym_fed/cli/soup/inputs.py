@@ -72,7 +72,8 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
             return loaded, spec
         tried.append(f"{candidate}: has the digest {spec.digest[:19]}...")
     searched = (
-        "; ".join(tried) or "there is no such folder here, next to the updates or in the Hugging Face cache"
+        "; ".join(tried)
+        or "no such folder in the current folder, next to the updates or in the Hugging Face cache"
     )
     raise GymError(
         ErrorCode.MODEL_NOT_FOUND,

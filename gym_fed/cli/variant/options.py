@@ -54,7 +54,7 @@ def signing_key(path: Path | None, home: Path | None = None) -> SigningKey:
     """Return the key of a PEM file, or the home's newest; prompts for a passphrase if it has one.
 
     Raises:
-        GymError: As in ``SigningKey.load``.
+        GymError: Errors of ``SigningKey.load``.
     """
     if path is None:
         from gym_client.identity.home import Home
@@ -79,7 +79,7 @@ def owners_key(
         home: The home folder; None for the default.
 
     Raises:
-        GymError: As in ``SigningKey.load``.
+        GymError: Errors of ``SigningKey.load``.
     """
     from gym_fed.personalization.writer import KEY_FILE
     from gym_fed.serving.store.records import is_account

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 
 
-hub_app = App(help="List and remove your variants at a hub.", no_args_is_help=True)
+hub_app = App(help="List and remove your variants on a hub.", no_args_is_help=True)
 
 
 def push(
@@ -121,7 +121,7 @@ def list_hub(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """List your variants at a hub, and those that you may read."""
+    """List your variants on a hub, and others that you may read."""
     from gym_fed.core.console import TextTable
 
     with _enrolled(server, home, passphrase_file, insecure) as client:
@@ -168,7 +168,7 @@ def _manifest(record: VariantRecord, account: str, revision: int | None) -> Vari
     if is_account(record.owner) and record.owner != account:
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
-            f"variant {record.name!r} belongs to {record.owner}, but your account at this hub is {account}",
+            f"variant {record.name!r} belongs to {record.owner}, but your account on this hub is {account}",
             "push your own variant",
         )
     return VariantManifest(
@@ -202,7 +202,7 @@ def _owners(before: VariantRecord | None, name: str, own: str, user: str | None)
 
     Args:
         before: The store's variant of this name, if any.
-        own: The caller's account at the hub.
+        own: The caller's account on the hub.
         user: The value of ``--user``.
     """
     from gym_fed.serving.store.records import is_account, validate_owner

@@ -63,7 +63,7 @@ class RolloutSettings(StrictModel):
     """Number of answers per prompt; the batch must be a multiple of it."""
 
     max_completion_length: int = Field(default=64, ge=1)
-    """Maximum tokens of an answer."""
+    """Maximum number of tokens per answer."""
 
     temperature: float = Field(default=1.0, gt=0)
     """Temperature of sampling, and of the probabilities in the loss."""

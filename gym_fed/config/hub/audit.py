@@ -10,7 +10,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.text import counted
 
 MAX_AUDITED_STEPS = 10_000
-"""Maximum steps of an audited training run: verification of the ledger computes one hash per step."""
+"""Maximum number of steps of an audited training run: verification of the ledger computes one hash per step."""
 
 
 class AuditTerms(StrictModel):

@@ -28,7 +28,7 @@ _BEST_RULES: dict[Mechanism, tuple[str, ...]] = {
     "discrete_gaussian": ("majority_vote", "mean"),
 }
 """Accounted rules by accuracy under attack at epsilon 8, best first, measured on data and seeds used for nothing else:
-data set ``clusters`` of ``benchmarks/robust_private.py``, ``--first-seed 20``."""
+dataset ``clusters`` of ``benchmarks/robust_private.py``, ``--first-seed 20``."""
 
 _MAX_MULTIPLIER = 4096.0
 """Maximum noise multiplier; above it, the noise on a lattice of 2^20 steps per clipping norm has a standard deviation
@@ -123,7 +123,7 @@ class ReleasePrivacy(StrictModel):
 
 
 class PrivacyConfig(ReleasePrivacy):
-    """Contributor-level differential privacy at the hub: clip, add, noise, account; the run stops at the budget.
+    """Contributor-level differential privacy on the hub: clip, add, noise, account; the run stops at the budget.
 
     Adjacency: two runs are neighbours if one contributor's updates are all replaced by zero (zero-out, Kairouz et
     al. 2021, arXiv:2103.00039). Who takes part is public (it is in the ledger), so no amplification by sampling is
@@ -166,7 +166,7 @@ class PrivacyConfig(ReleasePrivacy):
 class LocalPrivacy(StrictModel):
     """DP-SGD on the contributor's machine (Abadi et al. 2016, arXiv:1607.00133): example-level, by Opacus.
 
-    Adjacency: two data sets are neighbours if one has one more example. Batches are Poisson samples.
+    Adjacency: two datasets are neighbours if one has one more example. Batches are Poisson samples.
     """
 
     noise_multiplier: Annotated[float, Field(gt=0)] = 1.0

@@ -187,7 +187,7 @@ class GateConfig(StrictModel):
     """Data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none disables the gate."""
     format: DataFormat = "auto"
     max_examples: int = Field(200, ge=1)
-    """Maximum rows. From a longer file, evenly spaced rows are taken; repeated answers keep
+    """Maximum number of rows. From a longer file, evenly spaced rows are taken; repeated answers keep
     their proportions."""
     max_length: int = Field(256, ge=8)
     max_loss_increase: float = Field(0.02, ge=0)
@@ -271,7 +271,7 @@ class LimitsConfig(StrictModel):
     transfers_per_hour: int = Field(60, ge=1)
     """Maximum credit transfers per account; each is two ledger entries."""
     unreferenced_bytes_per_account: int = Field(4 << 30, ge=1 << 20)
-    """Maximum bytes of an account's uploads that no merged update or variant uses: unfinished uploads,
+    """Maximum total size, in bytes, of an account's uploads that no merged update or variant uses: unfinished uploads,
     updates waiting for their round, and refused or rejected ones until they are deleted
     (``storage.keep_unneeded_seconds``)."""
 

@@ -88,7 +88,7 @@ class SoupRecipe(StrictModel):
     """Weights of the updates: equal, by the reported number of examples, or, on a hub, by reputation."""
 
     num_examples_cap: Annotated[int, Field(ge=1)] | None = None
-    """Maximum examples counted per update; required by ``weighting: num_examples``."""
+    """Maximum number of examples counted per update; required by ``weighting: num_examples``."""
 
     reputation_floor: Annotated[float, Field(gt=0, le=1)] | None = None
     """Minimum weight, so that newcomers count; required by ``weighting: reputation``."""

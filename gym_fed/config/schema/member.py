@@ -64,7 +64,7 @@ class MemberOf:
             raise ValueError(f"unknown {kinds} {name!r}{self._near(name)} (known: {', '.join(self.words())})")
         if self.fact and not getattr(self.kind.type_of(name), self.fact):
             able = ", ".join((*self.also, *self.kind.own_with(self.fact)))
-            raise ValueError(f"{self.kind.kind} {name!r} cannot be used here; use one of {able}")
+            raise ValueError(f"{self.kind.kind} {name!r} cannot be used for this key; use one of {able}")
         return name
 
     def _near(self, name: str) -> str:

@@ -156,7 +156,7 @@ def only_recorded(recorded: Sequence[PluginRecord], where: str) -> Iterator[None
 def _unrecorded(used: PluginRecord, where: str) -> GymError:
     return GymError(
         ErrorCode.MISSING_DEPENDENCY,
-        f"{where} lists {used.kind} {used.name!r} without a package, but here it is from {used.distribution} "
+        f"{where} lists {used.kind} {used.name!r} without a package, but the installed one is from {used.distribution} "
         f"{used.version}",
         f"remove {used.distribution}, or update gym-fed",
     )
@@ -189,21 +189,21 @@ def _require(record: PluginRecord, where: str) -> None:
             ErrorCode.MISSING_DEPENDENCY, f"{need}, but this release has no {record.kind}", "update gym-fed"
         )
     if record.name not in kind:
-        raise GymError(ErrorCode.MISSING_DEPENDENCY, f"{need}, which is not installed here", remedy)
+        raise GymError(ErrorCode.MISSING_DEPENDENCY, f"{need}, which is not installed", remedy)
     origin = kind.origin(record.name)
     if origin is None:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            f"{need}, but here {record.name!r} is gym-fed's own",
+            f"{need}, but on this machine {record.name!r} is gym-fed's own",
             "use the release of gym-fed that it was recorded with",
         )
     if (origin.distribution, origin.version) != (record.distribution, record.version):
-        reason = f"{need}, but here it is from {origin.distribution} {origin.version}"
+        reason = f"{need}, but the installed one is from {origin.distribution} {origin.version}"
         raise GymError(ErrorCode.MISSING_DEPENDENCY, reason, remedy)
     if origin.digest != record.digest:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            f"{need}, but the version installed here has different files (sha256 {origin.digest[:12]})",
+            f"{need}, but the installed version has different files (sha256 {origin.digest[:12]})",
             "install it from the same source as the other side, if you trust it",
         )
 

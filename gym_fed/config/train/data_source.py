@@ -62,7 +62,7 @@ class DataConfig(StrictModel):
     ``{messages.role: speaker, messages.content: said}``."""
 
     roles_to_train: list[Literal["system", "user", "assistant", "tool"]] | None = None
-    """Roles whose turns are learned, instead of the assistant's. A turn's own ``weight`` or ``train`` takes
+    """Roles whose turns are trained on, instead of the assistant's. A turn's own ``weight`` or ``train`` takes
     precedence."""
 
     train_on_eos: Literal["turn", "all", "last", "none"] = "turn"

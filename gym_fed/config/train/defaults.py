@@ -33,7 +33,7 @@ _SCHEDULE = "cosine"
 _WARMUP_RATIO = 0.1
 _ROWS_PER_STEP = ((32, 2), (96, 4))
 _MAX_ROWS_PER_STEP = 8
-"""(Maximum rows, rows per step): small data sets use fewer rows per step."""
+"""(Maximum rows, rows per step): small datasets use fewer rows per step."""
 
 _PREFERENCES = ("preference", "unpaired")
 """Kinds of rows that are used for one epoch, or for up to ``_MAX_PREFERENCE_EPOCHS`` if there are few."""
@@ -49,7 +49,7 @@ IPO. On pairs that prefer capitals gym-nano loses 1.9 (DPO) to 3.4 (KTO) at 1e-3
 _MIN_STEPS = 40
 _MAX_EPOCHS = 10
 _EPOCHS = ((2_000, 3), (10_000, 2))
-"""(Maximum rows, epochs); larger data sets are used for one epoch."""
+"""(Maximum rows, epochs); larger datasets are used for one epoch."""
 
 _LENGTH_STEP = 64
 _MIN_LENGTH = 256
@@ -275,7 +275,7 @@ def row_defaults(
 
 
 def rows_per_step(num_rows: int) -> int:
-    """Return the rows per optimiser step for a data set of this size."""
+    """Return the rows per optimiser step for a dataset of this size."""
     return next((size for most, size in _ROWS_PER_STEP if num_rows <= most), _MAX_ROWS_PER_STEP)
 
 

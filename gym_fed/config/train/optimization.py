@@ -122,7 +122,7 @@ def _number(value: Any) -> Any:
 class TrainingPrivacy(StrictModel):
     """DP-SGD (Abadi et al. 2016, arXiv:1607.00133): example-level, batches are Poisson samples.
 
-    Adjacency: neighbouring data sets differ by one example, a row of the data.
+    Adjacency: neighbouring datasets differ by one example, a row of the data.
     """
 
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None

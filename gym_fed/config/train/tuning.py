@@ -367,10 +367,10 @@ class VisionSections(StrictModel):
     """Freeze the language model, its embeddings and its head."""
 
     image_max_pixels: int | None = Field(default=None, ge=1)
-    """Maximum pixels (width times height); larger images are scaled down before the processor."""
+    """Maximum number of pixels (width times height); larger images are scaled down before the processor."""
 
     image_min_pixels: int | None = Field(default=None, ge=1)
-    """Minimum pixels (width times height); smaller images are scaled up."""
+    """Minimum number of pixels (width times height); smaller images are scaled up."""
 
     @model_validator(mode="after")
     def _validate_pixels(self) -> VisionSections:

@@ -125,7 +125,7 @@ def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[Key
         The paths of the settings.
 
     Raises:
-        GymError: As in ``parse_overrides``.
+        GymError: Errors of ``parse_overrides``.
     """
     return {_set(values, path, value) for path, value in parse_overrides(overrides)}
 

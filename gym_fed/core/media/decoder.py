@@ -17,7 +17,7 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_PIXELS = 2**24
-"""Maximum pixels of a frame in the file."""
+"""Maximum number of pixels per frame in the file."""
 MAX_FRAME_PIXELS = 2**20
 """Pixels to which larger frames are scaled down."""
 MAX_RATIO = 50

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 MAX_FILE_BYTES = 2**30
-"""Maximum bytes of a file on this machine."""
+"""Maximum size of a local file in bytes."""
 MAX_URL_BYTES = 24 * 2**20
-"""Maximum bytes of a data URL."""
+"""Maximum size of a data URL in bytes."""
 MAX_SOUND_SECONDS = 600.0
 MAX_VIDEO_SECONDS = 3600.0
 MAX_FRAMES = 768
-"""Maximum frames of a video that are decoded."""
+"""Maximum number of decoded frames per video."""
 _SECONDS = 60.0
 """Time limit of one call to the child process."""
 MAX_READ_SECONDS = 600.0

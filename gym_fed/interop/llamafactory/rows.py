@@ -39,7 +39,7 @@ def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
 
 
 def _place(name: str, folder: str, info: str) -> dict[str, str]:
-    """Return the source of a data set: the Hub, an entry of ``dataset_info.json``, or the catalogue."""
+    """Return the source of a dataset: the Hub, an entry of ``dataset_info.json``, or the catalogue."""
     from gym_fed.config.train.catalogue import catalogue_entry
     from gym_fed.data.sources import is_catalogued
 

@@ -154,7 +154,7 @@ NOT_NEEDED: dict[str, str] = {
     "dataloader_prefetch_factor": "encoded rows are in memory or memory-mapped",
     "dataloader_persistent_workers": "encoded rows are in memory or memory-mapped",
     "remove_unused_columns": "each algorithm keeps the columns that it uses",
-    "buffer_size": "the whole data set is shuffled",
+    "buffer_size": "the whole dataset is shuffled",
     "streaming": "rows are stored once, memory-mapped, and fully shuffled",
     "ignore_pad_token_for_loss": "padding is never included in the loss",
     # Loading of models.

@@ -45,7 +45,7 @@ _PREFIXES = {
 
 
 def translate_version_1(given: dict[str, Any], processes: int | None = None) -> Translation:
-    """Translate the values of one file; see ``translate``. Reads the YAML file of its data set."""
+    """Translate the values of one file; see ``translate``. Reads the YAML file of its dataset."""
     translator = Translator(_flat(given))
     translator.move("model", "model")
     algorithm = _algorithm(translator)

@@ -82,14 +82,14 @@ def _data_of(sources: Iterable[DataConfig]) -> Iterable[DataUsed]:
 
 
 def _of_path(path: str) -> DataUsed:
-    """Describe a data set that was pulled from the registry by its manifest, and any other path without a name."""
+    """Describe a dataset that was pulled from the registry by its manifest, and any other path without a name."""
     card = Path(path).expanduser() / CARD_NAME
     if "://" in path or not card.is_file():
         return DataUsed(name=OWN_FILES)
     try:
         manifest = DatasetManifest.model_validate(json.loads(card.read_bytes()))
     except ValueError as error:
-        raise GymError(ErrorCode.DATA_INVALID, f"{card}: {error}", "pull the data set again") from error
+        raise GymError(ErrorCode.DATA_INVALID, f"{card}: {error}", "pull the dataset again") from error
     return DataUsed(name=f"{manifest.name}@{manifest.version}", licence=manifest.licence)
 
 

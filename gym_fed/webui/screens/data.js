@@ -1,4 +1,4 @@
-// Data files below the folder, the registry of data sets, and the catalogue of named data sets.
+// Data files below the folder, the registry of datasets, and the catalogue of named datasets.
 import {action, ago, api, bytes, copyable, count, el, empty, failed, loading, mayChange, number, pathUrl, post, replace, say, section, table} from "../static/app.js";
 
 export const title = "Data";
@@ -44,7 +44,7 @@ async function showRegistry(holder) {
     say(`Pulling ${row.name} into ${job.folder}.`);
   });
   replace(holder, el("p", {class: "quiet small mono"}, found.store), table([
-    {name: "Data set", of: (row) => `${row.name}@${row.version}`, class: "mono"},
+    {name: "Dataset", of: (row) => `${row.name}@${row.version}`, class: "mono"},
     {name: "Licence", of: (row) => row.licence},
     {name: "What it is", of: (row) => row.description, class: "reason"},
     {name: "Files", of: (row) => row.files.length, number: true},

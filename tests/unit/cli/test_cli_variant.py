@@ -192,7 +192,7 @@ def test_a_folder_of_deltas_is_added_in_one_go_under_the_names_of_its_files(
     assert [(row["name"], row["revision"]) for row in both] == [("v0", 2), ("v1", 2)]
     for words in ((), ("x.gymdelta", "--from", "many"), ("--from", "many", "--name", "a")):
         refusal(ErrorCode.USAGE, "add", *words)
-    assert "names one variant" in refusal(
+    assert "applies to one file" in refusal(
         ErrorCode.USAGE, "add", "x.gymdelta", "many/v0.gymdelta", "--name", "a"
     )
 

@@ -150,7 +150,7 @@ def test_recipes_with_the_same_rows_go_into_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_valid_file_is_reported_as_valid_and_a_wrong_one_in_full(tmp_path: Path) -> None:
-    assert "can run here (sft, full)" in gym("validate", CONFIGS / "nano-sft.yaml").stdout
+    assert "can run on this machine (sft, full)" in gym("validate", CONFIGS / "nano-sft.yaml").stdout
     assert json.loads(gym("validate", CONFIGS / "nano-lora.yaml", "--json").stdout)["valid"]
     file = tmp_path / "wrong.yaml"
     file.write_text("model: gym-nano\nlearning_rate: -1\nmax_step: 3\nlora: {r: 4}\n")

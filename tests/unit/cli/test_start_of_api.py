@@ -55,7 +55,7 @@ def test_a_start_before_the_first_variant_says_that_it_will_not_be_served(
     finally:
         gc.unfreeze()
     assert result.exit_code == 0
-    assert ("no variants have been created here yet" in result.stderr) == noted
+    assert ("there are no local variants yet" in result.stderr) == noted
 
 
 _STOPPED = """

@@ -437,7 +437,7 @@ def test_a_combination_that_is_refused_is_a_line_for_each_reason_at_the_key_or_i
         f"{file}:4:1: privacy: gate.screen_updates rejects",  # not in the file: its section
         f"{file}:7:1: privacy: rewards.min_norm_ratio compares",
         f"{file}:6:8: privacy: soup.aggregator 'krum': the effect",
-        "--set: privacy: soup.max_norm: privacy.clipping_norm clips updates; remove it",
+        "--set: privacy: soup.max_norm has no effect, since privacy.clipping_norm clips updates; remove it",
     ]
     assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
     file.write_text(

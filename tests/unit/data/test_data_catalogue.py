@@ -204,7 +204,7 @@ def test_a_set_that_cannot_be_fetched_alone_says_what_to_write(name: str, proble
 
 
 def test_an_unknown_name_is_refused_by_the_config_with_near_ones() -> None:
-    with pytest.raises(ValidationError, match=r"no data set 'gsm8'; use another name, such as gsm8k"):
+    with pytest.raises(ValidationError, match=r"no dataset 'gsm8'; use another name, such as gsm8k"):
         DataConfig(name="gsm8")
     with pytest.raises(ValidationError, match="give one of path, tasks, name, hub and dataset"):
         DataConfig(name="gsm8k", path="a.jsonl")

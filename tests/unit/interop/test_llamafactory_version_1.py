@@ -170,7 +170,7 @@ def test_several_processes_share_the_model_and_one_says_that_it_does_not(
     one, notes = load_training_config(file, processes=1)
     assert one.distributed is None
     assert one.gradient_accumulation_steps == 2
-    assert sum("dist_config." in note and "one process" in note for note in notes) == 1
+    assert sum("dist_config." in note and "single process" in note for note in notes) == 1
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_page_of_the_python_names_has_every_public_name() -> None:
 
 def test_a_key_is_shown_with_its_type_limits_and_default() -> None:
     schema = {"properties": {"port": {"type": "integer", "default": 1, "minimum": 0, "description": "A. B."}}}
-    assert "| `port` | whole number ≥ 0 | `1` | A |" in list(config_sections(schema))
+    assert "| `port` | integer ≥ 0 | `1` | A |" in list(config_sections(schema))
 
 
 def test_every_error_code_has_its_remedy() -> None:

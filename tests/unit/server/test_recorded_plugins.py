@@ -64,9 +64,9 @@ def test_members_are_found_in_lists_and_sections_and_ours_are_left_out() -> None
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": "9"}, "but here it is from gym-more 1.2"),
+        ({"version": "9"}, "but the installed one is from gym-more 1.2"),
         ({"digest": "0" * 64}, "has different files"),
-        ({"name": "other"}, "which is not installed here"),
+        ({"name": "other"}, "which is not installed"),
         ({"kind": "robot"}, "this release has no robot"),
         ({"name": "krum"}, "is gym-fed's own"),
     ],
@@ -148,7 +148,7 @@ def test_a_round_whose_plug_in_is_gone_is_refused_by_that_and_not_by_the_hubs_co
     assert isinstance(error, GymError)
     assert error.code is ErrorCode.MISSING_DEPENDENCY
     assert re.fullmatch(
-        r"round 3 needs aggregator 'mine' of gym-more 1\.2 \(sha256 \w{12}\), which is not installed here",
+        r"round 3 needs aggregator 'mine' of gym-more 1\.2 \(sha256 \w{12}\), which is not installed",
         error.message,
     )
     other = CliRunner().invoke(app, ["ledger", verb, "4", "--dir", str(hub)]).exception

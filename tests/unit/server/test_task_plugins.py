@@ -106,7 +106,8 @@ def test_a_member_that_a_hub_names_and_does_not_record_is_refused_before_it_is_i
     for key, values in changes.items():
         hubs_word[key] |= values
     said = (
-        r" names (algorithm|tuning method|codec) 'trap' without a package, but here it is from gym-more 1\.2$"
+        r" lists (algorithm|tuning method|codec) 'trap' without a package, "
+        r"but the installed one is from gym-more 1\.2$"
     )
     with pytest.raises(GymError) as of_task:
         parse_task(json.dumps(hubs_word))
@@ -130,14 +131,17 @@ def test_a_soup_in_a_codec_that_the_task_does_not_record_is_refused_before_it_is
             "soups": [SoupReference(sha256="0" * 64, size_bytes=1, version_digest=DIGEST, server_round=1)],
         }
     )
-    with pytest.raises(GymError, match=r"the task names codec 'trap5' without a package, but here") as caught:
+    with pytest.raises(GymError, match=r"the task lists codec 'trap5' without a package, but the") as caught:
         model.advance(spec, lambda sha256: soup, VersionSum(tmp_path / "versions"))
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"version": "1.1"}, "but here it is from gym-more 1.2"), ({"digest": "0" * 64}, "different files")],
+    [
+        ({"version": "1.1"}, "but the installed one is from gym-more 1.2"),
+        ({"digest": "0" * 64}, "different files"),
+    ],
 )
 def test_another_version_or_other_files_are_refused(changes: dict[str, str], said: str) -> None:
     document = json.loads(mine().model_dump_json())
@@ -182,7 +186,7 @@ def test_a_contributor_allows_a_packages_algorithm_only_by_name() -> None:
     "recipe", [{"algorithm": "ppo"}, {"finetuning": "freeze"}, {"algorithm": "needs_reports"}]
 )
 def test_what_does_not_federate_cannot_be_asked_for(recipe: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="cannot be used here; use one of "):
+    with pytest.raises(ValueError, match="cannot be used for this key; use one of "):
         TrainingRecipe(**recipe)
 
 

@@ -216,7 +216,7 @@ def test_a_delta_cannot_make_the_command_look_at_a_path(clean: Path, tiny_base: 
         signs(clean, tiny_base, name)
         error = error_of(gym(*LINE))
         assert error.code is ErrorCode.MODEL_NOT_FOUND, name
-        assert "there is no such folder here" in error.message
+        assert "no such folder in the current folder" in error.message
 
 
 def test_updates_of_two_bases_are_refused_naming_both(clean: Path, tiny_base: Path) -> None:

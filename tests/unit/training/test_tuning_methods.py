@@ -302,7 +302,7 @@ def test_what_cannot_be_honoured_is_refused_before_a_model_is_loaded(
     [
         ({"lora": {"freeze_a": True, "init_lora_weights": "pissa"}}, "freeze_a draws A itself"),
         ({"lora": {"freeze_a": True, "lora_fa": True}}, "mutually exclusive"),
-        ({"lora": {"lora_fa": True, "loraplus_lr_ratio": 4}}, "A is not trained"),
+        ({"lora": {"lora_fa": True, "loraplus_lr_ratio": 4}}, "needs a trained A"),
         ({"lora": {"init_lora_weights": "pissa_niter_"}}, "pissa_niter"),
         ({"lora": {"loftq_iter": 2}}, "loftq_iter applies only to"),
         ({"finetuning": "oft", "oft": {"r": 4}}, "either r or oft_block_size"),
