@@ -137,8 +137,8 @@ class Evaluator:
         if self._out is not None and self._out.exists() and not self._out.is_dir():
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{self._out}: is a file",
-                "records are written to a folder: choose one",
+                f"{self._out} is a file, not a folder",
+                "choose a folder for the records",
             )
         self._data = None if data is None else Path(data)
         self._fresh = fresh

@@ -194,7 +194,7 @@ def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[Gra
     if column := next((column for column in MEDIA if row.get(column)), None):
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{place}: has {column}",
+            f"{place} has {column}",
             "remove these rows; only rows of text can be evaluated",
         )
     has_answer = kind_of(row) != "prompt"
@@ -204,7 +204,7 @@ def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[Gra
         names = [plain(name, _SHOWN_CHARACTERS) for name in raw]
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{place}: has no answer; its columns are {', '.join(names[:_SHOWN])}",
+            f"{place} has no answer; its columns are {', '.join(names[:_SHOWN])}",
             "set the answer column: --columns completion=COLUMN; or grade the model's answers with --grader NAME",
         )
     reference = _reference(row) if has_answer else None
@@ -235,7 +235,7 @@ def _reference(row: Row) -> str | None:
     if last.get("role") != "assistant":
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{getattr(row, 'place', None) or 'a row'}: does not end with an answer",
+            f"{getattr(row, 'place', None) or 'a row'} does not end with an answer",
             "end it with the assistant's message, or remove the row",
         )
     if last.get("tool_calls"):

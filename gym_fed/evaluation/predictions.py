@@ -78,7 +78,7 @@ def predict(
     folder = config.output_dir
     if (folder / RESULTS).is_file():
         raise GymError(
-            ErrorCode.FILE_EXISTS, f"{folder}: contains finished predictions", "choose another output_dir"
+            ErrorCode.FILE_EXISTS, f"{folder} contains finished predictions", "choose another output_dir"
         )
     rows = [row for source in config.eval_data for _, row in source_rows(source)]
     if config.num_threads is not None:
@@ -172,7 +172,7 @@ def _question(config: PredictConfig, tokenizer: Any, row: Row, number: int) -> _
     if (column := next((column for column in MEDIA if row.get(column)), None)) is not None:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{place_of(row, number)}: has {column}, but gym predict supports only text",
+            f"{place_of(row, number)} has {column}, but gym predict supports only text",
             "remove the row",
         )
     if "messages" in row:
@@ -212,13 +212,13 @@ def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> in
             difference = f"with a different {keys[0]}" if keys else "on different rows"
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{folder}: contains unfinished predictions {difference}",
+                f"{folder} contains unfinished predictions {difference}",
                 "choose another output_dir, or delete that folder",
             )
     elif folder.exists() and any(folder.iterdir()):
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{folder}: is not empty but contains no predictions",
+            f"{folder} is not empty, but contains no predictions",
             "choose another output_dir",
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -117,7 +117,7 @@ def check_input(path: Path, check_body: CheckBody) -> BatchInput:
     if problems:
         raise _refused(path, problems)
     if not places:
-        raise GymError(ErrorCode.DATA_INVALID, f"{path}: has no requests", "write one JSON line per request")
+        raise GymError(ErrorCode.DATA_INVALID, f"{path} has no requests", "write one JSON line per request")
     return BatchInput(path, digest.hexdigest(), tuple(places), tuple(sorted(models)))
 
 

@@ -283,7 +283,7 @@ class BatchOutput:
             if path is not None and path.exists():
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
-                    f"{path}: exists, but was not written by a batch run",
+                    f"{path} already exists, but was not written by a batch run",
                     "choose another file",
                 )
         self._describe(belongs_to)

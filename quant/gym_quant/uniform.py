@@ -86,7 +86,7 @@ class UniformCodec(LevelCodec):
     def _error(
         self, values: Floats, weights: Floats | None, scale: Floats, offset: Floats, symmetric: bool
     ) -> Floats:
-        """Return each group's weighted squared error in float64, with scale and offset rounded to float32."""
+        """Return each group's weighted squared error in float64, with the scale and the offset rounded to float32."""
         shared = tuple(v.astype(np.float32)[:, None] for v in ((scale,) if symmetric else (scale, offset)))
         total = np.zeros(values.shape[0])
         for at in _chunks(values):

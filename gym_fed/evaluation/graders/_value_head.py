@@ -61,7 +61,7 @@ def load_value_head_model(name: str, folder: Path, dtype: str) -> ValueHeadModel
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{folder / HEAD}: is not a value head of this model: {error}",
+            f"{folder / HEAD} is not a value head of this model: {error}",
             "use the folder that belongs to this head",
         ) from error
     head = torch.nn.Linear(width, 1)

@@ -238,7 +238,7 @@ def graders_named(texts: Sequence[str]) -> list[GraderConfig]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise GymError(
             ErrorCode.USAGE,
-            f"--grader: two graders have the name {twice[0]!r}",
+            f"--grader: two graders are called {twice[0]!r}",
             f"rename one of them, such as --grader '{twice[0]}:{{name: second}}'",
         )
     return graders

@@ -134,16 +134,16 @@ def _require_scalar_head(folder: Path, name: str) -> None:
         task = read_object(adapter).get("task_type")
         if task != "SEQ_CLS":
             raise GymError(
-                ErrorCode.MODEL_INVALID, f"{name}: is an adapter for {task}, not a reward model", hint
+                ErrorCode.MODEL_INVALID, f"{name} is an adapter for {task}, not a reward model", hint
             )
         return
     config = read_object(folder / "config.json")
     kinds = config.get("architectures") or []
     if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
-        raise GymError(ErrorCode.MODEL_INVALID, f"{name}: is {', '.join(kinds)}, not a reward model", hint)
+        raise GymError(ErrorCode.MODEL_INVALID, f"{name} is {', '.join(kinds)}, not a reward model", hint)
     labels = len(config.get("id2label") or {0: "", 1: ""})  # transformers omits its default of two labels
     if labels != 1:
-        raise GymError(ErrorCode.MODEL_INVALID, f"{name}: has {labels} labels; a reward model has 1", hint)
+        raise GymError(ErrorCode.MODEL_INVALID, f"{name} has {labels} labels; a reward model has 1", hint)
 
 
 _HEAD = "value_head.safetensors"
@@ -159,7 +159,7 @@ def _has_value_head(folder: Path) -> bool:
     if not (folder / _HEAD).is_file() and (folder / _PICKLED).is_file():
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{folder / _PICKLED}: is a pickle, which is never loaded",
+            f"{folder / _PICKLED} is a pickle, which is never loaded",
             f"save its tensors with safetensors.torch.save_file as {_HEAD}",
         )
     return (folder / _HEAD).is_file()

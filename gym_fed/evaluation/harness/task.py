@@ -65,7 +65,7 @@ class HarnessTask:
             ]
             self._task._instances = self._instances
         if not self._instances:
-            raise GymError(ErrorCode.DATA_INVALID, f"task {source.name}: has no rows")
+            raise GymError(ErrorCode.DATA_INVALID, f"task {source.name} has no rows")
         self.requests = list(self._encoded(encoder))
 
     def _row_instances(self, number: int, row: Any, encoder: Any) -> list[Any]:

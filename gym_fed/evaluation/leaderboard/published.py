@@ -134,7 +134,7 @@ class PublishedLeaderboard(Leaderboard):
         last = Leaderboard.opened_to_add(path).last
         known = last.sequence if last else 0
         if known > len(numbers):
-            raise corrupt(f"{self._objects.url}: has {counted(len(numbers), 'line')}, but {path} has {known}")
+            raise corrupt(f"{self._objects.url} has {counted(len(numbers), 'line')}, but {path} has {known}")
         if last and self._line(known) != (canonical_text(last.to_dict()) + "\n").encode():
             raise corrupt(
                 f"{self._objects.url}: its line {known} differs from {path}: it is a different board"

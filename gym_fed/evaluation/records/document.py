@@ -121,7 +121,7 @@ class ModelInfo(_RecordPart):
 
 
 class SourceData(_RecordPart):
-    """The source of the rows, with the digest of task and data."""
+    """The source of the rows, with the digest of the task and the data."""
 
     dataset_name: Name
     source_type: Literal["other"] = "other"

@@ -211,7 +211,7 @@ def _sample(where: tuple[Path, str], instance: Instance) -> SampleResult:
     except ValidationError as error:
         raise _bad(*where, f"metadata: {first_problem(error)}") from error
     if any(math.isnan(value) for value in (*logprobs, *margins, *metrics.values())):
-        raise _bad(*where, "has a value that is not a number")
+        raise _bad(*where, "a value is not a number")
     is_generation = any(
         attribution.extraction_method == "generation" for attribution in instance.answer_attribution
     )
@@ -266,7 +266,7 @@ def _checked(model: type[_Model], data: str | bytes, file: Path, line: str = "")
 
 
 def _bad(file: Path, *problems: str) -> GymError:
-    return GymError(ErrorCode.DATA_INVALID, f"{file}: {', '.join(filter(None, problems))}", _HINT)
+    return GymError(ErrorCode.DATA_INVALID, f"{file}: {': '.join(filter(None, problems))}", _HINT)
 
 
 def record_paths(folder: Path) -> list[Path]:

@@ -188,7 +188,7 @@ class TaskFile(StrictModel):
         if bool(self.metric_list) == (self.grade is not None):
             raise ValueError("set either metric_list or grade")
         if self.grade is not None and chooses:
-            raise ValueError("grade: applies only to generated answers")
+            raise ValueError("grade applies only to generated answers")
         wrong = [metric.metric for metric in self.metric_list if (metric.metric == "exact_match") == chooses]
         if wrong:
             raise ValueError(f"metric {wrong[0]} cannot be combined with output_type {self.output_type}")
@@ -251,8 +251,8 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
     """Read the rows of all splits of a task file.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with file and line for missing splits and files, and for a row that cannot be
-            rendered; ``DATA_INVALID`` as ``read_rows`` and for columns that change their type.
+        GymError: ``CONFIG_INVALID`` with the file and the line, for missing splits and files, and for a row that cannot
+            be rendered; ``DATA_INVALID`` as ``read_rows`` and for columns that change their type.
     """
     error_at = partial(_error_at, file, parse_config(file, read_config_text(file))[1])
     if task.dataset_kwargs is None:

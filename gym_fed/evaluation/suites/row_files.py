@@ -87,7 +87,7 @@ def _json(file: Path) -> list[Row]:
     rows = document.get("examples") if isinstance(document, dict) else document
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise _refused(
-            file, "is neither a list of objects nor an object with such a list under the key examples"
+            file, "neither a list of objects, nor an object with such a list under the key examples"
         )
     return rows
 
@@ -373,7 +373,7 @@ def _first(folder: Path, *names: str) -> Path | None:
 def _unlike(file: Path, expected: str) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
-        f"{file}: has an unexpected layout: a row must have {expected}",
+        f"{file}: unexpected layout; a row must have {expected}",
         "use the file as its authors published it, or fetch the set",
     )
 

@@ -229,7 +229,7 @@ def read_lock(home: Path) -> EvalsLock:
     except (OSError, ValidationError) as error:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{file}: is not a lock file of evaluation sets: {plain(str(error).partition(chr(10))[0], 120)}",
+            f"{file} is not a lock file of evaluation sets: {plain(str(error).partition(chr(10))[0], 120)}",
             "move it away, and fetch the sets again",
         ) from error
 

@@ -53,7 +53,7 @@ def _q5(blocks: np.ndarray) -> np.ndarray:
 def _with_minima(blocks: np.ndarray, top: int, first: float, tries: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the first 16 bytes of each block, and ``[blocks, 8, 32] uint8`` numbers of at most ``top``.
 
-    A value is ``d * scale * number - dmin * minimum``, with scale and minimum of 6 bits for each 32 values.
+    A value is ``d * scale * number - dmin * minimum``, with a scale and a minimum of 6 bits for each 32 values.
     """
     parts = blocks.reshape(-1, 8, 32)
     scales, minima = _scales_and_minima(parts, top, first, tries)

@@ -187,7 +187,7 @@ class ChatSession:
         if place.exists() and place not in self._own_files:
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{path}: exists, but was not saved or loaded in this chat",
+                f"{path} already exists, but was not saved or loaded in this chat",
                 "choose another file",
             )
         if not path.parent.is_dir():
@@ -306,13 +306,13 @@ def read_attachment(path: Path) -> dict[str, Any]:
     if kind is None:
         raise GymError(
             ErrorCode.USAGE,
-            f"{path}: is not a picture, sound or video",
+            f"{path} is not a picture, sound or video",
             f"attach one of {', '.join(_SUFFIXES)}",
         )
     try:
         if path.stat().st_size > MAX_BYTES:
             raise GymError(
-                ErrorCode.TOO_LARGE, f"{path}: has more than {MAX_BYTES:,} bytes", "make it smaller"
+                ErrorCode.TOO_LARGE, f"{path} has more than {MAX_BYTES:,} bytes", "make it smaller"
             )
         data = base64.b64encode(path.read_bytes()).decode("ascii")
     except OSError as error:

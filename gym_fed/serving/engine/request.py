@@ -56,7 +56,7 @@ class SamplingParams:
         min_p: Sample among tokens at least this fraction as likely as the most likely one.
         presence_penalty: Subtracted once from the logit of each token that is already in the answer.
         frequency_penalty: Subtracted once for each occurrence of the token in the answer.
-        repetition_penalty: Penalty on the logits of tokens in prompt and answer (Keskar et al. 2019); 1 turns it off.
+        repetition_penalty: Penalty on the logits of tokens in prompt and answer (Keskar et al. 2019); 1 means none.
         logit_bias: Added to the logits of these tokens.
         seed: Seed that makes sampling reproducible, independent of the rest of the batch; None: random. (In bfloat16,
             rounding may still change close decisions with a different batch size.)

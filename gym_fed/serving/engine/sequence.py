@@ -328,7 +328,7 @@ _SHORTEST = 2
 
 
 class NgramProposer:
-    """Proposes tokens for one answer by looking up its last n-gram in prompt and answer (prompt lookup decoding).
+    """Proposes tokens for one answer by looking up the last n-gram in prompt and answer (prompt lookup decoding).
 
     Args:
         ids: Prompt and answer; the sequence's own list, which grows.

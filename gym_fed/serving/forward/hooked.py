@@ -7,7 +7,7 @@ for guided decoding, a seed per request, and rows with different variants.
 On CUDA, sign terms use a Triton kernel, which is tested in Triton's interpreter, but not on a GPU yet.
 
 When a model is opened, its decoder is checked against this forward pass. If ``decoder`` computes the serving steps,
-this forward pass computes the evaluation steps that multiply the sum of base and delta (``MergedWeights``).
+this forward pass computes the evaluation steps that multiply the sum of the base and the delta (``MergedWeights``).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class VariantLayers:
         self._handles.clear()
 
     def _before_linear(self, target: TargetModule) -> Any:
-        """Return a hook that skips the module if the sum of base and delta has been multiplied."""
+        """Return a hook that skips the module if the sum of the base and the delta has been multiplied."""
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
             rows = self.rows

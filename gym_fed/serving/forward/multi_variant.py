@@ -248,8 +248,8 @@ class MultiVariantModel:
 
         Args:
             chunks: The chunks, each with its own cache.
-            merge: True to multiply the sum of base and delta (``MergedWeights``) if all chunks have the same variant.
-                Not for serving, where the last bits of an answer would depend on other requests.
+            merge: True to multiply the sum of the base and the delta (``MergedWeights``) if all chunks have the same
+                variant. Not for serving, where the last bits of an answer would depend on other requests.
 
         Returns:
             Logits ``[rows, vocabulary]`` float32: the ``Chunk.rows`` of every chunk, in order. A broken variant

@@ -140,7 +140,7 @@ class StepRows:
     products: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Multiplications of packed deltas by form and kernel; ``decoded`` for a bulk span."""
     merged: MergedWeights | None = None
-    """The sums of base and delta, if all rows belong to the same variant and merging is allowed."""
+    """The sums of the base and the delta, if all rows belong to the same variant and merging is allowed."""
     product: Tensor | None = None
     """The merged product of the linear layer being computed."""
     _given: Tensor | None = None

@@ -348,7 +348,7 @@ MAX_KEPT_BYTES = 64 << 20
 
 
 class MergedWeights:
-    """Sums of base and delta, for forward passes in which all rows belong to one variant.
+    """Sums of the base and the delta, for forward passes in which all rows belong to one variant.
 
     Args:
         bulk_rows: Minimum number of rows for which a sum that is not cached is computed.

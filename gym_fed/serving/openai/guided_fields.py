@@ -91,7 +91,7 @@ class GuidedFields(SamplingFields):
         if len(grammars) > 1:
             raise off(
                 grammars[1][0],
-                f"{grammars[0][0]} and {grammars[1][0]} cannot be used together: an answer can follow only one grammar",
+                f"{grammars[0][0]} and {grammars[1][0]} are mutually exclusive: an answer can follow one grammar",
             )
         if self.structured_outputs is not None and not grammars:
             raise off("structured_outputs", "set one of json, json_object, regex, choice and grammar")

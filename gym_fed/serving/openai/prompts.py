@@ -48,7 +48,7 @@ class Prompts:
     Args:
         tokenizer: The tokenizer of the base model. It is copied, because it may be in use in another thread.
         vocab_size: Number of rows of the model's embedding; token ids must be below it.
-        context: Context length in tokens, for prompt and answer together; None: only the engine checks lengths.
+        context: Context length in tokens, for the prompt and the answer together; None: only the engine checks lengths.
         tool_format: The format of the model's tool calls; ``auto`` detects it from the template.
         reasoning_parser: The parser of the model's thoughts; ``auto`` detects it from the template.
         pictures: The reader of pictures in messages, or a ``NoPictures`` that refuses them.

@@ -68,7 +68,7 @@ class Picture:
         width: The width in pixels.
         height: The height in pixels.
         detail: The requested resolution.
-        digest: The digest of file and detail.
+        digest: The digest of the file and the detail.
         orientation: The EXIF orientation.
     """
 

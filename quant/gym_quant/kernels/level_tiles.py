@@ -39,7 +39,7 @@ class LevelPlanes:
 
     @classmethod
     def of(cls, coefficients: Sequence[Sequence[float]]) -> LevelPlanes | None:
-        """Build the planes from the factors of scale and offset for every code; None if planes cannot express them."""
+        """Build the planes from every code's scale factor and offset factor; None if planes cannot express them."""
         first, *others = coefficients
         levels, step = len(first), first[1] - first[0]
         power = levels & (levels - 1) == 0

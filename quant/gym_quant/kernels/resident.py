@@ -61,7 +61,7 @@ class ResidentSigns(Resident):
 
     @property
     def nbytes(self) -> int:
-        """The size of bits and scales in bytes."""
+        """The size of the bits and the scales in bytes."""
         if self.tiled is not None:
             return self.tiled.nbytes
         assert self.matrix is not None

@@ -228,6 +228,6 @@ def test_a_delta_of_a_part_for_pictures_or_sound_is_refused_by_its_tensors_befor
     base = BaseSpec("eyes", "sha256:" + "a" * 64, {name: (8, 16)})
     write_delta(tmp_path / "eyes.gymdelta", [DeltaEntry.of(name, torch.ones(8, 16))], base)
     message = refusal(ErrorCode.MODEL_INVALID, "add", "eyes.gymdelta", "x.gymdelta")
-    assert "eyes.gymdelta: 1 tensor cannot be served as a variant" in message
+    assert "eyes.gymdelta: 1 tensor cannot be served" in message
     assert name in message
     assert answer("list") == []

@@ -236,7 +236,7 @@ def test_answers_that_do_not_end_are_a_warning_that_names_the_option(trained: Pa
         (
             ["asked.jsonl"],
             "data-invalid",
-            "asked.jsonl:1: has no answer; its columns are prompt",
+            "asked.jsonl:1 has no answer; its columns are prompt",
             "--columns",
         ),
         (["empty.csv"], "data-invalid", "empty.csv contains no rows", "at least one row"),

@@ -214,7 +214,7 @@ def test_a_sample_is_replayed_with_its_examples_and_template(tmp_path: Path) -> 
         (["--tasks", "mine.yaml"], "no task file at"),
         (["--tasks", "rows.jsonl"], "no known format has the columns 'q', 'a'"),
         (["--tasks", "asked.jsonl"], "asked.jsonl: row 1 does not end with an answer"),
-        (["--output", "rows.jsonl"], "rows.jsonl: is a file"),
+        (["--output", "rows.jsonl"], "rows.jsonl is a file, not a folder"),
     ],
 )
 def test_what_is_wrong_beside_the_model_is_refused_before_it_is_loaded(

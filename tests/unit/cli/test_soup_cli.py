@@ -288,7 +288,7 @@ def test_wrong_words_are_refused_before_anything_is_written(
         (
             ("--rule", "regmean", *["--statistics", fisher] * 3),
             ErrorCode.DATA_INVALID,
-            "holds fisher diagonals",
+            "contains fisher diagonals",
         ),
         (("--rule", "greedy_soup"), ErrorCode.USAGE, "--heldout"),
         (("--rule", "greedy_soup", "--gate", text), ErrorCode.USAGE, "--heldout"),

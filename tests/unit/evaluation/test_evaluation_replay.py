@@ -79,7 +79,7 @@ def test_another_home_reproduces_a_real_submission(
 
 def test_a_task_that_names_a_file_is_not_opened_for_another(results: EvalResults) -> None:
     evil = replace(results.tasks["tiny_choice"], task="../../secret.yaml")
-    with pytest.raises(GymError, match="is a file"):
+    with pytest.raises(GymError, match="is a task file"):
         rerun_on("gym-nano")(replace(results, tasks={evil.task: evil}), {evil.task: [0]})
 
 

@@ -147,7 +147,7 @@ def test_the_same_answer_is_judged_once_even_in_one_batch_without_a_file(endpoin
 def test_the_judges_key_comes_from_the_environment_and_goes_nowhere_else(
     endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(GymError, match="api_key_env names JUDGE_KEY, which is not set"):
+    with pytest.raises(GymError, match=r"environment variable JUDGE_KEY \(api_key_env\) is not set"):
         judge(endpoint, api_key_env="JUDGE_KEY")
     monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
     endpoint.replies = [(200, chat("Score: 5")), (401, {"error": {"message": "bad key"}})]

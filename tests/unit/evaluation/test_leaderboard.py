@@ -187,7 +187,7 @@ def test_a_tie_that_only_the_record_claims_is_no_tie(tmp_path: Path) -> None:
 
 
 def test_another_model_or_other_rows_are_refused_before_anything_is_signed(board: Path) -> None:
-    with pytest.raises(GymError, match="the model here is"):
+    with pytest.raises(GymError, match="the model differs: "):
         verified(board, source=replace(RUN, identity={**RUN.identity, "model": "f" * 64}))
     wet = replace(RUN.tasks["wet"], lock="other")
     with pytest.raises(GymError, match="task wet: its definition or rows"):
@@ -198,7 +198,7 @@ def test_another_model_or_other_rows_are_refused_before_anything_is_signed(board
 @pytest.mark.parametrize("part", ["model", "delta", "template"])
 def test_another_delta_or_template_is_refused_before_anything_is_signed(part: str, board: Path) -> None:
     other = replace(RUN, identity={**RUN.identity, part: "another"})
-    with pytest.raises(GymError, match=f"the {part} here is another") as caught:
+    with pytest.raises(GymError, match=f"the {part} differs: another here") as caught:
         verified(board, source=other)
     assert caught.value.code is ErrorCode.BASE_MISMATCH
     assert status(board) == "self-reported"

@@ -134,7 +134,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, rows: Path) -> None:
         predict(config(tmp_path, rows))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("kept")
-    with pytest.raises(GymError, match="is not empty but contains no predictions"):
+    with pytest.raises(GymError, match="is not empty, but contains no predictions"):
         predict(config(tmp_path, rows, output_dir=tmp_path / "mine"))
 
 

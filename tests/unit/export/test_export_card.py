@@ -126,7 +126,7 @@ def test_a_run_whose_records_cannot_be_read_is_exported_with_a_note(tuned: Path,
 
 def test_a_card_that_somebody_else_has_beside_the_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf.card.md").write_text("mine")
-    with pytest.raises(GymError, match=r"model\.gguf\.card\.md exists") as caught:
+    with pytest.raises(GymError, match=r"model\.gguf\.card\.md already exists") as caught:
         require_new(tmp_path / "model.gguf", EXPORT_FORMATS.new("gguf"))
     assert caught.value.code is ErrorCode.FILE_EXISTS
 

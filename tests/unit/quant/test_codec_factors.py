@@ -241,7 +241,7 @@ def test_a_plan_spends_no_more_than_its_budget_and_more_on_the_first_components(
         ({"factors": "int8*4"}, "not in normal form 'int8'"),
         ({"factors": "int8*1,int8*3"}, "not in normal form 'int8'"),
         ({"factors": 4}, "factors is 4"),
-        ({"factors": "int4", "scaling": 0.5}, "quantised factors have none"),
+        ({"factors": "int4", "scaling": 0.5}, "quantised factors have no scaling"),
         ({"factor_group_size": 64}, "applies to quantised factors"),
         ({"factors": "float32", "factor_group_size": 64}, "applies to quantised factors"),
         ({"factors": "int4", "factor_group_size": 0}, "factor_group_size is 0"),

@@ -105,7 +105,7 @@ BOMB = bytes([0x81, 0, 255]) + deflated(bytes(50_000_000))
         (bytes([0x81, 0, 255]) + deflated(bytes(64))[:-1], "do not inflate to exactly 64 bytes"),
         (bytes([0x81, 0, 255]) + b"\xff" * 9, "not a deflate stream"),
         (bytes([1, 0, 255]) + bytes(65), "take 65 bytes instead of 64"),
-        (bytes([1, 0, 2]) + bytes(63) + b"\x03", "a byte of 1 codes is 3 with 3 levels"),
+        (bytes([1, 0, 2]) + bytes(63) + b"\x03", "a byte of 1 codes is 3, too large for 3 levels"),
         (bytes([9, 0, 1]) + bytes(64), "9 values per byte"),
         (bytes([0x80]), "truncated"),
         (bytes([15]) + (2**31 - 1).to_bytes(4, "little") + b"\xff" * 256, "exceeds 2147483647"),

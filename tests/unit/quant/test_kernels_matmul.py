@@ -202,5 +202,5 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         signed_matmul(x, variants, [0, 1], y.double())
     with pytest.raises(CodecError, match="scales are"):
         SignMatrix(variants[0].bits, torch.ones(20, 2), 50)
-    with pytest.raises(CodecError, match="for 90 columns"):
+    with pytest.raises(CodecError, match="does not match 90 columns"):
         SignMatrix(variants[0].bits, torch.ones(1), 90)

@@ -139,7 +139,7 @@ def test_an_added_token_too_long_for_the_librarys_tree_is_refused_with_its_lengt
     with pytest.raises(GymError) as caught:
         factory_of(tokenizer, len(tokenizer))
     assert caught.value.code is ErrorCode.MODEL_INVALID
-    assert "the longest of 1,100 bytes" in caught.value.message
+    assert "the longest has 1,100 bytes" in caught.value.message
 
 
 def test_added_tokens_are_listed_once_and_again_after_more_are_added(monkeypatch: pytest.MonkeyPatch) -> None:

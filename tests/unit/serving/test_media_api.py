@@ -227,7 +227,9 @@ def test_the_frames_of_all_videos_of_a_request_are_limited_before_they_are_decod
     pixels = 20 * 64 * 48
     (frames,) = clip.inputs(None, pixels)["videos"]
     assert frames.size == 3 * pixels
-    with pytest.raises(GymError, match=r"the video has 61,440 pixels in 20 frames; 61,439 are") as caught:
+    with pytest.raises(
+        GymError, match=r"the video has 61,440 pixels in 20 frames; at most 61,439 are"
+    ) as caught:
         clip.inputs(None, pixels - 1)
     assert caught.value.code is ErrorCode.TOO_LARGE
 

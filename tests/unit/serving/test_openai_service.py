@@ -191,7 +191,7 @@ def test_a_field_that_is_off_is_named(tokenizer: Any, fields: dict[str, Any], pa
         (CHAT, {"messages": [*USER, {"role": "assistant"}]}, "messages[1].content", "needs content"),
         (CHAT, {"stop": ["a"] * 5}, "stop", "at most 4 items"),
         (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo", "echo with logprobs"),
-        (COMPLETIONS, {"prompt": ["x"] * 11, "n": 2}, "prompt", "has room for 20 at once"),
+        (COMPLETIONS, {"prompt": ["x"] * 11, "n": 2}, "prompt", "accepts at most 20 at once"),
         (COMPLETIONS, {"prompt": [1, -1]}, "prompt[1]", "greater than or equal to 0"),
         (EMBEDDINGS, {"input": ["x"] * 200}, "input", "at most 128 items"),
         (EMBEDDINGS, {"input": 5}, "input", "a text, token ids"),

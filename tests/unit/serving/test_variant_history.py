@@ -89,11 +89,11 @@ def test_as_many_revisions_are_kept_as_the_store_says_and_gc_honours_fewer(
 
 def test_what_is_damaged_revoked_or_not_kept_does_not_come_back(store: VariantStore, tmp_path: Path) -> None:
     first = add(store, tmp_path, 1)
-    with pytest.raises(GymError, match="does not have an earlier revision here") as caught:
+    with pytest.raises(GymError, match="has no earlier revision in this store") as caught:
         undo(store, "ada", KEY)
     assert caught.value.code is ErrorCode.NOT_FOUND
     add(store, tmp_path, 2)
-    with pytest.raises(GymError, match="does not have an earlier revision 7 here"):
+    with pytest.raises(GymError, match="has no earlier revision 7 in this store"):
         undo(store, "ada", KEY, to=7)
     path = store.folder / "objects" / first[:2] / f"{first}.gymdelta"
     whole = path.read_bytes()

@@ -57,7 +57,7 @@ class JsonSpan:
 
 
 class JsonCallReader(CallReader):
-    """Reads one call: an object with name and arguments, or a name followed by an object with arguments.
+    """Reads one call: an object with a name and arguments, or a name followed by an object with arguments.
 
     Args:
         mark: The text that announced the call; returned as text if no call follows.
@@ -174,7 +174,7 @@ class JsonCallReader(CallReader):
 
 
 def call_of(text: str, tools: Tools, name: str | None = None) -> NewCall | None:
-    """Parse a JSON object of name and arguments, or (with a name) of arguments alone; None if it is not a call."""
+    """Parse a JSON object with a name and arguments, or (with a name) of arguments alone; None if it is not a call."""
     try:
         value: Any = json.loads(text)
         if name is None:
