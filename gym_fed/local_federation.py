@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gym_fed.core.child_process import run_process, start_process
 from gym_fed.core.errors import ErrorCode, GymError
 
 BIN = Path(sys.executable).parent
@@ -49,8 +50,10 @@ def run_federation(
     def start(name: str, command: Command) -> None:
         require_command(command)
         with open(folder / f"{name}.log", "w", encoding="utf-8") as log:
-            processes[name] = subprocess.Popen(
-                list(map(str, command)),
+            processes[name] = start_process(
+                command,
+                passphrases=True,
+                stdin=None,
                 stdout=subprocess.PIPE if name == "hub" else log,
                 stderr=log,
                 text=True,
@@ -100,7 +103,12 @@ def ask(folder: Path, *arguments: str) -> Any:
     """Run a gym-server command and return its JSON output."""
     command: Command = [BIN / "gym-server", *arguments, "--dir", folder / "hub", "--json"]
     require_command(command)
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    done = run_process(command, passphrases=True, stdin=None, text=True)
+    if done.returncode:
+        raise GymError.last_in(done.stderr) or GymError(
+            ErrorCode.INTERNAL, f"{command[0]}: code {done.returncode}"
+        )
+    return json.loads(done.stdout)
 
 
 def hub_command(folder: Path, settings: Sequence[str] = ()) -> Command:

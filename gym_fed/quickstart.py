@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.core.child_process import run_process, start_process
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.local_federation import (
@@ -234,8 +235,8 @@ class VariantServer:
     def __init__(self, command: Command, model: str) -> None:
         """Start the server; use ``serve_variant`` instead of calling this."""
         require_command(command)
-        self._process = subprocess.Popen(
-            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        self._process = start_process(
+            command, passphrases=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -332,7 +333,7 @@ def _run(command: Command) -> None:
     """Run a command, and raise the error that it reports."""
     _print_command(command)
     require_command(command)
-    done = subprocess.run([*map(str, command), "--json"], capture_output=True, text=True)
+    done = run_process([*command, "--json"], passphrases=True, stdin=None, text=True)
     if done.returncode:
         raise GymError.last_in(done.stderr) or GymError(
             ErrorCode.INTERNAL, f"{command[0]} exited with code {done.returncode}"

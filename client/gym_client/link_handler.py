@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gym_client.identity.home import Home
 from gym_client.service_files import Platform, client_command, platform_of, require_writable
+from gym_fed.core.child_process import run_process
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, real_path, write_atomically
 from gym_fed.core.text import plain
@@ -241,9 +242,10 @@ def _require_programs(commands: Sequence[Sequence[str]]) -> None:
 
 def _run(words: Sequence[str]) -> None:
     try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_COMMAND_SECONDS
-        )
+        program = (
+            shutil.which(words[0]) or words[0]
+        )  # Windows runs a bare name from the working directory first
+        done = run_process([program, *words[1:]], text=True, timeout=_COMMAND_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GymError(ErrorCode.MISSING_DEPENDENCY, f"{words[0]}: {error}") from error
     if done.returncode:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from gym_fed.core.child_process import module_command
+from gym_fed.core.child_process import module_command, start_process
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.library_env import without_collection
 from gym_fed.core.portable import SIGKILL
@@ -52,7 +52,7 @@ class ModuleProcess:
     def __init__(self, module: str, libraries: Sequence[str] = ()) -> None:
         self._module = module
         variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        self._child = subprocess.Popen(
+        self._child = start_process(
             module_command(module),
             env=variables,
             stdin=subprocess.PIPE,
@@ -216,5 +216,5 @@ def _pass_on(line: str, report: Report) -> None:
     try:
         message = json.loads(line)
         report(str(message["stage"]), int(message["done"]), int(message["total"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return

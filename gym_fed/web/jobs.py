@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import psutil
 from fastapi import APIRouter, Query
 
-from gym_fed.core.child_process import module_command
+from gym_fed.core.child_process import module_command, run_process, start_process
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.core.json_files import read_object
@@ -62,14 +62,12 @@ def json_of(command: Sequence[str], folder: Path, seconds: float) -> Any:
     """
     name = " ".join(word for word in command if not Path(word).is_absolute())
     try:
-        result = subprocess.run(
+        result = run_process(
             module_command(PROGRAMS[command[0]], *command[1:], "--json"),
             cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
+            passphrases=True,
             text=True,
             timeout=seconds,
-            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise GymError(
@@ -85,7 +83,7 @@ def json_of(command: Sequence[str], folder: Path, seconds: float) -> Any:
         raise failure
     try:
         return json.loads(result.stdout)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise failure from error
 
 
@@ -100,12 +98,8 @@ def main(folder: Path, module: str, words: list[str]) -> None:
     if not (folder / "job.json").exists():
         return
     with (folder / "output.txt").open("ab", buffering=0) as output:
-        ended = subprocess.run(
-            module_command(module, *words),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            check=False,
+        ended = run_process(
+            module_command(module, *words), passphrases=True, stdout=output, stderr=subprocess.STDOUT
         )
     status = {"exit_code": ended.returncode, "ended_at": time.time()}
     write_atomically(folder / "status.json", json.dumps(status).encode())
@@ -188,8 +182,9 @@ class Jobs:
         make_folder(place)
         # The wrapper waits for this pipe to close and then requires job.json, so a workbench killed here starts
         # nothing.
-        process = subprocess.Popen(
+        process = start_process(
             module_command("gym_fed.web.jobs", place, PROGRAMS[command[0]], *command[1:]),
+            passphrases=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

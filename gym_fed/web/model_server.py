@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import httpx
 
-from gym_fed.core.child_process import module_command, put_last
+from gym_fed.core.child_process import module_command, put_last, start_process
 from gym_fed.core.errors import GymError
 from gym_fed.serving.http.keys import KeyFile
 
@@ -72,7 +72,7 @@ class ModelServer:
         keys = Path(self._private.name) / "api_keys.json"
         self.key = KeyFile(keys).add("pages", everything=True)
         store = ["--set=variants=null"] if variants is None else [f"--variants={variants}"]
-        self._process = subprocess.Popen(
+        self._process = start_process(
             [
                 *module_command("gym_fed.cli.main", "api", f"--base={base}", *store),
                 *("--host=127.0.0.1", "--port=0", f"--api-keys={keys}"),
@@ -179,7 +179,7 @@ def refusal_of(data: bytes) -> str:
     """Return the message in an error response of `gym api`."""
     try:
         return str(json.loads(data)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return "the model's server refused the request"
 
 

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gym_fed.core.child_process import module_command
+from gym_fed.core.child_process import module_command, start_process
 from gym_fed.core.errors import ErrorCode, GymError
 
 ANSWER_SECONDS = 60.0
@@ -85,7 +85,7 @@ class ViewProcess:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._end()
-            self._process = subprocess.Popen(
+            self._process = start_process(
                 module_command("gym_fed.webui.view_process", self._views),
                 cwd=self._folder,
                 stdin=subprocess.PIPE,

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from gym_fed.core.bounded.errors import OUTPUT_CHARS, SECONDS, Limit, LimitExceededError
-from gym_fed.core.child_process import minimal_environment, module_command
+from gym_fed.core.child_process import minimal_environment, module_command, start_process
 from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_PROCESSES = 4
@@ -102,7 +102,7 @@ class _Process:
     def __init__(self, watchdog: _Watchdog, start_seconds: float) -> None:
         self._watchdog = watchdog
         try:
-            self._child = subprocess.Popen(
+            self._child = start_process(
                 module_command("gym_fed.core.bounded.worker"),
                 env=minimal_environment(),
                 stdin=subprocess.PIPE,

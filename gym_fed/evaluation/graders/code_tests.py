@@ -22,6 +22,7 @@ from typing import Literal
 from pydantic import Field
 
 from gym_fed.config.train.graders import GraderConfig
+from gym_fed.core.child_process import start_process
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 
@@ -119,7 +120,7 @@ class Sandbox:
             "max_file_bytes": self.max_file_bytes,
             "limits": self._limits(),
         }
-        process = subprocess.Popen(
+        process = start_process(
             [python, "-I", "-S", str(Path(__file__).with_name("_sandbox_child.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

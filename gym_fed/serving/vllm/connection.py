@@ -16,6 +16,7 @@ import gym_quant
 
 import gym_fed
 from gym_fed.config.schema.vllm import VllmConnection
+from gym_fed.core.child_process import run_process
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.serving.vllm.client import VllmAddress, VllmClient
@@ -31,7 +32,7 @@ _LAUNCH = "gym_fed.serving.vllm_plugin.launch"
 _UPLOADS = "gym_fed.serving.vllm_plugin.uploads.AdapterUploads"
 _METADATA = "Metadata-Version: 2.1\nName: gym-fed-vllm\nVersion: 0\n"
 _POINTS = f"[vllm.general_plugins]\n{ENTRY_POINT} = gym_fed.serving.vllm_plugin:register\n"
-_DROPPED = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV")
+_DROPPED = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers to which vLLM applies LoRA. vLLM does not adapt the embeddings and the head; the plug-in adds
 their deltas itself."""
@@ -67,12 +68,8 @@ class VllmInstallation:
                 "run `make vllm`, or set `python` to the interpreter of vLLM's environment",
             )
         try:
-            query = subprocess.run(
-                [str(path), "-P", "-c", _ASK_VERSION],
-                env=clean_environment(),
-                capture_output=True,
-                text=True,
-                timeout=_ASK_SECONDS,
+            query = run_process(
+                [path, "-P", "-c", _ASK_VERSION], env=clean_environment(), text=True, timeout=_ASK_SECONDS
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise GymError(ErrorCode.MISSING_DEPENDENCY, f"{path} cannot be run: {error}") from error

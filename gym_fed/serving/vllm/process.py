@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gym_fed.core.child_process import start_process
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.vllm.client import VllmAddress, VllmClient
 
@@ -103,8 +104,8 @@ class VllmProcess:
         socket.unlink(missing_ok=True)  # a killed vLLM leaves its socket behind, which cannot be bound again
         self.starts += 1
         self._lines.clear()
-        process = subprocess.Popen(
-            list(self._command(socket)),
+        process = start_process(
+            self._command(socket),
             env=self._environment,
             stdin=subprocess.PIPE,  # the launcher exits when this pipe is closed, so when the gateway is gone
             stdout=subprocess.PIPE,

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from gym_fed.config.hub.sections import LimitsConfig
-from gym_fed.core.child_process import module_command
+from gym_fed.core.child_process import module_command, start_process
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, raise_file_limit
 from gym_fed.core.portable import on_stop_signals
@@ -130,8 +130,12 @@ class _FollowerProcess:
 
     def start(self) -> None:
         """Start the process, which exits when its standard input is closed, and so together with this process."""
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=self._environment
+        self._process = start_process(
+            self._command,
+            env=self._environment,
+            passphrases=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
         )
 
     def restart_if_ended(self, halted: bool) -> None:

@@ -9,9 +9,8 @@ from contextlib import suppress
 
 from pydantic import BaseModel
 
-from gym_fed.core.child_process import background_environment, module_command, put_last
+from gym_fed.core.child_process import background_environment, module_command, put_last, start_process
 from gym_fed.web.model_server import KEPT_LINES, LINE_LENGTH
-from gym_server.federation import PASSPHRASE_VARIABLE
 
 
 class JobFailed(Exception):
@@ -50,12 +49,12 @@ class JobProcess:
         errors: deque[str] = deque(maxlen=KEPT_LINES)
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
-            subprocess.Popen(
+            start_process(
                 module_command(self._module),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.PIPE,
-                env=background_environment(without=(PASSPHRASE_VARIABLE,)),
+                env=background_environment(),
                 start_new_session=True,
                 text=True,
                 errors="replace",

@@ -21,7 +21,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from gym_fed.core.child_process import background_environment
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web.model_server import ANSWER_SECONDS, SERVED_NAME, ModelServer, refusal_of
-from gym_server.federation import PASSPHRASE_VARIABLE
 from gym_server.rounds.recipes import LiveConfig
 from gym_server.rounds.versions import Version
 from gym_server.state import HubState
@@ -220,7 +219,7 @@ class NewestModel:
             None,
             self._changed,
             settings=_SETTINGS,
-            environment=background_environment(without=(PASSPHRASE_VARIABLE,)),
+            environment=background_environment(),
             is_last=True,
         )
         self._server = server

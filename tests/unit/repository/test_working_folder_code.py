@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gym_fed.core.child_process import module_command
+from gym_fed.core.child_process import module_command, run_process
+from gym_fed.serving.vllm.connection import vllm_environment
 from gym_fed.tracking.environment import _git
 from tests.support.sources import ROOT, parsed
 
@@ -19,6 +22,17 @@ ISOLATED = {
     "gym_fed/evaluation/graders/code_tests.py": "-I",
 }
 """Modules that name the interpreter themselves, and the option that leaves the working folder out there."""
+STARTERS = {
+    "gym_fed/core/child_process.py": "the launcher",
+    "gym_fed/evaluation/graders/_sandbox_child.py": "inside the sandbox: forks, and becomes the graded program",
+}
+"""Modules that start or replace a process."""
+_OF_OS = re.compile(r"exec[lv]p?e?|fork(pty)?|popen|posix_spawnp?|spawn[lv]p?e?|startfile|system")
+_STARTING = re.compile(
+    r"subprocess\.(Popen|run|call|check_call|check_output|getoutput|getstatusoutput)"
+    rf"|os\.({_OF_OS.pattern})|pty\.(fork|spawn)|asyncio\.create_subprocess_(exec|shell)"
+)
+_SUBPROCESS_TYPES = {"DEVNULL", "PIPE", "STDOUT", "CompletedProcess", "TimeoutExpired", "list2cmdline"}
 FINDERS = {
     "gym_fed/core/child_process.py",
     "gym_fed/local_federation.py",  # the folder of installed commands
@@ -82,6 +96,81 @@ def test_no_module_starts_the_interpreter_by_itself() -> None:
         assert option in found.pop(place)
     assert set(found) <= FINDERS
     assert [place for place, words in found.items() if "-m" in words] == ["gym_fed/core/child_process.py"]
+
+
+def starts(tree: ast.Module) -> list[str]:
+    """Return what a module uses that starts a process."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _STARTING.fullmatch(ast.unparse(node.func)):
+            found.append(ast.unparse(node.func))
+        elif isinstance(node, ast.Import):
+            found += [a.name for a in node.names if a.name.split(".")[0] in ("multiprocessing", "pty")]
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            if node.module == "subprocess":
+                found += sorted(names - _SUBPROCESS_TYPES)
+            elif node.module == "os":
+                found += sorted(name for name in names if _OF_OS.fullmatch(name))
+            elif (node.module or "").split(".")[0] == "multiprocessing" or "ProcessPoolExecutor" in names:
+                found.append(str(node.module))
+    return found
+
+
+def test_every_child_process_is_started_by_the_launcher() -> None:
+    modules = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    found = {file.relative_to(ROOT).as_posix() for file in modules if starts(ast.parse(file.read_text()))}
+    assert found == set(STARTERS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "subprocess.run(['git'])",
+        "from subprocess import Popen",
+        "os.system('ls')",
+        "from os import execve",
+        "import multiprocessing.pool",
+        "from concurrent.futures import ProcessPoolExecutor",
+        "await asyncio.create_subprocess_exec('ls')",
+    ],
+)
+def test_the_rule_for_child_processes_sees_every_way_to_start_one(text: str) -> None:
+    assert starts(ast.parse(text))
+
+
+def test_a_child_process_has_no_passphrase_no_hook_and_no_search_path_into_the_working_folder(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYM_SERVER_PASSPHRASE", "secret")
+    monkeypatch.setenv("GYM_PASSPHRASE_NEW", "secret")
+    monkeypatch.setenv("PYTHONSTARTUP", "typer.py")
+    for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH"):
+        monkeypatch.setenv(name, f":{os.environ.get(name, '')}:")
+    command = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ))); import typer"]
+    done = run_process(command, text=True)
+    assert (done.returncode, done.stderr, hostile.exists()) == (0, "", False)
+    found = json.loads(done.stdout)
+    assert not found.keys() & {"GYM_SERVER_PASSPHRASE", "GYM_PASSPHRASE_NEW", "PYTHONSTARTUP"}
+    assert all("" not in found[name].split(":") for name in ("PATH", "LD_LIBRARY_PATH") if found[name])
+    kept = run_process(["env"], passphrases=True, text=True)
+    assert "GYM_SERVER_PASSPHRASE=secret" in kept.stdout.splitlines()
+
+
+def test_a_child_process_inherits_no_descriptor(tmp_path: Path) -> None:
+    with (tmp_path / "secret").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        listed = run_process(
+            [sys.executable, "-c", "import os; print(os.listdir('/proc/self/fd'))"], text=True
+        )
+        assert repr(str(file.fileno())) not in listed.stdout
+
+
+def test_vllm_and_its_processes_import_nothing_from_the_working_folder(hostile: Path) -> None:
+    child = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-m', 'typer', '--help']).returncode)"
+    environment = vllm_environment(hostile.parent / "imports", "key", 1, {})
+    done = run_process([sys.executable, "-P", "-c", child], env=environment, text=True)
+    assert (done.returncode, hostile.exists()) == (0, False), done.stderr
 
 
 def test_the_commit_is_read_without_executing_what_the_repositorys_config_names(

@@ -12,6 +12,7 @@ from gym_client.web import contribute
 from starlette.testclient import TestClient
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.web import jobs as web_jobs
 from gym_fed.web.jobs import Jobs, WebJob
 from tests.support.webui_client import webui_client
 
@@ -161,7 +162,7 @@ def test_an_account_is_what_gym_client_status_prints(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = subprocess.CompletedProcess([], 0, json.dumps({"balance": 7}), "")
-    monkeypatch.setattr(subprocess, "run", lambda *words, **more: ended)
+    monkeypatch.setattr(web_jobs, "run_process", lambda *words, **more: ended)
     unknown = client.get(f"{API}/account", params={"server": "hub:1"})
     assert unknown.status_code == 404, "no page has this machine call an address of its choice"
     monkeypatch.setattr(contribute, "_require_known", lambda home, server: None)

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder import FolderLock
+from gym_fed.web import jobs
 from gym_fed.web.jobs import Jobs
 from gym_fed.webui import models
 from tests.support.nano_store import nano_store
@@ -199,13 +200,13 @@ def test_the_registry_s_rows_come_from_a_process_that_may_fail(
 ) -> None:
     rows = [{"name": "a", "where": "registry"}, {"name": "b", "where": "cache"}]
     done = subprocess.CompletedProcess([], 0, json.dumps(rows))
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: done)
+    monkeypatch.setattr(jobs, "run_process", lambda *a, **k: done)
     assert client.get(f"{API}/registry").json() == {"models": rows[:1]}
 
     said = GymError(ErrorCode.FILE_NOT_FOUND, "no such bucket").to_json_line()
 
     failed = subprocess.CompletedProcess([], 1, "", f"a warning\n{said}\n")
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: failed)
+    monkeypatch.setattr(jobs, "run_process", lambda *a, **k: failed)
     refused = client.get(f"{API}/registry")
     assert (refused.status_code, "no such bucket" in refused.text) == (503, True)
 
