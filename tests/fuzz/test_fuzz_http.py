@@ -1,4 +1,4 @@
-"""Every HTTP route of `gym api`, `gym webui` and a hub's dashboard, with hostile paths, queries, headers and bodies.
+"""Every HTTP route of `gym api`, the workbench, the dashboard and a contributor's page, with hostile requests.
 
 No request may end in a status of 500 or above (503 means not available), or take long. Requests are made of random
 parts, and by schemathesis of what the schemas of the bodies allow, which passes more of the checks.
@@ -18,6 +18,8 @@ from urllib.parse import quote
 
 import pytest
 import schemathesis
+from gym_client.identity.home import Home
+from gym_client.web.app import open_ui
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -284,3 +286,16 @@ def test_no_request_makes_the_workbench_fail(tmp_path: Path, login: bool) -> Non
     client = webui_client(tmp_path, login=login)
     attack(client)
     attack_by_schema(client, client.app.openapi())  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_no_request_makes_a_contributors_page_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):  # a link handler would be registered there
+        monkeypatch.setenv(name, str(tmp_path))
+    server, _ = open_ui(Home.open(tmp_path / "home"), "127.0.0.1:0")
+    client = TestClient(server.app, base_url=server.address, raise_server_exceptions=False)
+    assert client.post("/api/v1/login", json={"key": server.url.partition("token=")[2]}).status_code == 200
+    client.headers["X-CSRF-Token"] = client.get("/api/v1/session").json()["csrf"]
+    attack(client)
+    attack_by_schema(client, client.app.openapi())  # type: ignore[attr-defined]
+    server.stop()
