@@ -33,6 +33,13 @@ LIMITS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub holds a refusal for five seconds, and looks at its work streams as often."""
+    monkeypatch.setattr("gym_server.rpc.auth_interceptor._REFUSAL_SECONDS", 0.1)
+    monkeypatch.setattr("gym_server.rpc.streams._TOUCH_SECONDS", 0.1)
+
+
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
     found = LoopbackHub(tmp_path / "hub", limits=LIMITS)
@@ -80,10 +87,9 @@ def test_a_stranger_s_flood_of_status_calls_leaves_those_who_are_logged_in_alone
 
 
 def test_an_address_without_a_login_gets_its_burst_and_then_its_rate_whatever_the_machine_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """The clock of the buckets stands still, so a slow machine refills nothing."""
-    monkeypatch.setattr("gym_server.rpc.auth_interceptor._REFUSAL_SECONDS", 0.0)
     now = 100.0
     limits = {"calls_per_second": 2, "calls_per_second_of_account": 2, "enrolment_work_bits": 0}
     found = LoopbackHub(tmp_path / "hub", lambda: now, limits=limits)

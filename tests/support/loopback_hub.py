@@ -69,9 +69,10 @@ class LoopbackHub:
                 "listen": "127.0.0.1:0",
                 "base_model": "described",
                 "enrolment": {"policy": "open"},
-                "limits": QUICK_ENROLMENT,
+                **config,
+                "limits": {**QUICK_ENROLMENT, **config.get("limits", {})},
             }
-            (folder / "gym-server.yaml").write_text(yaml.safe_dump({**values, **config}))
+            (folder / "gym-server.yaml").write_text(yaml.safe_dump(values))
             database = Database.open(config.get("storage", {}).get("database", "sqlite:///hub.db"), folder)
             database.set("base:described", json.dumps(SPEC.to_dict()))
             database.close()

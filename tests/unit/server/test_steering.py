@@ -124,7 +124,10 @@ def test_a_paused_hub_opens_no_round_and_gives_out_no_task_of_an_open_one(fed: F
     assert fed.round_store.require(opened.server_round).state == "open"
 
 
-def test_contributors_get_a_notice_of_a_pause_and_of_its_end(hub: LoopbackHub, tmp_path: Path) -> None:
+def test_contributors_get_a_notice_of_a_pause_and_of_its_end(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_server.rpc.streams._TOUCH_SECONDS", 0.1)
     with hub.client(tmp_path / "ann") as client:
         hub.fed.steering.pause(BACKUP)
         assert client.status().paused == f"the hub is paused: {BACKUP}"

@@ -37,6 +37,7 @@ def test_a_task_leased_by_a_stream_that_was_replaced_goes_to_the_newer_one(
         return found
 
     monkeypatch.setattr(queue, "lease", slow_lease)
+    monkeypatch.setattr("gym_server.rpc.streams._TOUCH_SECONDS", 0.1)
     client: HubClient = hub.client(tmp_path / "ada")
     older = client.stream("Work", pb.WorkRequest(), SECONDS)
     assert older_leases.wait(SECONDS)
