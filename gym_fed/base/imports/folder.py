@@ -87,7 +87,7 @@ def _require_ordinary(folder: Path) -> None:
             if entry.suffix in _READ and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise GymError(
                     ErrorCode.MODEL_INVALID,
-                    f"{entry}: cannot be read: not a regular file",
+                    f"{entry} cannot be read: not a regular file",
                     "restore it, or use another folder",
                 )
 

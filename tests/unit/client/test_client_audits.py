@@ -488,7 +488,7 @@ def test_an_enormous_answer_is_refused_before_it_is_read(honest: Evidence, answe
 def test_states_beyond_the_policys_bytes_refuse_the_task_before_a_step(
     model: GlobalModel, tmp_path: Path
 ) -> None:
-    with pytest.raises(GymError, match="the states of 4 steps take") as caught:
+    with pytest.raises(GymError, match="the recorded states of 4 steps need") as caught:
         contribution(model, tmp_path, recorder=lambda folder, _: StepRecorder(folder, 1000))
     model.restore()
     assert caught.value.code is ErrorCode.POLICY_REFUSED

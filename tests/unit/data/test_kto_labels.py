@@ -64,5 +64,5 @@ def test_labels_that_are_all_equal_are_warned_of(
 
 def test_a_key_that_pairs_do_not_read_is_refused_by_the_name_that_was_given() -> None:
     config = TrainingConfig(algorithm="dpo", train_on_prompt=True)
-    with pytest.raises(GymError, match=r"^train_on_prompt: dpo learns from answers"):
+    with pytest.raises(GymError, match=r"^train_on_prompt: not used by dpo, which learns from answers"):
         ALGORITHMS.new("dpo").check(config)

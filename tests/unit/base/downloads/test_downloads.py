@@ -123,7 +123,7 @@ def test_a_damaged_part_is_fetched_anew(hub: ModelHub, repo: Repo, tmp_path: Pat
     folder = ensure_model(NAME, consent=yes, report=lambda done, total, remark: remarks.append(remark))
     assert hub.gets(WEIGHTS) == ["bytes=4000-", None]
     assert (folder / WEIGHTS).read_bytes() == repo.files[WEIGHTS]
-    assert any(WEIGHTS in remark and "fetched again" in remark for remark in remarks)
+    assert any(WEIGHTS in remark and "fetching it again" in remark for remark in remarks)
 
 
 @pytest.mark.parametrize(
