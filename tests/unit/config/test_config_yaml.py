@@ -452,7 +452,7 @@ def test_a_combination_that_is_refused_is_a_line_for_each_reason_at_the_key_or_i
         load_config(file, ServerConfig)
     assert f"{file}:3:1: secure_aggregation.step_norm is missing" in caught.value.message
     assert (
-        f"{file}:3:1: secure_aggregation: gate.screen_updates tries" in caught.value.message
+        f"{file}:3:1: secure_aggregation: gate.screen_updates tests" in caught.value.message
     )  # no section: the cause
 
 
