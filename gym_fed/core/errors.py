@@ -37,8 +37,8 @@ class ErrorCode(Enum):
     INTERNAL = "internal", 1, "INTERNAL", 500, "A bug in gym-fed; the log has the traceback."
     USAGE = "usage", 2, "INVALID_ARGUMENT", 400, "The command line or the request is invalid."
     CONFIG_INVALID = "config-invalid", 10, "INVALID_ARGUMENT", 422, "A configuration value is refused."
-    FILE_NOT_FOUND = "file-not-found", 11, "NOT_FOUND", 404, "A file that was named does not exist."
-    FILE_EXISTS = "file-exists", 12, "ALREADY_EXISTS", 409, "Writing would overwrite something."
+    FILE_NOT_FOUND = "file-not-found", 11, "NOT_FOUND", 404, "A given file does not exist."
+    FILE_EXISTS = "file-exists", 12, "ALREADY_EXISTS", 409, "Writing would overwrite an existing file."
     DATA_INVALID = "data-invalid", 20, "INVALID_ARGUMENT", 422, "A dataset row cannot be used."
     MODEL_INVALID = "model-invalid", 30, "INVALID_ARGUMENT", 422, "A model folder cannot be used."
     MODEL_NOT_FOUND = "model-not-found", 31, "NOT_FOUND", 404, "A model is not on this machine."
@@ -74,7 +74,7 @@ class ErrorCode(Enum):
         54,
         "FAILED_PRECONDITION",
         426,
-        "The two ends speak different versions of the protocol.",
+        "The two ends use different protocol versions.",
     )
     QUOTA_EXCEEDED = (
         "quota-exceeded",
@@ -115,7 +115,7 @@ class ErrorCode(Enum):
         68,
         "FAILED_PRECONDITION",
         409,
-        "A hub changed what its rounds ask of a contributor, who has to agree again.",
+        "A hub changed the terms of its rounds, and the contributor must agree again.",
     )
     NOT_FOUND = "not-found", 70, "NOT_FOUND", 404, "The named thing does not exist on the server."
     TOO_LARGE = "too-large", 71, "RESOURCE_EXHAUSTED", 413, "More bytes than declared or allowed."
@@ -162,7 +162,7 @@ class ErrorCode(Enum):
         95,
         "FAILED_PRECONDITION",
         409,
-        "A hub was restored from a backup, which its contributors accept once.",
+        "A hub was restored from a backup, which each contributor must accept once.",
     )
     INTERRUPTED = "interrupted", 130, "CANCELLED", 499, "Stopped by the user; can be resumed."
     TERMINATED = "terminated", 143, "CANCELLED", 499, "Stopped by SIGTERM; can be resumed."
