@@ -108,7 +108,7 @@ def test_a_recipe_whose_optimizer_has_no_state_to_keep_is_refused(recipe: dict[s
 @pytest.mark.parametrize("algorithm", ["dpo", "kto", "orpo", "simpo", "tdpo"])
 def test_a_recipe_whose_dropout_no_contributor_would_take_is_refused(algorithm: str) -> None:
     recipe = {"algorithm": algorithm, "finetuning": "lora", "lora": {"lora_dropout": 0.1}}
-    with pytest.raises(ValueError, match=f"lora.lora_dropout: {algorithm} disables dropout"):
+    with pytest.raises(ValueError, match=f"lora.lora_dropout: {algorithm} switches dropout off"):
         TrainingRecipe(**recipe)
     check_config(
         round_training(
