@@ -21,10 +21,12 @@ from hypothesis import HealthCheck, settings
 from demo.end_together import end_together
 from gym_fed.base.downloads import requests as download_requests
 from gym_fed.core import child_process
+from tests.support import memory_folder
 from tests.support import postgres as _postgres
 from tests.support.quick import mark_beyond_few
 from tests.support.rooms import seconds_by_room
 
+memory_folder.use_memory()
 end_together()  # a suite that is killed leaves no hub and no contributor behind
 
 # No test measures time: on a busy machine a short example takes longer than Hypothesis expects.

@@ -53,7 +53,7 @@ def test_the_last_line_is_on_standard_error(capfd: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("name", ["q8_0", "Q4_K_M"])
 def test_a_quantization_where_a_format_belongs_is_answered_by_its_flag(name: str) -> None:
-    with pytest.raises(GymError, match="is not a format, but a quantization of gguf") as caught:
+    with pytest.raises(GymError, match="is not a format, but a quantization of format gguf") as caught:
         format_named(name)
     assert caught.value.code is ErrorCode.USAGE
     assert caught.value.hint == f"--format gguf --quantization {name.lower()}"

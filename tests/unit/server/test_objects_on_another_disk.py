@@ -26,10 +26,12 @@ from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
 @pytest.fixture
 def other_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on another file system than ``tmp_path``."""
-    shared_memory = Path("/dev/shm")
-    if not shared_memory.is_dir() or shared_memory.stat().st_dev == tmp_path.stat().st_dev:
+    device = tmp_path.stat().st_dev
+    places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    other = next((place for place in places if place.is_dir() and place.stat().st_dev != device), None)
+    if other is None:
         pytest.skip("this machine has no second file system")
-    folder = Path(tempfile.mkdtemp(dir=shared_memory))
+    folder = Path(tempfile.mkdtemp(dir=other))
     yield folder
     shutil.rmtree(folder)
 
