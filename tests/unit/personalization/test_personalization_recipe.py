@@ -118,7 +118,7 @@ def test_a_codec_that_does_not_fit_is_refused_by_name() -> None:
             encoding_of(method, codec, given, spec(8, 8))  # type: ignore[arg-type]
     given = encoding_of("lora", "auto", CodecPolicy(factors="int8"), spec(8, 8))
     assert given.policy.factors == "int8"
-    assert "factors as given" in given.why
+    assert "factors as specified" in given.why
 
 
 def test_a_variant_of_a_large_base_is_trained_at_the_rates_of_gym_train() -> None:

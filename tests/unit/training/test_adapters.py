@@ -203,7 +203,7 @@ def test_shapes_that_do_not_fit_are_refused_with_the_weight(sft: Path, tmp_path:
         ({"use_dora": True}, r"lora\.use_dora is True, but the adapter .*sft has False"),
         (
             {"target_modules": "all-linear"},
-            r"is 'all-linear', but the adapter .*sft is on \['q_proj', 'v_proj'\]",
+            r"is 'all-linear', but the adapter .*sft has \['q_proj', 'v_proj'\]",
         ),
         ({"target_modules": ["q_proj"]}, r"they differ in .*v_proj"),
         ({"init_lora_weights": "pissa"}, "is already trained"),
@@ -240,7 +240,7 @@ def test_what_cannot_be_gone_on_with_is_refused_by_name(tiny_base: Path, sft: Pa
     split = settings(
         tmp_path / "b", model=str(tiny_base), adapter=str(sft), distributed={"strategy": "fsdp2"}
     )
-    with pytest.raises(GymError, match="cannot be combined with distributed"):
+    with pytest.raises(GymError, match="incompatible with distributed"):
         check_adapters(split)
     unconverted = Path(shutil.copytree(sft, tmp_path / "pissa"))
     file = unconverted / "adapter_config.json"

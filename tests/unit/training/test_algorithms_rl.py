@@ -307,7 +307,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "grpo",
         {"num_generations": 5},
         {},
-        r"5 answers .* the 16 answers .* 16 x gradient_accumulation_steps 1",
+        r"5 does not divide the 16 answers .* 16 x gradient_accumulation_steps 1",
     ),
     ("rloo", {"num_generations": 64, "steps_per_generation": 3}, {}, r"48 .* rloo.steps_per_generation 3"),
     ("ppo", {}, {"per_device_train_batch_size": 1}, "a generation has only one answer"),

@@ -195,7 +195,7 @@ def test_an_index_of_a_strange_form_is_refused(tmp_path: Path, rows: Path, chang
     ("change", "problem"),
     [
         (lambda row: {**row, "labels": row["labels"][1:]}, "different numbers of labels"),
-        (lambda row: {**row, "input_ids": [-7, *row["input_ids"][1:]]}, "input_ids holds -7"),
+        (lambda row: {**row, "input_ids": [-7, *row["input_ids"][1:]]}, "input_ids contains -7"),
         (lambda row: {**row, "input_ids": None}, "input_ids has rows without a value"),
     ],
 )
