@@ -259,7 +259,7 @@ def test_noise_is_found_for_a_target_epsilon(tmp_path: Path, tiny_base: Path) ->
     settings = config(tmp_path, tiny_base, max_steps=1, privacy={"target_epsilon": 3.0})
     plan = make_plan(settings, 12)
     assert 2.9 < plan.epsilon() <= 3.0
-    with pytest.raises(GymError, match="more than 11 examples"):
+    with pytest.raises(GymError, match="only 11 examples"):
         make_plan(settings, 11)
 
 
