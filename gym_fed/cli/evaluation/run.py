@@ -97,9 +97,7 @@ def run_evaluation(
             show_default="the task's",
         ),
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Measure the loss of general knowledge.")
-    ] = True,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Measure lost knowledge.")] = True,
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="DTYPE", help="Data type: float32 or bfloat16.")
     ] = "float32",

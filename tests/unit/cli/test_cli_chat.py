@@ -177,7 +177,7 @@ def test_a_file_that_is_none_of_the_conversations_own_is_not_replaced(
     with pytest.raises(GymError, match="there are no messages"):
         conversation.save(tmp_path / "talk.json")
     list(conversation.say("hey"))
-    with pytest.raises(GymError, match=r"ada\.key: exists") as caught:
+    with pytest.raises(GymError, match=r"ada\.key already exists") as caught:
         conversation.save(tmp_path / "ada.key")
     assert caught.value.code is ErrorCode.FILE_EXISTS
     assert (tmp_path / "ada.key").read_text() == "secret"
@@ -328,7 +328,7 @@ def _busy(_url: str, _body: object) -> Any:
 )
 def test_parts_that_are_not_content_are_not_loaded(tmp_path: Path, content: Any) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"role": "user", "content": content}]))
-    with pytest.raises(GymError, match="message 1 is not"):
+    with pytest.raises(GymError, match="message 1 is invalid"):
         ChatSession(RuleWriter()).load(tmp_path / "a.json")
 
 

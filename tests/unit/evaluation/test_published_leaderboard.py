@@ -115,7 +115,7 @@ def test_other_samples_than_were_submitted_are_not_written(registry: str, tmp_pa
     (samples,) = Path(registry).glob("leaderboard/records/*/samples.jsonl")
     samples.write_bytes(samples.read_bytes() + b"{}\n")
     board = PublishedLeaderboard(tmp_path / "theirs" / "board.jsonl", registry)
-    with pytest.raises(GymError, match="was submitted") as error:
+    with pytest.raises(GymError, match="but the submission has") as error:
         board.fetch_record(board.named("1"))
     assert error.value.code is ErrorCode.HASH_MISMATCH
     assert not list((tmp_path / "theirs").rglob("*_samples.jsonl"))

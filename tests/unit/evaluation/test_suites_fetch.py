@@ -145,7 +145,7 @@ def test_a_commit_whose_checksum_changed_is_refused(hub: ModelHub, tmp_path: Pat
 
 def test_a_repository_without_the_split_is_refused(hub: ModelHub, tmp_path: Path) -> None:
     del hub.repos[NAME].files[FILE]
-    with pytest.raises(GymError, match=r"has no files data/validation-\*\.parquet"):
+    with pytest.raises(GymError, match=r"has no files that match data/validation-\*\.parquet"):
         _fetch(tmp_path)
 
 
