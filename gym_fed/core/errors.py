@@ -213,7 +213,7 @@ class GymError(Exception):
         for line in reversed(text.splitlines()):
             try:
                 return cls.from_dict(json.loads(line)["error"])
-            except (ValueError, LookupError, TypeError, AttributeError):
+            except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
                 continue
         return None
 

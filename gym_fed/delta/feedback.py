@@ -172,7 +172,7 @@ def _read(path: Path, lineage: str) -> tuple[dict[str, Tensor], dict[str, int]]:
         with safe_open(str(path), framework="pt") as file:
             head = json.loads((file.metadata() or {}).get(_METADATA_KEY, "null"))
             tensors = dict(_finite_float32(path, ((name, file.get_tensor(name)) for name in file.keys())))  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise _corrupt(path, str(error)) from error
     if not isinstance(head, dict) or head.get("format") != _FORMAT:
         raise _corrupt(path, f"its metadata {head!r} is not of format {_FORMAT}")

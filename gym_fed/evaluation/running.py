@@ -118,7 +118,7 @@ class RunningFile:
                     task, place, index, repetition = row["key"]
                     key = (str(task), int(place), int(index), int(repetition))
                     outcomes[key] = _outcome(row["found"])
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, RecursionError, KeyError, TypeError) as error:
                     raise GymError(
                         ErrorCode.STATE_CORRUPT,
                         f"{path}: line {number} is damaged",

@@ -306,7 +306,7 @@ class BatchOutput:
     def _described(self) -> dict[str, Any]:
         try:
             known = json.loads(self._description.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             known = None
         if not isinstance(known, dict):
             raise GymError(
@@ -339,7 +339,7 @@ class BatchOutput:
                     line = json.loads(raw)
                     custom_id, response = line["custom_id"], line["response"]
                     status = response["status_code"]
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, RecursionError, KeyError, TypeError) as error:
                     raise GymError(
                         ErrorCode.STATE_CORRUPT, f"{path}: line {number} is not an answer", "remove that line"
                     ) from error

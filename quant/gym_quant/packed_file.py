@@ -326,7 +326,9 @@ def _json(text: bytes, what: str) -> dict[str, Any]:
 
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=once)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except CodecError:
+        raise
+    except (ValueError, RecursionError) as error:  # also for a number of 5,000 digits
         raise CodecError(f"its {what} is not JSON in UTF-8: {error}") from error
     if not isinstance(value, dict):
         raise CodecError(f"its {what} is not an object")

@@ -141,7 +141,7 @@ class TaskFolder:
             )
             metrics = {str(k): float(v) for k, v in document["metrics"].items()}
             size = self.delta_path.stat().st_size
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, GymError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OSError, GymError) as error:
             raise GymError(
                 ErrorCode.STATE_CORRUPT, f"{path}: {error}", "delete the folder to train again"
             ) from error

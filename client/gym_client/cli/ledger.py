@@ -147,7 +147,7 @@ def compare(
         document = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no head at {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GymError(ErrorCode.DATA_INVALID, f"{file} is not JSON: {error}") from error
     key = bytes.fromhex(pin.ledger_key)
     if isinstance(document, dict) and "heads" in document:

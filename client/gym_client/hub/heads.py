@@ -112,7 +112,7 @@ class Heads:
             try:
                 document = json.loads(path.read_bytes())
                 check_fork(document, self._key)
-            except (ValueError, GymError) as error:
+            except (ValueError, RecursionError, GymError) as error:
                 why = error.message if isinstance(error, GymError) else str(error)
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,
@@ -274,7 +274,7 @@ class Heads:
                     continue
                 proof = prove(int(document["entry"]), 0)
                 proof.verify(self._key)
-            except (GymError, ValueError, KeyError, TypeError) as error:
+            except (GymError, ValueError, RecursionError, KeyError, TypeError) as error:
                 log.warning("the restore statement of %s is refused: %s", self.server, error)
                 continue
             body = proof.entry.body

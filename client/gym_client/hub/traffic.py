@@ -109,7 +109,7 @@ def _read(home: Home) -> dict[str, Any]:
         totals = json.loads(path.read_text(encoding="utf-8"))
         for server in totals:
             _total(totals, server)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
             f"{path} does not contain totals: {error}",

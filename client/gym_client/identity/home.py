@@ -136,7 +136,7 @@ class Home:
             return {}
         try:
             settings = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise GymError(ErrorCode.STATE_CORRUPT, f"{path} is not JSON: {error}", "delete it") from error
         if not isinstance(settings, dict):
             raise GymError(ErrorCode.STATE_CORRUPT, f"{path} is not a JSON object", "delete it")
@@ -168,7 +168,7 @@ class Home:
         for line in self._receipt_lines():
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 receipts.append(value)

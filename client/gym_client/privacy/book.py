@@ -81,7 +81,7 @@ class PrivacyBook:
                 break
             try:
                 charges.append(Charge(**json.loads(line)))
-            except (ValueError, TypeError) as error:
+            except (ValueError, RecursionError, TypeError) as error:
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,
                     f"{self.path}, line {number}: {error}",

@@ -359,7 +359,7 @@ def _pair_of_shares(plain: bytes, sender: str) -> tuple[str, str]:
     try:
         seed, mask_key = json.loads(plain)
         return bytes.fromhex(seed).hex(), bytes.fromhex(mask_key).hex()
-    except (ValueError, TypeError) as error:
+    except (ValueError, RecursionError, TypeError) as error:
         raise GymError(ErrorCode.UPDATE_REFUSED, f"{sender} did not seal two valid shares") from error
 
 

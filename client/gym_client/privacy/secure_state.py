@@ -46,7 +46,7 @@ class Begun:
             return {str(server): int(last) for server, last in json.loads(self._path.read_bytes()).items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError, TypeError, AttributeError) as error:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"{self._path}: {error}",

@@ -173,7 +173,7 @@ def require_run_plugins(folder: Path) -> None:
         return
     try:
         recorded = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return  # the check of the run folder reports it
     if isinstance(recorded, Mapping):
         require_plugins(read_records(recorded.get("plugins", []), str(file)), f"{folder}: the unfinished run")

@@ -192,7 +192,7 @@ def reward_server(
                 return
             try:
                 samples = _samples(json.loads(self.rfile.read(size)))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, RecursionError, KeyError, TypeError) as error:
                 self._answer(422, {"message": f"the request has no valid samples: {error!r}"})
                 return
             try:

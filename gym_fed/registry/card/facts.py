@@ -88,7 +88,7 @@ def _of_path(path: str) -> DataUsed:
         return DataUsed(name=OWN_FILES)
     try:
         manifest = DatasetManifest.model_validate(json.loads(card.read_bytes()))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GymError(ErrorCode.DATA_INVALID, f"{card}: {error}", "pull the dataset again") from error
     return DataUsed(name=f"{manifest.name}@{manifest.version}", licence=manifest.licence)
 

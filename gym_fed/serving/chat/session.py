@@ -259,7 +259,7 @@ def read_messages(path: Path) -> list[Message]:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "choose another file"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GymError(ErrorCode.DATA_INVALID, f"{path}: not JSON: {error}") from error
     if not isinstance(messages, list):
         raise GymError(ErrorCode.DATA_INVALID, f"{path}: not a list of messages")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
+from gym_fed.core.text import whole_number
+
 
 def reference_cycle(schema: dict[str, Any]) -> str:
     """Return a ``$ref`` that leads back to itself without a property or an item in between; empty if there is none.
@@ -69,8 +71,8 @@ def _target(pointer: str, schema: dict[str, Any]) -> dict[str, Any] | None:
     value: Any = schema
     for name in unquote(pointer).split("/")[1:]:
         key = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
-            value = value[int(key)]
+        if isinstance(value, list) and (index := whole_number(key)) is not None and index < len(value):
+            value = value[index]
         elif isinstance(value, dict) and key in value:
             value = value[key]
         else:

@@ -90,7 +90,7 @@ class TokenizedRows:
                 raise ValueError("made_by and files are not mappings")
             for key in ("digests", "counts", "eval_counts"):
                 index[key]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
             raise self._unusable(_INDEX, error) from error
         return dict(index)
 

@@ -364,5 +364,5 @@ def _logged_losses(history: Sequence[dict[str, float]], best_step: int | None) -
 def _read(file: Path) -> Measurement | None:
     try:
         return Measurement(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, RecursionError, TypeError):
         return None

@@ -51,7 +51,7 @@ def damage(checkpoint: Path) -> str | None:
     try:
         files = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))["files"]
         expected = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return f"{SEAL} cannot be read"
     for name, (size, _) in expected.items():  # compare sizes first, since digests are more expensive
         file = checkpoint / name

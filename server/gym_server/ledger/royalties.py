@@ -188,7 +188,7 @@ def read_usage(path: Path) -> tuple[dict[str, int], str]:
         try:
             row = json.loads(line)
             name, tokens = str(row["version"] if "version" in row else row["model"]), row["tokens"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
             raise _bad_line(path, number) from error
         if type(tokens) is not int or tokens < 0:
             raise _bad_line(path, number)

@@ -237,6 +237,7 @@ def test_a_hostile_header_is_refused_with_the_tensors_name(file: Path, name: str
     [
         (b"[" * 100_000, "not JSON in UTF-8"),
         (b'{"a": \xff}', "not JSON in UTF-8"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON in UTF-8"),
         (b"[]", "header is not an object"),
         (b'{"a": 1, "a": 2}', "duplicate name"),
         (b'{"__metadata__": {"linears": "{}"}}', "bytes of data, not the 0"),

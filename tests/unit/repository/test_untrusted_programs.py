@@ -93,6 +93,32 @@ def test_no_other_module_builds_a_pattern() -> None:
     assert found == set(PATTERNS)
 
 
+def _parses_json(step: ast.stmt) -> bool:
+    calls = (one.func for one in ast.walk(step) if isinstance(one, ast.Call))
+    return any(
+        isinstance(f, ast.Attribute) and f.attr in ("load", "loads") and ast.unparse(f.value) == "json"
+        for f in calls
+    )
+
+
+def test_whoever_catches_invalid_json_also_catches_long_numbers_and_deep_nesting() -> None:
+    """``json.loads`` raises ``ValueError`` for a number of 5,000 digits and ``RecursionError`` for 1,000 brackets."""
+    found = []
+    for place, tree in _modules():
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Try) and any(map(_parses_json, node.body))):
+                continue
+            caught = {ast.unparse(one) for each in node.handlers if each.type for one in _each(each.type)}
+            nesting = caught & {"RecursionError", "RuntimeError", "Exception"}
+            if caught & {"ValueError", "json.JSONDecodeError"} and not ("ValueError" in caught and nesting):
+                found.append(f"{place}:{node.lineno}")
+    assert found == []
+
+
+def _each(caught: ast.expr) -> list[ast.expr]:
+    return caught.elts if isinstance(caught, ast.Tuple) else [caught]
+
+
 OWN_YAML = {
     "gym_fed/core/plain_yaml.py",  # the bounded loader
     "gym_fed/evaluation/suites/definitions.py",  # the installed harness
