@@ -33,11 +33,11 @@ def test_eight_tabs_load_and_a_hidden_one_is_up_to_date_when_it_is_seen(
         tabs = [first.context.new_page() for _ in range(NUM_TABS)]
         for tab in tabs:
             tab.goto(f"{server.address}/jobs")
-            tab.get_by_text("Nothing was started").wait_for()
+            tab.get_by_text("No jobs have been started").wait_for()
         workbench.jobs.start(["gym", "--version"], title="the version")
         tabs[-1].evaluate(SEE)
         tabs[-1].get_by_role("link", name="the version").wait_for()
         tabs[-1].wait_for_selector("#connection[data-state=live]")
-        assert tabs[0].get_by_text("Nothing was started").count() == 1, "nobody sees it"
+        assert tabs[0].get_by_text("No jobs have been started").count() == 1, "nobody sees it"
     finally:
         server.stop()

@@ -619,7 +619,7 @@ def test_every_line_of_the_teams_page_is_in_the_table() -> None:
 
 def test_vllms_serve_and_ollamas_run_are_our_commands() -> None:
     with pytest.warns(OtherWordNote, match="`gym serve` is `gym api` here"):
-        assert "gym api serving.yaml" in gym("serve", "--help")
+        assert "gym api FILE" in gym("serve", "--help")
     with (
         pytest.warns(OtherWordNote, match="`gym api --base MODEL`"),
         pytest.raises(GymError, match=r"^\./no-such-model: "),

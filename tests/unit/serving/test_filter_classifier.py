@@ -98,7 +98,7 @@ def test_a_question_that_cannot_be_answered_is_refused_at_the_start(plain: Servi
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     with pytest.raises(GymError, match="begin with the same token"):
         Classifier(ClassifierConfig(), plain.engine, lambda text: [1], 5, 5)
-    with pytest.raises(ValueError, match=r"must contain \{text\}"):
+    with pytest.raises(ValueError, match=r"must contain the placeholder \{text\}"):
         ClassifierConfig(question="Is it harmful?")
 
 
