@@ -30,6 +30,8 @@ _ROOT_ERROR = 1e-9
 _MAX_CELLS = 1_000_000
 """Maximum grid size. With very little noise (epsilon in the hundreds), a coarser grid is used to stay within it, which
 loosens the bound by a relative 1e-6."""
+_MAX_EPSILON = 10**7
+"""Maximum epsilon that is reported; more is refused."""
 _MAX_PLD_EPSILON = 1000
 _MAX_PLD_RELEASES = 1_000_000
 """Limits of privacy loss distributions, which take seconds and about 1 GB at either. Above them, epsilon is bounded by
@@ -73,12 +75,16 @@ def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
     if not events:
         return 0.0
     try:
-        return _epsilon(_collected(events), target_delta)
+        spent = _epsilon(_collected(events), target_delta)
+        if spent > _MAX_EPSILON:
+            raise OverflowError
+        return spent
     except (OverflowError, ZeroDivisionError) as error:
         least = min(event.noise_multiplier for event in events)
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"noise_multiplier is {least:g}: so little noise gives no privacy, since epsilon is not finite",
+            f"noise_multiplier is {least:g}: so little noise gives no privacy, since epsilon is above "
+            f"{_MAX_EPSILON:,}",
             "raise noise_multiplier; 1 is usual",
         ) from error
 

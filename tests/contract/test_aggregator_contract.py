@@ -324,7 +324,7 @@ def test_malicious_clients_cannot_move_a_result_far_from_the_honest_mean(
 def test_more_malicious_clients_than_the_rule_can_outvote_are_refused(name: str, malicious: int) -> None:
     needed = rule(name).minimum(malicious)
     merged(name, updates_of(needed), malicious=malicious)
-    message = rf"num_malicious_nodes: {malicious}.*takes {needed}"
+    message = rf"num_malicious_nodes: {malicious}.*needs {needed}"
     with pytest.raises(GymError, match=message) as caught:
         merged(name, updates_of(needed - 1), malicious=malicious)
     assert caught.value.code is ErrorCode.CONFIG_INVALID

@@ -121,7 +121,10 @@ def test_an_address_without_a_login_gets_its_burst_and_then_its_rate_whatever_th
     found.close()
 
 
-def test_forged_tokens_of_an_account_use_up_the_forger_s_share_and_not_the_account_s(ann: HubClient) -> None:
+def test_forged_tokens_of_an_account_use_up_the_forger_s_share_and_not_the_account_s(
+    ann: HubClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_server.rpc.auth_interceptor._REFUSAL_SECONDS", 5.0)
     session = ann._session
 
     def forged(number: int) -> ErrorCode | None:

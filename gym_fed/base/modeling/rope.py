@@ -124,6 +124,6 @@ def apply_base_changes(model: Any, folder: Path) -> None:
         parameters, length = dict(values["rope_parameters"]), int(values["max_position_embeddings"])
     except (ValueError, KeyError, TypeError) as error:
         raise GymError(
-            ErrorCode.MODEL_INVALID, f"{file}: cannot be read: {error}", "restore the adapter's files"
+            ErrorCode.MODEL_INVALID, f"{file} cannot be read: {error}", "restore the adapter's files"
         ) from error
     set_rope(model, parameters, length)

@@ -230,6 +230,10 @@ class TextStream:
                 start += 1  # the unfinished bytes became a separate U+FFFD
         self._continues_prompt = self._continues_prompt and not data
         text = self._utf8.decode(data)
+        if _is_surrogate(
+            self._utf8.getstate()[0]
+        ):  # CPython waits for a third byte, which completes no character
+            text += self._utf8.decode(b"", final=True)
         self.position += len(text)
         self.span = (start, self.position + bool(self._utf8.getstate()[0]))
         return text
@@ -240,12 +244,19 @@ class TextStream:
 
 
 def _continues(begun: bytes, byte: bytes) -> bool:
+    if _is_surrogate(begun + byte):
+        return False
     utf8 = codecs.getincrementaldecoder("utf-8")("strict")
     try:
         utf8.decode(begun + byte)
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _is_surrogate(begun: bytes) -> bool:
+    """Return True for the first two bytes of an encoded surrogate, which is no character."""
+    return begun[:1] == b"\xed" and begun[1:2] >= b"\xa0"
 
 
 class StopTexts:

@@ -75,7 +75,7 @@ def test_what_a_killed_export_left_without_its_file_is_replaced_unless_it_was_ch
     assert json.loads((tmp_path / "model.pt.export.json").read_text()) == again
     path.unlink()
     (tmp_path / "model.pt.LICENSE").write_text("of another model")
-    with pytest.raises(GymError, match=r"model\.pt\.LICENSE exists"):
+    with pytest.raises(GymError, match=r"model\.pt\.LICENSE already exists"):
         require_new(path, Gguf())
 
 
@@ -84,6 +84,6 @@ def test_of_two_exports_to_one_name_the_later_one_leaves_the_record_of_the_first
     with companion_files(path, {record.name: b"first"}, "", licences=True):
         path.write_text("first")
     again: Any = companion_files(path, {record.name: b"second"}, "", licences=True)
-    with pytest.raises(GymError, match="another process has just written it"), again:
+    with pytest.raises(GymError, match="another process wrote it"), again:
         pytest.fail("nothing is written")
     assert record.read_text() == path.read_text() == "first"

@@ -136,7 +136,7 @@ def test_what_a_push_says_to_fetch_it_with_names_the_registry(gym: Any, store: P
         (("push", "me/tiny", "MODEL", "--to", "hf"), "--registry applies only to a registry"),
         (("push", "me/tiny", "--to", "hf"), "--to hf needs a folder"),
         (("push", "me/none", "--to", "hf", "-o", "hf"), "no model me/none"),
-        (("push", "me/none", "--to", "hf", "-o", "hf", "--tag", "x"), "--tag needs a MODEL"),
+        (("push", "me/none", "--to", "hf", "-o", "hf", "--tag", "x"), "--tag needs MODEL"),
         (("push", "me/none", "--to", "hf", "-o", "hf", "--public"), "--public needs --repo"),
         (("push", "me/none", "--to", "hf", "-o", "hf", "--repo", "none"), "is not a valid repository name"),
         (("pull", "me/none"), "no model me/none"),

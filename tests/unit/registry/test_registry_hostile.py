@@ -261,7 +261,7 @@ def test_a_store_whose_last_number_is_taken_is_refused_instead_of_tried_for_ever
 ) -> None:
     registry.push(NAME, model, licence="mit")
     (store / f"models/{NAME}/999999.json").write_bytes(b"{}")
-    with pytest.raises(GymError, match=f"{NAME}: has the number 999999") as caught:
+    with pytest.raises(GymError, match=f"{NAME} has the number 999999") as caught:
         registry.push(NAME, model, licence="mit", description="again")
     assert caught.value.code is ErrorCode.STATE_CORRUPT
     (store / f"tags/{NAME}/stable").mkdir(parents=True)

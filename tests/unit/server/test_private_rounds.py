@@ -173,7 +173,7 @@ def test_limits_of_the_policy_are_held_against_recipes_tasks_and_promises(rounds
         '{"epsilon": 1.0}',
         nameless,
     ):
-        assert "promise is invalid" in refusal(lambda shown=shown: Promises.parse(f'{{"central": {shown}}}'))
+        assert "privacy promise" in refusal(lambda shown=shown: Promises.parse(f'{{"central": {shown}}}'))
     worthless = Promises({"epsilon": 0.1, "target_delta": 0.5})
     assert "any epsilon is small" in refusal(lambda: check_promises(Policy(), worthless))
     loose = TrainingRecipe(**{**PRIVATE, "privacy": {"noise_multiplier": 1.0, "target_delta": 0.01}})

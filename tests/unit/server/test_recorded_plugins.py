@@ -81,7 +81,7 @@ def test_another_plug_in_than_the_recorded_one_is_refused_by_name(change: dict[s
 
 def test_a_member_that_is_a_plug_in_only_here_is_refused() -> None:
     used = plugins_of(SoupRecipe(aggregator="mine"))
-    with pytest.raises(GymError, match="names aggregator 'mine' without a package, but"):
+    with pytest.raises(GymError, match="lists aggregator 'mine' without a package, but"):
         require_plugins([], "the task", used)
 
 

@@ -197,7 +197,7 @@ def test_statistics_come_back_from_the_file_and_not_for_another_method(
     assert set(back) == set(found)
     assert "nonsense" not in back
     assert all(torch.equal(back[name], found[name]) for name in found)
-    with pytest.raises(GymError, match="holds fisher diagonals, but input second moments") as caught:
+    with pytest.raises(GymError, match="contains fisher diagonals, but input second moments") as caught:
         StatisticsFile(tmp_path / "a.safetensors", kind_of(str(METHODS.type_of("regmean").statistics)))
     assert "--kind moments" in caught.value.hint
     (tmp_path / "b.safetensors").write_bytes(b"nothing of the kind")

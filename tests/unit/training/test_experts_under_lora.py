@@ -150,7 +150,7 @@ def test_experts_named_in_a_rounds_recipe_are_refused_before_training(tmp_path: 
     chosen = round_training(TrainingRecipe(finetuning="lora", lora=named), 1, tmp_path, "cpu").lora
     assert chosen is not None
     with pytest.raises(
-        GymError, match=r"target_modules: names down_proj, gate_up_proj of Qwen3Moe"
+        GymError, match=r"target_modules includes down_proj, gate_up_proj of Qwen3Moe"
     ) as caught:
         add_lora(tiny_model("qwen3_moe"), chosen, seed=0)
     assert "all-linear" in str(caught.value.hint)

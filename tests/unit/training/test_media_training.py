@@ -409,5 +409,5 @@ def test_rows_with_sound_are_not_evaluated_or_prompted_as_text() -> None:
     row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
     assert prompt_of(row) is not None
     assert prompt_of({**row, "audios": ["a.wav"]}) is None
-    with pytest.raises(GymError, match="row 1: has audios"):
+    with pytest.raises(GymError, match="row 1 has audios"):
         _own_row("row 1", {**row, "audios": ["a.wav"]}, {}, [])

@@ -201,7 +201,7 @@ def test_log_probabilities_from_before_the_sampling_are_refused(
         ({"lora": {"bias": "all"}}, "lora.bias: all"),
         ({"lora": {"modules_to_save": ["lm_head"]}}, "lora.modules_to_save"),
         ({"lora": {"init_lora_weights": "pissa"}}, "lora.init_lora_weights"),
-        ({"section": {"temperature": 3.0}}, "temperature: 3"),
+        ({"section": {"temperature": 3.0}}, "temperature 3"),
     ],
 )
 def test_policy_that_vllm_cannot_hold_is_refused_before_loading(

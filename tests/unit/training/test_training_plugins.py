@@ -74,9 +74,9 @@ def test_the_sections_of_installed_members_are_read_and_written_like_ours(tmp_pa
         ),
         (
             "model: gym-nano\nweighed_sft: {beta: 1}\n",
-            "2:1: weighed_sft is given, but algorithm is sft; remove",
+            "2:1: weighed_sft: is given, but algorithm is sft; remove",
         ),
-        ("norms: {}\nfinetuning: lora\n", "1:1: norms is given, but finetuning is lora; remove the section"),
+        ("norms: {}\nfinetuning: lora\n", "1:1: norms: is given, but finetuning is lora; remove the section"),
         ("watch: {}\n", "1:1: watch.word: required, but missing"),
         ("loud: 7\n", "1:1: loud: Input should be a valid boolean"),
         ("weighted_sft: {}\nalgorithm: weighed_sft\n", "1:1: weighted_sft: unknown key"),
