@@ -266,7 +266,7 @@ def test_a_store_whose_last_number_is_taken_is_refused_instead_of_tried_for_ever
     assert caught.value.code is ErrorCode.STATE_CORRUPT
     (store / f"tags/{NAME}/stable").mkdir(parents=True)
     (store / f"tags/{NAME}/stable/999999.json").write_bytes(b"{}")
-    with pytest.raises(GymError, match=f"{NAME}:stable: has the number 999999"):
+    with pytest.raises(GymError, match=f"{NAME}:stable has the number 999999"):
         VersionStore(Objects(store)).move(NAME, "stable", lambda number: b"{}")
 
 
